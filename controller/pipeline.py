@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_whole
-from nonet.controller.predict import repeats_text
+from nonet.controller.predict import duplicates_text, repeats_text, shared_codes_text
 from nonet.controller.record import Manifest, Recorder, rerank_name, subjects_beside, unselected_name
 from nonet.controller.report import headline, make_report
 from nonet.controller.scenario import Scenario
@@ -93,6 +93,9 @@ class Pipeline:
             self.recorder.event(
                 "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
             )
+        for text in (duplicates_text(data), shared_codes_text(tokens or {}, data["items"])):
+            if text:
+                self.recorder.event("note", text=f"warning: {text}")
         if self.session.restored:
             at = self.session.restored
             self.recorder.event("note", text=f"resumed from step {at.stage_step} of {at.stage}")

@@ -230,6 +230,16 @@ app.add_typer(items, name="items")
 items.command("add")(data.add)
 
 
+MissingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--missing",
+        metavar="TEXT",
+        help="A text that counts as missing, instead of NA, nan, None, null ...; '' for the empty one; repeat it.",
+    ),
+]
+
+
 @app.command("import")
 def import_(
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="movielens, csv or sequences.")],
@@ -242,12 +252,13 @@ def import_(
         typer.Option("--column", metavar="ROLE=NAME", help="csv: user=uid, item=sku, time=ts ..."),
     ] = None,
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
+    missing: MissingOption = None,
 ) -> None:
     """Write the two Parquet tables from another format."""
     from nonet.deploy.verbs import listing
 
     notes: list[str] = []
-    counts = listing.import_tables(form, source, target, column or [], items, notes)
+    counts = listing.import_tables(form, source, target, column or [], items, notes, missing)
     for note in notes:
         print(f"note: {note}")
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
@@ -282,11 +293,12 @@ def new(
         list[str] | None,
         typer.Option("--column", metavar="ROLE=NAME", help="--data: user=uid, item=sku, time=ts ..."),
     ] = None,
+    missing: MissingOption = None,
 ) -> None:
     """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
     from nonet.deploy.verbs import listing
 
-    for line in listing.start_scenario(names, data, items, column or []):
+    for line in listing.start_scenario(names, data, items, column or [], missing):
         print(line)
 
 

@@ -115,6 +115,14 @@ class ModelSpec:
         """What of it the cost model does not know, in words, "" for all of it; None where it is calibrated for it."""
         return ""
 
+    def base_sha256(self, options: Options) -> str | None:
+        """Return the SHA-256 of the folder of weights that it is built on; None where it is built on none.
+
+        Raises:
+            ConfigError: The folder is not there.
+        """
+        return None
+
     def baselines(self) -> Sequence[str]:
         """Names of what it is measured against where `evaluate.baselines` is left out."""
         return ("popularity", "transition_counter")

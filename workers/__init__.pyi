@@ -15,6 +15,7 @@ from .weight_files import SHARD_BYTES as SHARD_BYTES
 from .weight_files import Saving as Saving
 from .weight_files import Shards as Shards
 from .weight_files import check_base as check_base
+from .weight_files import check_base_sha256 as check_base_sha256
 from .weight_files import load_model as load_model
 from .weight_files import load_weights as load_weights
 from .weight_files import one_file as one_file

@@ -151,7 +151,17 @@ def read_base(dense: Path) -> str | None:
 
 def check_base(model: torch.nn.Module, named: str | None, where: str) -> None:
     """Raise CheckpointError where weights go with another base model. Earlier versions named none."""
-    own = getattr(model, "base_sha256", None)
+    check_base_sha256(getattr(model, "base_sha256", None), named, where)
+
+
+def check_base_sha256(own: str | None, named: str | None, where: str) -> None:
+    """Raise CheckpointError where the base model that is there is not the one that weights go with.
+
+    Args:
+        own: SHA-256 of the base folder that `model.path` names; None for a model without one.
+        named: what the checkpoint says; None where it is of a version that named none.
+        where: opens the error.
+    """
     if own is not None and named is not None and named != own:
         raise CheckpointError(
             f"{where}: its weights go with a base model of SHA-256 {named[:12]}, and model.path holds {own[:12]}; put the base "

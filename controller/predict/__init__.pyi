@@ -20,8 +20,10 @@ from .receipt import facts_of as facts_of
 from .receipt import make_receipt as make_receipt
 from .receipt import measured_rates as measured_rates
 from .receipt import receipt_text as receipt_text
+from .step_costs import duplicates_text as duplicates_text
 from .step_costs import percent as percent
 from .step_costs import repeats_text as repeats_text
+from .step_costs import shared_codes_text as shared_codes_text
 from .text import prediction_text as prediction_text
 from .text import search_dict as search_dict
 from .text import search_text as search_text

@@ -14,9 +14,14 @@ from typing import Any
 from nonet.controller.plan import GroupPlan, Plan, feature_dims
 from nonet.controller.predict.calibration import Calibration
 from nonet.controller.scenario import Scenario
+from nonet.controller.scenario.settings import MANY_DUPLICATES
 from nonet.samples.sequences import ALLOW
 
 _DISTINCT = 0.7  # distinct keys over events of a batch
+_LEAST_SHARING, _MANY_SHARING = (
+    10,
+    0.1,
+)  # items with the same codes, and their share of all, from which it is told
 _TOTALS = 2  # all-reduces of a few numbers a step: loss and count; the advantages' moments
 _LARGEST = {2: 0.56, 3: 0.85, 4: 1.03}  # expected largest of so many normal draws, in deviations
 
@@ -175,6 +180,39 @@ def repeats_text(data: Mapping[str, Any]) -> str:
         else "no test event returns to one"
     )
     return f"Seen items are recommended to nobody again ({how}); {missed}."
+
+
+def duplicates_text(data: Mapping[str, Any]) -> str:
+    """Return a sentence on the copies among a run's events; "" where there are few, or the data do not say.
+
+    Args:
+        data: of a report or the tokenise stage; "duplicates" are events of the same user, item and second as another.
+    """
+    copies, events = data.get("duplicates", 0), data.get("events", 0)
+    if copies <= MANY_DUPLICATES * events:
+        return ""
+    return (
+        f"{copies:,} of {events:,} events are there twice (same user, item and second), so a held-out event may be a copy of "
+        "one that was trained on: drop the copies before you compare these numbers with others, unless they are events of "
+        "their own."
+    )
+
+
+def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
+    """Return a sentence on the largest group of items with the same codes; "" where it is small, or nothing is known of it.
+
+    Args:
+        tokenizer: the report of semantic ids; "largest_collision" is the size of that group.
+        items: the size of the catalogue.
+    """
+    largest = tokenizer.get("largest_collision", 0)
+    if largest < max(_LEAST_SHARING, _MANY_SHARING * items):
+        return ""
+    return (
+        f"{largest:,} of {items:,} items ({percent(largest / items)}) share the same codes and differ in the collision level "
+        "alone, which says nothing about them: name tokenizer.vectors that tell these items apart, or raise tokenizer.levels "
+        "or tokenizer.codes."
+    )
 
 
 def percent(share: float) -> str:

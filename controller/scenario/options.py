@@ -15,6 +15,7 @@ from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
 from nonet.samples.stores import check_address
+from nonet.samples.tables import TableFormat
 from nonet.suggest import suggestion
 from nonet.units import Bytes, Seconds
 from nonet.workers.engines import ENGINES
@@ -151,6 +152,13 @@ class Data(StrictModel):
     interactions: str
     items: str | None = None
     columns: dict[str, str] = {}
+    missing: Annotated[
+        list[str] | None,
+        Field(
+            description="texts that stand for a missing value: no ids of users or items, and no categories. By default NA, "
+            "N/A, n/a, nan, NaN, None, null, NULL, \\N, <NA> and the empty text"
+        ),
+    ] = None
     keep: Keep = Keep()
     where: str | None = None
     events: Compress | None = None
@@ -189,6 +197,19 @@ class Data(StrictModel):
             "that return to one are missed by all. By default allow where more than 1 % of the events but the test's return"
         ),
     ] = None
+
+    @field_validator("missing")
+    @classmethod
+    def _each_once(cls, missing: list[str] | None) -> list[str] | None:
+        twice = [text for text in dict.fromkeys(missing or ()) if (missing or []).count(text) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is listed more than once; list each text once")
+        return missing
+
+    @property
+    def table_format(self) -> TableFormat:
+        """How the tables are read."""
+        return TableFormat.from_options(self.columns, self.missing)
 
     @model_validator(mode="after")
     def _joins_meet(self) -> Data:

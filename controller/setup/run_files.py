@@ -36,6 +36,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         stored=stored_sequences(scenario),
         compress=(data.events.compress, data.events.by) if data.events else None,
         labels=_labels(scenario, folder),
+        missing=data.table_format.missing,
     )
 
 

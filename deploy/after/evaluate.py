@@ -124,7 +124,7 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
     """Have the evaluator ask about other events; how many were dropped for their items are unknown."""
     path = data / _INTERACTIONS if data.is_dir() else data
     setup = data_setup(scenario, folder.path)
-    interactions, _ = read_tables(str(path), None, dict(setup.columns))
+    interactions, _ = read_tables(str(path), None, setup.table_format)
     interactions = setup.labelled(interactions)
     items = evaluator.corpus.items
     known = pc.is_in(

@@ -27,7 +27,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.models.generation import Corpus, Trie
 from nonet.models.tokenizer import KnownSids, item_vectors
 from nonet.samples.sequences import Transitions
-from nonet.samples.tables import as_numbers, keys_in, read_items
+from nonet.samples.tables import TableFormat, as_numbers, keys_in, read_items
 from nonet.workers.roles import keep, write_sids
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -51,7 +51,7 @@ def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[s
     corpus = run_setup(scenario).corpus(artifacts)
     known, ids = corpus.items, corpus.item_id
     there = np.asarray(corpus.trie.leaf_of_item) >= 0
-    table = _new_rows(new, known, ids, there) if new is not None else known.slice(0, 0)
+    table = _new_rows(new, scenario.data.missing, known, ids, there) if new is not None else known.slice(0, 0)
     back = np.isin(ids, _ids(table, ids)) & ~there
     table = table.filter(pa.array(~np.isin(_ids(table, ids), ids[back])))
     out = _places(withdraw, ids, there)
@@ -144,9 +144,11 @@ def _longer(transitions: Transitions, items: int) -> Transitions:
     )
 
 
-def _new_rows(path: str, known: pa.Table, ids: np.ndarray, there: np.ndarray) -> pa.Table:
+def _new_rows(
+    path: str, missing: Sequence[str] | None, known: pa.Table, ids: np.ndarray, there: np.ndarray
+) -> pa.Table:
     """The table with the run's columns: those that it lacks are empty. Raises where an item is there already."""
-    raw = read_items(path)
+    raw = read_items(path, TableFormat.from_options(None, missing))
     columns = []
     for field in known.schema:
         if field.name in raw.column_names:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,35 @@ from nonet.errors import ConfigError
 from nonet.plugins import Files
 from nonet.samples.importers import importer
 from nonet.samples.profiles import profile_text, read_profile
-from nonet.samples.tables import ROLES, read_interactions, read_items, write_parquet
+from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
 
 _TABLES = ("interactions.parquet", "items.parquet")
 _RAY_BYTES = 1e9  # of its processes and the driver, in runs on one node
 _BESIDE = ("README", "README.txt", "README.html")  # what an importer may copy along
 
 
-def new_from_data(target: Path, place: Path, items: Path | None, columns: Mapping[str, str]) -> Iterator[str]:
-    """Write a scenario, a reward and, of other formats, the two tables; what was found and written, line by line.
+def new_from_data(
+    target: Path,
+    place: Path,
+    items: Path | None,
+    columns: Mapping[str, str],
+    missing: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """Write a scenario, a reward and, of other formats, the two tables.
 
-    Raises ConfigError and DataError, and leaves nothing behind then.
+    Args:
+        target: the scenario's file.
+        place: the tables: a folder, or a file of interactions.
+        items: the file of items, where it is not found beside the interactions.
+        columns: role -> column, over guesses.
+        missing: texts that stand for a missing value; None for the usual ones.
+
+    Yields:
+        What was found and written, line by line.
+
+    Raises:
+        ConfigError: an argument is wrong, or what `nonet plan` checks in a scenario.
+        DataError: the tables are wrong. Nothing is left behind then.
     """
     if target.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{target}: a scenario is a .yaml file")
@@ -43,21 +61,39 @@ def new_from_data(target: Path, place: Path, items: Path | None, columns: Mappin
     for path in (target, target.parent / reward):
         if path.exists():
             raise ConfigError(f"{path} exists already; choose another place")
-    source = find_source(place, items, columns)
+    source = find_source(place, items, columns, missing)
+    texts = None if missing is None else list(dict.fromkeys(missing))
     notes: list[str] = []
     with _made(folder):
-        data = _data(source, columns, folder, target.parent, notes)
+        data = _data(source, TableFormat.from_options(columns, texts), folder, target.parent, notes)
+        if texts is not None:
+            data["missing"] = texts
         text, said = _scenario(name, place, data, reward, target.parent)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (target.parent / reward).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target.parent / reward, reward_page(name).encode())
-        write_whole(target, text.encode())
+        _write_files({target.parent / reward: reward_page(name), target: text})
     yield f"{source.place} is read as {source.form}" + (f": {roles}" if (roles := source.roles()) else "")
     yield from (f"note: {note}" for note in notes)
     yield from said
     wrote = [target, target.parent / reward, *([folder] if folder.exists() else [])]
     yield "wrote " + ", ".join(map(str, wrote))
     yield f"next: nonet plan {target}  (what the data chose, and why);  nonet run {target}"
+
+
+def _write_files(texts: Mapping[Path, str]) -> None:
+    """Write files that are not there yet; where one of them cannot be written, none is left behind."""
+    folders = [
+        folder for path in texts for folder in (path.parent, *path.parent.parents) if not folder.exists()
+    ]
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text.encode())
+    except BaseException:
+        for path in texts:
+            path.unlink(missing_ok=True)
+        for folder in sorted(set(folders), reverse=True):
+            with suppress(OSError):  # it was not made, or something else was put there meanwhile
+                folder.rmdir()
+        raise
 
 
 @contextmanager
@@ -76,22 +112,20 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
-def _data(
-    source: Source, columns: Mapping[str, str], folder: Path, beside: Path, notes: list[str]
-) -> dict[str, Any]:
+def _data(source: Source, form: TableFormat, folder: Path, beside: Path, notes: list[str]) -> dict[str, Any]:
     """The scenario's `data`: tables where they are, or imported to `folder`."""
     if source.form == "parquet":
-        return _parquet(source, folder, beside)
+        return _parquet(source, form, folder, beside)
     extra: dict[str, Any] = {}
     if source.interactions is not None:
-        extra["columns"] = {**source.interactions.roles, **columns}
+        extra["columns"] = {**source.interactions.roles, **form.columns}
         extra["items"] = source.items and source.items.path
-        extra["notes"] = notes
+        extra |= {"notes": notes, "missing": form.missing}
     importer(source.form)(source.place, folder, **extra)
     return _named(folder, beside)
 
 
-def _parquet(source: Source, folder: Path, beside: Path) -> dict[str, Any]:
+def _parquet(source: Source, form: TableFormat, folder: Path, beside: Path) -> dict[str, Any]:
     """Tables as they are, with the names of their columns; where both call the item differently, copies with our names."""
     table, items = source.interactions, source.items
     assert table is not None  # a Parquet source has one
@@ -99,8 +133,8 @@ def _parquet(source: Source, folder: Path, beside: Path) -> dict[str, Any]:
     if items is None:
         return {"interactions": _path(table.path, beside)} | ({"columns": names} if names else {})
     if items.item_roles["item"] != table.roles["item"]:
-        write_parquet(read_interactions(str(table.path), dict(table.roles)), folder / _TABLES[0])
-        write_parquet(read_items(str(items.path), dict(items.item_roles)), folder / _TABLES[1])
+        write_parquet(read_interactions(str(table.path), form.with_columns(table.roles)), folder / _TABLES[0])
+        write_parquet(read_items(str(items.path), form.with_columns(items.item_roles)), folder / _TABLES[1])
         return _named(folder, beside)
     names |= {role: name for role, name in items.item_roles.items() if role != "item" and role != name}
     paths = {"interactions": _path(table.path, beside), "items": _path(items.path, beside)}
@@ -126,12 +160,13 @@ def _scenario(
     from nonet.deploy.run import ScenarioFile, planning
 
     items = str(beside / data["items"]) if "items" in data else None
-    profile = read_profile(str(beside / data["interactions"]), items, data.get("columns"))
+    form = TableFormat.from_options(data.get("columns"), data.get("missing"))
+    profile = read_profile(str(beside / data["interactions"]), items, form)
     text = scenario_page(name, place.name or str(place), data, profile, str(reward))
     scenario = make_scenario(yaml.parse(text), name, Files(str(beside)))
     source = ScenarioFile(scenario, beside)
     said = profile_text(profile).splitlines()
-    said += [f"warning: {warning}" for warning in planning.data_warnings(source)]
+    said += [f"warning: {warning}" for warning in planning.checked(source)]
     made = source.plan(this_machine())
     prediction = planning.predicted(source, made)
     memory = max((line.needed for line in made.ledger.lines), default=0)

@@ -22,6 +22,7 @@ from nonet.samples.importers import (
 from nonet.samples.tables import (
     OF_INTERACTIONS,
     OF_ITEMS,
+    TableFormat,
     finest_times,
     first_rows,
     guess_by_type,
@@ -92,31 +93,40 @@ class Source:
         return ", ".join(said)
 
 
-def find_source(place: Path, items: Path | None, columns: Mapping[str, str]) -> Source:
-    """The tables in a folder, or a file of interactions with `items` beside it; `columns`: role -> column, over guesses.
+def find_source(
+    place: Path, items: Path | None, columns: Mapping[str, str], missing: Sequence[str] | None = None
+) -> Source:
+    """The tables in a folder, or a file of interactions with `items` beside it.
+
+    Args:
+        place: a file or a folder.
+        items: the file of items, where one is named.
+        columns: role -> column, over guesses.
+        missing: texts that stand for a missing value; None for the usual ones.
 
     Raises ConfigError that says what is missing or what there is too much of.
     """
     if not place.exists():
         raise ConfigError(f"--data {place}: there is no such file or folder")
     form = _known_form(place)
-    if form and (items or columns):
+    if form and (items or columns or missing is not None):
         raise ConfigError(
-            f"--data {place}: its files are read as `nonet import {form}` does, which knows no --items and --column; leave them "
-            "out, or name the file of interactions itself"
+            f"--data {place}: its files are read as `nonet import {form}` does, which knows no --items, --column and "
+            "--missing; leave them out, or name the file of interactions itself"
         )
     if form:
         return Source(form, place)
-    tables = [_table(path, columns) for path in _candidates(place)]
+    texts = TableFormat.from_options(None, missing).missing
+    tables = [_table(path, columns, texts) for path in _candidates(place)]
     for table in tables:
         if table.text is not None and not table.text.has_header:
             columns = by_number(columns, table.names)
     interactions = _interactions(place, tables, columns)
-    chosen = _items(place, items, tables, interactions, columns)
+    chosen = _items(place, items, tables, interactions, columns, texts)
     if chosen is not None:
         roles = same_item_column(interactions.roles, chosen.item_roles, interactions.names, columns)
         interactions = replace(interactions, roles=roles)
-    interactions = _with_finest_times(interactions, columns)
+    interactions = _with_finest_times(interactions, columns, texts)
     if chosen and chosen.form != interactions.form:
         raise ConfigError(
             f"--data {place}: {interactions.path.name} is {interactions.form} and {chosen.path.name} is {chosen.form}; "
@@ -125,12 +135,12 @@ def find_source(place: Path, items: Path | None, columns: Mapping[str, str]) -> 
     return Source(interactions.form, interactions.path, interactions, chosen)
 
 
-def _with_finest_times(table: Table, columns: Mapping[str, str]) -> Table:
+def _with_finest_times(table: Table, columns: Mapping[str, str], missing: tuple[str, ...]) -> Table:
     """The table with the best of several columns of times, by its first rows."""
     candidates = time_candidates(table.names)
     if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
         return table
-    rows = first_rows(table.path) if table.form == "parquet" else first_text_rows(table.path, "csv")
+    rows = first_rows(table.path) if table.form == "parquet" else first_text_rows(table.path, "csv", missing)
     best = finest_times(rows, candidates, table.roles["time"])
     return replace(table, roles={**table.roles, "time": best})
 
@@ -189,13 +199,13 @@ def _form(path: Path) -> str:
     return "parquet" if not files or is_parquet_file(files[0]) or files[0].suffix == ".parquet" else "csv"
 
 
-def _table(path: Path, columns: Mapping[str, str]) -> Table:
+def _table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]) -> Table:
     form, text = _form(path), None
     schema: Any
     if form == "parquet":
         schema = parquet_schema(path, "table")
     else:
-        schema, text = text_schema(path, "csv")
+        schema, text = text_schema(path, "csv", missing=missing)
         if not text.has_header:
             columns = by_number(columns, schema.names)
     roles = guess_roles(OF_INTERACTIONS, schema.names, columns)
@@ -253,11 +263,12 @@ def _items(
     tables: Sequence[Table],
     interactions: Table,
     columns: Mapping[str, str],
+    missing: tuple[str, ...],
 ) -> Table | None:
     if given is not None:
         if not given.exists():
             raise ConfigError(f"--items {given}: there is no such file")
-        table = _table(given, columns)
+        table = _table(given, columns, missing)
         if "item" not in table.item_roles:
             raise ConfigError(
                 f"--items {given}{_read_as(table)}: no column looks like the item; it has "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from nonet.controller.predict import repeats_text
+from nonet.controller.predict import duplicates_text, repeats_text, shared_codes_text
 from nonet.deploy.report.scores import Difference, differences, headline_metrics, label, number, stage_table
 from nonet.deploy.report.validations import validation_sentences
 
@@ -43,6 +43,7 @@ def findings(report: Mapping[str, Any]) -> list[Finding]:
         + _reranked(report)
         + _hacked(report)
         + _left_out(report)
+        + _of_the_data(report)
         + validations
         + _repeats(report)
     )
@@ -222,6 +223,13 @@ def _left_out(report: Mapping[str, Any]) -> list[Finding]:
             )
         )
     return found
+
+
+def _of_the_data(report: Mapping[str, Any]) -> list[Finding]:
+    """Return what in the data or the semantic ids limits the meaning of the scores."""
+    data, tokenizer = report.get("data") or {}, report.get("tokenizer") or {}
+    texts = (duplicates_text(data), shared_codes_text(tokenizer, data.get("items", 0)))
+    return [Finding(text, -1) for text in texts if text]
 
 
 def _repeats(report: Mapping[str, Any]) -> list[Finding]:

@@ -16,6 +16,7 @@ from nonet.controller.scenario import LIBRARY, find, load_scenario, shipped_name
 from nonet.controller.setup import reward_options
 from nonet.errors import ConfigError
 from nonet.samples.importers import importer
+from nonet.samples.tables import TableFormat
 
 
 def describe_scenarios() -> list[dict[str, str]]:
@@ -68,11 +69,17 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
 
 
 def start_scenario(
-    names: list[str], data: Path | None, items: Path | None, columns: list[str]
+    names: list[str],
+    data: Path | None,
+    items: Path | None,
+    columns: list[str],
+    missing: list[str] | None = None,
 ) -> Iterator[str]:
     """What `nonet new` says: of a copy the files, of a scenario for `data` what was found and written. Raises ConfigError."""
-    if data is None and (items or columns):
-        raise ConfigError("--items and --column belong to --data, which says where your tables are")
+    if data is None and (items or columns or missing is not None):
+        raise ConfigError(
+            "--items, --column and --missing belong to --data, which says where your tables are"
+        )
     if len(names) != (2 if data is None else 1):
         raise ConfigError(
             f"nonet new wants SCENARIO FILE, or FILE --data DIR; got {' '.join(names)}"
@@ -83,7 +90,7 @@ def start_scenario(
         return
     from nonet.deploy.new import new_from_data
 
-    yield from new_from_data(Path(names[0]), data, items, _roles(columns))
+    yield from new_from_data(Path(names[0]), data, items, _roles(columns), missing)
 
 
 def _roles(columns: list[str]) -> dict[str, str]:
@@ -104,11 +111,29 @@ def import_tables(
     columns: list[str],
     items: Path | None,
     notes: list[str] | None = None,
+    missing: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Import and count; `notes` gets what was decided on the way. Raises ConfigError and DataError."""
+    """Import tables and count what they hold.
+
+    Args:
+        form: the format's name.
+        source: the files of that format.
+        target: the folder for both Parquet tables.
+        columns: ROLE=NAME each; of csv alone.
+        items: the file of items; of csv alone.
+        notes: gets what was decided on the way.
+        missing: texts that stand for a missing value, None for the usual ones; of csv alone.
+
+    Raises:
+        ConfigError: an option is wrong, or belongs to another format.
+        DataError: the files are wrong.
+    """
     roles = _roles(columns)
-    extra = {"columns": roles or None, "items": items, "notes": notes} if form == "csv" else {}
-    if form != "csv" and (roles or items):
-        raise ConfigError(f"--column and --items belong to `import csv`, not to `import {form}`")
+    extra: dict[str, Any] = {}
+    if form == "csv":
+        texts = TableFormat.from_options(None, missing).missing
+        extra = {"columns": roles or None, "items": items, "notes": notes, "missing": texts}
+    elif roles or items or missing is not None:
+        raise ConfigError(f"--column, --items and --missing belong to `import csv`, not to `import {form}`")
     counts = importer(form)(source, target, **extra)
     return asdict(counts) if is_dataclass(counts) and not isinstance(counts, type) else dict(counts)

@@ -118,6 +118,18 @@ class HfSpec(ModelSpec):
             return _by_name(str(path), options.get("precision", "fp32"), around.levels)
         return _counted(options, around)
 
+    def base_sha256(self, options: Options) -> str | None:
+        path = options.get("path")
+        if not path:
+            return None
+        if not Path(path, "config.json").is_file():
+            raise ConfigError(
+                f"model.path: {path} has no config.json; put back the folder that the run was trained with"
+            )
+        from nonet.models.hf.backbone import sha256_of_folder
+
+        return sha256_of_folder(str(path))
+
     def check(self, scenario: Any) -> None:
         """The config is read, and what is known of it held against the scenario."""
         check_installed()

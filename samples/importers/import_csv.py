@@ -24,13 +24,13 @@ from nonet.samples.importers.importers import (
 )
 from nonet.samples.importers.text_tables import read_text, text_schema
 from nonet.samples.tables import (
+    MISSING,
     NAMES,
     OF_INTERACTIONS,
     OF_ITEMS,
     bare_name,
     finest_times,
     guess_roles,
-    missing_texts,
     plain_name,
     same_item_column,
     time_candidates,
@@ -51,6 +51,7 @@ def import_csv(
     columns: Mapping[str, str] | None = None,
     items: PathLike | None = None,
     notes: list[str] | None = None,
+    missing: tuple[str, ...] = MISSING,
 ) -> Counts:
     """Import a table of interactions and perhaps one of items, delimited or JSON lines.
 
@@ -60,12 +61,13 @@ def import_csv(
         columns: role -> column; wins over guesses. Columns of a file without a header have numbers: {"user": "1"}.
         items: the table of items; without one the catalogue is the items that occur.
         notes: gets a sentence about each decision that is worth a look.
+        missing: texts that stand for a missing value: rows without an id are refused, or left out where they are few.
     """
     path, items_path = _files(Path(src), items)
-    forms = {path: text_schema(path, "csv")}
+    forms = {path: text_schema(path, "csv", missing=missing)}
     roles_of: dict[Path, tuple[str, ...]] = {path: OF_INTERACTIONS}
     if items_path is not None:
-        forms[items_path], roles_of[items_path] = text_schema(items_path, "csv"), OF_ITEMS
+        forms[items_path], roles_of[items_path] = text_schema(items_path, "csv", missing=missing), OF_ITEMS
     there: dict[Path, list[str]] = {}
     for file, (schema, form) in forms.items():
         there[file] = list(schema.names)
@@ -84,7 +86,7 @@ def import_csv(
         )
     if items_path is not None:
         chosen[path] = same_item_column(chosen[path], chosen[items_path], there[path], columns)
-    table = _read(path, chosen[path], notes)
+    table = _read(path, chosen[path], missing, notes)
     chosen[path] = _with_finest_times(table, chosen[path], columns, notes)
     named = {
         file: {role: bare_name(source) for role, source in picks.items()} for file, picks in chosen.items()
@@ -92,9 +94,9 @@ def import_csv(
     if items_path is None:
         catalogue, item_columns = _occurring(table, named[path]), {}
     else:
-        catalogue, item_columns = _read(items_path, chosen[items_path], notes), named[items_path]
+        catalogue, item_columns = _read(items_path, chosen[items_path], missing, notes), named[items_path]
     table, catalogue = _alike(table, named[path].get("item"), catalogue, item_columns.get("item", "item_id"))
-    return write_tables(table, catalogue, dst, f"csv {src}", named[path], item_columns)
+    return write_tables(table, catalogue, dst, f"csv {src}", named[path], item_columns, missing)
 
 
 def without_header(where: str, columns: int) -> str:
@@ -142,37 +144,40 @@ def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str,
             )
 
 
-def _read(path: Path, chosen: dict[str, str], notes: list[str] | None) -> pa.Table:
+def _read(path: Path, chosen: dict[str, str], missing: tuple[str, ...], notes: list[str] | None) -> pa.Table:
     ids = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
-    table = read_text(path, "csv", ids, notes)
+    table = read_text(path, "csv", ids, notes, missing)
     for name in ids:
         if not pa.types.is_string(table.schema.field(name).type):
             continue  # JSON lines have types of their own
         column = table[name]
-        blank = pc.sum(pc.is_in(column, value_set=pa.array(missing_texts()))).as_py() or 0
+        blank = pc.sum(pc.is_in(column, value_set=pa.array(missing, pa.string()))).as_py() or 0
         if blank + column.null_count > _FEW_MISSING * len(table):
-            first = next(text for text in column.to_pylist() if text is None or text in missing_texts())
+            first = next(text for text in column.to_pylist() if text is None or text in missing)
             raise DataError(
                 f"csv {path}: {blank + column.null_count:,} of {len(table):,} rows have no {name}: it is "
                 f"{first or 'empty'!r} there, "
-                "which would be one id. Drop or fill those rows, or name another column: --column ROLE=NAME"
-                + _shared_times(table, name, chosen)
+                "which would be one id. Drop or fill those rows, name another column: --column ROLE=NAME, or, "
+                "if it is a real id, list the texts that do count as missing: --missing TEXT"
+                + _shared_times(table, name, chosen, missing)
             )
         if blank + column.null_count:
-            table = table.filter(pc.invert(pc.is_in(column, value_set=pa.array([*missing_texts(), None]))))
+            table = table.filter(
+                pc.invert(pc.is_in(column, value_set=pa.array([*missing, None], pa.string())))
+            )
             if notes is not None:
                 notes.append(f"{blank + column.null_count:,} rows of {path} have no {name} and are left out")
         table = _with(table, name, natural_ids(table[name]))
-    table = _with_declared_lists(table)
+    table = _with_declared_lists(table, missing)
     return table.rename_columns([bare_name(name) for name in table.column_names])
 
 
-def _shared_times(table: pa.Table, user: str, chosen: Mapping[str, str]) -> str:
+def _shared_times(table: pa.Table, user: str, chosen: Mapping[str, str], missing: tuple[str, ...]) -> str:
     """Return what to add to the refusal of a column of users whose other rows have no order in time; "" where they have."""
     time = chosen.get("time", "")
     if user not in (chosen.get("user"), chosen.get("user_id")) or time not in table.column_names:
         return ""
-    known = table.filter(pc.invert(pc.is_in(table[user], value_set=pa.array([*missing_texts(), None]))))
+    known = table.filter(pc.invert(pc.is_in(table[user], value_set=pa.array([*missing, None], pa.string()))))
     moments = known.group_by([user, time]).aggregate([]).num_rows
     if not len(known) or (share := 1 - moments / len(known)) < _MANY_SHARED:
         return ""
@@ -192,15 +197,13 @@ def _with_finest_times(
     return {**chosen, "time": best}
 
 
-def _with_declared_lists(table: pa.Table) -> pa.Table:
+def _with_declared_lists(table: pa.Table, missing: tuple[str, ...]) -> pa.Table:
     """RecBole's `:token_seq` and `:float_seq` columns as lists cut at blanks; titles, which are texts in it too, stay whole."""
     for name in table.column_names:
         if not re.search(r":(token|float)_seq$", name) or plain_name(name) in NAMES["title"].split():
             continue
         words = pc.split_pattern_regex(pc.utf8_trim_whitespace(table[name].cast(pa.string())), r"\s+")
-        lists = [
-            [word for word in row or () if word and word not in missing_texts()] for row in words.to_pylist()
-        ]
+        lists = [[word for word in row or () if word and word not in missing] for row in words.to_pylist()]
         kind = pa.float64() if name.endswith(":float_seq") else pa.string()
         try:
             column = pa.chunked_array([pa.array(lists, pa.list_(pa.string())).cast(pa.list_(kind))])

@@ -22,7 +22,7 @@ from nonet.atomic import replacing
 from nonet.errors import ConfigError, DataError
 from nonet.samples.importers.text_form import lines_of, text_form
 from nonet.samples.sequences import catalogue_index
-from nonet.samples.tables import check_interactions, check_items
+from nonet.samples.tables import MISSING, TableFormat, check_interactions, check_items
 from nonet.suggest import did_you_mean, listed
 
 Counts = dict[str, int]
@@ -50,10 +50,13 @@ def write_tables(
     what: str,
     columns: dict[str, str] | None = None,
     item_columns: dict[str, str] | None = None,
+    missing: tuple[str, ...] = MISSING,
 ) -> Counts:
     """Checks and writes dst/interactions.parquet and dst/items.parquet; returns users, items and events."""
-    interactions = check_interactions(interactions, columns, f"{what} interactions")
-    items = check_items(items, item_columns, f"{what} items")
+    interactions = check_interactions(
+        interactions, TableFormat(columns or {}, missing), f"{what} interactions"
+    )
+    items = check_items(items, TableFormat(item_columns or {}, missing), f"{what} items")
     catalogue_index(interactions["item_id"], items["item_id"])
     tables = {"interactions.parquet": interactions, "items.parquet": items}
     folder = Path(dst)

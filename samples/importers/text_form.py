@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.errors import DataError
-from nonet.samples.tables import NAMES, plain_name
+from nonet.samples.tables import MISSING, NAMES, plain_name
 
 _HEAD = 1 << 16
 _DELIMITERS = (",", "\t", ";", "|", " ")
@@ -54,6 +54,7 @@ class TextForm:
         encoding: as Python names it.
         gzipped: whether the content is compressed by gzip, whatever the file is called.
         names: of the columns; "column_1", "column_2", ... where there is no header.
+        missing: texts that stand for a missing value in columns of numbers, beside the empty one.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class TextForm:
     encoding: str
     gzipped: bool
     names: tuple[str, ...]
+    missing: tuple[str, ...] = MISSING
 
 
 def text_form(path: str | os.PathLike[str], what: str) -> TextForm:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.json as pajson
 
 from nonet.errors import DataError
 from nonet.samples.importers.text_form import TextForm, lines_of, read_bytes, text_form
-from nonet.samples.tables import Partitions, conform, find_files, missing_texts, unite_schemas
+from nonet.samples.tables import MISSING, Partitions, conform, find_files, unite_schemas
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -48,11 +49,14 @@ def text_files(path: str | os.PathLike[str], what: str) -> list[str]:
 
 
 def text_schema(
-    path: str | os.PathLike[str], what: str, texts: Collection[str] = ()
+    path: str | os.PathLike[str],
+    what: str,
+    texts: Collection[str] = (),
+    missing: tuple[str, ...] = MISSING,
 ) -> tuple[pa.Schema, TextForm]:
     """Return names and types of a text table's columns from the first block of its first file, and what that file is."""
     files = text_files(path, what)
-    form = text_form(files[0], what)
+    form = replace(text_form(files[0], what), missing=missing)
     if form.kind == "json":
         schema = _read_json(files[0], form, what, most_lines=2000).schema
     else:
@@ -62,17 +66,21 @@ def text_schema(
     return Partitions.of(files).schema_with(schema), form
 
 
-def first_text_rows(path: str | os.PathLike[str], what: str) -> pa.Table:
+def first_text_rows(path: str | os.PathLike[str], what: str, missing: tuple[str, ...] = MISSING) -> pa.Table:
     """Return the first rows of a text table, of its first file."""
     file = text_files(path, what)[0]
-    form = text_form(file, what)
+    form = replace(text_form(file, what), missing=missing)
     if form.kind == "json":
         return _read_json(file, form, what, most_lines=2000)
     return _read_delimited(file, form, what, {}, first_block=True)
 
 
 def read_text(
-    path: str | os.PathLike[str], what: str, texts: Collection[str] = (), notes: list[str] | None = None
+    path: str | os.PathLike[str],
+    what: str,
+    texts: Collection[str] = (),
+    notes: list[str] | None = None,
+    missing: tuple[str, ...] = MISSING,
 ) -> pa.Table:
     """Read a text table whole.
 
@@ -81,13 +89,14 @@ def read_text(
         what: opens every error.
         texts: columns that are read as text, such as ids, which may have zeros in front.
         notes: gets a sentence about each thing that was decided, such as another encoding.
+        missing: texts that stand for a missing value in columns of numbers.
 
     Raises:
         DataError: a file cannot be read, or the files of a folder are no parts of one table.
     """
     notes = [] if notes is None else notes
     files = text_files(path, what)
-    forms = [text_form(file, what) for file in files]
+    forms = [replace(text_form(file, what), missing=missing) for file in files]
     types = {name: pa.string() for name in texts}
     tables = [_read(file, form, what, types, notes) for file, form in zip(files, forms, strict=True)]
     if len(tables) > 1:
@@ -155,7 +164,7 @@ def _read_delimited(
                 delimiter=form.delimiter, newlines_in_values=not first_block, quote_char='"'
             ),
             "convert_options": pacsv.ConvertOptions(
-                column_types=dict(types), strings_can_be_null=False, null_values=["", *missing_texts()]
+                column_types=dict(types), strings_can_be_null=False, null_values=["", *form.missing]
             ),
         }
         try:

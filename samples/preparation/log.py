@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,14 @@ import pyarrow as pa
 from nonet.errors import DataError
 from nonet.samples.sequences import carried_columns
 from nonet.samples.tables import (
+    Columns,
     check_events,
     conform,
     find_files,
     is_plain,
     parquet_footer,
     read_groups,
+    to_table_format,
     unit_by_name,
     unit_by_size,
     united_schema,
@@ -51,15 +53,15 @@ class EventLog:
     schema: of what `read` gives · slices: in the order of files and rows · rows: of all of them
     """
 
-    def __init__(self, path: str, columns: Mapping[str, str] | None, slice_rows: int = _SLICE_ROWS):
-        self.path, self._columns = path, dict(columns or {})
+    def __init__(self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS):
+        self.path, self._format = path, to_table_format(columns)
         found = find_files(path, _WHAT)
         self._system, self.files, self._partitions = found.system, found.files, found.partitions
         self._given: pa.Schema = united_schema(
             self._system, self.files, self._partitions, f"{_WHAT} {path}", _WHAT
         )
         self._footers = {file: parquet_footer(self._system, file, _WHAT) for file in self.files}
-        empty, _ = check_events(self._given.empty_table(), self._columns, f"{_WHAT} {path}")
+        empty, _ = check_events(self._given.empty_table(), self._format, f"{_WHAT} {path}")
         self.schema: pa.Schema = empty.schema
         self.slices = list(self._cut(slice_rows))
         self.rows = sum(part.rows for part in self.slices)
@@ -96,7 +98,7 @@ class EventLog:
         table = read_groups(self._system, part.file, part.groups, _WHAT, only)
         table = self._partitions.added_to(table, part.file, list(only))
         where = f"{_WHAT} {part.file}, row groups {part.groups[0]} to {part.groups[-1]} (their first row is {part.first_row:,})"
-        return check_events(self._as_given(table, only, where), self._columns, where, self._unit)
+        return check_events(self._as_given(table, only, where), self._format, where, self._unit)
 
     def column(self, part: Slice, role: str, groups: int | None = None) -> Any:
         """One wanted column of a slice, or of its first row groups, as it is in the file."""
@@ -125,7 +127,7 @@ class EventLog:
 
     def _source(self, role: str) -> str:
         short = {"user_id": "user", "item_id": "item", "timestamp": "time"}[role]
-        return self._columns.get(role, self._columns.get(short, role))
+        return self._format.columns.get(role, self._format.columns.get(short, role))
 
     def _time_unit(self) -> str | None:
         """The unit of times that are plain numbers without a name that tells it, from the largest of them."""

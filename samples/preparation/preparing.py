@@ -52,7 +52,15 @@ from nonet.samples.sequences import (
     policy,
     repeat_shares,
 )
-from nonet.samples.tables import as_numbers, check_columns, keys_in, parquet_schema, read_items
+from nonet.samples.tables import (
+    MISSING,
+    TableFormat,
+    as_numbers,
+    check_columns,
+    keys_in,
+    parquet_schema,
+    read_items,
+)
 
 _PARTITION_ROWS = 1 << 21
 _THREADS = 4
@@ -72,6 +80,19 @@ class BuildOptions:
     targets: Mapping[str, str]
     where: str | None = None
     repeats: str | None = None
+    missing: tuple[str, ...] = MISSING
+
+    @property
+    def table_format(self) -> TableFormat:
+        """How both tables are read."""
+        return TableFormat(self.columns, self.missing)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a working folder is named after; default missing texts are left out, as before they could be chosen."""
+        facts = asdict(self)
+        del facts["missing"]
+        missing = self.table_format.own_missing
+        return facts if missing is None else {**facts, "missing": missing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +122,10 @@ def prepare(
 
     Raises DataError and ConfigError as `build_sequences` does, and DataError, with nothing left behind, where the disk is full.
     """
-    log = EventLog(ask.interactions, ask.columns, *([slice_rows] if slice_rows else []))
+    log = EventLog(ask.interactions, ask.table_format, *([slice_rows] if slice_rows else []))
     work = (
         root
-        / f"preparing-{_hash([FLAT_FORMAT, log.state(), _state(ask.items), asdict(ask), partition_rows])[:8]}"
+        / f"preparing-{_hash([FLAT_FORMAT, log.state(), _state(ask.items), ask.facts(), partition_rows])[:8]}"
     )
     for other in root.glob("preparing-*"):
         if other != work:
@@ -135,7 +156,7 @@ class _Job:
 
     def run(self, root: Path) -> Prepared:
         least_events(self.ask.keep)
-        items = None if self.ask.items is None else read_items(self.ask.items, self.ask.columns)
+        items = None if self.ask.items is None else read_items(self.ask.items, self.ask.table_format)
         given = [] if self.ask.items is None else parquet_schema(self.ask.items, "items").names
         check_columns(self.ask.columns, [*self.log.names, *given])
         self._check_room()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from nonet.errors import DataError
 from nonet.samples.preparation.log import EventLog
 from nonet.samples.sequences import carried_columns
-from nonet.samples.tables import check_columns, check_items, matches, parquet_schema
+from nonet.samples.tables import Columns, check_columns, check_items, matches, parquet_schema
 
 
 def sample_of(
-    interactions: str, items: str | None, columns: Mapping[str, str], conditions: Sequence[str | None]
+    interactions: str, items: str | None, columns: Columns, conditions: Sequence[str | None]
 ) -> tuple[pa.Table, pa.Schema]:
     """Checked interactions of the first row group, and the columns of the items as `build_sequences` gives them.
 
@@ -40,7 +40,7 @@ def sample_of(
     return table, there
 
 
-def _columns_of(given: pa.Schema, columns: Mapping[str, str], items: str) -> pa.Schema:
+def _columns_of(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
     """The columns that sequences' items have: checked on a row of nothing, with the ones that are always there."""
     one = pa.Table.from_arrays([_one(field.type) for field in given], schema=given)
     there = check_items(one, columns, f"items {items}").schema

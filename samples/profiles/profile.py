@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from nonet.samples.sequences import repeated
+from nonet.samples.sequences import count_duplicates, repeated
 from nonet.samples.tables import implausible
 
 # Shapes: U users, I items of the catalogue, N events.
@@ -53,6 +53,7 @@ class Profile:
     implausible   events before 1990 or after the end of next year; 0 where times are counted
     drift         share of the newest tenth of the events whose item was not seen before it; None where times say nothing
     kinds, ratings   value -> events; columns: of the items
+    zero_padded   "user" or "item" -> one of its ids, where they are numbers with zeros in front, which are kept as text
     """
 
     users: int
@@ -73,6 +74,7 @@ class Profile:
     kinds: Mapping[str, int] = field(default_factory=dict)
     ratings: Mapping[float, int] = field(default_factory=dict)
     columns: tuple[ItemColumn, ...] = ()
+    zero_padded: Mapping[str, str] = field(default_factory=dict)
 
     def length(self, share: float) -> int:
         """The length of the user that this share of users is at most as long as: 0.5 for the median."""
@@ -111,6 +113,7 @@ def measure(
     kinds: Mapping[str, int] | None = None,
     ratings: Mapping[float, int] | None = None,
     columns: tuple[ItemColumn, ...] = (),
+    zero_padded: Mapping[str, str] | None = None,
 ) -> Profile:
     """Profile of events in the order of users and time: offsets [U + 1], item [N] in [0, items), time [N] unix seconds."""
     lengths = np.diff(offsets)
@@ -132,13 +135,14 @@ def measure(
         counted=counted,
         ties=float(tied.sum() / max(1, same_user.sum())),
         tied_ends=_tied_ends(offsets, time),
-        duplicates=_duplicates(user, item, time, tied),
+        duplicates=count_duplicates(user, item, time),
         repeats=float(repeated(user, item).mean()) if len(item) else 0.0,
         implausible=0 if counted else int(implausible(time).sum()),
         drift=None if counted or not len(steps) else _drift(item, time),
         kinds=dict(kinds or {}),
         ratings=dict(ratings or {}),
         columns=columns,
+        zero_padded=dict(zero_padded or {}),
     )
 
 
@@ -167,15 +171,6 @@ def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
         of_length = np.bincount(np.minimum(tied, LONGEST + 1), minlength=LONGEST + 2)
         counts[k - 1] = of_length[::-1].cumsum()[::-1][1:]
     return counts
-
-
-def _duplicates(user: np.ndarray, item: np.ndarray, time: np.ndarray, tied: np.ndarray) -> int:
-    """Only events that share user and second with a neighbour can be there twice."""
-    near = np.concatenate([[False], tied]) | np.concatenate([tied, [False]])
-    user, item, time = user[near], item[near], time[near]
-    order = np.lexsort((item, time, user))
-    same = [values[order][1:] == values[order][:-1] for values in (user, item, time)]
-    return int(np.logical_and.reduce(same).sum()) if len(order) else 0
 
 
 def _drift(item: np.ndarray, time: np.ndarray) -> float:

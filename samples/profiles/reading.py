@@ -18,6 +18,7 @@ from nonet.samples.preparation import EventLog, ItemIndex, distinct_items
 from nonet.samples.profiles.profile import ItemColumn, Profile, measure, scaled
 from nonet.samples.sequences import catalogue_index, kept_events, least_events
 from nonet.samples.tables import (
+    Columns,
     as_numbers,
     condition,
     count_rows,
@@ -27,6 +28,7 @@ from nonet.samples.tables import (
     parquet_schema,
     read_interactions,
     read_items,
+    to_table_format,
 )
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -40,7 +42,7 @@ _cache: dict[Any, tuple[Any, ...]] = {}  # tables as arrays, the newest read alo
 def read_profile(
     interactions: str,
     items: str | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Columns = None,
     *,
     where: str | None = None,
     keep: Mapping[str, int] | None = None,
@@ -50,7 +52,7 @@ def read_profile(
     The tables are read once a process for their paths and times of change; another `keep` reads nothing.
     """
     arrays = _arrays(interactions, items, columns, where)
-    user, item, time, kind, rating, catalogue, item_columns, every, occurs = arrays
+    user, item, time, kind, rating, catalogue, item_columns, padded, every, occurs = arrays
     if occurs is None:
         events, kept = kept_events(user, item, int(user.max()) + 1, catalogue, keep or {})
     else:
@@ -67,6 +69,7 @@ def read_profile(
         kinds=_counts(kind, events),
         ratings=_counts(rating, events),
         columns=item_columns,
+        zero_padded=padded,
     )
     return profile if occurs is None else scaled(profile, every, occurs[kept])
 
@@ -84,11 +87,10 @@ def _kept_of_sample(
     return events, kept
 
 
-def _arrays(
-    interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
-) -> tuple[Any, ...]:
+def _arrays(interactions: str, items: str | None, columns: Columns, where: str | None) -> tuple[Any, ...]:
     key = (_stamp(interactions, "interactions"), items and _stamp(items, "items"))
-    key = (*key, tuple(sorted((columns or {}).items())), where)
+    table_format = to_table_format(columns)
+    key = (*key, tuple(sorted(table_format.columns.items())), frozenset(table_format.missing), where)
     if key not in _cache:
         arrays = _read(interactions, items, columns, where)
         _cache.clear()
@@ -102,9 +104,7 @@ def _stamp(path: str, what: str) -> tuple[Any, ...]:
     return tuple((info.path, info.size, info.mtime_ns) for info in system.get_file_info(files))
 
 
-def _read(
-    interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
-) -> tuple[Any, ...]:
+def _read(interactions: str, items: str | None, columns: Columns, where: str | None) -> tuple[Any, ...]:
     if count_rows(interactions, "interactions") > MOST_EVENTS:
         return _read_sample(interactions, items, columns, where)
     only = None if where else _ROLES
@@ -115,11 +115,13 @@ def _read(
             raise DataError(f"data.where: {where!r} matches no interaction.")
     if items is None:
         item, ids = _codes(table["item_id"])
-        size, item_columns = len(ids), ()
+        size, item_columns, item_ids = len(ids), (), table["item_id"]
     else:
         catalogue, item_columns = _items(items, columns)
         item, size = catalogue_index(table["item_id"], catalogue["item_id"]), len(catalogue)
-    return *_of_events(table, item), size, item_columns, 1, None
+        item_ids = catalogue["item_id"]
+    padded = _zero_padded({"user": table["user_id"], "item": item_ids})
+    return *_of_events(table, item), size, item_columns, padded, 1, None
 
 
 def _of_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
@@ -131,7 +133,7 @@ def _of_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
 
 
 def _read_sample(
-    interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
+    interactions: str, items: str | None, columns: Columns, where: str | None
 ) -> tuple[Any, ...]:
     """As `_read`, of the events of one user in `every`; and how often each item occurs among all events."""
     log = EventLog(interactions, columns)
@@ -156,7 +158,21 @@ def _read_sample(
     table = pa.concat_tables(parts)
     if not len(table):
         raise DataError(f"data.where: {where!r} matches no interaction.")
-    return *_of_events(table, np.concatenate(rows)), len(catalogue), item_columns, every, occurs
+    padded = _zero_padded({"user": table["user_id"], "item": catalogue["item_id"]})
+    return *_of_events(table, np.concatenate(rows)), len(catalogue), item_columns, padded, every, occurs
+
+
+def _zero_padded(ids: Mapping[str, pa.ChunkedArray]) -> Mapping[str, str]:
+    """Return by name the first id with a zero in front, of columns of text that hold nothing but digits."""
+    found: dict[str, str] = {}
+    for name, column in ids.items():
+        if not _is_text(column.type):
+            continue
+        distinct = column.unique()
+        padded = pc.match_substring_regex(distinct, r"^0[0-9]+$")
+        if pc.any(padded).as_py() and pc.all(pc.match_substring_regex(distinct, r"^[0-9]+$")).as_py():
+            found[name] = distinct.filter(padded)[0].as_py()
+    return found
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
@@ -186,11 +202,12 @@ def _counts(coded: tuple[np.ndarray, list[Any]] | None, events: np.ndarray) -> d
     return {values[i]: int(counts[i]) for i in order if counts[i] and values[i] is not None}
 
 
-def _items(path: str, columns: Mapping[str, str] | None) -> tuple[pa.Table, tuple[ItemColumn, ...]]:
+def _items(path: str, columns: Columns) -> tuple[pa.Table, tuple[ItemColumn, ...]]:
     """The ids, and every column that a tokenizer could read, described; columns of numbers by their names alone."""
     schema = parquet_schema(path, "items")
     read = {field.name for field in schema if _kind(field.type) in ("text", "list")}
-    ids = {"item_id", *(source for role, source in (columns or {}).items() if role in ("item", "item_id"))}
+    named = to_table_format(columns).columns
+    ids = {"item_id", *(source for role, source in named.items() if role in ("item", "item_id"))}
     table = read_items(path, columns, {*read, *ids})
     described = [_described(name, table[name]) for name in table.column_names if name != "item_id"]
     rest = [field for field in schema if field.name not in read | ids]

@@ -40,6 +40,11 @@ def _rows(p: Profile) -> Iterator[tuple[str, str]]:
     if p.ratings:
         values = sorted(p.ratings)
         yield "ratings", f"{values[0]:g} to {values[-1]:g}, {len(values)} values"
+    for name, example in p.zero_padded.items():
+        yield (
+            f"{name} ids",
+            f"numbers with zeros in front, such as {example}: they are kept as text; write them alike in every table",
+        )
     if p.columns:
         yield "item columns", listed((f"{column.name} ({column.kind})" for column in p.columns), 8)
 

@@ -42,6 +42,7 @@ from .split import check_split as check_split
 from .split import split_codes as split_codes
 from .split import training_end as training_end
 from .sums import Sums as Sums
+from .sums import count_duplicates as count_duplicates
 from .ties import shuffle_ties as shuffle_ties
 from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions

@@ -152,9 +152,42 @@ def catalogue_index(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.
         raise DataError(
             f"{index.null_count} of {len(index)} interactions name an item that is not in the items table; "
             f"{len(first)} ids, the first: {listed(first[:5])}. "
-            "Add those items, or drop the interactions with data.where."
+            + (
+                _written_otherwise(first, catalogue)
+                or "Add those items, or drop the interactions with data.where."
+            )
         )
     return index.to_numpy().astype(np.int64)
+
+
+def _written_otherwise(absent: Sequence[Any], catalogue: pa.ChunkedArray) -> str:
+    """Return how ids that are not in the catalogue are written there, where that is all that keeps them apart; "" otherwise.
+
+    Args:
+        absent: distinct ids of interactions that the catalogue does not have.
+        catalogue: the ids of the items.
+    """
+    absent, known = [str(each) for each in absent], [str(each) for each in catalogue.to_pylist()]
+    for bare, difference in ((_without_zeros, "zeros in front"), (_without_fraction, "a fraction of .0")):
+        by_bare = {bare(each): each for each in known}
+        found = [(each, by_bare[bare(each)]) for each in absent if bare(each) in by_bare]
+        if 2 * len(found) > len(absent):
+            mine, other = found[0]
+            return (
+                f"{len(found)} of them differ from an id of the items table only in {difference}: {mine!r} here, {other!r} "
+                f"there{', as if one table held its ids as floats' if bare is _without_fraction else ''}. Write the ids of both "
+                "tables alike, as text."
+            )
+    return ""
+
+
+def _without_zeros(text: str) -> str:
+    return text.lstrip("0") or "0"
+
+
+def _without_fraction(text: str) -> str:
+    whole, point, fraction = text.partition(".")
+    return whole if point and not fraction.strip("0") else text
 
 
 def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

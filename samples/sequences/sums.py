@@ -15,7 +15,7 @@ _NONE = np.iinfo(np.int64)
 @dataclass(slots=True)
 class Sums:
     """events of each split; tested: users with a TEST event; target: TEST events of the first target; taught: TRAIN events of
-    each target; first, last: unix seconds of TRAIN events."""
+    each target; first, last: unix seconds of TRAIN events; duplicates: events of the same user, item and second as another."""
 
     events: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     tested: int = 0
@@ -23,6 +23,7 @@ class Sums:
     taught: dict[str, int] = field(default_factory=dict)
     first: int = _NONE.max
     last: int = _NONE.min
+    duplicates: int = 0
 
     @classmethod
     def of(cls, seq: Sequences) -> Sums:
@@ -46,6 +47,8 @@ class Sums:
         times = part.time[train]
         self.first = min(self.first, int(times.min(initial=_NONE.max)))
         self.last = max(self.last, int(times.max(initial=_NONE.min)))
+        lengths = np.diff(part.offsets)
+        self.duplicates += count_duplicates(np.repeat(np.arange(len(lengths)), lengths), part.item, part.time)
 
     def held_out(self) -> dict[str, int]:
         """Held-out events by split, and those of the test that match the first target."""
@@ -62,3 +65,24 @@ class Sums:
             "train_spread": float(lengths.std() / max(1e-9, lengths.mean())),
             "trained_share": {name: events / max(1, trained) for name, events in self.taught.items()},
         }
+
+
+def count_duplicates(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> int:
+    """Count the events that repeat another one: the same user, item and second.
+
+    Args:
+        user: users [N], each user's events together.
+        item: items [N].
+        time: unix seconds [N], ascending within a user.
+
+    Returns:
+        The events that are left over where one of each group of equal ones is kept.
+    """
+    tied = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
+    if not tied.any():
+        return 0
+    near = np.concatenate([[False], tied]) | np.concatenate([tied, [False]])
+    user, item, time = user[near], item[near], time[near]
+    order = np.lexsort((item, time, user))
+    same = [values[order][1:] == values[order][:-1] for values in (user, item, time)]
+    return int(np.logical_and.reduce(same).sum())

@@ -31,16 +31,19 @@ from .retries import CorruptDataError as CorruptDataError
 from .retries import UnreachableDataError as UnreachableDataError
 from .retries import read_with_retries as read_with_retries
 from .retries import says_corrupt as says_corrupt  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import MISSING as MISSING
 from .tables import ROLES as ROLES
+from .tables import Columns as Columns
+from .tables import TableFormat as TableFormat
 from .tables import check_columns as check_columns
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tables import missing_texts as missing_texts
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import to_table_format as to_table_format
 from .times import implausible as implausible
 from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import unit_by_name as unit_by_name

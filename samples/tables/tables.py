@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
@@ -25,19 +27,65 @@ from nonet.suggest import did_you_mean, listed
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 MISSING = ("NA", "N/A", "n/a", "nan", "NaN", "None", "null", "NULL", "\\N", "<NA>", "")
-"""Texts that writers leave where there is no value."""
+"""Texts that stand for a missing value where a scenario does not list its own (`data.missing`)."""
 ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "event", "rating": "rating"}
 
 
-def missing_texts() -> tuple[str, ...]:
-    """Return the texts that stand for a missing value and are no ids of users or items."""
-    return MISSING
+@dataclass(frozen=True, slots=True)
+class TableFormat:
+    """How the tables of a scenario are read.
+
+    Attributes:
+        columns: the name or role that Nonet uses -> the name in the file.
+        missing: texts that stand for a missing value: they are no ids of users or items, and no categories.
+    """
+
+    columns: Mapping[str, str] = dataclass_field(default_factory=dict[str, str])
+    missing: tuple[str, ...] = MISSING
+
+    @classmethod
+    def from_options(
+        cls, columns: Mapping[str, str] | None, missing: Collection[str] | None = None
+    ) -> TableFormat:
+        """Return the format of `data.columns` and `data.missing`, which are None where a scenario leaves them out.
+
+        Raises ConfigError where `missing` is no list of texts: settings are derived from data before a scenario is checked.
+        """
+        texts: Any = [] if missing is None else missing
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in _listed(texts)):
+            raise ConfigError(
+                f"data.missing is {missing!r}; it must be a list of texts. Quote each one, such as missing: ['NA', '?']."
+            )
+        return cls(dict(columns or {}), MISSING if missing is None else tuple(missing))
+
+    @property
+    def own_missing(self) -> list[str] | None:
+        """The sorted missing texts where they differ from the default, for fingerprints; None where they do not."""
+        return None if set(self.missing) == set(MISSING) else sorted(self.missing)
+
+    def with_columns(self, columns: Mapping[str, str]) -> TableFormat:
+        """Return the format of another table of the same scenario."""
+        return TableFormat(dict(columns), self.missing)
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return the elements of a list or tuple, or the value itself as the only one."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+Columns = Mapping[str, str] | TableFormat | None
+"""What readers take: the names of columns alone, or the whole format."""
+
+
+def to_table_format(columns: Columns) -> TableFormat:
+    """Return the format that a reader was given; names of columns alone come with the default missing texts."""
+    return columns if isinstance(columns, TableFormat) else TableFormat.from_options(columns)
 
 
 def read_tables(
     interactions: str | os.PathLike[str],
     items: str | os.PathLike[str] | None,
-    columns: Mapping[str, str] | None = None,
+    columns: Columns = None,
 ) -> tuple[pa.Table, pa.Table | None]:
     """Both tables; a `columns` entry that neither table has is an error."""
     raw = read_parquet(interactions, "interactions")
@@ -50,9 +98,9 @@ def read_tables(
     )
 
 
-def check_columns(columns: Mapping[str, str] | None, there: Collection[str]) -> None:
+def check_columns(columns: Columns, there: Collection[str]) -> None:
     """Raise DataError where `columns` names one that is in neither table; `there`: those of both."""
-    for name, source in (columns or {}).items():
+    for name, source in to_table_format(columns).columns.items():
         if source not in there:
             near = did_you_mean(source, there)
             raise DataError(
@@ -62,7 +110,7 @@ def check_columns(columns: Mapping[str, str] | None, there: Collection[str]) -> 
 
 def read_interactions(
     path: str | os.PathLike[str],
-    columns: Mapping[str, str] | None = None,
+    columns: Columns = None,
     only: Collection[str] | None = None,
 ) -> pa.Table:
     """The interactions behind a path, glob, folder, URI or builtin: name; `columns` maps wanted to given
@@ -73,20 +121,20 @@ def read_interactions(
 
 def read_items(
     path: str | os.PathLike[str],
-    columns: Mapping[str, str] | None = None,
+    columns: Columns = None,
     only: Collection[str] | None = None,
 ) -> pa.Table:
     """The items behind a path, glob, folder, URI or builtin: name; `only` as for interactions."""
     return check_items(read_parquet(path, "items", _given(only, columns)), columns, f"items {path}")
 
 
-def _given(only: Collection[str] | None, columns: Mapping[str, str] | None) -> set[str] | None:
+def _given(only: Collection[str] | None, columns: Columns) -> set[str] | None:
     """Names as the files have them, of wanted ones."""
     sources = _sources(columns)
     return None if only is None else {*only, *(sources[name] for name in only if name in sources)}
 
 
-def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
+def check_interactions(table: pa.Table, columns: Columns, what: str) -> pa.Table:
     """Renames, checks and normalises; `what` opens every error."""
     table = _with_roles(table, columns, what)
     _not_empty(table, what)
@@ -95,14 +143,14 @@ def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what:
 
 
 def check_events(
-    table: pa.Table, columns: Mapping[str, str] | None, what: str, unit: str | None = None
+    table: pa.Table, columns: Columns, what: str, unit: str | None = None
 ) -> tuple[pa.Table, np.ndarray | None]:
     """As `check_interactions`, of some of the rows, which may be none, in the order they have; and where times are finer than
     seconds, times [N] to order them by. `unit` of plain numbers where it is known from more rows than these."""
     return _checked_events(_with_roles(table, columns, what), columns, what, unit)
 
 
-def _with_roles(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
+def _with_roles(table: pa.Table, columns: Columns, what: str) -> pa.Table:
     source_of = _sources(columns)
     table = _plain(_renamed(table, source_of))
     for role in ("user", "item", "time"):
@@ -111,12 +159,14 @@ def _with_roles(table: pa.Table, columns: Mapping[str, str] | None, what: str) -
 
 
 def _checked_events(
-    table: pa.Table, columns: Mapping[str, str] | None, what: str, unit: str | None
+    table: pa.Table, columns: Columns, what: str, unit: str | None
 ) -> tuple[pa.Table, np.ndarray | None]:
     for name in ("user_id", "item_id", "timestamp"):
         _no_nulls(table, name, what)
     for name in ("user_id", "item_id"):
-        _no_missing_texts(table, name, _sources(columns).get(name, name), what)
+        _no_missing_texts(
+            table, name, _sources(columns).get(name, name), to_table_format(columns).missing, what
+        )
     table = _with_ids(table, "user_id", what)
     table = _with_ids(table, "item_id", what)
     if "event" in table.column_names:
@@ -126,27 +176,28 @@ def _checked_events(
     return _with_seconds(table, _sources(columns).get("timestamp", "timestamp"), what, unit)
 
 
-def check_items(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
+def check_items(table: pa.Table, columns: Columns, what: str) -> pa.Table:
     """Renames, checks and normalises; `what` opens every error."""
     source_of = {name: source for name, source in _sources(columns).items() if source in table.column_names}
     table = _plain(_renamed(table, source_of))
     _need(table, "item_id", "item", source_of, what)
     _not_empty(table, what)
     _no_nulls(table, "item_id", what)
-    _no_missing_texts(table, "item_id", source_of.get("item_id", "item_id"), what)
+    missing = to_table_format(columns).missing
+    _no_missing_texts(table, "item_id", source_of.get("item_id", "item_id"), missing, what)
     table = _with_ids(table, "item_id", what)
     _no_duplicates(table, what)
     if "title" in table.column_names:
         table = _with_title(table, what)
     if "categories" in table.column_names:
-        table = _with_categories(table, what)
+        table = _with_categories(table, missing, what)
     return table
 
 
-def _sources(columns: Mapping[str, str] | None) -> dict[str, str]:
+def _sources(columns: Columns) -> dict[str, str]:
     """Wanted name -> given name, with `user`, `item`, `time` as the names they stand for."""
     sources: dict[str, str] = {}
-    for name, source in (columns or {}).items():
+    for name, source in to_table_format(columns).columns.items():
         if not isinstance(source, str):
             raise ConfigError(
                 f"columns: {name}: {source!r} is no column name; write {name}: <column of your table>."
@@ -206,19 +257,20 @@ def _no_nulls(table: pa.Table, name: str, what: str) -> None:
         )
 
 
-def _no_missing_texts(table: pa.Table, name: str, source: str, what: str) -> None:
+def _no_missing_texts(table: pa.Table, name: str, source: str, texts: Collection[str], what: str) -> None:
     """Raise DataError where a text that stands for a missing value is the id of a user or an item."""
     column = table[name]
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return
-    missing = pc.is_in(column, value_set=pa.array(MISSING, column.type))
+    missing = pc.is_in(column, value_set=pa.array(list(texts), column.type))
     count = pc.sum(missing).as_py() or 0
     if count:
         text = column.filter(missing)[0].as_py()
         raise DataError(
             f"{what}: {count:,} of {len(column):,} rows have no {name}: {source} is {text!r} in the first of "
             f"them, which stands for a "
-            "missing value and would be one id. Drop or fill those rows, or name another column"
+            f"missing value and would be one id. Drop or fill those rows, name another column, or, if {text!r} is a real id, "
+            "list the texts that do count as missing: data.missing (nonet new --missing)"
         )
 
 
@@ -294,13 +346,13 @@ def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
     return [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
 
 
-def _with_categories(table: pa.Table, what: str) -> pa.Table:
+def _with_categories(table: pa.Table, missing: tuple[str, ...], what: str) -> pa.Table:
     """A list of words an item; see `word_lists`."""
     column = table["categories"].combine_chunks()
     if column.type == pa.list_(pa.string()) and not column.null_count:
         return _replaced(table, "categories", column)
     try:
-        return _replaced(table, "categories", word_lists(column, MISSING))
+        return _replaced(table, "categories", word_lists(column, missing))
     except TypeError as error:
         raise DataError(
             f"{what}: column 'categories' is {error}; wanted a list of text, or text cut by |. Write the names "

@@ -257,3 +257,12 @@ def test_a_control_that_was_trained_and_not_ranked_is_ranked_by_a_resume_from_a_
     assert pipeline.run()
     assert ("asked for pretrain_control" in session.evaluator.log) == asked
     assert ("showed pretrain_control" in session.evaluator.log) == asked
+
+
+def test_copies_of_events_and_shared_codes_are_warned_of_when_the_run_begins(made):
+    runner, session = made({})
+    session.facts["data"] |= {"events": 3200, "items": 60, "duplicates": 1600}
+    session.facts["tokenizer"] = {"used": [8], "codes": [8], "largest_collision": 50}
+    assert runner.run()
+    said = [text for text in session.evaluator.log if text.startswith("warning: ")]
+    assert ["1,600 of 3,200 events are there twice" in said[0], "50 of 60 items" in said[1]] == [True, True]

@@ -39,7 +39,16 @@ from nonet.samples.sequences import (
     labelled,
     user_keys,
 )
-from nonet.samples.tables import ROLES, condition, count_rows, notice, read_interactions, read_tables
+from nonet.samples.tables import (
+    MISSING,
+    ROLES,
+    TableFormat,
+    condition,
+    count_rows,
+    notice,
+    read_interactions,
+    read_tables,
+)
 from nonet.samples.tokenised import StoredSequences
 from nonet.workers.devices import HOST, device
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -84,7 +93,7 @@ class KnownRun:
 class DataSetup:
     """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
     what holds of repeats (None: the data decides), how transitions are counted (CountOptions), the period in seconds and
-    "item" or "category" by which repeated events become one, and labels that come later."""
+    "item" or "category" by which repeated events become one, labels that come later, and texts that stand for a missing value."""
 
     interactions: str
     items: str | None
@@ -103,6 +112,12 @@ class DataSetup:
     compress: tuple[float, str] | None = None
     labels: LabelSetup | None = None
     stored: StoredSequences | None = None
+    missing: tuple[str, ...] = MISSING
+
+    @property
+    def table_format(self) -> TableFormat:
+        """How the tables are read."""
+        return TableFormat(dict(self.columns), self.missing)
 
     def on_disk(self) -> bool:
         """Whether sequences are prepared on disk: as `prepare` says, else where there are more than five million events."""
@@ -123,6 +138,7 @@ class DataSetup:
             dict(self.targets),
             self.where,
             self.repeats,
+            self.missing,
         )
         return prepare(options, root, tell=tell)
 
@@ -132,7 +148,7 @@ class DataSetup:
 
     def built(self) -> tuple[Sequences, pa.Table, Compressed | None]:
         """`build`, and the log as it was compressed, where it was."""
-        interactions, items = read_tables(self.interactions, self.items, dict(self.columns))
+        interactions, items = read_tables(self.interactions, self.items, self.table_format)
         interactions = self.labelled(interactions)
         log = self.compressed(interactions, items)
         interactions = interactions if log is None else log.events
@@ -152,7 +168,11 @@ class DataSetup:
         if self.labels is None:
             return interactions
         names = {name: source for name, source in self.columns.items() if name in ROLES}
-        return labelled(interactions, read_interactions(self.labels.path, names), self.labels)
+        return labelled(
+            interactions,
+            read_interactions(self.labels.path, self.table_format.with_columns(names)),
+            self.labels,
+        )
 
     def compressed(self, interactions: pa.Table, items: pa.Table | None) -> Compressed | None:
         """Checked interactions that `where` keeps, with their repeats beside; None where they are taken as they are."""
@@ -166,7 +186,7 @@ class DataSetup:
         """Checked interactions of one row group, and the columns of the items, without rows: what a driver looks at where all
         is too much. Raises DataError and ConfigError for files, columns, rows and conditions that cannot be."""
         return sample_of(
-            self.interactions, self.items, dict(self.columns), (self.where, *self.targets.values())
+            self.interactions, self.items, self.table_format, (self.where, *self.targets.values())
         )
 
     def count(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
@@ -274,6 +294,7 @@ def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]
         "events": len(seq.item),
         "trained_events": sums.events[TRAIN],
         "users_only_trained": len(seq) - sums.tested,
+        "duplicates": sums.duplicates,
         **sums.lengths(seq),
         "held_out": sums.held_out(),
         "dropped": list(seq.dropped),

@@ -18,6 +18,7 @@ from nonet.controller.scenario.settings.rule import (
 )
 from nonet.errors import ConfigError, DataError
 from nonet.samples.profiles import Profile, read_profile
+from nonet.samples.tables import TableFormat
 
 Document = dict[str, Any]
 Put = Callable[[Document, str, Any], None]
@@ -89,7 +90,7 @@ def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -
     return read_profile(
         _beside(folder, data["interactions"]),
         _beside(folder, data["items"]) if data.get("items") else None,
-        data.get("columns"),
+        TableFormat.from_options(data.get("columns"), data.get("missing")),
         where=data.get("where"),
         keep=keep,
     )

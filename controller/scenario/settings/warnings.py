@@ -12,7 +12,7 @@ from nonet.samples.profiles import Profile
 TIED = 0.05  # share of neighbours, or of tested users, from which ties are told
 UNTESTED = 0.5  # share of users that only train
 FEW_TESTED = 200  # users; under them a recall of 0.1 is uncertain by more than 0.02
-TWICE, NEW = 0.01, 0.3
+MANY_DUPLICATES, NEW = 0.01, 0.3
 _RELATIVE = (
     10 * 365 * 86_400
 )  # seconds; times below it that are all of a log's count from a start of their own
@@ -61,7 +61,7 @@ def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[
                 f"are lists, write them as "
                 "lists or cut by |"
             )
-    if p.duplicates > TWICE * p.events:
+    if p.duplicates > MANY_DUPLICATES * p.events:
         yield (
             f"{p.duplicates:,} of {p.events:,} events are there twice (same user, item and second); drop the copies, or keep "
             "them if they are events of their own"

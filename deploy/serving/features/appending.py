@@ -26,7 +26,7 @@ def append_events(run: str, events: str, store: str | None = None) -> dict[str, 
             f"{opened.folder.id} keeps its users' events in its folder; name a store for them: data.sequences: "
             "{use: lmdb:FOLDER}, or say --store lmdb:FOLDER"
         )
-    table = read_interactions(events, dict(opened.scenario.data.columns))
+    table = read_interactions(events, opened.scenario.data.table_format)
     items = as_numbers(table["item_id"])
     own = as_numbers(pa.array(opened.corpus.item_id.tolist()))
     order = np.argsort(own)

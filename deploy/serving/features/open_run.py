@@ -15,7 +15,7 @@ from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import StoredSequences, UserEvents
-from nonet.workers import check_base, read_base
+from nonet.workers import check_base, check_base_sha256, read_base
 from nonet.workers.registry import Contents, Registry, Version, counts_of, model_of, registry_beside
 from nonet.workers.roles import RunSetup
 
@@ -171,11 +171,31 @@ class OpenRun:
         return self.registry.publish(self.contents(commit, manifest), base=base.number if base else None)
 
     def publish_commit(self, step: int) -> Version:
-        """Publish the commit after a step, made from what is served; nobody is answered by it yet. Raises ConfigError."""
+        """Publish the commit after a step, made from what is served; nobody is answered by it yet.
+
+        Raises:
+            ConfigError: There is no such commit, or `model.path` holds another base model than its weights go with.
+        """
         commit, manifest = Checkpoints(self.folder.checkpoints).of(step)
+        self._check_base_folder(commit, manifest.step)
         contents = self.contents(commit, manifest)
         contents.source["asked"] = True  # what the run commits later is not made from it
         return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
+
+    def _check_base_folder(self, commit: Path, step: int) -> None:
+        """Raise ConfigError where the folder of the base model is not the one that a commit's weights go with."""
+        named = read_base(commit / "dense")
+        if named is None:
+            return
+        model = self.scenario.model
+        try:
+            check_base_sha256(
+                model.spec.base_sha256(model.options()),
+                named,
+                f"{self.folder.id}, step {step}, is not published",
+            )
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
 
     def publish_catalogue(self) -> None:
         """Publish what answers over the newest catalogue, unless that was published; nothing where no version answers."""

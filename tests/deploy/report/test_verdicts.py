@@ -260,3 +260,19 @@ def test_a_floor_is_told_by_users_that_rl_never_trained_on():
     )
     alone = told(floor | {"held": False})
     assert alone.startswith("The floor of rl.novelty was not held: at least 0.3300; 0.3400 in the last 12")
+
+
+def test_copies_of_events_and_items_that_share_codes_are_part_of_the_verdict():
+    scores = {"stages": {"pretrain": {"recall@10": 0.1}}, "baselines": {}}
+    data = {"events": 3200, "items": 60, "duplicates": 1600}
+    said = " ".join(verdict({**scores, "data": data, "tokenizer": {"largest_collision": 50}}))
+    assert "1,600 of 3,200 events are there twice" in said
+    assert "50 of 60 items (83.3 %) share the same codes" in said or "50 of 60 items (83" in said
+    assert "tokenizer.vectors" in said
+    few = {"events": 3200, "items": 200, "duplicates": 32}
+    said = " ".join(verdict({**scores, "data": few, "tokenizer": {"largest_collision": 19}}))
+    assert "twice" not in said
+    assert "share" not in said
+    assert "share" not in " ".join(
+        verdict({**scores, "data": {"events": 5, "items": 12}, "tokenizer": {"largest_collision": 9}})
+    )

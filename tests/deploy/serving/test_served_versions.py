@@ -330,3 +330,19 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
         CheckpointError, match=r"version \d+ of .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):
         run.recommender(version)
+
+
+def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
+    served.commit(6)
+    commit, manifest = served.open().newest_commit()
+    write_base("a" * 64, commit)
+    run = served.open()
+    before = run.registry.numbers()
+    monkeypatch.setattr(type(run.scenario.model.spec), "base_sha256", lambda *_: "b" * 64)
+    with pytest.raises(
+        ConfigError, match=r"is not published: .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
+    ):
+        run.publish_commit(manifest.step)
+    assert served.open().registry.numbers() == before
+    monkeypatch.setattr(type(run.scenario.model.spec), "base_sha256", lambda *_: "a" * 64)
+    assert run.publish_commit(manifest.step).number not in before

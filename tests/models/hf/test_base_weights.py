@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.spec import build_model
+from nonet.models.spec import MODELS, build_model
 from nonet.workers.weight_files import load_weights, write_base, write_tensors
 
 
@@ -92,3 +92,11 @@ def test_a_checkpoint_of_another_base_is_refused_and_one_that_names_none_is_read
     change(folder, lambda tensors: tensors[LAYER].add_(1.0))
     with pytest.raises(CheckpointError, match=r"SHA-256 .*put the base folder back"):
         load_weights(built(folder), commit / "dense" / "model.safetensors")
+
+
+def test_the_spec_names_the_base_without_building_it_and_refuses_a_folder_that_is_gone(folder, tmp_path):
+    spec = MODELS.get("hf")
+    assert spec.base_sha256({"path": str(folder)}) == built(folder).base_sha256
+    assert spec.base_sha256({"config": {}}) is None
+    with pytest.raises(ConfigError, match="put back the folder"):
+        spec.base_sha256({"path": str(tmp_path / "gone")})

@@ -220,3 +220,23 @@ def test_the_calls_for_a_batch_do_not_grow_with_its_events():
         events.append(len(batch.item.values))
     assert events[1] > 3 * events[0]
     assert calls[1] <= 1.5 * calls[0]
+
+
+@pytest.mark.parametrize("history", [5, 30])
+def test_windows_of_more_users_take_no_more_functions_and_no_generators(monkeypatch, history):
+    generators = []
+    monkeypatch.setattr("nonet.random.rng", lambda *words: generators.append(words))
+    calls, cut = [], []
+    for users in (20, 400):
+        seq = _sequences(users=users, events=40 * users, split={"test": 1})
+        args = {"history": history, "stage": "s", "epoch": 0, "seed": 0}
+        windows(seq, np.arange(len(seq)), **args)
+        profile = cProfile.Profile()
+        profile.enable()
+        row, _, _ = windows(seq, np.arange(len(seq)), **args)
+        profile.disable()
+        calls.append(sum(entry.callcount for entry in profile.getstats() if not isinstance(entry.code, str)))
+        cut.append(len(row))
+    assert cut[1] > 10 * cut[0]
+    assert calls[1] == calls[0]  # a user's draw is a hash, which is no function of Python's
+    assert not generators

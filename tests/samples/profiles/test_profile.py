@@ -138,3 +138,17 @@ def test_ratings_without_end_are_counted_by_their_quantiles(tmp_path):
     ratings = read_profile(str(tmp_path / "log.parquet")).ratings
     assert sum(ratings.values()) == 500
     assert len(ratings) <= 100
+
+
+@pytest.mark.parametrize(
+    ("ids", "hint"), [(["007", "010"], {"item": "007"}), (["007", "b"], {}), (["7", "10"], {})]
+)
+@pytest.mark.parametrize("catalogue", [True, False])
+def test_numbers_with_zeros_in_front_are_hinted_at_and_other_texts_are_not(tmp_path, ids, hint, catalogue):
+    log = {"user_id": ["0", "1"] * 2, "item_id": ids * 2, "timestamp": [10, 20, 30, 40]}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    pq.write_table(pa.table({"item_id": ids}), tmp_path / "items.parquet")
+    items = str(tmp_path / "items.parquet") if catalogue else None
+    found = read_profile(str(tmp_path / "log.parquet"), items)
+    assert found.zero_padded == hint
+    assert ("item ids" in profile_text(found)) == bool(hint)

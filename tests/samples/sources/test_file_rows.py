@@ -171,3 +171,13 @@ def test_the_rows_of_a_step_do_not_depend_on_the_number_of_trainers(tmp_path, mo
         assert users_of(step, together) == users_of(step, alone)
         for each in (*alone, *together):
             each.ledger.apply_step(step)
+
+
+def test_the_catalogue_is_hashed_once_for_all_steps(tmp_path, monkeypatch):
+    built, build = [], ItemIndex.__init__
+    monkeypatch.setattr(ItemIndex, "__init__", lambda self, *given: built.append(1) or build(self, *given))
+    made = many_rows(tmp_path / "a.parquet", 40)
+    for step in range(5):
+        assert [make() for make in made.batch(step, 0, 1)]
+        made.ledger.apply_step(step)
+    assert len(built) == 1

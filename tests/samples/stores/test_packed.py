@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores import PackedStore, open_store
+from nonet.samples.stores import PackedStore, open_store, packed
 
 PRICES = pa.schema([("price", pa.float64()), ("shop", pa.string()), ("tags", pa.list_(pa.int64()))])
 
@@ -85,3 +85,19 @@ def test_a_password_in_an_address_is_refused_and_not_repeated():
     assert "hunter2" not in str(told.value)
     with pytest.raises(ConfigError, match="Did you mean 'hbase'"):
         open_store("hbas://host/items")
+
+
+def test_forty_parts_are_merged_four_times_and_a_merge_writes_each_row_once(tmp_path, monkeypatch):
+    rewritten, write = [], packed.write_segment
+
+    def count(folder, keys, rows, *rest):
+        rewritten.append(len(rows))
+        return write(folder, keys, rows, *rest)
+
+    monkeypatch.setattr(packed, "write_segment", count)
+    store = PackedStore.create(tmp_path / "s", pa.schema([("n", pa.int64())]), key=pa.int64())
+    for part in range(40):
+        store.put(np.arange(part * 10, part * 10 + 10), pa.table({"n": np.arange(10)}))
+    merges = [rows for rows in rewritten if rows > 10]
+    assert merges == [90, 170, 250, 330]  # all that is there after part 9, 17, 25 and 33
+    assert len(rewritten) == 40 + 4

@@ -183,3 +183,14 @@ def test_the_ray_engine_plans_an_epoch_by_its_row_groups_without_cutting_steps(f
     assert not cuts
     assert len(tasks) <= len(feed.leaves[0].groups)
     assert [part for task in tasks for part in task()] == list(epoch)
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_an_epoch_decodes_each_row_group_once_however_small_the_slices_are(files, monkeypatch, rows):
+    from nonet.samples.streams.leaf import Leaf
+
+    decoded, decode = [], Leaf.read
+    monkeypatch.setattr(Leaf, "read", lambda self, at: decoded.append(at) or decode(self, at))
+    feed = read(str(files)).shuffle(6).open(rows=rows, step_rows=64)
+    assert sum(len(batch) for batch in feed.epoch(0)) == 900
+    assert sorted(decoded) == list(range(len(feed.leaves[0].groups)))

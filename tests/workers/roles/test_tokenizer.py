@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from ring_world import Ring
 
@@ -12,8 +14,9 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.errors import DataError
 from nonet.models.generation.corpus import Corpus
+from nonet.samples.sequences import build_sequences
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
-from nonet.workers.roles.tokenizer import Tokeniser, keep
+from nonet.workers.roles.tokenizer import Tokeniser, facts_of, keep
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +122,13 @@ def test_what_the_driver_does_not_read_is_refused_where_it_is_read(ring, tmp_pat
     )
     with pytest.raises(DataError, match=r"stages.finetune.target: .* holds for none of the 720 training"):
         Tokeniser().prepare(data_setup(scenario, beside), str(tmp_path))
+
+
+def test_facts_count_the_copies_of_events(tmp_path):
+    rows = [(user, place, 1_600_000_000 + place) for user in range(9) for place in range(6)]
+    columns = [list(column) for column in zip(*(rows + rows[:7]), strict=True)]
+    table = pa.table(dict(zip(("user_id", "item_id", "timestamp"), columns, strict=True)))
+    split = {"use": "leave_last_out", "test": 1, "valid": 1, "rl": 0}
+    seq, items = build_sequences(table, None, split=split)
+    data = SimpleNamespace(interactions=str(tmp_path / "log.parquet"), known=None)
+    assert facts_of(seq, items, data)["data"]["duplicates"] == 7
