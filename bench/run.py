@@ -76,7 +76,6 @@ BENCHES = {
         "runs.quickstart:quickstart",
         "the quickstart: seconds, memory and what it learned, by seed",
     ),
-    "receipt": ("runs.receipt:receipt", "predicted and measured rows a second of twelve placements"),
     "repeat": ("runs.quickstart:repeat", "the same seed again, apart and collocated: are the bits the same?"),
     "rewards": (
         "rl.rewards:rewards",

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_whole
-from nonet.controller.predict import duplicates_text, repeats_text, shared_codes_text
 from nonet.controller.record import Manifest, Recorder, rerank_name, subjects_beside, unselected_name
 from nonet.controller.report import headline, make_report
 from nonet.controller.scenario import Scenario
+from nonet.controller.scenario.settings import duplicates_text, repeats_text, shared_codes_text
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
 from nonet.controller.stages import (

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.plan import Plan
-from nonet.controller.predict import facts_of, make_receipt, measured_rates
 from nonet.controller.record import (
     Commands,
     RunFolder,
@@ -75,23 +74,8 @@ def make_report(
         "weights": dict(weights),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
-    if plan:
-        report["receipt"] = _receipt(scenario, plan, facts["data"], measured_rates(run.metrics))
     run.write_json("report.json", report)
     return report
-
-
-def _receipt(
-    scenario: Scenario,
-    plan: Plan,
-    data: Mapping[str, Any],
-    rates: Mapping[str, list[float]],
-) -> dict[str, Any]:
-    """Predicted beside measured; a finished run's report does not fail over its prediction, it says why there is none."""
-    try:
-        return make_receipt(scenario, plan, facts_of(data), rates)
-    except Exception as error:
-        return {"note": f"no prediction: {type(error).__name__}: {error}", "stages": {}}
 
 
 def headline(result: Mapping[str, Any]) -> dict[str, float]:

@@ -155,11 +155,8 @@ def plan(
     address: Annotated[
         str | None, typer.Option(help="Plan on a live Ray and what is free there: an address, or `auto`.")
     ] = None,
-    predict: Annotated[
-        bool, typer.Option("--predict", help="Say how fast each stage should be, from a calibration.")
-    ] = False,
     search: Annotated[
-        bool, typer.Option("--search", help="Rank other placements by predicted time.")
+        bool, typer.Option("--search", help="Rank other placements by bytes held and moved.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -170,7 +167,7 @@ def plan(
         print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
         return
     source = api.scenario(scenario, change)
-    print(planning.shown(source, source.plan(planning.view(cluster, address)), predict, as_json))
+    print(planning.shown(source, source.plan(planning.view(cluster, address)), as_json))
 
 
 @app.command()
@@ -304,15 +301,12 @@ def new(
 
 @app.command()
 def doctor(
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this node for predictions (about 40 seconds).")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: versions, devices, Ray, compiler, memory, folders."""
     from nonet.deploy.doctor import doctor as checks
 
-    sys.exit(checks.main(calibrate, as_json))
+    sys.exit(checks.main(as_json))
 
 
 @app.command()

@@ -111,10 +111,6 @@ class ModelSpec:
         """Options that its builder takes."""
         return dict(options)
 
-    def uncalibrated(self, options: Options) -> str | None:
-        """What of it the cost model does not know, in words, "" for all of it; None where it is calibrated for it."""
-        return ""
-
     def base_sha256(self, options: Options) -> str | None:
         """Return the SHA-256 of the folder of weights that it is built on; None where it is built on none.
 

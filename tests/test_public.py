@@ -65,7 +65,7 @@ ROOMS = {
             "scenario",
             "cluster",
             "plan",
-            "predict",
+            "search",
             "setup",
             "groups",
             "session",

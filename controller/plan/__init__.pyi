@@ -9,7 +9,6 @@ from .memory_ledger import Ledger as Ledger
 from .memory_ledger import gigabytes as gigabytes
 from .offload_schedule import OffloadMove as OffloadMove
 from .offload_schedule import OffloadSchedule as OffloadSchedule
-from .placement import MOST_THREADS as MOST_THREADS
 from .planner import GroupPlan as GroupPlan
 from .planner import Plan as Plan
 from .planner import plan as plan

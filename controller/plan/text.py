@@ -45,7 +45,7 @@ def plan_text(plan: Any) -> str:
 
 
 def _work(plan: Any) -> list[str]:
-    """Flops and bytes of a step where devices work: on cpu a calibration predicts instead (`--predict`)."""
+    """Return flops and bytes of a step where devices work."""
     if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
         return []
     title = (

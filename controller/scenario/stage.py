@@ -178,7 +178,7 @@ class PlannedGroup(Protocol):
 class StageKind:
     """A kind of stage, by default one whose trainers learn from batches and whose rollouts rest.
 
-    plan_name   as plans, predictions and calibrations call it
+    plan_name   as plans call it
     options     its keys
     learner     dotted path of the StageLearner that trains it; "" for the model's own (`ModelSpec.learner`)
     loop        (session, name, recorder, stopped) -> whether it came to its end, or the dotted path of that function
@@ -276,10 +276,6 @@ class StageKind:
 
     def work(self, scenario: Any, name: str, body: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
         """Flops and bytes of a step (a plan's `StageWork`)."""
-        raise NotImplementedError
-
-    def predict(self, costs: Any, name: str, body: Any) -> Any:
-        """How long it should take (`StagePrediction`)."""
         raise NotImplementedError
 
     def lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from nonet.controller.plan import (
     row_moves,
     sequence,
 )
-from nonet.controller.predict import StageCosts, StagePrediction, decode_cost, update_cost
 from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions
 from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
 from nonet.errors import ConfigError
@@ -197,39 +196,6 @@ class ReinforcedKind(StageKind):
             name, body.steps, flops, tuple((what, count, way) for what, count, way in moves if count)
         )
 
-    def predict(self, costs: StageCosts, name: str, body: Reinforced) -> StagePrediction:
-        steps, cost, facts = costs.steps, costs.cost, costs.facts
-        trainer, rollout = steps.trainer, costs.plan.group_of("rollout")
-        width, stale = self.width(body), body.rollout.options().get("staleness", 0) > 0
-        history = min(costs.scenario.data.history, facts.trained_events / max(1, facts.users))
-        decode = decode_cost(costs.shape, _asked(body) / rollout.workers, history, width)
-        users = _asked(body) / trainer.workers
-        update = update_cost(costs.shape, users, history, width)
-        rewards, beams = len(body.rewards), _asked(body) * width * (costs.shape.levels * 8 + 30)
-        parts = {
-            "rollout": cost.decode.seconds(decode) * steps.slowdown(rollout, "decode"),
-            "reward": cost.hop.seconds(beams) * rewards,
-            "update": cost.update.seconds(update) * steps.slowdown(trainer, "update"),
-            **steps.read(users * history, users),
-            "reduce": steps.reduce(),
-            "publish": steps.publish(),
-            "calls": 2 * cost.call.seconds() + cost.hop.seconds(beams),
-        }
-        factor = cost.factor(self.plan_name)
-        parts = {part: factor * seconds for part, seconds in parts.items()}
-        hidden = _hidden(costs, parts) if stale and rollout.name != trainer.name else 0.0
-        whole = sum(parts.values()) - hidden
-        waits = {trainer.name: 1 - (parts["update"] + parts["reduce"]) / whole}
-        if rollout.name == trainer.name:
-            waits[trainer.name] -= parts["rollout"] / whole
-        else:
-            waits[rollout.name] = 1 - parts["rollout"] / whole
-        for reward in body.rewards:
-            waits[f"{name}.reward.{reward}"] = 1 - parts["reward"] / rewards / whole
-        apart = 4 * steps.parameters * rollout.workers if rollout.name != trainer.name else 0
-        rows, moved = body.steps * _asked(body), beams + apart
-        return costs.answer(name, self.plan_name, body.steps, rows, parts, waits, moved, hidden)
-
     def lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
         return {
             "steps": body.steps,
@@ -249,17 +215,6 @@ def _stale(body: Reinforced) -> dict[str, int]:
 def _asked(body: Reinforced) -> int:
     """Prompts of a step: the stage's users, and more where its algorithm drops some."""
     return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.options()))
-
-
-def _hidden(costs: StageCosts, parts: Mapping[str, float]) -> float:
-    """Seconds that staleness hides: the shorter of the two sides, less what they slow each other down on shared cores.
-
-    Publishing stays between steps: both sides take part in it.
-    """
-    before = sum(parts[name] for name in _BEFORE)
-    after = sum(seconds for name, seconds in parts.items() if name not in (*_BEFORE, "publish", "calls"))
-    slower = costs.steps.both(costs.plan.group_of("rollout"), costs.steps.trainer)
-    return max(0.0, min(before, after) * (2 - slower))
 
 
 SPEC = ReinforcedKind()

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
-from nonet.controller.predict import StageCosts, StagePrediction, train_cost
 from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, Share, StrictModel, Word
@@ -124,34 +123,6 @@ class SupervisedKind(StageKind):
         rows = row_moves(scenario, groups, tokens / size.positions_an_event, 2)
         flops = (group_flops(trainer, _TRAINED * size.parameters * tokens),)
         return StageWork(name, steps, flops, (*rows, *gradient_moves(trainer, size)))
-
-    def predict(self, costs: StageCosts, name: str, body: Supervised) -> StagePrediction:
-        trainer, shards, facts, cost = costs.steps.trainer, costs.steps.shards, costs.facts, costs.cost
-        mean = facts.trained_events / max(1, facts.users)
-        by_tokens = max(1, round((body.batch.tokens or 1) / max(1.0, mean)))
-        users = min(facts.users, body.batch.users or by_tokens)
-        epoch_steps = -(-facts.users // users)
-        steps = body.steps or epoch_steps * (body.epochs or 0)
-        if not steps:
-            steps = max(1, round((body.tokens or 1) / max(1, facts.trained_events) * epoch_steps))
-        events = facts.trained_events / epoch_steps
-        share = facts.targeted.get(name, _TARGETED) if body.target else 1.0
-        rank = events / trainer.workers * costs.steps.widest(users, trainer.workers)
-        positions = rank * (1 + 1 / costs.scenario.data.history) + users / trainer.workers
-        work = train_cost(costs.shape, positions, rank * share, body.ahead or costs.scenario.model.spec.ahead)
-        parts = {
-            "compute": cost.train.seconds(work) * costs.steps.slowdown(trainer, "train"),
-            **costs.steps.sparse(rank, users / trainer.workers),
-            "reduce": costs.steps.reduce(),
-            "calls": cost.call.seconds() / CHUNK_STEPS,
-        }
-        factor = cost.factor(self.plan_name)
-        parts = {part: factor * seconds for part, seconds in parts.items()}
-        waits = {trainer.name: 0.0}
-        if shards.name != trainer.name:
-            waits[shards.name] = 1 - parts.get("exchange", 0.0) / sum(parts.values())
-        rows = round(events * share * steps)
-        return costs.answer(name, self.plan_name, steps, rows, parts, waits, costs.steps.moved(rank))
 
     def lengths(self, body: Supervised, users: int, events: int) -> dict[str, Any]:
         per_step = min(

@@ -1,4 +1,4 @@
-"""What this machine does, measured: the calibration of the cost model."""
+"""Checks of this machine before a run."""
 
 import lazy_loader
 

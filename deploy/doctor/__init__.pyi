@@ -1,2 +1,1 @@
 from . import doctor as doctor
-from .measures import calibrate as calibrate

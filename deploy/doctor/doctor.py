@@ -11,7 +11,6 @@ import platform
 import re
 import resource
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +19,6 @@ from pathlib import Path
 
 from nonet.controller.cluster import host_memory_bytes
 from nonet.controller.plan import gigabytes
-from nonet.controller.predict import calibration
 from nonet.errors import ConfigError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
@@ -42,18 +40,11 @@ class Check:
 
 def examine() -> list[Check]:
     """Every check, in the order people read them."""
-    return [*_versions(), *_devices(), _ray(), _port(), _compiler(), *_room(), *_folders(), _calibrated()]
+    return [*_versions(), *_devices(), _ray(), _port(), _compiler(), *_room(), *_folders()]
 
 
-def main(measure: bool, as_json: bool) -> int:
-    """Print the checks, or measure and keep a calibration; the exit code."""
-    if measure:
-        from nonet.deploy.doctor.measures import calibrate
-
-        costs = calibrate(lambda line: print(line, file=sys.stderr, flush=True))
-        path = calibration.save(costs)
-        print(json.dumps(asdict(costs), indent=1) if as_json else f"kept in {path}")
-        return 0
+def main(as_json: bool) -> int:
+    """Print the checks and return the exit code."""
     checks = examine()
     print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else text(checks))
     return 1 if any(check.state == FAILURE for check in checks) else 0
@@ -183,7 +174,11 @@ def _folders() -> Iterator[Check]:
     runs = Path(os.environ.get("NONET_RUNS", "runs")).absolute()
     for name, folder in (
         ("runs", runs),
-        ("cache", calibration.path().parent),
+        (
+            "cache",
+            Path(os.environ.get("NONET_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "nonet",
+        ),
         ("temporary", Path(tempfile.gettempdir())),
     ):
         there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -198,18 +193,3 @@ def _folders() -> Iterator[Check]:
                 else "set TMPDIR"
             )
             yield Check(f"{name} folder", FAILURE, f"{folder} cannot be written", advice)
-
-
-def _calibrated() -> Check:
-    try:
-        costs = calibration.load()
-    except ConfigError as error:
-        return Check("calibration", WARNING, "unreadable", str(error))
-    if costs is calibration.NOMINAL:
-        return Check(
-            "calibration", WARNING, "none", "predictions are nominal until `nonet doctor --calibrate`"
-        )
-    factors = ", ".join(f"{kind} x{costs.factor(kind):.2f}" for kind in costs.seen)
-    return Check(
-        "calibration", OK, f"{costs.source}, {costs.runs} runs learned" + (f" ({factors})" if factors else "")
-    )

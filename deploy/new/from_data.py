@@ -154,7 +154,7 @@ def _path(path: Path, beside: Path) -> str:
 def _scenario(
     name: str, place: Path, data: Mapping[str, Any], reward: Path, beside: Path
 ) -> tuple[str, list[str]]:
-    """The scenario's text, and what to tell of its data: a table, warnings, minutes and memory."""
+    """The scenario's text, and what to tell of its data: a table, warnings and memory."""
     from nonet.controller.cluster import this_machine
     from nonet.controller.plan import gigabytes
     from nonet.deploy.run import ScenarioFile, planning
@@ -168,10 +168,9 @@ def _scenario(
     said = profile_text(profile).splitlines()
     said += [f"warning: {warning}" for warning in planning.checked(source)]
     made = source.plan(this_machine())
-    prediction = planning.predicted(source, made)
     memory = max((line.needed for line in made.ledger.lines), default=0)
     said.append(
-        f"a run takes about {max(1, round(prediction.wall_s / 60))} min where nothing else runs; its workers hold about "
-        f"{gigabytes(memory)}, Ray's own processes {gigabytes(_RAY_BYTES)} more (costs: {prediction.source})"
+        f"its workers hold about {gigabytes(memory)}, Ray's own processes {gigabytes(_RAY_BYTES)} more; the run prints the time "
+        "that is left from its first steps on"
     )
     return text, said

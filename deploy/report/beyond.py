@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.controller.predict import percent
+from nonet.controller.scenario.settings import percent
 from nonet.deploy.report.scores import Difference, headline_metrics, label, names, number, stage_table
 from nonet.deploy.report.tables import Cell, Report, Table
 from nonet.deploy.report.verdicts import strongest

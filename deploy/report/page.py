@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from nonet.controller.predict import repeats_text
+from nonet.controller.scenario.settings import repeats_text
 from nonet.deploy.report import beyond, tables
 from nonet.deploy.report.charts import forest_plot, line_chart
 from nonet.deploy.report.curves import Curve
@@ -68,8 +68,6 @@ def page(
         unread=unread,
         codebooks=tables.codebook_table(report),
         unique=(report.get("tokenizer") or {}).get("unique_before_collisions"),
-        receipt=report.get("receipt") or {},
-        predicted=tables.receipt_table(report),
         command=report.get("command"),
         made=tables.made_tables(report),
         scenario=scenario,

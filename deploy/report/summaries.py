@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from nonet.controller.predict import receipt_text
 from nonet.controller.record import RunFolder, runs_root
 from nonet.deploy.report.verdicts import verdict
 
@@ -37,8 +36,7 @@ def summary(report: Mapping[str, Any]) -> str:
     lines.append(
         f"\n{wall:.0f} s" + (f", {peak / 1e9:.2f} GB at most (PSS of all processes)" if peak else "")
     )
-    receipt = receipt_text(report.get("receipt") or {})
-    return "\n".join([*lines, *(["", receipt] if receipt else [])])
+    return "\n".join(lines)
 
 
 _LONGEST = 60  # letters of a title that is pleasant to type

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from nonet.controller.predict import percent
+from nonet.controller.scenario.settings import percent
 from nonet.deploy.report.scores import (
     Difference,
     ScoreRow,
@@ -137,21 +137,6 @@ def codebook_table(report: Report) -> Table:
         for level, (size, used, perplexity) in enumerate(levels, 1)
     ]
     return Table(["", "codes", "used", "perplexity"], rows, narrow=True)
-
-
-def receipt_table(report: Report) -> Table:
-    """What was predicted of each stage beside what was measured."""
-    rows = [
-        [
-            name,
-            f"{stage['predicted_rows_per_s']:,.0f}",
-            f"{stage['measured_rows_per_s']:,.0f}",
-            f"{stage['error']:+.0%}",
-            ", ".join(f"{part} {value:.3g} ms" for part, value in stage["parts_ms"].items()),
-        ]
-        for name, stage in _part(_part(report, "receipt"), "stages").items()
-    ]
-    return Table(["stage", "predicted", "measured", "error", "a step"], rows)
 
 
 def made_tables(report: Report) -> list[Table]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from nonet.controller.predict import duplicates_text, repeats_text, shared_codes_text
+from nonet.controller.scenario.settings import duplicates_text, repeats_text, shared_codes_text
 from nonet.deploy.report.scores import Difference, differences, headline_metrics, label, number, stage_table
 from nonet.deploy.report.validations import validation_sentences
 

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.cluster import ClusterView, read_view, this_machine
-from nonet.controller.plan import Plan, feature_dims, plan
-from nonet.controller.predict import DataFacts, Prediction, check_covered, predict, prediction_text
-from nonet.controller.scenario import Scenario
+from nonet.controller.plan import Plan, feature_dims
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
 
 _MOST_BYTES = 1 << 28  # of a table that a plan reads to warn
-__all__ = ["data_facts", "data_warnings", "predicted", "prediction_text", "searched", "view"]
 
 
 def view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -28,72 +25,20 @@ def view(cluster: Path | None, address: str | None) -> ClusterView:
 
 
 def searched(source: Any, view: ClusterView, as_json: bool) -> str:
-    """Placements of a scenario file ranked by prediction, as text or JSON."""
-    from nonet.controller.predict import calibration, search, search_dict, search_text
+    """Return the placements of a scenario file by rank, as text or JSON."""
+    from nonet.controller.search import search_dict, search_placements, search_text
 
-    check_covered(source.scenario, plan(source.scenario, view))
     checked(source)
-    plans = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
-    return json.dumps(search_dict(plans), indent=1) if as_json else search_text(plans)
+    search = search_placements(source.scenario, view)
+    return json.dumps(search_dict(search), indent=1) if as_json else search_text(search)
 
 
-def shown(source: Any, made: Plan, predict: bool, as_json: bool) -> str:
-    """A scenario file's plan with warnings about its data and, if asked for, the prediction, as text or JSON."""
+def shown(source: Any, made: Plan, as_json: bool) -> str:
+    """Return a scenario file's plan with warnings about its data, as text or JSON."""
     warnings = checked(source)
-    prediction = predicted(source, made) if predict else None
     if as_json:
-        answer = made.as_dict() | ({"data_warnings": warnings} if warnings else {})
-        return json.dumps(answer | ({"prediction": prediction.as_dict()} if prediction else {}), indent=1)
-    parts = [made.text(), "\n".join(f"warning: {warning}" for warning in warnings)]
-    return "\n\n".join(filter(None, [*parts, prediction and prediction_text(prediction)]))
-
-
-def predicted(source: Any, made: Plan) -> Prediction:
-    """How fast each stage of a scenario file should be under this plan. Raises ConfigError where nothing can be said."""
-    from nonet.controller.predict import calibration
-
-    check_covered(source.scenario, made)
-    return predict(source.scenario, made, data_facts(source.scenario, source.folder), calibration.load())
-
-
-def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
-    """Users and trained events, from the tables themselves. Raises DataError where they cannot be read from here."""
-    import numpy as np
-
-    from nonet.controller.setup import data_setup
-    from nonet.samples.sequences import TEST, TRAIN, VALID
-
-    data = data_setup(scenario, folder)
-    if data.on_disk():
-        return _facts_of_sample(scenario, folder)
-    seq, items = data.build()
-    train = seq.split == TRAIN
-    lengths = np.add.reduceat(train, seq.offsets[:-1]) if len(seq) else np.ones(1)
-    shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
-    spread = float(lengths.std() / max(1e-9, lengths.mean()))
-    prompts = int(((seq.split == VALID) | (seq.split == TEST)).sum())
-    return DataFacts(len(seq), int(train.sum()), spread, shares, len(items), prompts)
-
-
-def _facts_of_sample(scenario: Scenario, folder: Path) -> DataFacts:
-    """As `data_facts`, of data that are too many to read: from a profile of some of the users."""
-    import numpy as np
-
-    from nonet.controller.scenario.settings import held_out_of, profile_of
-    from nonet.controller.setup import targets
-
-    data = scenario.data
-    profile = profile_of(data.model_dump(exclude_none=True), folder, data.keep.model_dump())
-    split = {"use": data.split.use, **data.split.options()}
-    held_out = held_out_of(split)
-    lengths = np.arange(len(profile.users_of))
-    lengths = np.where(lengths > held_out, lengths - held_out, lengths)
-    mean = np.average(lengths, weights=profile.users_of)
-    spread = float(np.sqrt(np.average((lengths - mean) ** 2, weights=profile.users_of)) / max(1e-9, mean))
-    asked = int(split.get("test", 1) or 0) + int(split.get("valid", 0) or 0) if held_out else 0
-    prompts = asked * profile.users_above(held_out)
-    shares = dict.fromkeys(targets(scenario), 1.0)
-    return DataFacts(profile.users, profile.trained(held_out), spread, shares, profile.items, prompts)
+        return json.dumps(made.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
+    return "\n\n".join(filter(None, [made.text(), "\n".join(f"warning: {warning}" for warning in warnings)]))
 
 
 def checked(source: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""The SID decoder's facts: its keys, its parameters (a test counts the real module's), and what it is calibrated for."""
+"""The SID decoder's facts: its keys, its parameters (a test counts the real module's)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ TIME_BUCKETS = 64
 _DEPTH_VECTORS = (
     16  # a level and position, at ahead: 3 (quickstart: 219 vectors a position are kept, with depth: mlp 154)
 )
-_CALIBRATED = {"block": "attention", "depth": "mlp"}
 
 
 class SidDecoderOptions(StrictModel):
@@ -82,14 +81,6 @@ class SidDecoderSpec(ModelSpec):
     def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:
         """HSTU's blocks are built for histories of this length and the start before them."""
         return {**options, "length": around.history + 1} if options.get("block") == "hstu" else dict(options)
-
-    def uncalibrated(self, options: Options) -> str | None:
-        changed = [
-            f"model.{key}: {options[key]}"
-            for key, usual in _CALIBRATED.items()
-            if options.get(key, usual) != usual
-        ]
-        return ", ".join(changed) or None
 
 
 def sid_decoder_parameters(

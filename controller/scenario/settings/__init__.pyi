@@ -1,7 +1,9 @@
+from .data_text import duplicates_text as duplicates_text
+from .data_text import percent as percent
+from .data_text import repeats_text as repeats_text
+from .data_text import shared_codes_text as shared_codes_text
 from .filling import Stages as Stages
 from .filling import fill as fill
 from .filling import profile_of as profile_of
 from .filling import take_from as take_from
-from .rule import held_out_of as held_out_of
-from .warnings import MANY_DUPLICATES as MANY_DUPLICATES
 from .warnings import data_warnings as data_warnings

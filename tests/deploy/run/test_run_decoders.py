@@ -32,7 +32,6 @@ def test_a_run_learns_with_hstu_blocks_and_depth_attention_and_answers_from_its_
     # As wide as a quarter of the catalogue, a beam finds nearly what ranking all items finds.
     test = {way: found["all"] for way, found in report["detail"]["rl"]["test"].items()}
     assert test["beam"]["recall@10"] == pytest.approx(test["exhaustive"]["recall@10"], abs=0.1)
-    assert "model.block: hstu" in report["receipt"]["note"]
     answer = recommend_for(str(finished.folder.path), ["item b1", "item c2"], None, 5)
     assert all(len(titles) == 5 for titles in answer["columns"].values())
     assert answer["columns"]["rl"][0].startswith("item ")

@@ -1,0 +1,76 @@
+"""Sentences on a run's data: repeated items, copies of events, items that share codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nonet.controller.scenario.settings.warnings import MANY_DUPLICATES
+from nonet.samples.sequences import ALLOW
+
+_LEAST_SHARING, _MANY_SHARING = (
+    10,
+    0.1,
+)  # items with the same codes, and their share of all, from which a sentence says so
+
+
+def repeats_text(data: Mapping[str, Any]) -> str:
+    """A sentence on what holds of seen items in this run, and how many events it touches; "" where the data do not say.
+
+    `data`: a report's or the tokenise stage's, whose "repeats" is {"policy", "chosen_by", "share"}.
+    """
+    repeats = data.get("repeats")
+    if not repeats:
+        return ""
+    by = "chosen by the data" if repeats["chosen_by"] == "data" else "set by the scenario"
+    how = f"data.repeats: {repeats['policy']}, {by}"
+    test, train = (repeats["share"].get(name, 0.0) for name in ("test", "train"))
+    if repeats["policy"] == ALLOW:
+        return (
+            f"Seen items may be recommended again ({how}): {percent(test)} of the test events return to one, "
+            f"{percent(train)} of the training events."
+        )
+    missed = (
+        f"{percent(test)} of the test events return to one and are missed by everybody"
+        if test
+        else "no test event returns to one"
+    )
+    return f"Seen items are recommended to nobody again ({how}); {missed}."
+
+
+def duplicates_text(data: Mapping[str, Any]) -> str:
+    """Return a sentence on the copies among a run's events; "" where there are few, or the data do not say.
+
+    Args:
+        data: of a report or the tokenise stage; "duplicates" are events of the same user, item and second as another.
+    """
+    copies, events = data.get("duplicates", 0), data.get("events", 0)
+    if copies <= MANY_DUPLICATES * events:
+        return ""
+    return (
+        f"{copies:,} of {events:,} events are there twice (same user, item and second), so a held-out event may be a copy of "
+        "one that was trained on: drop the copies before you compare these numbers with others, unless they are events of "
+        "their own."
+    )
+
+
+def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
+    """Return a sentence on the largest group of items with the same codes; "" where it is small, or nothing is known of it.
+
+    Args:
+        tokenizer: the report of semantic ids; "largest_collision" is the size of that group.
+        items: the size of the catalogue.
+    """
+    largest = tokenizer.get("largest_collision", 0)
+    if largest < max(_LEAST_SHARING, _MANY_SHARING * items):
+        return ""
+    return (
+        f"{largest:,} of {items:,} items ({percent(largest / items)}) share the same codes and differ in the collision level "
+        "alone, which says nothing about them: name tokenizer.vectors that tell these items apart, or raise tokenizer.levels "
+        "or tokenizer.codes."
+    )
+
+
+def percent(share: float) -> str:
+    """A share in per cent, never 0 where there is some."""
+    return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"

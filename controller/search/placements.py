@@ -1,0 +1,158 @@
+"""Placements of a scenario's roles, ranked by analytic cost: fused, apart, collocated, and how many workers of each.
+
+Only `roles` differ between placements. The rank is by bytes that the fullest device or machine holds, then by bytes that a step
+of each stage moves between processes, then by the number of processes; all three follow from shapes (`Plan.ledger`,
+`Plan.work`). Only a run tells how fast a placement is. A placement that cannot be made, or does not fit in memory, is listed with
+its reason; one that this version only plans is never the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nonet.controller.cluster import ClusterView
+from nonet.controller.plan import Plan, plan
+from nonet.controller.scenario import Role, Scenario, check_runnable
+from nonet.errors import ConfigError, PlacementError
+from nonet.workers.roles.kinds import shipped_roles
+
+_WORKERS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedVariant:
+    """One placement of a scenario.
+
+    Attributes:
+        name: What is where, in words.
+        roles: The scenario's `roles` that make it.
+        plan: Its plan; None where it cannot be placed.
+        refused: Why it cannot be placed; "" where it can.
+        missing: What of it this version only plans; "" where it runs.
+    """
+
+    name: str
+    roles: dict[str, Any]
+    plan: Plan | None = None
+    refused: str = ""
+    missing: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether this version runs it."""
+        return not self.missing
+
+    @property
+    def processes(self) -> int:
+        """Processes that it starts."""
+        return sum(group.workers for group in self.plan.groups) if self.plan else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the fullest device or machine in the fullest phase of any stage."""
+        return max((line.needed for line in self.plan.ledger.lines), default=0) if self.plan else 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes between processes in one step of each stage, at most."""
+        return int(sum(count for stage in self.plan.work for _, count, _ in stage.moves)) if self.plan else 0
+
+    @property
+    def cost(self) -> tuple[bool, int, int, int]:
+        """The key that placements are ranked by, less is better."""
+        return self.plan is None, self.held_bytes, self.moved_bytes, self.processes
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Every placement of a scenario by rank, those that cannot be made last."""
+
+    scenario: Scenario
+    found: tuple[PlacedVariant, ...]
+
+    @property
+    def choice(self) -> PlacedVariant | None:
+        """The first that this version runs."""
+        return next((variant for variant in self.found if variant.plan and variant.runs), None)
+
+    @property
+    def beyond(self) -> PlacedVariant | None:
+        """The first that this version only plans, where it ranks before the choice."""
+        best = next((variant for variant in self.found if variant.plan and not variant.runs), None)
+        return best if best and (self.choice is None or best.cost < self.choice.cost) else None
+
+    def changes(self, variant: PlacedVariant) -> list[str]:
+        """Return what to give to `--set` for a placement; nothing for the scenario as it is."""
+        return [f"roles={_flow(variant.roles)}"] if variant.roles or self.scenario.roles else []
+
+
+def search_placements(scenario: Scenario, view: ClusterView) -> Search:
+    """Plan every placement and rank them."""
+    tried = [_try_placement(scenario, name, roles, view) for name, roles in variants(scenario, view)]
+    return Search(scenario, tuple(sorted(tried, key=lambda variant: (*variant.cost, variant.name))))
+
+
+def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (name, roles) of each placement: trainers by rollout, embedding and evaluator, fused, apart or collocated.
+
+    The cores of the largest node bound the number of workers.
+    """
+    cores = max(node.total.get("CPU", 1.0) for node in view.nodes)
+    counts = [count for count in _WORKERS if count <= max(1.0, cores)]
+    rolls_out = any(body.kind.rolls_out for body in scenario.stages.values())
+    apart = [f"apart x{count}" for count in counts]
+    rollouts = ["fused", *apart, "collocated"] if rolls_out else ["fused"]
+    for trainers in counts:
+        for rollout in rollouts:
+            for shards in ["fused", *apart] if scenario.sparse.tables else ["fused"]:
+                for evaluator in ("apart", "fused"):
+                    roles = {"trainer": {"workers": trainers}} if trainers > 1 else {}
+                    roles |= _role("rollout", rollout) | _role("embedding", shards)
+                    roles |= {"evaluator": {"fuse": "trainer"}} if evaluator == "fused" else {}
+                    yield (
+                        f"trainer x{trainers}, rollout {rollout}, embedding {shards}, evaluator {evaluator}",
+                        roles,
+                    )
+
+
+def _role(name: str, how: str) -> dict[str, Any]:
+    if how == "fused":
+        return {}
+    return {
+        name: {"collocate": "trainer"} if how == "collocated" else {"workers": int(how.rsplit("x", 1)[1])}
+    }
+
+
+def with_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
+    """The scenario with these roles in place of its own of the same names; the shipped roles start afresh."""
+    own = {n: r for n, r in scenario.roles.items() if n not in shipped_roles()}
+    made = {name: Role.model_validate(body) for name, body in roles.items()}
+    return scenario.model_copy(update={"roles": {**made, **own}})
+
+
+def _try_placement(scenario: Scenario, name: str, roles: dict[str, Any], view: ClusterView) -> PlacedVariant:
+    """Plan a scenario with these roles, or say why it cannot be placed."""
+    changed = with_roles(scenario, roles)
+    missing = _missing(changed)
+    try:
+        return PlacedVariant(name, roles, plan(changed, view), missing=missing)
+    except (PlacementError, ConfigError) as error:
+        return PlacedVariant(name, roles, refused=str(error), missing=missing)
+
+
+def _missing(scenario: Scenario) -> str:
+    """What of a scenario this version only plans, as its refusal names it."""
+    try:
+        check_runnable(scenario)
+    except ConfigError as error:
+        return str(error).partition("does not run ")[2].removesuffix(". `nonet plan` still works.")
+    return ""
+
+
+def _flow(value: Any) -> str:
+    """YAML flow style of plain dicts, strings and numbers."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(part)}" for key, part in value.items()) + "}"
+    return str(value)

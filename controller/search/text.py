@@ -1,0 +1,65 @@
+"""A search as a person reads it: the ranking, what to set for the choice, and what is only planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nonet.controller.plan import gigabytes
+from nonet.controller.search.placements import PlacedVariant, Search
+
+_SHOWN = 12
+
+
+def search_text(search: Search, limit: int = _SHOWN) -> str:
+    """Return the first `limit` placements as a table, the choice among them, and the best that is only planned beside it."""
+    ranked = [variant for variant in search.found if variant.plan]
+    choice, beyond = search.choice, search.beyond
+    alike: dict[tuple[Any, ...], list[PlacedVariant]] = {}
+    for variant in ranked:
+        alike.setdefault((*variant.cost, variant.runs), []).append(variant)
+    shown = [group[0] for group in alike.values()][:limit]
+    shown += [choice] if choice and choice not in shown else []
+    more = {id(group[0]): len(group) - 1 for group in alike.values()}
+    lines = [f"{'holds':>10}  {'moves a step':>12}  {'processes':>9}  placement"]
+    for variant in shown:
+        mark = f"  (and {more[id(variant)]} more alike)" if more.get(id(variant)) else ""
+        mark += "  <- the choice" if variant is choice else "" if variant.runs else "  (planned only)"
+        held, moved = gigabytes(variant.held_bytes), gigabytes(variant.moved_bytes)
+        lines.append(f"{held:>10}  {moved:>12}  {variant.processes:>9}  {variant.name}{mark}")
+    last = max((variant.cost for variant in shown), default=())
+    behind = sum(variant.cost > last for variant in ranked)
+    lines += [f"and {behind} that rank behind them"] if behind else []
+    refused = [variant for variant in search.found if variant.refused]
+    if refused:
+        lines.append(f"{len(refused)} cannot be placed, e.g. {refused[0].name}: {refused[0].refused[:160]}")
+    return "\n".join([*lines, "", *_verdict(search, choice, beyond)])
+
+
+def search_dict(search: Search) -> list[dict[str, Any]]:
+    """Return every placement by rank, for programs."""
+    return [
+        {
+            "variant": variant.name,
+            "roles": variant.roles,
+            "set": search.changes(variant),
+            "runs": variant.runs,
+            "missing": variant.missing,
+            "choice": variant is search.choice,
+            "refused": variant.refused,
+            "held_bytes": variant.held_bytes,
+            "moved_bytes": variant.moved_bytes,
+            "processes": variant.processes,
+        }
+        for variant in search.found
+    ]
+
+
+def _verdict(search: Search, choice: PlacedVariant | None, beyond: PlacedVariant | None) -> list[str]:
+    """Return what to set for the choice, and what a version that ran more would take."""
+    lines = []
+    if choice:
+        changes = " ".join(f"--set '{change}'" for change in search.changes(choice))
+        lines.append(f"take the first: {changes}" if changes else "take the first: the scenario as it is")
+    if beyond:
+        lines.append(f"planned only: {beyond.name}; this version does not run {beyond.missing}")
+    return lines
