@@ -270,9 +270,10 @@ def _items(
             raise ConfigError(f"--items {given}: there is no such file")
         table = _table(given, columns, missing)
         if "item" not in table.item_roles:
+            named = interactions.roles.get("item", "item_id")
             raise ConfigError(
-                f"--items {given}{_read_as(table)}: no column looks like the item; it has "
-                f"{listed(table.names)}. Name it: --column item=NAME"
+                f"--items {given}{_read_as(table)}: no column looks like the item; it has {listed(table.names)}. "
+                f"Call the column of its ids {named} there, as {interactions.path.name} does, or item_id"
             )
         return table
     of_items = [table for table in tables if table.path != interactions.path and table.is_items]

@@ -151,6 +151,16 @@ def test_what_cannot_be_used_is_one_line_and_leaves_nothing(refused):
     )
 
 
+def test_a_file_of_items_without_a_known_id_is_told_what_to_call_it(refused, new):
+    as_csv(log(), "log.csv")
+    as_csv(catalogue(name="faa"), "airports.csv")
+    words = ("mine.yaml", "--data", "log.csv", "--items", "airports.csv")
+    advice = "no column looks like the item; it has faa, name, price. Call the column of its ids sku there, as log.csv does"
+    assert advice in refused(*words)
+    as_csv(catalogue(name="sku"), "airports.csv")
+    assert new(*words)[0] == 0
+
+
 def test_words_that_do_not_fit_together_and_files_that_are_there_are_refused(refused):
     pq.write_table(log(), "events.parquet")
     assert "wants SCENARIO FILE, or FILE --data DIR" in refused("mine.yaml")
