@@ -78,7 +78,7 @@ def test_the_quickstart_on_two_ranks_has_the_losses_of_one_process(ray_local, tm
     ]
     alone, divided = map(losses, runs)
     assert alone.keys() == divided.keys()
-    assert {stage for stage, _ in alone} == {"pretrain", "finetune", "rl"}
+    assert {stage for stage, _ in alone} == {"pretrain", "finetune", "rl", "rl_control", "rl_control_passes"}
     for (stage, step), loss in alone.items():
         close = 1e-5 if stage == "pretrain" and step <= 50 else 1e-4
         near = {"abs": 1e-5} if stage == "rl" else {"rel": close}
