@@ -275,7 +275,7 @@ class Pipeline:
             "moved": session.groups.offloader.counted(),
             "published": session.trainer.published(),
         }
-        make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
+        make_report(session.run, session.scenario, session.size(), self.wall_s, work)
 
     def _keep_join_counts(self, stage: str | None = None) -> None:
         """Add the rows that joins looked up to results/joins.json: those of a stage's trainers and rewards, or the evaluator's.

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from nonet.controller.plan import Plan
 from nonet.controller.record import (
     Commands,
     RunFolder,
@@ -34,7 +33,6 @@ def make_report(
     weights: Mapping[str, int],
     wall_s: Mapping[str, float],
     work: Mapping[str, Mapping[str, float]],
-    plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
     facts = run.read_facts()

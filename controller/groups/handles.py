@@ -210,7 +210,7 @@ class RolloutHandle:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.ensure_on_device(prompts.stage)
-        request = self._request(prompts)
+        request = self._build_request(prompts)
         if prompts.users is None:
             beams = self.group.generate_step(prompts.size, request)
         else:
@@ -219,7 +219,9 @@ class RolloutHandle:
 
     def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
         """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
-        answer = self.group.ask(rank, "generate_group", prompts.size, Replicate(part), self._request(prompts))
+        answer = self.group.ask(
+            rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
+        )
         return self._through(prompts, answer)
 
     def _through(self, prompts: Prompts, beams: GroupFuture) -> GroupFuture:
@@ -228,7 +230,7 @@ class RolloutHandle:
             beams = step.apply(beams)
         return beams
 
-    def _request(self, prompts: Prompts) -> RolloutRequest:
+    def _build_request(self, prompts: Prompts) -> RolloutRequest:
         """Return how these prompts are answered."""
         options = self._options[prompts.stage]
         return RolloutRequest(

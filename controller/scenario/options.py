@@ -208,7 +208,7 @@ class Data(StrictModel):
 
     @property
     def table_format(self) -> TableFormat:
-        """How the tables are read."""
+        """Column names and missing texts that the tables are read with."""
         return TableFormat.from_options(self.columns, self.missing)
 
     @model_validator(mode="after")

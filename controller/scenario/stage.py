@@ -251,7 +251,7 @@ class StageKind:
         return 0
 
     def count_stored_row_steps(self, body: Any) -> int:
-        """Return in how many steps sparse rows change that trainers store as they were before, for reference and versions."""
+        """Return the number of steps whose sparse rows trainers store before they change, to compare with later; 0 if none."""
         return 0
 
     def least_users(self, body: Any) -> tuple[int | None, str]:

@@ -40,8 +40,8 @@ class PlacedVariant:
     missing: str = ""
 
     @property
-    def runs(self) -> bool:
-        """Whether this version runs it."""
+    def is_runnable(self) -> bool:
+        """Whether this version of Nonet can run the placement, and not only plan it."""
         return not self.missing
 
     @property
@@ -51,17 +51,17 @@ class PlacedVariant:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the fullest device or machine in the fullest phase of any stage."""
+        """Bytes that the fullest device or machine holds, at its peak over all stages."""
         return max((line.needed for line in self.plan.ledger.lines), default=0) if self.plan else 0
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes between processes in one step of each stage, at most."""
+        """Upper bound of the bytes that move between processes in one step of each stage, summed over stages."""
         return int(sum(count for stage in self.plan.work for _, count, _ in stage.moves)) if self.plan else 0
 
     @property
-    def cost(self) -> tuple[bool, int, int, int]:
-        """The key that placements are ranked by, less is better."""
+    def rank_key(self) -> tuple[bool, int, int, int]:
+        """The key that placements are sorted by: whether it cannot be placed, bytes held, bytes moved, processes."""
         return self.plan is None, self.held_bytes, self.moved_bytes, self.processes
 
 
@@ -75,13 +75,13 @@ class Search:
     @property
     def choice(self) -> PlacedVariant | None:
         """The first that this version runs."""
-        return next((variant for variant in self.found if variant.plan and variant.runs), None)
+        return next((variant for variant in self.found if variant.plan and variant.is_runnable), None)
 
     @property
     def beyond(self) -> PlacedVariant | None:
         """The first that this version only plans, where it ranks before the choice."""
-        best = next((variant for variant in self.found if variant.plan and not variant.runs), None)
-        return best if best and (self.choice is None or best.cost < self.choice.cost) else None
+        best = next((variant for variant in self.found if variant.plan and not variant.is_runnable), None)
+        return best if best and (self.choice is None or best.rank_key < self.choice.rank_key) else None
 
     def changes(self, variant: PlacedVariant) -> list[str]:
         """Return what to give to `--set` for a placement; nothing for the scenario as it is."""
@@ -91,7 +91,7 @@ class Search:
 def search_placements(scenario: Scenario, view: ClusterView) -> Search:
     """Plan every placement and rank them."""
     tried = [_try_placement(scenario, name, roles, view) for name, roles in variants(scenario, view)]
-    return Search(scenario, tuple(sorted(tried, key=lambda variant: (*variant.cost, variant.name))))
+    return Search(scenario, tuple(sorted(tried, key=lambda variant: (*variant.rank_key, variant.name))))
 
 
 def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -16,18 +16,18 @@ def search_text(search: Search, limit: int = _SHOWN) -> str:
     choice, beyond = search.choice, search.beyond
     alike: dict[tuple[Any, ...], list[PlacedVariant]] = {}
     for variant in ranked:
-        alike.setdefault((*variant.cost, variant.runs), []).append(variant)
+        alike.setdefault((*variant.rank_key, variant.is_runnable), []).append(variant)
     shown = [group[0] for group in alike.values()][:limit]
     shown += [choice] if choice and choice not in shown else []
     more = {id(group[0]): len(group) - 1 for group in alike.values()}
     lines = [f"{'holds':>10}  {'moves a step':>12}  {'processes':>9}  placement"]
     for variant in shown:
         mark = f"  (and {more[id(variant)]} more alike)" if more.get(id(variant)) else ""
-        mark += "  <- the choice" if variant is choice else "" if variant.runs else "  (planned only)"
+        mark += "  <- the choice" if variant is choice else "" if variant.is_runnable else "  (planned only)"
         held, moved = gigabytes(variant.held_bytes), gigabytes(variant.moved_bytes)
         lines.append(f"{held:>10}  {moved:>12}  {variant.processes:>9}  {variant.name}{mark}")
-    last = max((variant.cost for variant in shown), default=())
-    behind = sum(variant.cost > last for variant in ranked)
+    last = max((variant.rank_key for variant in shown), default=())
+    behind = sum(variant.rank_key > last for variant in ranked)
     lines += [f"and {behind} that rank behind them"] if behind else []
     refused = [variant for variant in search.found if variant.refused]
     if refused:
@@ -42,7 +42,7 @@ def search_dict(search: Search) -> list[dict[str, Any]]:
             "variant": variant.name,
             "roles": variant.roles,
             "set": search.changes(variant),
-            "runs": variant.runs,
+            "runs": variant.is_runnable,
             "missing": variant.missing,
             "choice": variant is search.choice,
             "refused": variant.refused,

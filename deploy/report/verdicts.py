@@ -43,7 +43,7 @@ def findings(report: Mapping[str, Any]) -> list[Finding]:
         + _reranked(report)
         + _hacked(report)
         + _left_out(report)
-        + _of_the_data(report)
+        + _find_data_limits(report)
         + validations
         + _repeats(report)
     )
@@ -225,7 +225,7 @@ def _left_out(report: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def _of_the_data(report: Mapping[str, Any]) -> list[Finding]:
+def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
     """Return what in the data or the semantic ids limits the meaning of the scores."""
     data, tokenizer = report.get("data") or {}, report.get("tokenizer") or {}
     texts = (duplicates_text(data), shared_codes_text(tokenizer, data.get("items", 0)))

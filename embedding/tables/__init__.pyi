@@ -17,6 +17,7 @@ from .bulk import waits as waits
 from .factory import core_status as core_status
 from .factory import make_table as make_table
 from .native_library import NativeUnavailable as NativeUnavailable
+from .native_library import cache_folder as cache_folder
 from .native_library import free_with as free_with
 from .native_library import library as library
 from .native_table import NativeTable as NativeTable

@@ -121,9 +121,9 @@ def compiler() -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where this node keeps compiled libraries: $NONET_CACHE, else the user's cache."""
+    """Return Nonet's cache on this node: below $NONET_CACHE, else below the user's cache."""
     base = os.environ.get("NONET_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return Path(base or os.path.expanduser("~/.cache")) / "nonet" / "core"
+    return Path(base or os.path.expanduser("~/.cache")) / "nonet"
 
 
 def sources() -> list[Path]:
@@ -185,7 +185,7 @@ def _compiled(reasons: list[str]) -> Path:
     if cxx is None:
         tried = "; ".join(reasons) or "no library came with the package"
         raise NativeUnavailable(f"{tried}; and there is no C++ compiler: install g++ or clang++, or set CXX")
-    folder = cache_folder()
+    folder = cache_folder() / "core"
     out = folder / f"core-{platform.machine()}-{_digest(cxx)}.so"
     if out.exists():
         return out

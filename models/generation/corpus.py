@@ -81,11 +81,11 @@ class Corpus(Catalogue):
         other.__dict__["stored"] = stored
         return other
 
-    def let_go(self) -> None:
-        """Take the pages of mapped files out of this process; what is asked for is read again."""
+    def release_pages(self) -> None:
+        """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
         for name in ("seq", "transitions"):
             if name in self.__dict__:
-                getattr(self, name).let_go()
+                getattr(self, name).release_pages()
 
     def with_joins(self, joins: Joins) -> Corpus:
         """The same, its events with columns out of stores; before they are first read."""

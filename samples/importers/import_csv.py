@@ -86,7 +86,7 @@ def import_csv(
         )
     if items_path is not None:
         chosen[path] = same_item_column(chosen[path], chosen[items_path], there[path], columns)
-    table = _read(path, chosen[path], missing, notes)
+    table = _read_table(path, chosen[path], missing, notes)
     chosen[path] = _with_finest_times(table, chosen[path], columns, notes)
     named = {
         file: {role: bare_name(source) for role, source in picks.items()} for file, picks in chosen.items()
@@ -94,7 +94,10 @@ def import_csv(
     if items_path is None:
         catalogue, item_columns = _occurring(table, named[path]), {}
     else:
-        catalogue, item_columns = _read(items_path, chosen[items_path], missing, notes), named[items_path]
+        catalogue, item_columns = (
+            _read_table(items_path, chosen[items_path], missing, notes),
+            named[items_path],
+        )
     table, catalogue = _alike(table, named[path].get("item"), catalogue, item_columns.get("item", "item_id"))
     return write_tables(table, catalogue, dst, f"csv {src}", named[path], item_columns, missing)
 
@@ -144,7 +147,20 @@ def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str,
             )
 
 
-def _read(path: Path, chosen: dict[str, str], missing: tuple[str, ...], notes: list[str] | None) -> pa.Table:
+def _read_table(
+    path: Path, chosen: dict[str, str], missing: tuple[str, ...], notes: list[str] | None
+) -> pa.Table:
+    """Read a text table without the rows that lack an id.
+
+    Args:
+        path: the file or folder.
+        chosen: role -> column.
+        missing: texts that stand for a missing value.
+        notes: gets how many rows were left out.
+
+    Raises:
+        DataError: more than a small share of the rows lacks an id.
+    """
     ids = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
     table = read_text(path, "csv", ids, notes, missing)
     for name in ids:

@@ -67,7 +67,7 @@ def text_schema(
 
 
 def first_text_rows(path: str | os.PathLike[str], what: str, missing: tuple[str, ...] = MISSING) -> pa.Table:
-    """Return the first rows of a text table, of its first file."""
+    """Read the first rows of a text table from its first file."""
     file = text_files(path, what)[0]
     form = replace(text_form(file, what), missing=missing)
     if form.kind == "json":

@@ -84,10 +84,10 @@ class BuildOptions:
 
     @property
     def table_format(self) -> TableFormat:
-        """How both tables are read."""
+        """Column names and missing texts that both tables are read with."""
         return TableFormat(self.columns, self.missing)
 
-    def facts(self) -> dict[str, Any]:
+    def to_fingerprint(self) -> dict[str, Any]:
         """Return what a working folder is named after; default missing texts are left out, as before they could be chosen."""
         facts = asdict(self)
         del facts["missing"]
@@ -125,7 +125,7 @@ def prepare(
     log = EventLog(ask.interactions, ask.table_format, *([slice_rows] if slice_rows else []))
     work = (
         root
-        / f"preparing-{_hash([FLAT_FORMAT, log.state(), _state(ask.items), ask.facts(), partition_rows])[:8]}"
+        / f"preparing-{_hash([FLAT_FORMAT, log.state(), _state(ask.items), ask.to_fingerprint(), partition_rows])[:8]}"
     )
     for other in root.glob("preparing-*"):
         if other != work:

@@ -41,7 +41,7 @@ def sample_of(
 
 
 def _columns_of(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
-    """The columns that sequences' items have: checked on a row of nothing, with the ones that are always there."""
+    """Return the schema of the items as sequences hold them, found by checking a table of one empty row."""
     one = pa.Table.from_arrays([_one(field.type) for field in given], schema=given)
     there = check_items(one, columns, f"items {items}").schema
     always = [("item", pa.int64()), ("title", pa.string()), ("categories", pa.list_(pa.string()))]

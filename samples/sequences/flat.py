@@ -200,8 +200,8 @@ class GrowingFile:
         np.lib.format.write_array_header_1_0(self._out, facts)
 
 
-def let_go(*arrays: np.ndarray) -> None:
-    """Take the pages of mapped arrays out of this process; they are read again when they are asked for."""
+def release_pages(*arrays: np.ndarray) -> None:
+    """Drop the resident pages of the memory-mapped arrays (`madvise(DONTNEED)`); a later access reads them again."""
     for array in arrays:
         mapped = getattr(getattr(array, "values", array), "_mmap", None)
         if mapped is not None:

@@ -25,7 +25,7 @@ from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
 from nonet.samples.sequences.compression import FoldedRepeats
-from nonet.samples.sequences.flat import Mapped, WideView, is_flat, let_go
+from nonet.samples.sequences.flat import Mapped, WideView, is_flat, release_pages
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
 from nonet.samples.sequences.repeats import MASK, copies, policy, repeat_shares, repeated
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
@@ -177,12 +177,12 @@ class Sequences:
             yield self.part(start, min(stop, len(self)))
             start = max(1, stop)
             if start < len(self):
-                self.let_go()
+                self.release_pages()
 
-    def let_go(self) -> None:
-        """Take the pages of mapped files out of this process; what is asked for is read again."""
+    def release_pages(self) -> None:
+        """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
         fields = self.item, self.time, self.event, self.split
-        let_go(*fields, *self.columns.values(), *self.targets.values())
+        release_pages(*fields, *self.columns.values(), *self.targets.values())
 
     def part(self, start: int, stop: int) -> Sequences:
         """The users [start, stop) alone; items keep their places. Nothing is copied."""

@@ -58,7 +58,7 @@ class Sums:
         return held_out | ({} if self.target is None else {"test_target": self.target})
 
     def lengths(self, seq: Sequences) -> dict[str, Any]:
-        """What predictions need: how unequal users' training lengths are, and what share of events each target keeps."""
+        """Return facts of the training events: time span, spread of users' lengths, share that each target keeps."""
         lengths, trained = seq.train_lengths, self.events[TRAIN]
         return {
             "train_span_s": self.last - self.first if trained else 0,

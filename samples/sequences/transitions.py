@@ -17,7 +17,7 @@ import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, DataError
-from nonet.samples.sequences.flat import GrowingFile, let_go
+from nonet.samples.sequences.flat import GrowingFile, release_pages
 from nonet.samples.sequences.pairs import Pairs, best_neighbours
 from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
@@ -53,9 +53,9 @@ class Transitions:
     options: CountOptions = field(default_factory=CountOptions)
     until: int = 0
 
-    def let_go(self) -> None:
-        """Take the pages of mapped files out of this process; what is asked for is read again."""
-        let_go(self.row, self.item, self.count, self.occurs)
+    def release_pages(self) -> None:
+        """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
+        release_pages(self.row, self.item, self.count, self.occurs)
 
     @classmethod
     def fit(

@@ -64,7 +64,7 @@ class TableFormat:
         return None if set(self.missing) == set(MISSING) else sorted(self.missing)
 
     def with_columns(self, columns: Mapping[str, str]) -> TableFormat:
-        """Return the format of another table of the same scenario."""
+        """Return a format with other column names and the same missing texts."""
         return TableFormat(dict(columns), self.missing)
 
 

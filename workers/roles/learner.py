@@ -117,7 +117,7 @@ class StageLearner:
         )
 
     def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
-        """Return what the stage adds to a checkpoint on this rank, as it is now."""
+        """Return functions that write the stage's state of this moment into a checkpoint folder."""
         return []
 
     def device_tensors(self) -> Iterable[Tensor]:

@@ -116,7 +116,7 @@ class DataSetup:
 
     @property
     def table_format(self) -> TableFormat:
-        """How the tables are read."""
+        """Column names and missing texts that the tables are read with."""
         return TableFormat(dict(self.columns), self.missing)
 
     def on_disk(self) -> bool:

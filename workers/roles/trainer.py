@@ -164,7 +164,7 @@ class Trainer(DistributeWorker):
             MemoryFit(
                 self.run, self.corpus, self.model, self.sparse, self._member, context.voters, self.device
             ).set()
-            self.corpus.let_go()
+            self.corpus.release_pages()
 
     @method(collect="first", shards=Replicate)
     def reshard(self, shards: Sequence[int]) -> int:

@@ -8,14 +8,12 @@ from typing import Any
 from nonet.controller.scenario.settings.warnings import MANY_DUPLICATES
 from nonet.samples.sequences import ALLOW
 
-_LEAST_SHARING, _MANY_SHARING = (
-    10,
-    0.1,
-)  # items with the same codes, and their share of all, from which a sentence says so
+# Number of items with the same codes, and their share of all items, from which a sentence says so.
+_LEAST_SHARING, _MANY_SHARING = 10, 0.1
 
 
 def repeats_text(data: Mapping[str, Any]) -> str:
-    """A sentence on what holds of seen items in this run, and how many events it touches; "" where the data do not say.
+    """Return a sentence on whether seen items are recommended again, and how many events that touches; "" if unknown.
 
     `data`: a report's or the tokenise stage's, whose "repeats" is {"policy", "chosen_by", "share"}.
     """
@@ -72,5 +70,5 @@ def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, never 0 where there is some."""
+    """Format a share in per cent; a share above 0 is never shown as 0."""
     return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"

@@ -46,7 +46,7 @@ def test_the_ranking_is_by_bytes_held_then_moved_then_processes_and_the_choice_i
     keys = [(v.held_bytes, v.moved_bytes, v.processes) for v in ranked.found if v.plan]
     assert keys == sorted(keys)
     assert len(set(keys)) > 10
-    assert ranked.choice is next(v for v in ranked.found if v.plan and v.runs)
+    assert ranked.choice is next(v for v in ranked.found if v.plan and v.is_runnable)
     assert ranked.beyond is None
     moved = {v.name: v.moved_bytes for v in ranked.found}
     fused = "trainer x1, rollout fused, embedding fused, evaluator fused"

@@ -92,7 +92,7 @@ def test_a_step_is_rows_of_events_and_an_epoch_is_all_of_them(likes):
 def test_mapped_pages_of_the_log_are_released_while_a_click_model_trains(likes, monkeypatch):
     trainer, _ = likes.trainer()
     released = []
-    monkeypatch.setattr(Sequences, "let_go", lambda self: released.append(self))
+    monkeypatch.setattr(Sequences, "release_pages", lambda self: released.append(self))
     assert len(trainer.train(likes.stage, 0, 10)) == 10
     assert not released
     trainer.train(replace(likes.stage, steps=70), 60, 70)

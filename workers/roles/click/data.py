@@ -40,7 +40,7 @@ class ClickData:
             self._clicks[target] = Clicks.labelled(self.seq, self.items, target, features, history)
         return self._clicks[target]
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Drop the process's resident pages of the memory-mapped log."""
         if "seq" in self.__dict__:
-            self.seq.let_go()
+            self.seq.release_pages()

@@ -24,9 +24,9 @@ class ClickLearner(SupervisedLearner):
     """Learns a stage from batches of labelled events."""
 
     def make_request(self) -> SampleRequest:
-        """Return what the stage wants from the source: events."""
+        """Return the request that opens the source of the stage's samples: one row per event."""
         data = self.context.corpus
-        return self._request("events", lambda: data.seq, lambda: data.items)
+        return self._build_request("events", lambda: data.seq, lambda: data.items)
 
     def read_batch(self, step: int) -> SparseBatch:
         """Read this rank's events of a step, with the keys of their bags."""

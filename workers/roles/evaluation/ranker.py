@@ -298,8 +298,8 @@ class Ranker:
         for number, start in enumerate(range(0, events, step), 1):
             yield slice(start, start + step)
             if number % _MAPPED == 0:
-                self.corpus.let_go()
-        self.corpus.let_go()
+                self.corpus.release_pages()
+        self.corpus.release_pages()
 
     def _boards(
         self, part: Part, split: str, events: slice, scores: Scores, recommender: Recommender | None

@@ -112,7 +112,7 @@ class PolicyLearner(StageLearner):
         return tensors_of(self.reference.model) if self.reference is not None else []
 
     def _keep_version(self, version: int | None) -> dict[int, FrozenPolicy]:
-        """Keep the policy as the published version, and return the versions that beams may still come from."""
+        """Store a copy of the policy under its published version; return the stored versions that beams may still come from."""
         staleness = int(self.stage.mismatch.get("staleness", 0))
         if version is None or not staleness:
             return {}

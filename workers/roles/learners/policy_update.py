@@ -119,11 +119,7 @@ class PolicyUpdate:
         assert self.critic is not None
         out = np.zeros(beams["logp"].shape, np.float32)
         parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
-        share = Share(
-            [self._prompts(_rows(beams, part)) for part in parts],
-            self.context.run.features,
-            self.context.device,
-        )
+        share = self._share(beams, parts)
         rows = share.frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
             cache = self.context.model.prefill(on(chunk.batch, self.context.device), chunk.spread(rows))
@@ -141,11 +137,7 @@ class PolicyUpdate:
             for version in np.unique(made)
             for part in bounded(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
         ]
-        share = Share(
-            [self._prompts(_rows(beams, part)) for part in parts],
-            self.context.run.features,
-            self.context.device,
-        )
+        share = self._share(beams, parts)
         rows = share.frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
             some, batch = _rows(beams, part), on(chunk.batch, self.context.device)
@@ -198,9 +190,7 @@ class PolicyUpdate:
         """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped, ratio and what the algorithm reports
         besides, over this rank's codes."""
         parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
-        share = Share(
-            [self._prompts(_rows(beams, p)) for p in parts], self.context.run.features, self.context.device
-        )
+        share = self._share(beams, parts)
         learn = self.stage.sparse_lr is not None
         if learn:
             self._store_rows(share)
@@ -343,6 +333,11 @@ class PolicyUpdate:
             found |= {f"scene.{title}.{name}": value for name, value in values.items()}
         return found | {"reward": whole / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
 
+    def _share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> Share:
+        """Return this rank's prompts in chunks: those of the beams at each of `parts`."""
+        prompts = [self._prompts(_rows(beams, part)) for part in parts]
+        return Share(prompts, self.context.run.features, self.context.device)
+
     def _prompts(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""
         return partial(
@@ -433,9 +428,9 @@ class PolicyUpdate:
         """How many of the first prompts exact figures are taken of; sums of the policy's entropy over them and of its KL to the
         reference, nats over the whole catalogue. Large catalogues have none."""
         few = _rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
-        share = Share([self._prompts(few)], self.context.run.features, self.context.device)
         if self.context.corpus.trie.n_leaves > _MOST_ITEMS:
             return 0.0, 0.0, 0.0
+        share = self._share(few, [slice(None)])
         rows, chunk = share.frozen_rows(self.context.sparse), next(iter(share))
         if not len(few["user"]):
             return 0.0, 0.0, 0.0

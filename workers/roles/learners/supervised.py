@@ -92,7 +92,7 @@ class SupervisedLearner(StageLearner):
         records = pipeline.run(start, stop)
         context.sparse.stop()
         if start // _PAGES_EVERY != stop // _PAGES_EVERY:
-            context.corpus.let_go()
+            context.corpus.release_pages()
         return records
 
     def read_batch(self, step: int) -> Any:
@@ -197,10 +197,10 @@ class SupervisedLearner(StageLearner):
         return self._opened
 
     def make_request(self) -> SampleRequest:
-        """Return what the stage wants from the source."""
+        """Return the request that opens the source of the stage's samples: one row per user."""
         corpus = self.context.corpus
         data = (lambda: corpus.seq, lambda: corpus.items, corpus.sids)
-        return self._request("users", *data, joins=corpus.joins)
+        return self._build_request("users", *data, joins=corpus.joins)
 
     def restore(self, folder: Path) -> None:
         self.precision.load(folder)
@@ -226,7 +226,7 @@ class SupervisedLearner(StageLearner):
         """The ledger of the samples; None before the first batch, or where the source keeps none."""
         return self._opened.ledger if isinstance(self._opened, Counted) else None
 
-    def _request(self, unit: str, *data: Any, joins: Any = None) -> SampleRequest:
+    def _build_request(self, unit: str, *data: Any, joins: Any = None) -> SampleRequest:
         """Return a request for rows of `unit` ("users" or "events") with these data."""
         run, stage = self.context.run, self.stage
         size, features = (stage.users, run.history), tuple(run.features)
