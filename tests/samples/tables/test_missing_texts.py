@@ -77,7 +77,10 @@ def test_a_list_is_part_of_what_a_preparation_is_named_after_where_it_is_not_the
     usual = BuildOptions("a", None, {}, {}, {}, {})
     assert "missing" not in usual.to_fingerprint()
     assert "missing" not in BuildOptions("a", None, {}, {}, {}, {}, missing=MISSING[::-1]).to_fingerprint()
-    assert BuildOptions("a", None, {}, {}, {}, {}, missing=("b", "a")).to_fingerprint()["missing"] == ["a", "b"]
+    assert BuildOptions("a", None, {}, {}, {}, {}, missing=("b", "a")).to_fingerprint()["missing"] == [
+        "a",
+        "b",
+    ]
 
 
 def test_both_tables_are_read_by_one_format(tmp_path):
