@@ -37,7 +37,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Tiny Hugging Face architectures through what a run does with them; writes the table of docs/models.md. Ten minutes.
+# Tiny Hugging Face architectures through what a run does with them; writes the table of docs/how-to/hugging-face.md. Ten minutes.
 zoo: setup
 	$(BIN)/nonet bench zoo --set write=true
 

@@ -38,7 +38,7 @@ class Task:
     folder     where the scenario's own files are; run: the run's folder
     resume     go on from the newest commit
     detached   no driver holds a lease: the run goes on by itself, and the controller ends with it
-    timeout_s  how long workers and run go on without a sign of life (docs/design.md, section 8)
+    timeout_s  how long workers and run go on without a sign of life (docs/explanation/design.md, section 8)
     token      what the driver wrote into the run's folder, which must be the folder that the controller sees
     """
 

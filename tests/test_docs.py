@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -36,7 +37,7 @@ PAGES = sorted(
     if "nonet" not in page.relative_to(ROOT).parts
 )
 # Its blocks are one file and one scenario, which tests/test_extend.py runs.
-WHOLE = ROOT / "docs" / "extend.md"
+WHOLE = ROOT / "docs" / "how-to" / "extend.md"
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PATH = re.compile(rf"\b(?:{'|'.join(CODE)})/(?:[\w.-]+/)*[\w-]+\.(?:py|pyi|md|cpp|h|sh|yaml|html|svg|png)\b")
 MOST_WORDS = 25
@@ -88,7 +89,9 @@ def test_sections_that_are_cited_exist():
 
 
 def test_the_sections_of_the_design_are_numbered_in_order():
-    numbers = re.findall(r"^## (\d+)\. ", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.M)
+    numbers = re.findall(
+        r"^## (\d+)\. ", (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8"), re.M
+    )
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
 
 
@@ -130,14 +133,30 @@ def test_the_examples_of_the_rewards_module_run():
     assert list(names["cheap"](np.array([30.0, 60.0]))) == [True, False]  # type: ignore[operator]
 
 
-def test_readme_is_two_screens_with_ten_numbers_at_most():
+def test_readme_is_short_with_eight_measures_at_most():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 90
     measured = re.search(r"^## Measured\n(.*?)^## ", text, re.M | re.S)
     assert measured is not None
     rows = [line for line in measured[1].splitlines() if line.startswith("|")][2:]
-    assert 0 < len(rows) <= 10
+    assert 0 < len(rows) <= 8
     assert all(line.count("`") == 2 for line in rows)  # one command each
+
+
+def test_generated_pages_are_current():
+    generated = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    stale = [
+        page
+        for page, write in generated["PAGES"].items()
+        if (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8") != write()
+    ]
+    assert not stale, "run `python docs/generate.py`"
+
+
+def test_every_page_is_on_the_home_page():
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    assert pages == set(re.findall(r"\]\(([\w/.-]+\.md)\)", home))
 
 
 def test_architecture_is_short_and_its_sentences_are():
@@ -149,7 +168,7 @@ def test_architecture_is_short_and_its_sentences_are():
 
 def test_every_measured_row_has_a_command_or_says_that_there_is_none():
     bare = []
-    for page in (ROOT / "docs" / "benchmarks").glob("*.md"):
+    for page in (ROOT / "docs" / "benchmarks").glob("20*.md"):
         lines = page.read_text(encoding="utf-8").splitlines()
         rows = [line for before, line in pairwise(lines) if line.startswith("|") and before.startswith("|")]
         bare += [
@@ -305,4 +324,4 @@ def _check_yaml(text: str, folder: Path) -> None:
         make_scenario(quickstart)
     else:
         assert set(body) <= set(Scenario.model_fields), text
-        make_scenario(body if "stages" in body else quickstart | body)
+        make_scenario(body if "name" in body else quickstart | body)

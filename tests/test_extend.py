@@ -1,4 +1,4 @@
-"""docs/extend.md does what it says: its code in one file beside a scenario is a run with six kinds of things of one's own."""
+"""docs/how-to/extend.md does what it says: its code in one file beside a scenario is a run with six kinds of things of one's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
 MOST_LINES = 30
 
 

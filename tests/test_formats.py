@@ -1,4 +1,4 @@
-"""docs/formats.md has the number of every format that the code writes."""
+"""docs/reference/files.md has the number of every format that the code writes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ WRITTEN = {
 
 
 def test_the_table_has_the_numbers_that_are_written():
-    page = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
     assert {name: int(number) for name, number in rows} == WRITTEN

@@ -167,7 +167,7 @@ def test_what_a_face_offers_is_used_from_outside():
                 users.setdefault(home, set()).update(names)
         for module, name in re.findall(r"\"nonet\.([\w.]+):(\w+)\"", file.read_text()):  # what a spec names
             users.setdefault(module.replace(".", "/"), set()).add(name)
-    docs = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    docs = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     idle = [
         f"{face}: {name}"
         for face in sorted({place for place, _ in _modules()})

@@ -23,7 +23,7 @@ _GAP, _TITLE = 44, 34
 _COLOURS = {"unmasked": "#cfe8d5", "masked": "#fbe7a8", "seen": "#26547c", "line": "#9aa5b1"}
 
 
-def pictures(folder: str = "docs") -> dict[str, Any]:
+def pictures(folder: str = "docs/explanation") -> dict[str, Any]:
     """Write attention-masks.svg and attention-intervals.svg into the folder; a row a file."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     panels = [_panel(name, mask.table(cuts)) for name, mask, cuts in _masks()]

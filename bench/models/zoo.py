@@ -1,4 +1,4 @@
-"""`make zoo`: every architecture made tiny, its weights drawn, taken through what a run does; the table in docs/models.md.
+"""`make zoo`: every architecture made tiny, its weights drawn, taken through what a run does; the table in docs/benchmarks/backbones.md.
 
 A tick is earned by a run of its own on one batch of histories: steps of the engine that trains runs, and its checkpoints. What
 raises, or answers otherwise, is a cross with its reason.
@@ -32,12 +32,12 @@ from nonet.workers.runtime import Membership
 CODES, _BEAMS, _SEED = (8, 8, 8), 16, 5
 _LENGTHS = (4, 0, 7, 2)
 _LR, _LORA = 1e-3, {"rank": 4, "alpha": 8.0}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "backbones.md"
 BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 
 def zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
-    """A row an architecture; with `write` also in the table of docs/models.md."""
+    """A row an architecture; with `write` also in the table of docs/benchmarks/backbones.md."""
     torch.set_num_threads(1)
     chosen = NAMES if names == "all" else names.split(",")
     animals = [_Animal(kind) for kind in chosen]

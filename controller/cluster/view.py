@@ -1,6 +1,6 @@
 """What a cluster has: nodes, their resources, labels and devices, and who holds what; as plain data.
 
-Read from a YAML file (`nonet plan --cluster`, docs/clusters.md) or from a live Ray (`controller/cluster/live.py`). Pure: no Ray
+Read from a YAML file (`nonet plan --cluster`, docs/how-to/clusters.md) or from a live Ray (`controller/cluster/live.py`). Pure: no Ray
 import. What a view does not say (a device's memory, a node's rack) is unknown, and nothing is decided by guessing it.
 
     nodes:

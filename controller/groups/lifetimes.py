@@ -2,7 +2,7 @@
 
 Controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A foreground
 run holds a lease that its driver renews; without it the run stops. Workers that hear nothing exit by themselves. `reap` removes
-what a killed controller left (docs/design.md, section 8).
+what a killed controller left (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]
     except ConfigError as error:
         yield f"warning: {str(error).removesuffix(' `nonet plan` still works.')}"
     if any(group.device == "npu" for group in groups):
-        yield "warning: nothing of this has ever run on Ascend; docs/hardware.md says what was tried and how"
+        yield "warning: nothing of this has ever run on Ascend; docs/how-to/devices.md says what was tried and how"
 
 
 def _copies(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:

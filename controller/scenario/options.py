@@ -88,7 +88,7 @@ class StoredIn(StrictModel):
             "the environment"
         ),
     ]
-    options: Annotated[dict[str, Any], Field(description="of the store, see docs/stores.md")] = {}
+    options: Annotated[dict[str, Any], Field(description="of the store, see docs/how-to/stores.md")] = {}
 
     @field_validator("use")
     @classmethod
@@ -130,7 +130,7 @@ class Join(StrictModel):
         ),
     ] = None
     options: Annotated[
-        dict[str, Any], Field(description="of the store: timeout, attempts, and what docs/stores.md lists")
+        dict[str, Any], Field(description="of the store: timeout, attempts, and what docs/how-to/stores.md lists")
     ] = {}
 
     @field_validator("use")

@@ -6,7 +6,7 @@ scenario's own tables. Of a larger one travel the modules that the file imports 
 
 `sources.json` says which copy stands for which `use`, with its sha256; the copies of what lies beside have no `use`. The
 originals may be edited or deleted while a run goes on, and before it is resumed; a copy that changed is an error
-(docs/design.md, section 7).
+(docs/explanation/design.md, section 7).
 """
 
 from __future__ import annotations

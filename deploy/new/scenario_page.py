@@ -47,7 +47,7 @@ def reward_page(name: str) -> str:
     """A reward to start from."""
     return f'''"""A reward of your own: numbers [U, W] for U users and W recommended items each.
 
-It may ask for any column of the items, and more: docs/rewards.md.
+It may ask for any column of the items, and more: docs/reference/rewards.md.
 """
 
 import nonet

@@ -1,6 +1,6 @@
 """A report's numbers in the shape that people read: one row a baseline or stage, one column a metric.
 
-Pure functions of report.json's dictionary (docs/design.md, section 7); any part of it may be missing, and then there is no
+Pure functions of report.json's dictionary (docs/explanation/design.md, section 7); any part of it may be missing, and then there is no
 row.
 """
 

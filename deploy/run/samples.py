@@ -29,7 +29,7 @@ def explained(scenario: Scenario) -> str:
                 "  events that split.rl holds out, each once an epoch; a fifth of the users is never asked"
             )
     lines.append(
-        "Every commit holds a ledger of what was learned from (samples/ledger.json): docs/samples.md"
+        "Every commit holds a ledger of what was learned from (samples/ledger.json): docs/explanation/exactly-once.md"
     )
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Counter-based randomness: no generator whose state would need saving.
 
 `rng(seed, *words)` keys a Philox generator by a hash of its words, so the same words give the same numbers in any
-process, in any order, after any restart (docs/design.md, section 9). Philox: Salmon et al., SC 2011.
+process, in any order, after any restart (docs/explanation/design.md, section 9). Philox: Salmon et al., SC 2011.
 """
 
 from __future__ import annotations

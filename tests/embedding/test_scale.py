@@ -1,4 +1,4 @@
-"""docs/scale.md is arithmetic over measurements of docs/benchmarks: every number that follows from others is worked out again."""
+"""docs/benchmarks/scale.md is arithmetic over measurements of docs/benchmarks: every number that follows from others is worked out again."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 MEASURED = (
     (DOCS / "benchmarks" / "2026-11.md").read_text(encoding="utf-8").partition("## Sparse rows, for")[2]
 )
-TEXT = (DOCS / "scale.md").read_text(encoding="utf-8") + MEASURED.partition("\n## ")[0]
+TEXT = (DOCS / "benchmarks" / "scale.md").read_text(encoding="utf-8") + MEASURED.partition("\n## ")[0]
 TABLE, KEYS, WIDTH, HOST, FULL = 10e12, 1 << 20, 64, 1e12, 0.8
 
 

@@ -4,7 +4,7 @@
 
 NONET is the `nonet` command of the version to be kept, and FOLDER a place that does not exist yet. The script runs that
 command as a user would and packs what it leaves: runs that finished, a run that was stopped inside RL, a registry with two
-versions, exports, a packed store, prepared data, a serving journal and the plug-ins of docs/extend.md. Each exhibit becomes
+versions, exports, a packed store, prepared data, a serving journal and the plug-ins of docs/how-to/extend.md. Each exhibit becomes
 one archive, FOLDER/NAME.tar.xz, with the placeholder `@MUSEUM@` where a file had the absolute path of the place of work.
 
 `tests/museum/exhibits.py` opens what this script packed. Exhibits are made once per format change and never made again: they
@@ -168,7 +168,7 @@ def make(nonet: str, root: Path) -> None:
     shop.write("stopped.yaml", SHOP.format(data=usual, more=joined, model=decoder, steps=400))
     shop.write("backbone.yaml", SHOP.format(data=data, more="prepare: memory", model=backbone, steps=2))
     shop.write("clicks.yaml", CLICKS.format(data=data))
-    page = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
     shop.write("mine.py", "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
     plugged = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0]
     plugged = plugged.replace("interactions: interactions.parquet", f"interactions: {root}/data/log.parquet")

@@ -164,7 +164,7 @@ def test_artifacts_are_written_relative_to_the_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stopped", "mine"])
 def test_runs_are_resumed_to_their_report_on_ray(no_ray, museum, tmp_path, name):
-    """The stopped run goes on inside RL; the plug-ins of docs/extend.md as they were written for fe1e6d5 train again."""
+    """The stopped run goes on inside RL; the plug-ins of docs/how-to/extend.md as they were written for fe1e6d5 train again."""
     folder = museum[name]
     if name == "stopped":
         text = (folder / name / "scenario.yaml").read_text()

@@ -4,7 +4,7 @@ A `Device` says how Ray counts it, which variable makes it visible, which collec
 torch the device, and what a worker does with it: memory, streams, seeds, autocast. A fact of a *pool*, never of the process
 or the job: one run may hold all three kinds, and nothing here asks what this machine has until a worker claims its own.
 No torch, no Ray at import. Another vendor is one `register` call in a module that `NONET_DEVICES` or an entry point
-`nonet.devices` names, so that every process of the run makes it (docs/hardware.md).
+`nonet.devices` names, so that every process of the run makes it (docs/how-to/devices.md).
 """
 
 from __future__ import annotations

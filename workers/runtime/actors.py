@@ -1,7 +1,7 @@
 """ActorGroup: the worker processes of one group, whatever roles they hold.
 
 A group of a run is named and detached: it outlives a controller that is restarted, and ends itself when none speaks to it
-(docs/design.md, section 8). A group of a script belongs to the script's driver, as Ray's actors do.
+(docs/explanation/design.md, section 8). A group of a script belongs to the script's driver, as Ray's actors do.
 """
 
 from __future__ import annotations

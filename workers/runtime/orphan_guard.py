@@ -1,7 +1,7 @@
 """OrphanGuard: ends an orphaned worker. Detached actors outlive whoever made them; without it they would stay for ever.
 
 A host that hears nothing from its controller for `timeout_s` removes the placement group it stands in, which ends all
-actors in it, and then itself, without a restart (docs/design.md, section 8).
+actors in it, and then itself, without a restart (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations

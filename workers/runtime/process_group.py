@@ -1,7 +1,7 @@
 """Ranks joined in one torch.distributed process group, under an epoch.
 
 Trainers come first, shards apart after them. The group's time-out is the step deadline doubled, never torch's 30 min; a
-lost rank means a new epoch for all, under its own prefix of the store (docs/design.md, section 8).
+lost rank means a new epoch for all, under its own prefix of the store (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ahead           1 where the median user has fewer than 5 events, else 3. smoothi
 evaluate        recall and NDCG at 5 and 10; beams as wide as the largest k, 20 at least.
 
 The machine is not asked, so that a scenario means the same everywhere; what does not fit one, its plan refuses.
-docs/settings.md has the same as a table, with the reasons.
+docs/reference/settings.md has the same as a table, with the reasons.
 """
 
 from __future__ import annotations
