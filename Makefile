@@ -5,7 +5,7 @@ TORCH  ?= 2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-all mutants check format zoo bench sanitize setup clean
+.PHONY: run test test-all mutants check docs format zoo bench sanitize setup clean
 
 run: setup
 	$(BIN)/nonet run quickstart
@@ -32,12 +32,19 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/mkdocs build --quiet --strict
+
+# The generated reference pages, then the site in build/site.
+docs: setup
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Tiny Hugging Face architectures through what a run does with them; writes the table of docs/how-to/hugging-face.md. Ten minutes.
+# Tiny Hugging Face architectures through what a run does with them; writes the table of docs/benchmarks/backbones.md. Ten minutes.
 zoo: setup
 	$(BIN)/nonet bench zoo --set write=true
 
