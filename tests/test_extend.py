@@ -1,4 +1,4 @@
-"""docs/how-to/extend.md does what it says: its code in one file beside a scenario is a run with six kinds of things of one's own."""
+"""docs/how-to/extend.md: its code in one file beside a scenario is a run with six kinds of plug-ins."""
 
 from __future__ import annotations
 

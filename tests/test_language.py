@@ -13,11 +13,65 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ["attention", "embedding", "samples", "models", "rl", "workers", "controller", "deploy", "bench", "src/nonet"]
+FOLDERS = [
+    "attention",
+    "embedding",
+    "samples",
+    "models",
+    "rl",
+    "workers",
+    "controller",
+    "deploy",
+    "bench",
+    "src/nonet",
+]
 FINISHED: tuple[str, ...] = ()
 
 VERBS = set(
-    ["abandon", "absorb", "accept", "accumulate", "acquire", "activate", "adapt", "add", "adjust", "admit", "advance", "aggregate", "align", "allocate", "allow", "analyse", "announce", "answer", "append", "apply", "approximate", "arrange", "ask", "assemble", "assert", "assign", "associate", "atomise", "attach", "attend", "audit", "authenticate", "authorise", "average", "await", "backward", "balance", "batch", "begin", "bench", "benchmark", "bin", "bind", "bisect", "block", "boost", "bootstrap", "bound", "broadcast", "browse", "bucket", "buffer", "build", "bump", "bundle", "cache", "calculate", "calibrate", "call", "cancel", "cap", "carry", "cast", "catch", "center", "centre", "change", "charge", "check", "choose", "chunk", "claim", "clamp", "classify", "clean", "clear", "click", "clip", "clone", "close", "cluster", "coalesce", "collapse", "collate", "collect", "combine", "commit", "compact", "compare", "compile", "complete", "compose", "compress", "compute", "concat", "concatenate", "condense", "configure", "confirm", "conform", "connect", "consume", "continue", "contribute", "convert", "copy", "correct", "correlate", "count", "cover", "crash", "create", "crop", "cut", "debug", "decay", "decide", "declare", "decode", "decompress", "decrypt", "decide", "dedupe", "deduplicate", "defer", "define", "delete", "deliver", "demote", "dequantise", "derive", "describe", "deserialise", "destroy", "detach", "detect", "determine", "diff", "differentiate", "digest", "dilate", "disable", "discard", "disconnect", "discount", "discover", "dispatch", "display", "distribute", "divide", "download", "downgrade", "draft", "drain", "draw", "drive", "drop", "dump", "duplicate", "echo", "elect", "embed", "emit", "empty", "enable", "encode", "encrypt", "end", "enforce", "engage", "enqueue", "ensure", "enter", "enumerate", "erase", "escape", "estimate", "evaluate", "evict", "examine", "exchange", "exclude", "execute", "exercise", "exhaust", "exit", "expand", "expect", "expire", "explain", "export", "expose", "extend", "extract", "factorise", "fail", "fetch", "fill", "filter", "finalise", "find", "finish", "fit", "fix", "flatten", "flip", "flush", "fold", "follow", "forbid", "force", "forecast", "forget", "fork", "format", "forward", "freeze", "fuse", "gather", "generate", "get", "give", "go", "grant", "group", "grow", "guard", "guess", "halve", "handle", "hash", "heal", "hide", "highlight", "hold", "ignore", "import", "impute", "include", "increment", "index", "infer", "inflate", "inherit", "init", "initialise", "inject", "insert", "inspect", "install", "instantiate", "integrate", "intercept", "interleave", "interpolate", "interpret", "interrupt", "intersect", "invalidate", "invert", "invoke", "isolate", "iterate", "join", "journal", "judge", "keep", "kill", "label", "launch", "learn", "lease", "leave", "lift", "limit", "link", "list", "listen", "load", "locate", "lock", "log", "look", "lower", "make", "manage", "map", "mark", "mask", "match", "materialise", "measure", "merge", "migrate", "mirror", "mix", "mock", "modify", "monitor", "mount", "move", "multiply", "mutate", "name", "narrow", "negate", "negotiate", "nest", "normalise", "note", "notice", "notify", "number", "observe", "obtain", "offer", "offload", "omit", "open", "operate", "optimise", "order", "orthogonalise", "overlap", "override", "overwrite", "pack", "package", "pad", "paginate", "paint", "parallelise", "park", "parse", "partition", "pass", "paste", "patch", "pause", "perform", "permute", "persist", "perturb", "pick", "pin", "ping", "place", "plan", "play", "plot", "plug", "poison", "poll", "pop", "populate", "post", "predict", "prefer", "prefetch", "prefill", "prefix", "prepare", "prepend", "preserve", "print", "probe", "process", "produce", "profile", "project", "promote", "propagate", "propose", "protect", "prove", "provide", "prune", "publish", "pull", "purge", "push", "put", "quantise", "quarantine", "query", "queue", "quicken", "quote", "raise", "randomise", "rank", "reach", "read", "realise", "reap", "rearrange", "rebind", "rebuild", "recall", "receive", "recombine", "recommend", "recompute", "reconcile", "reconnect", "reconstruct", "record", "recover", "recreate", "recycle", "redirect", "reduce", "refer", "refill", "refine", "refresh", "refuse", "register", "regroup", "regularise", "rehearse", "reinforce", "reject", "relate", "relax", "relay", "release", "reload", "relocate", "remap", "remember", "remove", "rename", "render", "renew", "renumber", "reopen", "reorder", "reorganise", "repack", "repair", "repeat", "replace", "replan", "replay", "replicate", "reply", "report", "represent", "reproduce", "request", "require", "requeue", "rerank", "rerun", "resample", "rescale", "rescore", "reserve", "reset", "reshape", "reshard", "resize", "resolve", "respond", "restart", "restore", "restrict", "resume", "retain", "retire", "retract", "retrieve", "retry", "return", "reuse", "reverse", "revert", "review", "revise", "revive", "revoke", "rewind", "rewrite", "roll", "rotate", "round", "route", "run", "sample", "sanitise", "satisfy", "save", "scale", "scan", "scatter", "schedule", "score", "scrape", "scrub", "seal", "search", "seed", "seek", "segment", "select", "send", "separate", "sequence", "serialise", "serve", "set", "settle", "shape", "shard", "share", "shift", "ship", "shorten", "show", "shrink", "shuffle", "shut", "sign", "signal", "simplify", "simulate", "sketch", "skip", "sleep", "slice", "smooth", "snapshot", "solve", "sort", "spawn", "specialise", "specify", "speed", "spill", "split", "spread", "squash", "squeeze", "stack", "stage", "stamp", "standardise", "start", "stash", "state", "steer", "step", "stitch", "stop", "store", "stream", "stretch", "strip", "structure", "submit", "subscribe", "subset", "subsample", "substitute", "subtract", "suggest", "sum", "summarise", "supervise", "supply", "support", "suppress", "suspend", "swap", "sweep", "switch", "symlink", "sync", "synchronise", "synthesise", "tag", "take", "tally", "tear", "tell", "terminate", "test", "tidy", "tighten", "time", "toggle", "tokenise", "touch", "trace", "track", "train", "transfer", "transform", "translate", "transpose", "traverse", "treat", "trigger", "trim", "truncate", "try", "tune", "turn", "unbind", "undo", "unflatten", "unfreeze", "unify", "uninstall", "unlink", "unload", "unlock", "unmap", "unpack", "unpublish", "unquote", "unregister", "unroll", "unscale", "unshard", "unsubscribe", "untie", "unwatch", "unwind", "unwrap", "update", "upgrade", "upload", "upsert", "use", "validate", "vary", "verify", "view", "visit", "vote", "wait", "wake", "walk", "warm", "warn", "watch", "weigh", "widen", "withdraw", "withhold", "work", "wrap", "write", "yield", "zero", "zip", "mutate", "reproject", "rollback", "tokenize", "normalize", "quantize", "orthogonalize", "tick", "absorb", "climb"]
+    """
+    abandon absorb accept accumulate acquire activate adapt add adjust admit advance aggregate align allocate allow
+    analyse announce answer append apply approximate arrange ask assemble assert assign associate atomise attach attend
+    audit authenticate authorise average await backward balance batch begin bench benchmark bin bind bisect block boost
+    bootstrap bound broadcast browse bucket buffer build bump bundle cache calculate calibrate call cancel cap carry cast
+    catch center centre change charge check choose chunk claim clamp classify clean clear click clip clone close cluster
+    coalesce collapse collate collect combine commit compact compare compile complete compose compress compute concat
+    concatenate condense configure confirm conform connect consume continue contribute convert copy correct correlate
+    count cover crash create crop cut debug decay decide declare decode decompress decrypt dedupe deduplicate defer define
+    delete deliver demote dequantise derive describe deserialise destroy detach detect determine diff differentiate digest
+    dilate disable discard disconnect discount discover dispatch display distribute divide download downgrade draft drain
+    draw drive drop dump duplicate echo elect embed emit empty enable encode encrypt end enforce engage enqueue ensure
+    enter enumerate erase escape estimate evaluate evict examine exchange exclude execute exercise exhaust exit expand
+    expect expire explain export expose extend extract factorise fail fetch fill filter finalise find finish fit fix
+    flatten flip flush fold follow forbid force forecast forget fork format forward freeze fuse gather generate get give
+    go grant group grow guard guess halve handle hash heal hide highlight hold ignore import impute include increment
+    index infer inflate inherit init initialise inject insert inspect install instantiate integrate intercept interleave
+    interpolate interpret interrupt intersect invalidate invert invoke isolate iterate join journal judge keep kill label
+    launch learn lease leave lift limit link list listen load locate lock log look lower make manage map mark mask match
+    materialise measure merge migrate mirror mix mock modify monitor mount move multiply mutate name narrow negate
+    negotiate nest normalise note notice notify number observe obtain offer offload omit open operate optimise order
+    orthogonalise overlap override overwrite pack package pad paginate paint parallelise park parse partition pass paste
+    patch pause perform permute persist perturb pick pin ping place plan play plot plug poison poll pop populate post
+    predict prefer prefetch prefill prefix prepare prepend preserve print probe process produce profile project promote
+    propagate propose protect prove provide prune publish pull purge push put quantise quarantine query queue quicken
+    quote raise randomise rank reach read realise reap rearrange rebind rebuild recall receive recombine recommend
+    recompute reconcile reconnect reconstruct record recover recreate recycle redirect reduce refer refill refine refresh
+    refuse register regroup regularise rehearse reinforce reject relate relax relay release reload relocate remap remember
+    remove rename render renew renumber reopen reorder reorganise repack repair repeat replace replan replay replicate
+    reply report represent reproduce request require requeue rerank rerun resample rescale rescore reserve reset reshape
+    reshard resize resolve respond restart restore restrict resume retain retire retract retrieve retry return reuse
+    reverse revert review revise revive revoke rewind rewrite roll rotate round route run sample sanitise satisfy save
+    scale scan scatter schedule score scrape scrub seal search seed seek segment select send separate sequence serialise
+    serve set settle shape shard share shift ship shorten show shrink shuffle shut sign signal simplify simulate sketch
+    skip sleep slice smooth snapshot solve sort spawn specialise specify speed spill split spread squash squeeze stack
+    stage stamp standardise start stash state steer step stitch stop store stream stretch strip structure submit subscribe
+    subset subsample substitute subtract suggest sum summarise supervise supply support suppress suspend swap sweep switch
+    symlink sync synchronise synthesise tag take tally tear tell terminate test tidy tighten time toggle tokenise touch
+    trace track train transfer transform translate transpose traverse treat trigger trim truncate try tune turn unbind
+    undo unflatten unfreeze unify uninstall unlink unload unlock unmap unpack unpublish unquote unregister unroll unscale
+    unshard unsubscribe untie unwatch unwind unwrap update upgrade upload upsert use validate vary verify view visit vote
+    wait wake walk warm warn watch weigh widen withdraw withhold work wrap write yield zero zip reproject rollback
+    tokenize normalize quantize orthogonalize tick climb
+    """.split()  # noqa: SIM905
 )
 PREDICATES = {
     "is",
@@ -39,9 +93,54 @@ PREDICATES = {
 CONVERSIONS = {"to", "as", "from"}
 # Quantities, operators and protocol methods that have these names in the field or in the library that calls them.
 STANDARD = {
-    *["accuracy", "auc", "coverage", "diversity", "entropy", "gini", "hit_rate", "intra_list_distance", "ndcg", "ndcg_at_k", "novelty", "precision_at_k", "recall", "recall_at_k"],
-    *["bce", "cross_entropy", "gelu", "kl_divergence", "l2_norm", "layer_norm", "log_prob", "log_probs", "log_sigmoid", "log_softmax", "logits", "logsumexp", "relu", "rms_norm"],
-    *["sigmoid", "silu", "softmax", "softplus", "tanh", "rope", "main", "rng", "size", "nbytes", "state_dict", "load_state_dict", "parameters", "named_parameters"],
+    *[
+        "accuracy",
+        "auc",
+        "coverage",
+        "diversity",
+        "entropy",
+        "gini",
+        "hit_rate",
+        "intra_list_distance",
+        "ndcg",
+        "ndcg_at_k",
+        "novelty",
+        "precision_at_k",
+        "recall",
+        "recall_at_k",
+    ],
+    *[
+        "bce",
+        "cross_entropy",
+        "gelu",
+        "kl_divergence",
+        "l2_norm",
+        "layer_norm",
+        "log_prob",
+        "log_probs",
+        "log_sigmoid",
+        "log_softmax",
+        "logits",
+        "logsumexp",
+        "relu",
+        "rms_norm",
+    ],
+    *[
+        "sigmoid",
+        "silu",
+        "softmax",
+        "softplus",
+        "tanh",
+        "rope",
+        "main",
+        "rng",
+        "size",
+        "nbytes",
+        "state_dict",
+        "load_state_dict",
+        "parameters",
+        "named_parameters",
+    ],
     *["fieldnames", "items", "keys", "values", "column", "columns", "lifespan"],
 }
 

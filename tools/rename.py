@@ -2,8 +2,8 @@
 
 A line of a map is `path:Qualified.name -> new_name` or `path:Qualified.function(parameter) -> new_name`; `#` begins a comment.
 References come from pyright's language server, so names are resolved by type. What it cannot see is renamed by name where
-no other definition has that name: attributes of objects without a type, dotted strings, `tests/mutants.yaml`, names in backticks. The rest
-is listed as "look at". `--check` changes nothing. Afterwards: `ruff check --fix . ; ruff format .`.
+no other definition has that name: attributes of objects without a type, dotted strings, `tests/mutants.yaml`, names in
+backticks. The rest is listed as "look at". `--check` changes nothing. Afterwards: `ruff check --fix . ; ruff format .`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def find_definition(rename: Rename) -> list[tuple[int, int]]:
 
 
 def _members(node: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Yield definitions of a name directly in a module, class or function; also plain and annotated assignments, and `self.name = `."""
+    """Yield definitions of a name directly in a module, class or function; also assignments, and `self.name = `."""
     for child in ast.walk(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else _body(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child.name == name:
             yield child
@@ -167,13 +167,15 @@ def _members(node: ast.AST, name: str) -> Iterator[ast.AST]:
             yield child.target
         elif isinstance(child, ast.Assign):
             yield from (t for t in child.targets if isinstance(t, ast.Name) and t.id == name)
-    if isinstance(node, ast.ClassDef) and not any(True for _ in ()):
+    if isinstance(node, ast.ClassDef):
         for child in ast.walk(node):
-            if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and child.attr == name:
-                if isinstance(child.value, ast.Name) and child.value.id == "self":
-                    child.attr_offset = len("self.")  # type: ignore[attr-defined]
-                    yield child
-                    return
+            stored = (
+                isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and child.attr == name
+            )
+            if stored and isinstance(child.value, ast.Name) and child.value.id == "self":
+                child.attr_offset = len("self.")  # type: ignore[attr-defined]
+                yield child
+                return
 
 
 def _body(node: ast.AST) -> Iterator[ast.AST]:
@@ -250,7 +252,7 @@ def main(arguments: list[str]) -> int:
                 )
     extra = _by_name(done, names, edits)
     changed = _apply(edits, check)
-    _rename_words(done, names, changed, files, check, extra)
+    _rename_words(done, changed, files, check, extra)
     for rename in missing:
         print(
             f"not found: {rename.path}:{rename.qualified}{f'({rename.parameter})' if rename.parameter else ''}"
@@ -269,7 +271,13 @@ def _by_name(done: list[Rename], names: Names, edits: dict[tuple[str, int, int],
     for old, group in by_old.items():
         defined = {(p, line) for r in group for p, line, _ in r.places}
         others = {d for d in names.definitions[old] if d not in defined}
-        clear = not others and len({r.new for r in group}) == 1 and old not in COMMON
+        members = all(
+            "." in r.qualified and r.qualified.split(".")[-2].strip("_")[:1].isupper() for r in group
+        )
+        telling = (
+            "_" in old.strip("_") or len(old) > 12
+        )  # short words are also attributes of objects of other packages
+        clear = not others and len({r.new for r in group}) == 1 and old not in COMMON and members and telling
         left = [place for place in names.attributes[old] if place not in edits]
         if clear and not (names.stored[old] and not all("." in r.qualified for r in group)):
             unique.add(old)
@@ -310,77 +318,54 @@ def _apply(edits: dict[tuple[str, int, int], Rename], check: bool) -> dict[str, 
     return changed
 
 
-def _rename_words(
-    done: list[Rename], names: Names, changed: dict, files: list[str], check: bool, unique: set[str]
-) -> None:
-    """Rename in dotted strings, backticks, documents, native bindings' comments and mutants; list quoted words."""
-    pairs = []
+def _rename_words(done: list[Rename], changed: dict, files: list[str], check: bool, unique: set[str]) -> None:
+    """Rename in dotted strings, backticks, documents and mutants; list quoted words."""
+    dotted: dict[str, str] = {}
+    quoted: dict[str | tuple[str, str], str] = {}
     for rename in done:
         if rename.parameter:
             continue
         parts = rename.qualified.split(".")
         module = "nonet." + rename.path.removeprefix("src/nonet/").removesuffix(".py").replace("/", ".")
-        package = module.rsplit(".", 1)[0]
-        dotted = ".".join([*parts[:-1], rename.new])
-        for prefix in (module, package):
+        for prefix in (module, module.rsplit(".", 1)[0]):
             for mark in (":", "."):
-                pairs.append(
-                    (
-                        rf"(?<![\w.]){re.escape(prefix + mark + rename.qualified)}\b",
-                        prefix + mark + dotted,
-                        None,
-                    )
-                )
-        pairs.append(
-            (
-                rf"(?<![\w.]){re.escape(rename.path)}:{re.escape(rename.qualified)}\b",
-                f"{rename.path}:{dotted}",
-                None,
-            )
-        )
+                dotted[prefix + mark + rename.qualified] = prefix + mark + ".".join([*parts[:-1], rename.new])
         if len(parts) > 1:
-            pairs.append((rf"`{re.escape('.'.join(parts[-2:]))}\b", f"`{parts[-2]}.{rename.new}", None))
-        own = None if rename.old in unique and (len(rename.old) > 9 or "_" in rename.old) else rename.path
-        pairs.append((rf"`{re.escape(rename.old)}(?=[`(])", f"`{rename.new}", own))
+            quoted[".".join(parts[-2:])] = f"{parts[-2]}.{rename.new}"
+        alone = rename.old in unique and (len(rename.old) > 9 or "_" in rename.old)
+        quoted[rename.old if alone else (rename.path, rename.old)] = rename.new
+    endings = (".py", ".pyi", ".md", ".yaml", ".toml", ".cpp", ".h", ".sh")
     for path in files:
-        if (
-            path.startswith("tools/")
-            or path == "CHANGELOG.md"
-            or not path.endswith((".py", ".pyi", ".md", ".yaml", ".toml", ".cpp", ".h", ".sh"))
-        ):
+        if path.startswith("tools/") or path == "CHANGELOG.md" or not path.endswith(endings):
             continue
-        text = new = (ROOT / path).read_text()
-        for pattern, replacement, own in pairs:
-            if own is None or own == path:
-                new = re.sub(pattern, replacement, new)
+        text = (ROOT / path).read_text()
+        new = re.sub(r"\bnonet\.[\w.]+(?::\w+(?:\.\w+)*)?", lambda m: dotted.get(m[0], m[0]), text)
+        new = re.sub(
+            r"`(\w+(?:\.\w+)*)(?=[`(])",
+            lambda m, path=path: "`" + quoted.get(m[1], quoted.get((path, m[1]), m[1])),
+            new,
+        )
         if path == MUTANTS:
             new = _rename_mutants(new, changed, done)
         if new != text and not check:
             (ROOT / path).write_text(new)
-        for rename in done:
-            if not rename.parameter and path.endswith(".py") and f'"{rename.old}"' in new:
-                for number, line in enumerate(new.splitlines(), 1):
-                    if f'"{rename.old}"' in line and re.search(
-                        r"attr\(|patch|call\(|method|import_|heavy\(", line
-                    ):
-                        print(
-                            f"look at: {path}:{number}: {line.strip()[:140]}   ({rename.old} -> {rename.new})"
-                        )
-    for path in files:
-        if path.endswith(".pyi"):
-            text = (ROOT / path).read_text()
-            for rename in done:
-                if (
-                    rename.path.startswith(path.rsplit("/", 1)[0])
-                    and "." not in rename.qualified
-                    and not rename.parameter
-                ):
-                    if (
-                        re.search(rf"\b{rename.old}\b", text)
-                        and Path(rename.path).stem in text
-                        and rename.old in unique
-                    ):
-                        print(f"look at: {path}: still names {rename.old}")
+        if path.endswith(".py") and path != "tests/test_language.py":
+            _list_quoted(path, new, done)
+
+
+def _list_quoted(path: str, text: str, done: list[Rename]) -> None:
+    """List old names as strings in calls that look names up: getattr, setattr, patches, remote control calls."""
+    news: dict[str, set[str]] = defaultdict(set)
+    for rename in done:
+        if not rename.parameter:
+            news[rename.old].add(rename.new)
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"attr\(|patch\.|control\(", line):
+            for word in re.findall(r"\"(\w+)\"", line):
+                if word in news:
+                    print(
+                        f"look at: {path}:{number}: {line.strip()[:140]}   ({word} -> {', '.join(sorted(news[word]))})"
+                    )
 
 
 def _rename_mutants(text: str, changed: dict, done: list[Rename]) -> str:

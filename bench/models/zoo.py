@@ -1,4 +1,4 @@
-"""`make zoo`: every architecture made tiny, its weights drawn, taken through what a run does; the table in docs/benchmarks/backbones.md.
+"""`make zoo`: every architecture made tiny and taken through what a run does; the table in docs/benchmarks/backbones.md.
 
 A tick is earned by a run of its own on one batch of histories: steps of the engine that trains runs, and its checkpoints. What
 raises, or answers otherwise, is a cross with its reason.

@@ -1,7 +1,7 @@
 """What a cluster has: nodes, their resources, labels and devices, and who holds what; as plain data.
 
-Read from a YAML file (`nonet plan --cluster`, docs/how-to/clusters.md) or from a live Ray (`controller/cluster/live.py`). Pure: no Ray
-import. What a view does not say (a device's memory, a node's rack) is unknown, and nothing is decided by guessing it.
+Read from a YAML file (`nonet plan --cluster`, docs/how-to/clusters.md) or from a live Ray (`controller/cluster/live.py`). Pure:
+no Ray import. What a view does not say (a device's memory, a node's rack) is unknown, and nothing is decided by guessing it.
 
     nodes:
       - {id: "gpu-{i:02}", count: 16, resources: {CPU: 96, GPU: 8, memory: 1TB}, labels: {zone: a, rack: "a{i//4}"},

@@ -1,4 +1,4 @@
-"""The folder of a run over several nodes must be one that all of them reach (docs/explanation/design.md, section 7): tried, not assumed.
+"""All nodes of a run must reach its folder (docs/explanation/design.md, section 7): tried, not assumed.
 
 The driver writes a token, which the controller reads back wherever Ray put it; the controller writes another for the workers, in
 whatever image or mount they live. On one node workers are not asked.

@@ -130,7 +130,8 @@ class Join(StrictModel):
         ),
     ] = None
     options: Annotated[
-        dict[str, Any], Field(description="of the store: timeout, attempts, and what docs/how-to/stores.md lists")
+        dict[str, Any],
+        Field(description="of the store: timeout, attempts, and what docs/how-to/stores.md lists"),
     ] = {}
 
     @field_validator("use")

@@ -1,7 +1,7 @@
 """A report's numbers in the shape that people read: one row a baseline or stage, one column a metric.
 
-Pure functions of report.json's dictionary (docs/explanation/design.md, section 7); any part of it may be missing, and then there is no
-row.
+Pure functions of report.json's dictionary (docs/explanation/design.md, section 7); any part of it may be missing, and then there
+is no row.
 """
 
 from __future__ import annotations

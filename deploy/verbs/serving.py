@@ -17,7 +17,9 @@ def serve(
     run: RunArg = "last",
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="8000 by default.")] = None,
     host: Annotated[str | None, typer.Option(help="127.0.0.1 by default: this machine alone.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of keys, see docs/how-to/serve.md.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file of keys, see docs/how-to/serve.md.")
+    ] = None,
     monitoring: Annotated[
         Path | None,
         typer.Option(help="Only write Grafana's dashboard and Prometheus' rules into this folder."),

@@ -1,4 +1,4 @@
-"""docs/benchmarks/scale.md is arithmetic over measurements of docs/benchmarks: every number that follows from others is worked out again."""
+"""docs/benchmarks/scale.md is arithmetic over measurements: every number that follows from others is computed again."""
 
 import re
 from pathlib import Path

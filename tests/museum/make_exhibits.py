@@ -4,8 +4,9 @@
 
 NONET is the `nonet` command of the version to be kept, and FOLDER a place that does not exist yet. The script runs that
 command as a user would and packs what it leaves: runs that finished, a run that was stopped inside RL, a registry with two
-versions, exports, a packed store, prepared data, a serving journal and the plug-ins of docs/how-to/extend.md. Each exhibit becomes
-one archive, FOLDER/NAME.tar.xz, with the placeholder `@MUSEUM@` where a file had the absolute path of the place of work.
+versions, exports, a packed store, prepared data, a serving journal and the plug-ins of docs/how-to/extend.md.
+Each exhibit becomes one archive, FOLDER/NAME.tar.xz, with the placeholder `@MUSEUM@` where a file had the absolute path of the
+place of work.
 
 `tests/museum/exhibits.py` opens what this script packed. Exhibits are made once per format change and never made again: they
 stand for folders that users have on disk.
