@@ -71,12 +71,12 @@ def test_a_run_s_copies_stand_for_the_files_that_are_cited(tmp_path, files):
 @pytest.mark.parametrize(
     ("use", "says"),
     [
-        ("grop", r"'grop' \(did you mean 'grpo'\?\) is neither shipped"),
-        ("mine.py", "say which object of it: mine.py:Name"),
+        ("grop", r"'grop' \(did you mean 'grpo'\?\) does not exist"),
+        ("mine.py", "the reference does not name an object; write mine.py:Name"),
         ("mine.py:NONE", "there is no 'NONE' in mine.py"),
-        ("mine.py:NOT_ONE", "is 3, which is no Algorithm"),
+        ("mine.py:NOT_ONE", "is 3, which is not of the type Algorithm"),
         ("none.py:SPEC", "there is no file"),
-        ("no_such_package:SPEC", "does not import: ModuleNotFoundError"),
+        ("no_such_package:SPEC", "the import failed: ModuleNotFoundError"),
     ],
 )
 def test_what_is_not_there_is_said_in_a_line(files, use, says):

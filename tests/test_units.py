@@ -17,5 +17,5 @@ def test_units_are_read():
 
 @pytest.mark.parametrize("text", ["30x", "", "d", True, "-3s"])
 def test_other_words_name_the_units(text):
-    with pytest.raises(ValueError, match=r"wanted a duration .* \(units: ms, s"):
+    with pytest.raises(ValueError, match=r"expected a duration .* \(units: ms, s"):
         seconds(text)

@@ -1,6 +1,6 @@
-"""Nonet: generative recommendation from clicks to reinforcement learning, under one controller on Ray.
+"""Nonet: generative recommendation from click logs to reinforcement learning, with one controller on Ray.
 
-Everything public is here and loaded on first use: `import nonet` loads neither torch nor Ray.
+Every public name is importable from here and is loaded on first use: `import nonet` imports neither torch nor Ray.
 """
 
 import lazy_loader  # pyright: ignore[reportMissingTypeStubs]

@@ -1,6 +1,7 @@
-"""Files that are there whole or not at all, and names that are there after the power went.
+"""Durable file writes: a file is either complete or absent, and new names survive a power loss.
 
-A name is safe once its folder is synced, so each function syncs the content first, then the folder that names it.
+A new name is durable only after its folder has been synced. Each function therefore syncs the content first and
+then the folder that contains the name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on disk."""
+    """Wait until the content of a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -22,7 +23,7 @@ def sync(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder and those above it; the names of new ones are on disk."""
+    """Create a folder and its missing parents, and wait until their names are on disk."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -31,7 +32,15 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A draft beside `path` to write to, which takes its name when the block ends; after an error nothing has changed."""
+    """Write to a draft file that replaces `path` when the block ends without an error.
+
+    Args:
+        path: The file to replace.
+
+    Yields:
+        The path of the draft, in the same folder. If the block raises, the draft is deleted and `path` is
+            unchanged.
+    """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield draft
@@ -44,6 +53,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A file of this content; it replaces the one before."""
+    """Write a file with this content atomically, and replace an existing file."""
     with replacing(path) as draft:
         draft.write_bytes(content)

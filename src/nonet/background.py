@@ -1,7 +1,8 @@
-"""Files written on a thread beside the work, hashed by whoever writes them.
+"""Files written on a background thread and hashed by the process that writes them.
 
-A participant of a commit answers with a `Written`: what it wrote and synced, and nobody reads those bytes again to hash them.
-A process has one such thread, which keeps the order of the saves. On Linux it has a lower priority, so steps go first.
+Each participant of a checkpoint returns a `Written` record of the files that it wrote and synced, so nobody has to
+read those bytes again to hash them. A process has one such thread, which keeps saves in order. On Linux the thread
+has a lower scheduling priority than training steps.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from nonet.errors import CheckpointError, DeadlineExceeded
 
 Written = dict[
     str, tuple[str, int]
-]  # path under the folder -> (sha256, bytes) of a file whose content is on disk
+]  # relative path -> (sha256, size in bytes) of a file whose content is on disk
 
 
 class Writing:
-    """Files that are being written under `folder`; `wait` until they are on disk. `what`: of errors, "sparse rows", say."""
+    """Write files below `folder` on the background thread; `wait` blocks until they are on disk.
+
+    Args:
+        folder: The folder that the files are written to.
+        what: The plural noun that error messages use for the files, for example "sparse rows".
+        write: The function that writes and syncs the files and returns their checksums and sizes.
+    """
 
     def __init__(self, folder: Path, what: str, write: Callable[[], Written]):
         self.folder, self._what = folder, what
@@ -32,11 +39,22 @@ class Writing:
 
     @property
     def done(self) -> bool:
-        """Whether the writing has ended, well or not."""
+        """Whether writing has ended, with or without an error."""
         return self._written.done()
 
     def wait(self, timeout_s: float = 3600.0) -> Written:
-        """What was written. Raises CheckpointError that says what stopped it, or DeadlineExceeded."""
+        """Wait until the files are on disk.
+
+        Args:
+            timeout_s: The longest time to wait, in seconds.
+
+        Returns:
+            The checksum and the size of each file.
+
+        Raises:
+            CheckpointError: Writing failed; the message says why.
+            DeadlineExceeded: Writing did not end in time.
+        """
         wait([self._written], timeout_s)
         if not self.done:
             raise DeadlineExceeded(
@@ -50,21 +68,31 @@ class Writing:
         return self._written.result()
 
     def answer(self, wait: bool, timeout_s: float) -> Written | None:
-        """What was written; None while it is being written and nobody wants to wait. Raises as `wait`."""
+        """Return the written files, or None if they are still being written and the caller does not want to wait.
+
+        Args:
+            wait: Whether to block until writing has ended.
+            timeout_s: The longest time to block, in seconds.
+
+        Raises:
+            CheckpointError: Writing failed; the message says why.
+            DeadlineExceeded: Writing did not end in time.
+        """
         return self.wait(timeout_s) if wait or self.done else None
 
 
 def sealed(folder: Path, paths: Iterable[Path]) -> Written:
-    """Sync these files under a folder, and hash them while their bytes are still in memory."""
+    """Sync files below a folder and hash them while their bytes are still in the page cache."""
     return {str(path.relative_to(folder)): _sealed(path) for path in paths}
 
 
 def thread() -> ThreadPoolExecutor:
-    """The thread that writes for this process; a forked child has one of its own."""
+    """Return the background thread of this process; a forked child has its own."""
     return _thread(os.getpid())
 
 
 def _sealed(path: Path) -> tuple[str, int]:
+    """Sync one file and return its sha256 and its size in bytes."""
     sync(path)
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest(), path.stat().st_size
@@ -72,13 +100,13 @@ def _sealed(path: Path) -> tuple[str, int]:
 
 @cache
 def _thread(process: int) -> ThreadPoolExecutor:
-    """It stays, for a step that begins a save would wait until a fresh one runs."""
+    """Start the background thread and wait until it runs, so that the first save does not wait for its start."""
     executor = ThreadPoolExecutor(1, f"save-{process}", _step_aside)
-    executor.submit(int).result()  # it runs
+    executor.submit(int).result()  # wait until the thread has started
     return executor
 
 
 def _step_aside() -> None:
-    """A step that wants the core goes first, but not for ever: it may wait for what this thread holds."""
-    if sys.platform == "linux":  # where the priority is this thread's alone
+    """Lower the priority of the background thread; training steps run first, but the thread still makes progress."""
+    if sys.platform == "linux":  # on Linux, nice() changes the priority of the calling thread only
         os.nice(5)

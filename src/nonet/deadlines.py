@@ -1,6 +1,7 @@
-"""How long a run's waits may take: seconds, each with the scenario's key that says so.
+"""Deadlines of a run: the timeout of each wait in seconds, with the scenario key that sets it.
 
-Who is late is told by the wait; what to raise is told by the deadline. `Deadlines` is `deadlines:` of a scenario.
+The wait itself reports who is late; the deadline reports which key to raise. `Deadlines` holds the section
+`deadlines:` of a scenario.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from dataclasses import dataclass
 
 
 class Deadline(float):
-    """Seconds a wait may take; `key` is what a healthy run that needs longer raises."""
+    """A timeout in seconds that knows the scenario key that sets it.
+
+    Attributes:
+        key: The scenario key to raise if a healthy run needs more time.
+    """
 
     key: str
 
     def __new__(cls, seconds: float, key: str) -> Deadline:
+        """Create a deadline of `seconds` that is set by the scenario key `key`."""
         made = super().__new__(cls, seconds)
         made.key = key
         return made
@@ -23,27 +29,32 @@ class Deadline(float):
         return Deadline, (float(self), self.key)
 
     def times(self, count: float) -> Deadline:
-        """So many times as long, under the same key."""
+        """Return a deadline that is `count` times as long, with the same key."""
         return Deadline(count * self, self.key)
 
 
 def way_out(timeout_s: float | None) -> str:
-    """How a wait that ran out is made longer: "; raise deadlines.step where ...", "" where no key says how long it is."""
+    """Return a message suffix that names the scenario key to raise, or an empty string if no key sets this timeout."""
     return f"; raise {timeout_s.key} if this is slow and healthy" if isinstance(timeout_s, Deadline) else ""
 
 
-BARE = Deadline(86_400.0, "the timeout_s of the call or of get()")  # what nobody gave a deadline waits a day
+BARE = Deadline(
+    86_400.0, "the timeout_s of the call or of get()"
+)  # the default of waits without a deadline: one day
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """start      a group's processes, their environment and their roles' setup
-    step       a training step, a rollout, and every small question; process groups wait twice as long
-    open       the artifacts of a run, or a commit, in every role
-    save       a commit
-    tokenise   reading, cutting and tokenising the tables
-    evaluate   ranking one subject
-    reshard    moving the rows of all tables
+    """The deadlines of a run.
+
+    Attributes:
+        start: Starting the processes of a group, their environment and the setup of their roles.
+        step: A training step, a rollout and every short call. Collectives of process groups wait twice as long.
+        open: Opening the artifacts of a run, or loading a checkpoint, in every role.
+        save: Saving a checkpoint.
+        tokenise: Reading, splitting and tokenising the tables.
+        evaluate: Ranking one evaluation subject.
+        reshard: Moving the rows of all sparse tables.
     """
 
     start: Deadline = Deadline(120.0, "deadlines.start")
@@ -56,7 +67,7 @@ class Deadlines:
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> Deadlines:
-        """From a scenario's `deadlines:`; what it leaves out has its default."""
+        """Build deadlines from the section `deadlines:` of a scenario; keys that are left out keep their defaults."""
         return cls(**{name: Deadline(value, f"deadlines.{name}") for name, value in seconds.items()})
 
 

@@ -1,50 +1,50 @@
-"""Every error a user can meet, in one tree.
+"""The exceptions that users can see, in one tree.
 
-    NonetError              exit code 1 unless said otherwise
-    ├── ConfigError         the caller's mistake: a scenario, an argument, a command line (exit code 2)
-    │   └── DataError       the caller's data: a table, a column, a row, a reward's answer (exit code 2)
-    ├── PlacementError      the cluster cannot hold what the plan asks
-    │   └── NotResident     a call of a group whose buffers wait in host memory: it did not run
-    ├── WorkerLost          a worker died or cannot be reached; carries role, rank and what Ray says of the cause
-    │   └── NotAdmitted     a worker that was restarted and holds nothing yet: the call did not run
-    ├── WorkerFailed        a worker's method raised; carries role, rank and its traceback
-    ├── DeadlineExceeded    a wait ran out; names who waited for whom
-    ├── StoreError          a store of samples cannot be reached, or did not answer in time; names it and what to try
-    ├── CheckpointError     a commit is missing, torn or of another run
-    └── StaleVersion        a reader holds another version than the one published, or a call is of an older gang epoch
+    NonetError              exit code 1 unless stated otherwise
+    ├── ConfigError         a mistake of the caller: a scenario, an argument, a command line (exit code 2)
+    │   └── DataError       invalid input data: a table, a column, a row, the return value of a reward (exit code 2)
+    ├── PlacementError      the cluster does not have the resources that the plan needs
+    │   └── NotResident     a call to a group whose buffers are offloaded to host memory; the call did not run
+    ├── WorkerLost          a worker died or cannot be reached; has the role, the rank and the cause that Ray reports
+    │   └── NotAdmitted     a worker was restarted and is not initialised yet; the call did not run
+    ├── WorkerFailed        a method of a worker raised; has the role, the rank and the traceback
+    ├── DeadlineExceeded    a wait timed out; names who waited for whom
+    ├── StoreError          a sample store cannot be reached or timed out; names the store and the next step
+    ├── CheckpointError     a checkpoint is missing, incomplete or belongs to another run
+    └── StaleVersion        a reader has a version that is not published, or a call is from an older gang epoch
 
-A message says what, got, allowed and the next step, in one line.
+A message is one line and says what is wrong, which value was found, which values are allowed, and what to do next.
 """
 
 from __future__ import annotations
 
 
 class NonetError(Exception):
-    """Base of all errors that Nonet raises on purpose."""
+    """Base class of all exceptions that Nonet raises on purpose."""
 
     exit_code = 1
 
 
 class ConfigError(NonetError):
-    """The caller asked for something that cannot be: nothing was started."""
+    """The caller asked for something invalid; nothing was started."""
 
     exit_code = 2
 
 
 class DataError(ConfigError):
-    """A table, a column, a row or a reward's answer is not what it must be."""
+    """A table, a column, a row or the return value of a reward is invalid."""
 
 
 class PlacementError(NonetError):
-    """The cluster cannot hold what the plan asks for."""
+    """The cluster does not have the resources that the plan needs."""
 
 
 class NotResident(PlacementError):
-    """A worker refused a call, which did not run: its buffers wait in host memory while another group works."""
+    """A worker rejected a call because its buffers are offloaded to host memory; the call did not run."""
 
 
 class WorkerLost(NonetError):
-    """A worker died or cannot be reached. `role` and `rank` say which, -1 where that is not known."""
+    """A worker died or cannot be reached; `role` and `rank` identify it (rank -1 if it is unknown)."""
 
     def __init__(self, message: str, *, role: str = "", rank: int = -1):
         super().__init__(message)
@@ -52,13 +52,18 @@ class WorkerLost(NonetError):
 
 
 class NotAdmitted(WorkerLost):
-    """A worker refused a call, which did not run: it was restarted and is not built again yet."""
+    """A worker rejected a call because it was restarted and is not initialised yet; the call did not run."""
 
 
 class WorkerFailed(NonetError):
-    """A worker's method raised.
+    """A method of a worker raised an exception.
 
-    `role`, `rank` and `traceback` say where; `caller_fault` is True when the cause is a ConfigError.
+    Args:
+        message: The error message.
+        role: The role of the worker.
+        rank: The rank of the worker, -1 if it is unknown.
+        traceback: The traceback in the worker.
+        caller_fault: Whether the cause is a ConfigError; the exit code is then 2.
     """
 
     def __init__(
@@ -73,20 +78,21 @@ class WorkerFailed(NonetError):
 
 
 class DeadlineExceeded(NonetError):
-    """A wait ran out of time; the message names who waited for whom."""
+    """A wait timed out; the message names who waited for whom."""
 
 
 class StoreError(NonetError):
-    """A store of samples or features cannot be reached or did not answer in time; the message names it and what to try."""
+    """A store of samples or features cannot be reached or timed out; the message names it and the next step."""
 
 
 class CheckpointError(NonetError):
-    """A commit is missing, torn, or belongs to another run."""
+    """A checkpoint is missing, incomplete or belongs to another run."""
 
 
 class StaleVersion(NonetError):
-    """A reader holds another version than the one an update starts from, or a call comes from an older gang epoch."""
+    """A reader has another version than the one that an update starts from, or a call is from an older gang epoch."""
 
 
 def _worker_failed(message: str, role: str, rank: int, traceback: str, caller_fault: bool) -> WorkerFailed:
+    """Rebuild a WorkerFailed error when it is unpickled."""
     return WorkerFailed(message, role=role, rank=rank, traceback=traceback, caller_fault=caller_fault)

@@ -1,4 +1,4 @@
-"""What options are made of: strict frozen models, whose unknown keys are errors, and the types of their keys."""
+"""The base model of all options, which rejects unknown keys, and the types of common option values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")]
 
 
 class StrictModel(BaseModel):
-    """Base of all options: unknown keys are errors, values are frozen and finite, types are not guessed."""
+    """Base class of all options: unknown keys are errors, values are frozen and finite, and types are not coerced."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False

@@ -1,13 +1,14 @@
-"""Places to plug in: specs of one kind, found by name.
+"""Registries of plug-ins: specs of one kind, found by name.
 
     ALGORITHMS = Registry("algorithm", Algorithm, "nonet.rl.algorithms")
     ALGORITHMS.get("grpo")                       # the shipped module nonet/rl/algorithms/grpo.py
     ALGORITHMS.get("mine.py:SPEC", files)        # a file beside the scenario
-    ALGORITHMS.get("package.module:SPEC")        # anything that imports
+    ALGORITHMS.get("package.module:SPEC")        # any importable module
     ALGORITHMS.get("theirs")                     # an entry point of the group nonet.algorithms
 
-A shipped module holds its spec as `SPEC`. A spec is a data class of facts; what is heavy (torch, Ray) it names by a dotted
-path, `package.module:Name`, which `heavy` imports where it is needed. Nothing else names one: a new one is a new file.
+A shipped module defines its spec as `SPEC`. A spec is a data class of plain values. It names objects that need
+torch or Ray by a dotted path, `package.module:Name`, which `heavy` imports where they are needed. No other file
+names a plug-in, so a new plug-in is one new file.
 """
 
 from __future__ import annotations
@@ -37,33 +38,49 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Files:
-    """Where `file.py` references are: in `folder`, and some of them as a run's copies, by the name they are cited with."""
+    """The location of the `file.py` files that a scenario refers to.
+
+    Attributes:
+        folder: The folder that relative paths start from.
+        copies: The path of the run's own copy of a file, by the path that the scenario uses.
+    """
 
     folder: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, cited: str) -> Path:
-        """The file that a reference cites."""
+        """Return the path of the file that a reference names."""
         return Path(self.folder) / self.copies.get(cited, cited)
 
     def address(self, use: Any) -> Any:
-        """`use` with its file as an absolute path, for processes that work elsewhere; what names no file stays as it is."""
+        """Make the file of a reference absolute, so that processes in another working directory can import it.
+
+        Args:
+            use: A reference such as `file.py:Name`, or anything else.
+
+        Returns:
+            The reference with an absolute path, or `use` unchanged if it does not name a file.
+        """
         where, colon, name = str(use).partition(":")
         return f"{self.path(where).resolve()}{colon}{name}" if where.endswith(".py") else use
 
 
 HERE = Files()
-OWN = "nonet_own_"  # what modules from files of the user's own are called
+OWN = "nonet_own_"  # prefix of the names of modules imported from files of the user
 
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
     """All specs of one kind.
 
-    kind     as messages name it: "algorithm"
-    spec     the class of a spec
-    package  whose modules are the shipped ones; a module or subpackage counts when its name has no underscore before it
-    module   where in it the spec is, "" for the module itself: "spec" for models/<name>/spec.py
+    Attributes:
+        kind: The name of the kind in messages, for example "algorithm".
+        spec: The class of the specs.
+        package: The package whose modules are the shipped specs. Modules whose name starts with an underscore do
+            not count.
+        module: The module that contains the spec, for specs that are subpackages: "spec" for models/<name>/spec.py.
+            An empty
+            string means that the spec is in the module itself.
     """
 
     kind: str
@@ -73,20 +90,29 @@ class Registry(Generic[T]):
 
     @property
     def group(self) -> str:
-        """The group of entry points that other packages name theirs in."""
+        """The entry point group in which other packages register their specs."""
         return f"nonet.{self.kind}s"
 
     def names(self) -> list[str]:
-        """Shipped names and those of installed packages."""
+        """Return the names of the shipped specs and of the specs of installed packages, sorted."""
         return sorted({*self.shipped(), *(point.name for point in entry_points(group=self.group))})
 
     def get(self, use: Any, files: Files = HERE) -> T:
-        """The spec that `use` names. Raises ConfigError that says what there is."""
+        """Return the spec with this name or reference.
+
+        Args:
+            use: A name, `file.py:NAME` or `package.module:NAME`.
+            files: The location of the files that references name.
+
+        Raises:
+            ConfigError: There is no such spec; the message lists the names that exist.
+        """
         if not isinstance(use, str):
-            raise ConfigError(f"{self.kind}: wanted a name or a {self.spec.__name__}, got {use!r}")
+            raise ConfigError(f"{self.kind}: expected a name or an object of type {self.spec.__name__}, got {use!r}")
         return self._checked(use, self._find(use, files))
 
     def _find(self, use: str, files: Files) -> Any:
+        """Resolve a reference, a shipped name or an entry point, without checking its type."""
         title = f"{self.kind} {use!r}"
         if is_reference(use):
             return find(use, files, title)
@@ -97,23 +123,24 @@ class Registry(Generic[T]):
             return point.load()
         names = self.names()
         raise ConfigError(
-            f"{title}{suggestion(use, names)} is neither shipped ({', '.join(names)}) "
-            "nor file.py:Name nor package.module:Name"
+            f"{title}{suggestion(use, names)} does not exist; choose one of: {', '.join(names)}, "
+            "or refer to an object by file.py:Name or package.module:Name"
         )
 
     def _checked(self, use: str, value: Any) -> T:
+        """Return the value, or raise ConfigError if it is not a spec of this kind."""
         if not isinstance(value, self.spec):
-            raise ConfigError(f"{self.kind} {use!r} is {value!r}, which is no {self.spec.__name__}")
+            raise ConfigError(f"{self.kind} {use!r} is {value!r}, which is not of the type {self.spec.__name__}")
         return value
 
     def shipped(self) -> list[str]:
-        """Names of the modules that come with Nonet."""
+        """Return the names of the specs that are part of Nonet."""
         return list(_shipped(self.package, self.module))
 
 
 @cache
 def _shipped(package: str, inner: str) -> tuple[str, ...]:
-    """Modules of a package that hold a spec; with `inner`, subpackages that have a module of that name."""
+    """List the modules of a package that define a spec; with `inner`, the subpackages that have a module of that name."""
     names = []
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if module.name.startswith("_") or module.name == "base":
@@ -124,20 +151,29 @@ def _shipped(package: str, inner: str) -> tuple[str, ...]:
 
 
 def is_reference(use: str) -> bool:
-    """Whether `use` points outside Nonet: a file, a module, an actor, a server or a store."""
+    """Return whether `use` refers to something outside Nonet: a file, a module, an actor, a server or a store."""
     return use.endswith(".py") or ":" in use
 
 
 def heavy(path: str | Any) -> Any:
-    """What a spec names by a dotted path, `package.module:Name`; the thing itself is given back as it is."""
+    """Import the object that a spec names by a dotted path `package.module:Name`; return any other object unchanged."""
     return find(path, HERE, path) if isinstance(path, str) else path
 
 
 def find(use: str, files: Files, title: str) -> Any:
-    """The object behind "file.py:Name" or "package.module:Name". Raises ConfigError."""
+    """Import the object behind "file.py:Name" or "package.module:Name".
+
+    Args:
+        use: The reference.
+        files: The location of the files that references name.
+        title: The start of error messages.
+
+    Raises:
+        ConfigError: The reference does not name an object, or the object cannot be imported.
+    """
     where, _, attribute = use.partition(":")
     if not attribute:
-        raise ConfigError(f"{title}: say which object of it: {where}:Name")
+        raise ConfigError(f"{title}: the reference does not name an object; write {where}:Name")
     module = import_file(files.path(where), title) if where.endswith(".py") else import_name(where, title)
     if not hasattr(module, attribute):
         raise ConfigError(f"{title}: there is no {attribute!r} in {where}")
@@ -145,7 +181,7 @@ def find(use: str, files: Files, title: str) -> Any:
 
 
 def file_of(use: Any) -> str | None:
-    """The `file.py` of `file.py[:Name]`; None for anything else."""
+    """Return the `file.py` part of a reference `file.py[:Name]`, or None if the reference does not name a file."""
     path = str(use).partition(":")[0]
     return path if path.endswith(".py") else None
 
@@ -153,14 +189,20 @@ def file_of(use: Any) -> str | None:
 def import_file(path: Path, title: str) -> ModuleType:
     """Import a file as a module, once for each content.
 
-    Modules that lie beside the file can be imported by it, as by a script. Child processes that unpickle its functions can import
-    it too, whichever way they are started.
+    Modules in the same folder can be imported by the file, as if it were a script. Child processes that unpickle
+    its functions can import it too, whichever start method they use.
+
+    Args:
+        path: The Python file.
+        title: The start of error messages.
 
     Raises:
-        ConfigError: There is no such file, or it does not import; one line says why.
+        ConfigError: The file does not exist or cannot be imported; the message is one line.
     """
     if not path.is_file():
-        raise ConfigError(f"{title}: there is no file {path}. A file is looked up beside the scenario.")
+        raise ConfigError(
+            f"{title}: there is no file {path}. Relative paths start from the folder of the scenario."
+        )
     text = path.read_bytes()
     key = f"{OWN}{path.stem}_{hashlib.sha256(str(path.resolve()).encode() + text).hexdigest()[:12]}"
     if key in sys.modules:
@@ -168,7 +210,7 @@ def import_file(path: Path, title: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(key, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018  a .py file always has both
     module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses and pickle look a class's module up
+    sys.modules[key] = module  # dataclasses and pickle look up the module of a class
     _forget_siblings_of_others(path.resolve().parent)
     sys.path.insert(0, str(path.resolve().parent))
     try:
@@ -179,17 +221,19 @@ def import_file(path: Path, title: str) -> ModuleType:
     finally:
         sys.path.remove(str(path.resolve().parent))
     _beside.append(path.resolve().parent)
-    if str(path.resolve().parent) not in sys.path:  # for what is imported later, behind everything that is installed
+    if (
+        str(path.resolve().parent) not in sys.path
+    ):  # last on the path, so that installed packages take precedence
         sys.path.append(str(path.resolve().parent))
     _let_children_import(key, path.resolve())
     return module
 
 
-_beside: list[Path] = []  # folders of files that were imported
+_beside: list[Path] = []  # folders that files were imported from
 
 
 def _forget_siblings_of_others(folder: Path) -> None:
-    """Forget modules that were imported from beside other files, where this folder has one of the same name."""
+    """Remove modules imported from beside other files if this folder has a module of the same name."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or name.startswith(OWN) or "." in name or Path(file).parent not in _beside:
@@ -202,7 +246,10 @@ _shims: dict[int, Path] = {}
 
 
 def _let_children_import(key: str, path: Path) -> None:
-    """Put a module of this name on the path that runs the file: children that are spawned know no other way to it."""
+    """Put a module of this name that runs the file on the path.
+
+    Spawned child processes have no other way to import it.
+    """
     if os.getpid() not in _shims:
         folder = Path(tempfile.mkdtemp(prefix="nonet-own-"))
         _shims[os.getpid()] = folder
@@ -214,13 +261,21 @@ def _let_children_import(key: str, path: Path) -> None:
 
 
 def _remove_shims(process: int, folder: Path) -> None:
-    """Remove the folder when the process that made it ends, and not when a forked child does."""
+    """Remove the folder when the process that created it ends, but not when a forked child ends."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_name(module: str, title: str) -> ModuleType:
-    """An installed module. Raises ConfigError in one line for what does not import."""
+    """Import an installed module.
+
+    Args:
+        module: The dotted name of the module.
+        title: The start of error messages.
+
+    Raises:
+        ConfigError: The module cannot be imported; the message is one line.
+    """
     try:
         return importlib.import_module(module)
     except BaseException as error:
@@ -228,8 +283,8 @@ def import_name(module: str, title: str) -> ModuleType:
 
 
 def _import_error(error: BaseException, title: str) -> BaseException:
-    """A one-line ConfigError; what is not an error of the file (Ctrl-C) passes."""
+    """Convert an import failure into a one-line ConfigError; return interrupts such as Ctrl-C unchanged."""
     if not isinstance(error, (Exception, SystemExit)):
         return error
     cause = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"{title}: it does not import: {cause}")
+    return ConfigError(f"{title}: the import failed: {cause}")

@@ -1,7 +1,7 @@
-"""Counter-based randomness: no generator whose state would need saving.
+"""Counter-based random numbers: no generator has state that would have to be saved.
 
-`rng(seed, *words)` keys a Philox generator by a hash of its words, so the same words give the same numbers in any
-process, in any order, after any restart (docs/explanation/design.md, section 9). Philox: Salmon et al., SC 2011.
+`rng(seed, *words)` keys a Philox generator by a hash of its words. The same words give the same numbers in any
+process, in any order and after any restart (docs/explanation/design.md, section 9). Philox: Salmon et al., SC 2011.
 """
 
 from __future__ import annotations
@@ -12,27 +12,40 @@ import numpy as np
 
 
 def key(seed: int, *words: str | int) -> int:
-    """A 64-bit key for these words; stable over processes and versions."""
+    """Hash a seed and words to a 64-bit key that is the same in every process and version.
+
+    Args:
+        seed: The seed of the run.
+        words: Words that name the purpose, for example "pretrain", a step and a user id.
+    """
     text = "\x1f".join([str(seed), *map(str, words)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def rng(seed: int, *words: str | int) -> np.random.Generator:
-    """A NumPy generator that depends on `seed` and `words` alone, e.g. rng(7, "pretrain", 12, uid, "beam")."""
+    """Return a NumPy generator that depends only on `seed` and `words`.
+
+    Args:
+        seed: The seed of the run.
+        words: Words that name the purpose, for example `"pretrain", 12, uid, "beam"`.
+    """
     return np.random.Generator(np.random.Philox(key=key(seed, *words)))
 
 
 def first_integers(seed: int, words: tuple[str | int, ...], numbers: np.ndarray, high: int) -> np.ndarray:
-    """Return for each number [N] what `rng(seed, *words, number).integers(0, high)` draws first, without N generators.
+    """Draw the first integer of N generators without creating the generators.
+
+    Entry i equals `rng(seed, *words, numbers[i])` followed by one draw `.integers(0, high)`.
 
     Args:
-        seed: the seed.
-        words: what the generators' words begin with.
-        numbers: [N] their last word, whole numbers.
-        high: the exclusive upper bound, below 2^32.
+        seed: The seed of the run.
+        words: The leading words of all generators.
+        numbers: The last word of each generator, integers [N].
+        high: The exclusive upper bound, below 2^32.
 
     Returns:
-        [N] int64, bit for bit those of NumPy's Philox 4x64-10 and of its bounded integers (Lemire's method).
+        The draws, int64 [N]; bit for bit those of NumPy's Philox 4x64-10 and its bounded integers (Lemire's
+            method).
     """
     prefix = hashlib.blake2b("".join(f"{word}\x1f" for word in (seed, *words)).encode(), digest_size=8)
     digests = bytearray()
@@ -44,7 +57,9 @@ def first_integers(seed: int, words: tuple[str | int, ...], numbers: np.ndarray,
     scaled = draws * np.uint64(high)
     values = (scaled >> np.uint64(32)).astype(np.int64)
     rejected = (scaled & np.uint64(_UINT32)) < np.uint64((1 << 32) % high)
-    for at in np.flatnonzero(rejected).tolist():  # one in 2^32 / high: the generator draws again
+    for at in np.flatnonzero(
+        rejected
+    ).tolist():  # probability high / 2^32: the generator rejects and draws again
         values[at] = rng(seed, *words, int(numbers[at])).integers(0, high)
     return values
 
@@ -55,7 +70,7 @@ _WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
 def _first_philox_words(keys: np.ndarray) -> np.ndarray:
-    """Return the first 64-bit word [N] of Philox 4x64-10 at counter 1 for keys (k, 0), k [N] uint64."""
+    """Return the first 64-bit word [N] of Philox 4x64-10 at counter 1 for keys (k, 0), with k uint64 [N]."""
     words = [np.full(len(keys), start, np.uint64) for start in (1, 0, 0, 0)]
     first, second = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)
     for _ in range(10):
@@ -67,7 +82,7 @@ def _first_philox_words(keys: np.ndarray) -> np.ndarray:
 
 
 def _multiply(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the high and the low 64 bits of products of 64-bit numbers [N]."""
+    """Return the high and the low 64 bits of the products of 64-bit numbers [N]."""
     half, low = np.uint64(32), np.uint64(_UINT32)
     a1, a0 = values >> half, values & low
     b1, b0 = np.uint64(factor >> 32), np.uint64(factor & _UINT32)

@@ -1,4 +1,4 @@
-"""The closest known words, for errors that suggest what was meant."""
+"""Suggestions of similar words for error messages."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ from collections.abc import Iterable
 
 
 def close_to(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known words nearest to `word`, letters' case aside, best first; none where no word is near."""
+    """Return the known words that are closest to `word`, ignoring case, best match first.
+
+    Args:
+        word: The misspelled word.
+        known: The valid words.
+        most: The largest number of matches.
+        cutoff: The smallest similarity, from 0 to 1.
+
+    Returns:
+        The matches; empty if no word is similar enough.
+    """
     lowered = {str(name).lower(): str(name) for name in known}
     return [lowered[near] for near in difflib.get_close_matches(word.lower(), lowered, most, cutoff)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` with a leading space, or nothing when no known word is near."""
+    """Return the sentence `" Did you mean 'x'?"` with a leading space, or an empty string if no word is close."""
     return "".join(f" Did you mean {near!r}?" for near in close_to(word, known))
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the middle of a sentence, or nothing when no known word is near."""
+    """Return `" (did you mean 'x'?)"` for use inside a sentence, or an empty string if no word is close."""
     return "".join(f" (did you mean {near!r}?)" for near in close_to(word, known))
 
 
 def listed(names: Iterable[object], limit: int = 12) -> str:
-    """`a, b, c, ... (20 in all)`; `none` for nothing."""
+    """Join names as `a, b, c, ... (20 in all)`; return `none` if there are no names."""
     words = [str(name) for name in names]
     if not words:
         return "none"

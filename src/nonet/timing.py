@@ -1,6 +1,6 @@
-"""Timing by the wall and by CPU time: laps, medians, and calls that take turns.
+"""Timing by wall clock and CPU time: laps, medians and interleaved measurements.
 
-What reading the clocks costs, half a microsecond, is in every lap; `Times.cpu_us` takes it off.
+Each lap includes the cost of reading the clocks, about half a microsecond; `Times.cpu_us` subtracts it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ Clock = Callable[[], float]
 
 @dataclass
 class Times:
-    """Seconds of each lap, by the wall and by `cpu`, a clock of this thread or process: `with times: work()` is a lap."""
+    """Wall and CPU seconds of each lap; `with times: work()` measures one lap.
+
+    Attributes:
+        cpu: A CPU clock of this thread or process.
+        wall_s: Wall seconds of each lap.
+        cpu_s: CPU seconds of each lap.
+    """
 
     cpu: Clock = time.thread_time
     wall_s: list[float] = field(default_factory=list)
@@ -33,14 +39,14 @@ class Times:
         self.wall_s.append(wall - self._began[1])
 
     def measure(self, call: Callable[[int], Any], batch: int) -> None:
-        """One call."""
+        """Measure one call of `call(batch)` as a lap."""
         cpu, wall = self.cpu(), time.perf_counter()
         call(batch)
         self.wall_s.append(time.perf_counter() - wall)
         self.cpu_s.append(self.cpu() - cpu)
 
     def from_lap(self, first: int) -> Times:
-        """These without the laps before `first`, which warmed up."""
+        """Return the laps from number `first` on; the laps before it are warm-up."""
         return Times(self.cpu, self.wall_s[first:], self.cpu_s[first:])
 
     @property
@@ -49,19 +55,19 @@ class Times:
         return self.wall_s[-1]
 
     def median_s(self) -> float:
-        """Median seconds by the wall."""
+        """Return the median wall time in seconds."""
         return statistics.median(self.wall_s)
 
     def median_us(self) -> float:
-        """Median microseconds by the wall."""
+        """Return the median wall time in microseconds."""
         return 1e6 * self.median_s()
 
     def cpu_us(self) -> float:
-        """Median microseconds of CPU time, less those of a call that does nothing."""
+        """Return the median CPU time in microseconds, minus that of a call that does nothing."""
         return 1e6 * (statistics.median(self.cpu_s) - _nothing_s())
 
     def row(self) -> dict[str, float]:
-        """Median and p10 by the wall, median by CPU, in microseconds."""
+        """Return the median and the 10th percentile of wall time and the median of CPU time, in microseconds."""
         ordered = sorted(self.wall_s)
         return {
             "median_us": self.median_us(),
@@ -71,7 +77,13 @@ class Times:
 
 
 def median_s(work: Callable[[], Any], laps: int, clock: Clock = time.perf_counter) -> float:
-    """Median seconds of a call by a clock; the first call warms up."""
+    """Return the median duration of a call in seconds, after one warm-up call.
+
+    Args:
+        work: The call to measure.
+        laps: The number of measured calls.
+        clock: The clock, in seconds.
+    """
     work()
     seconds = []
     for _ in range(laps):
@@ -84,9 +96,16 @@ def median_s(work: Callable[[], Any], laps: int, clock: Clock = time.perf_counte
 def in_turns(
     calls: Mapping[str, Callable[[], Any]], rounds: int, *, warm: int = 0, rotate: bool = False
 ) -> dict[str, Times]:
-    """Each call once a round, so that all meet the same noise; `rotate`: another one begins every round.
+    """Measure several calls alternately, so that all are exposed to the same noise.
 
-    The first `warm` rounds don't count.
+    Args:
+        calls: The calls by name.
+        rounds: The number of measured rounds; each round runs every call once.
+        warm: The number of rounds before them that are not counted.
+        rotate: Whether a different call goes first in each round.
+
+    Returns:
+        The times of each call by name.
     """
     times, names = {name: Times() for name in calls}, list(calls)
     for turn in range(-warm, rounds):
@@ -99,7 +118,7 @@ def in_turns(
 
 @cache
 def _nothing_s() -> float:
-    """CPU seconds that `measure` finds for a call that does nothing."""
+    """Measure the CPU seconds that `measure` records for a call that does nothing."""
     nothing = Times()
     for batch in range(2000):
         nothing.measure(lambda batch: None, batch)

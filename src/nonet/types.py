@@ -1,7 +1,7 @@
-"""What passes between the parts.
+"""Data types that the packages exchange.
 
-No torch and no Ray import at module level, so that a reward or a CPU tool can read these without either.
-Shapes: B sequences, N events, U users (prompts), W beams, L semantic-id levels.
+The module imports neither torch nor Ray, so a reward or a CPU tool can use it without either. Shapes: B sequences,
+N events, U users (prompts), W beams, L semantic-id levels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Physical rows [start, stop) of one file of a stage's table, in one epoch. Row id = file << 40 | row."""
+    """Physical rows [start, stop) of one file of the table of a stage, in one epoch. The row id is file << 40 | row."""
 
     epoch: int
     file: int
@@ -26,7 +26,7 @@ class RowRange:
 
 @dataclass(slots=True)
 class Jagged:
-    """Ragged data: `values [N, ...]` cut by `offsets [B + 1]` int64, offsets[0] == 0. NumPy or torch."""
+    """Ragged data: `values [N, ...]` split by `offsets [B + 1]` (int64, offsets[0] == 0), in NumPy or torch."""
 
     values: Any
     offsets: Any
@@ -40,17 +40,21 @@ class Jagged:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Tokenised events, packed: B sequences, N events, all tensors torch CPU unless moved.
+    """A packed batch of tokenised events: B sequences with N events in all.
 
-    item    values [N] int64 dense item index (position in artifacts/items.parquet)
-    sid     [N, L] int64 semantic id of each event's item
-    time    values [N] int64 unix seconds
-    event   values [N] int64 event type index (0 when the data has no event column)
-    context by column name: [B] or Jagged [N]; sparse keys and ids int64 (always has "user": [B] and
-            "item": [N], the keys of their rows), dense float32
-    loss_mask values [N] bool: True where the event counts as a *target*
-    target  [B] int64 dense item index asked for after the last event, or None while pretraining
-    uid     one string a sequence
+    Tensors are torch CPU tensors unless they have been moved.
+
+    Attributes:
+        item: Values [N] int64, dense item indices (row numbers of artifacts/items.parquet).
+        sid: [N, L] int64, the semantic id of the item of each event.
+        time: Values [N] int64, unix seconds.
+        event: Values [N] int64, event type indices (0 if the data have no event column).
+        context: Tensors [B] or Jagged [N] by column name. Sparse keys and ids are int64 and always include "user"
+            [B] and
+            "item" [N], the keys of their table rows; dense features are float32.
+        loss_mask: Values [N] bool, True where the event counts as a target.
+        target: [B] int64, the dense index of the item to predict after the last event, or None during pretraining.
+        uid: One string per sequence.
     """
 
     item: Jagged
@@ -65,17 +69,34 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class Rollouts:
-    """What a reward sees: NumPy only, read-only by convention. A group is one user's beam set.
+    """The input of a reward: NumPy arrays, read-only by convention. A group is the set of beams of one user.
 
-    uid [U] str · user_id [U] · item_id [U, W] original item ids (-1 or "" where no legal beam was left)
-    item [U, W] int64 dense item index, -1 for none · sid [U, W, L] int32 · logp [U, W, L] float32 constrained, nats
-    valid [U, W] bool · target Jagged of original item ids · history Jagged of original item ids · scene [U]
-    columns: item columns joined to [U, W] and user columns [U]; `r["price"]` reads them
-    weight, chance [U, W] float32: of beams that were drawn, with what weights a group's sum is the policy's expectation, and
-             the chance with which each is in its group (`nonet.rl.Draws`); None of plain beams
-    sampling_logp [U, W, L] float32: what they were drawn with, where that is not logp
-    added [U, W] bool: beams that were put into their group because the user took them next (`with_target`); None without
-    The beams of a group are ordered by their log-probability, the likeliest first, however they were drawn.
+    The beams of a group are ordered by log-probability, most likely first, however they were drawn.
+
+    Attributes:
+        uid: [U] str.
+        user_id: [U] original user ids.
+        item_id: [U, W] original item ids; -1 or "" where no legal beam was left.
+        item: [U, W] int64 dense item indices; -1 where no legal beam was left.
+        sid: [U, W, L] int32 semantic ids.
+        logp: [U, W, L] float32 log-probabilities under the trie constraint, in nats.
+        valid: [U, W] bool.
+        target: Jagged, original item ids.
+        history: Jagged, original item ids.
+        scene: [U].
+        weights_version: The version of the weights that generated the beams.
+        catalogue_version: The version of the trie.
+        step: The training step.
+        columns: Item columns joined to [U, W] and user columns [U], by name; `r["price"]` reads one.
+        weight: [U, W] float32 for sampled beams: the weights with which the sum over a group is the expectation
+            under the
+            policy (`nonet.rl.Draws`); None for plain beam search.
+        chance: [U, W] float32 for sampled beams: the probability that a beam is in its group; None for plain beam
+            search.
+        sampling_logp: [U, W, L] float32 log-probabilities that beams were sampled with, if they differ from logp.
+        added: [U, W] bool, beams that were added to their group because the user chose them next (`with_target`);
+            None if
+            there are none.
     """
 
     uid: np.ndarray
@@ -103,11 +124,11 @@ class Rollouts:
 
     @classmethod
     def concat(cls, parts: Sequence[Rollouts]) -> Rollouts:
-        """Return the rollouts of all parts, one after the other; what a step has once is that of the first."""
+        """Concatenate the rollouts of all parts; values that exist once per step are taken from the first part."""
         return parts[0]._changed(lambda *values: _end_to_end(values), *parts[1:])
 
     def _changed(self, change: Callable[..., Any], *others: Rollouts) -> Rollouts:
-        """Return rollouts whose values with a row for each prompt are changed, with the same values of others."""
+        """Apply `change` to each value that has a row per prompt, together with the same values of `others`."""
         values = {each.name: [getattr(part, each.name) for part in (self, *others)] for each in fields(self)}
         columns = [part for part in values.pop("columns") if part is not None]
         found = {
@@ -128,7 +149,7 @@ class Rollouts:
 
 
 def _rows_of(value: Any, rows: np.ndarray) -> Any:
-    """Return some rows of an array or of ragged data."""
+    """Return the selected rows of an array or of ragged data."""
     import numpy as np
 
     if not isinstance(value, Jagged):
@@ -138,7 +159,7 @@ def _rows_of(value: Any, rows: np.ndarray) -> Any:
 
 
 def _end_to_end(values: Sequence[Any]) -> Any:
-    """Return arrays or ragged data one after the other."""
+    """Concatenate arrays or ragged data."""
     import numpy as np
 
     if not isinstance(values[0], Jagged):

@@ -1,6 +1,6 @@
-"""Quantities with units: `30d`, `1.5TB`, `2s`. A bare number is seconds or bytes.
+"""Quantities with units, such as `30d`, `1.5TB` and `2s`; a bare number is in seconds or bytes.
 
-Decimal units (KB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB) of 1024.
+Decimal units (KB, MB, GB, TB) are powers of 1000, binary units (KiB, MiB, GiB, TiB) are powers of 1024.
 """
 
 from __future__ import annotations
@@ -21,16 +21,31 @@ _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", r
 
 
 def seconds(value: Any) -> float:
-    """`30d`, `2s`, `1.5h` or a number of seconds, as seconds. Raises ValueError that names the units."""
+    """Parse a duration such as `30d`, `2s` or `1.5h`, or a number of seconds.
+
+    Returns:
+        The duration in seconds.
+
+    Raises:
+        ValueError: The value is not a duration; the message lists the units.
+    """
     return _parse(value, _SECONDS, "s", "a duration such as 30d, 12h or 2s")
 
 
 def size_bytes(value: Any) -> int:
-    """`1.5TB`, `512MiB` or a number of bytes, as bytes. Raises ValueError that names the units."""
+    """Parse a size such as `1.5TB` or `512MiB`, or a number of bytes.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ValueError: The value is not a size; the message lists the units.
+    """
     return int(_parse(value, _BYTES, "b", "a size such as 1.5TB or 512MiB"))
 
 
 def _parse(value: Any, units: Mapping[str, float], bare: str, quantity: str) -> float:
+    """Parse a number with an optional unit; `bare` is the unit of a number without one."""
     match = (
         _FORM.fullmatch(str(value))
         if isinstance(value, str | int | float) and not isinstance(value, bool)
@@ -38,7 +53,7 @@ def _parse(value: Any, units: Mapping[str, float], bare: str, quantity: str) -> 
     )
     unit = (match.group(2).lower() or bare) if match else ""
     if match is None or unit not in units:
-        raise ValueError(f"wanted {quantity} (units: {', '.join(units)}), got {value!r}")
+        raise ValueError(f"expected {quantity} (units: {', '.join(units)}), got {value!r}")
     return float(match.group(1)) * units[unit]
 
 

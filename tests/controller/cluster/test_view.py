@@ -34,7 +34,7 @@ def test_views_that_cannot_be_are_refused_with_the_key(tmp_path):
         view_of(tmp_path, "nodes: [{id: n, resources: {GPU: 2}, used: {GPU: 3}}]")
     with pytest.raises(ConfigError, match="node id 'n' is there twice"):
         view_of(tmp_path, "nodes: [{id: n, resources: {CPU: 2}}, {id: n, resources: {CPU: 2}}]")
-    with pytest.raises(ConfigError, match="wanted a size such as"):
+    with pytest.raises(ConfigError, match="expected a size such as"):
         view_of(tmp_path, "nodes: [{id: n, resources: {memory: lots}}]")
 
 

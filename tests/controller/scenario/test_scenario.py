@@ -113,7 +113,7 @@ def test_a_key_of_another_use_is_not_suggested_to_itself():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("algorithm={use: grpoo}", "algorithm 'grpoo' (did you mean 'grpo'?) is neither shipped"),
+        ("algorithm={use: grpoo}", "algorithm 'grpoo' (did you mean 'grpo'?) does not exist"),
         (
             "algorithm={use: rloo, normalise: gdpo}",
             "normalise: is a key of another `use`: dapo, ecpo, gbpo, grpo",

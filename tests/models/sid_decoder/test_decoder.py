@@ -213,7 +213,7 @@ def test_a_missing_feature_or_rows_of_a_wrong_shape_are_errors():
 
 
 def test_an_unknown_model_option_or_an_odd_head_is_an_error():
-    with pytest.raises(ConfigError, match="model 'hstu' is neither shipped"):
+    with pytest.raises(ConfigError, match="model 'hstu' does not exist"):
         build_model({"use": "hstu"}, CODES, FEATURES, 0)
     with pytest.raises(ConfigError, match="no option 'deep'; there are: width"):
         build_model({"deep": 2}, CODES, FEATURES, 0)

@@ -188,11 +188,11 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("empty.py", "(empty.py): it defines no reward. Mark a function with @nonet.reward"),
         (
             "broken.py",
-            "(broken.py): it does not import: ModuleNotFoundError: No module named 'nowhere_at_all'",
+            "(broken.py): the import failed: ModuleNotFoundError: No module named 'nowhere_at_all'",
         ),
-        ("syntax.py", "(syntax.py): it does not import: SyntaxError"),
-        ("exits.py", "(exits.py): it does not import: SystemExit: 3"),
-        ("nowhere_at_all.rewards:X", "(nowhere_at_all.rewards:X): it does not import: ModuleNotFoundError"),
+        ("syntax.py", "(syntax.py): the import failed: SyntaxError"),
+        ("exits.py", "(exits.py): the import failed: SystemExit: 3"),
+        ("nowhere_at_all.rewards:X", "(nowhere_at_all.rewards:X): the import failed: ModuleNotFoundError"),
     ],
 )
 def test_a_reward_that_cannot_be_loaded_is_named_with_its_file_and_cause(tmp_path, use, message):
