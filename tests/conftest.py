@@ -28,7 +28,7 @@ os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
 
 def start_local_ray():
-    """A local Ray of four CPUs, never a cluster that happens to run."""
+    """Start a local Ray of four CPUs, never joining a cluster that happens to run."""
     import ray
 
     ray.init(
@@ -44,7 +44,7 @@ def start_local_ray():
 
 @pytest.fixture(scope="session")
 def ray_local():
-    """The session's local Ray."""
+    """Provide the session's local Ray."""
     ray = start_local_ray()
     yield ray
     ray.shutdown()
@@ -52,7 +52,7 @@ def ray_local():
 
 @pytest.fixture(scope="module")
 def no_ray():
-    """This process has no Ray while a module's tests run; the session's is started again after them."""
+    """Shut Ray down in this process while a module's tests run, and start the session's again after them."""
     import ray
 
     before = ray.is_initialized()
@@ -65,7 +65,7 @@ def no_ray():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """The tensors here are tiny, and threads that wait for a busy core make them a hundred times slower."""
+    """Use one torch thread: the tensors are tiny, and threads that wait for a busy core are a hundred times slower."""
     import torch
 
     before = torch.get_num_threads()
@@ -75,7 +75,7 @@ def one_thread():
 
 
 def left_over() -> list[str]:
-    """Processes that this session's tests started and that still are: number and command."""
+    """Return the processes that this session's tests started and that are still running: id and command."""
     mark = f"NONET_TEST_SESSION={os.environ['NONET_TEST_SESSION']}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

@@ -51,7 +51,7 @@ class Mutant:
     tests: tuple[str, ...]
 
     def changed(self, text: str) -> str:
-        """The file's text with the change. Raises ValueError where `before` is not there exactly once."""
+        """Return the file's text with the change. Raises ValueError where `before` is not there exactly once."""
         count = text.count(self.before)
         if count != 1:
             raise ValueError(f"{self.name}: `before` is {count} times in {self.file}, not once")
@@ -59,7 +59,7 @@ class Mutant:
 
 
 def read_mutants(file: Path = FILE) -> list[Mutant]:
-    """The mutants of a file, in its order."""
+    """Read the mutants of a file, in its order."""
     from ruamel.yaml import YAML
 
     entries = YAML(typ="safe").load(file.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ class Bench:
             shutil.copytree(ROOT, folder, symlinks=True, ignore=_LEFT_OUT)
 
     def run(self, tests: Iterable[str], folder: Path) -> tuple[int, str]:
-        """pytest's code (or -1: it took too long, -2: it died) of tests in a copy, and what was printed."""
+        """Run tests in a copy; return pytest's exit code (-1: timeout, -2: died) and what was printed."""
         log = folder.with_suffix(".log")
         process = self._context.Process(target=_tested, args=(str(folder), tuple(tests), str(log)))
         process.start()
@@ -131,14 +131,14 @@ class Bench:
 
 
 def _write(path: Path, text: str) -> None:
-    """A source file's text, without the bytecode of what it was: Python tells them apart by size and whole seconds."""
+    """Write a source file and drop its bytecode, which Python tells apart only by size and whole seconds."""
     path.write_text(text, encoding="utf-8")
     for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         cached.unlink()
 
 
 def _unmutated(bench: Bench, mutants: Sequence[Mutant]) -> list[str]:
-    """What is wrong with the tests as they are: all that a mutant names must pass, a file at a time."""
+    """Return what is wrong with the unchanged tests: all that a mutant names must pass, one file at a time."""
     wrong: list[str] = []
     by_file: dict[str, dict[str, None]] = {}
     for test in (test for mutant in mutants for test in mutant.tests):

@@ -188,17 +188,17 @@ def _blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def _prose(page: Path) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
 def _spans(page: Path) -> list[str]:
-    """What stands between backticks, on one line."""
+    """Return what stands between backticks, on one line."""
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", _prose(page))]
 
 
 def _anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the headings of a page as links name them."""
     headings = re.findall(r"^#+ (.*)$", _prose(page), re.M)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
@@ -248,7 +248,7 @@ def _commands(page: Path) -> Iterator[str]:
 
 
 def _problems(command: str) -> Iterator[str]:
-    """What of a command does not exist."""
+    """Return the parts of a command that do not exist."""
     if make := re.match(r"make ([a-z-]+)", command):
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
         if make[1] not in targets:
@@ -313,7 +313,7 @@ def _run(text: str, title: str) -> dict[str, object]:
 
 
 def _check_yaml(text: str, folder: Path) -> None:
-    """A cluster view, a scenario, keys of one, or rewards of a stage."""
+    """Check a cluster view, a scenario, keys of one, or rewards of a stage."""
     body = yaml.parse(text, "a block of the docs")
     quickstart = yaml.read(LIBRARY / "quickstart.yaml")
     if "nodes" in body:

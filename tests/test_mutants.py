@@ -20,7 +20,7 @@ FOLDERS = ("attention", "embedding", "samples", "models", "rl", "workers", "cont
 
 @cache
 def named_in(file: str) -> dict[str, bool]:
-    """The tests of a file by name, and whether they are slow."""
+    """Return the tests of a file by name, and whether they are slow."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     slow = any("mark.slow" in ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign))
     return {

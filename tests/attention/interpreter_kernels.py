@@ -1,8 +1,8 @@
-"""The kernels in Triton's interpreter against the float64 reference; test_forward.py runs this file in a process of its
-own, because TRITON_INTERPRET must be in the environment before Triton is imported.
+"""Compare the kernels in Triton's interpreter with the float64 reference.
 
-Bars: float32 within 2e-6 forward and 1e-5 in gradients; bfloat16 and float16 at most twice the error that the dense
-reference makes in the same dtype (flash attention's own rule).
+test_forward.py runs this file in a process of its own, because TRITON_INTERPRET must be in the environment before Triton
+is imported. Bars: float32 within 2e-6 forward and 1e-5 in gradients; bfloat16 and float16 at most twice the error that
+the dense reference makes in the same dtype (flash attention's own rule).
 """
 
 import dataclasses
@@ -73,12 +73,12 @@ def tables_of_bias(table, rows, dtype=torch.float32):
 
 
 def config_of(block_q, block_k):
-    """Queries and keys a tile, swapped for dK and dV so that no two kernels have the same blocks."""
+    """Return tile sizes, swapped for dK and dV so that no two kernels have the same blocks."""
     return Config(Tile(block_q, block_k, 4, 2), Tile(block_q, block_k, 4, 2), Tile(block_k, block_q, 4, 2))
 
 
 def kernels(table, leaves, grad, blocks, features, grad_lse=None):
-    """Outputs, log-sum-exp and gradients by name, from the kernels."""
+    """Return outputs, log-sum-exp and gradients of the kernels by name."""
     config, options = config_of(*blocks), Options(**features)
     made = plans(table, config)
     out, lse = forward(*leaves, table, made, options, config)
@@ -93,7 +93,7 @@ def kernels(table, leaves, grad, blocks, features, grad_lse=None):
 
 
 def dense(table, leaves, grad, features, dtype, grad_lse=None):
-    """The same from the reference, in dtype."""
+    """Return the same quantities from the dense reference, in `dtype`."""
     leaves = {n: x.detach().to(dtype).requires_grad_() for n, x in zip("qkv", leaves, strict=True)}
     options, more = dict(features), {}
     if "sink" in features:
@@ -143,7 +143,7 @@ def compare(table, blocks=(32, 32), dtype=torch.float32, sizes=(2, 2, 16, 16), l
 
 
 def _error(name, found, want):
-    """The largest; of sinks, one number a head, the root of the mean square: the largest of so few is a lottery."""
+    """Return the largest error; for sinks, one number per head, the root mean square, because the maximum of so few varies."""
     assert found.shape == want.shape
     assert torch.isfinite(found).all()
     if not found.numel():

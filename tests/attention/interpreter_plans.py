@@ -1,4 +1,5 @@
-"""Plans made by the device's kernels, the soft cap's tanh and the GPU bench's own checks, in Triton's interpreter;
+"""Check plans made by the device's kernels, the soft cap's tanh and the GPU bench's checks in Triton's interpreter.
+
 test_forward.py runs this file in a process of its own, as it does interpreter_kernels.py.
 """
 

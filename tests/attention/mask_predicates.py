@@ -35,7 +35,7 @@ def targets_of(r, lengths):
 
 
 def either(r, numbers):
-    """The numbers as a tensor; or, where they are one number, an int now and then."""
+    """Return the numbers as a tensor; if all are equal, sometimes as one int."""
     return numbers[0] if len(set(numbers)) == 1 and r.random() < 0.5 else torch.tensor(numbers)
 
 

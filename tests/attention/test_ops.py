@@ -26,7 +26,7 @@ def draw(tokens=12, heads=2, width=4, dtype=torch.float64, seed=0):
 
 
 def arguments(mask, activation="softmax", backend="sdpa", sink=None, bias=None):
-    """The operator's own arguments for a call, caught on their way."""
+    """Capture the arguments that a call passes to the operator."""
     caught = []
     q, k, v = draw()
     watch = torch.ops.nonet.attend

@@ -51,7 +51,7 @@ class LosingDisk:
             self._bytes[inode] = path.read_bytes()
 
     def left(self, mode: str, into: Path) -> Path:
-        """The tree after a power loss now, written into a folder; `mode`: see the module."""
+        """Write the tree as it is after a power loss now into a folder; for `mode` see the module."""
         inode = self.root.stat().st_ino
         self._write(into, inode, self._names.get if mode == "synced" else self._there)
         return into

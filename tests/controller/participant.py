@@ -8,5 +8,5 @@ from nonet.background import Written, sealed
 
 
 def written(folder: Path) -> Written:
-    """What is in a folder, as one participant that wrote all of it would say."""
+    """Describe the files in a folder, as one participant that wrote all of them would."""
     return sealed(folder, sorted(path for path in folder.rglob("*") if path.is_file()))

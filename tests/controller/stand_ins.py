@@ -123,7 +123,7 @@ class LoopSession:
         self.done.append("publish")
 
     def end(self, step):
-        """The last commit ended it."""
+        """Do nothing, because the last commit ended the stage."""
 
     def commit(self, step, *, now=False):
         self.done.append(("commit", step, now))

@@ -13,7 +13,7 @@ from nonet.errors import ConfigError, DeadlineExceeded
 
 @pytest.fixture
 def conduct(monkeypatch):
-    """Runs a pipeline that raises `errors` one after the other and then ends; (whether it ended, what was noted)."""
+    """Run a pipeline that raises `errors` one after the other and then ends; return whether it ended and what was noted."""
 
     def play(*errors, lost="trainer-0 died"):
         left, notes = list(errors), []

@@ -26,7 +26,7 @@ SCENARIO = make_scenario(
 
 
 def found(all_, beam):
-    """A subject's result: exhaustive and beam on all test events, and other numbers elsewhere."""
+    """Make a subject's result: exhaustive and beam on all test events, other numbers elsewhere."""
     other = {"all": {"recall@10": 0.99}, "target": {"recall@10": 0.98}}
     exhaustive = {"all": {"recall@10": all_}, "target": {"recall@10": 0.97}}
     return {

@@ -11,7 +11,7 @@ from nonet.controller.scenario.scenario import Scenario, make_scenario
 def node(
     name: str, free: dict[str, float] | None = None, labels: dict[str, str] | None = None, **total: float
 ) -> Node:
-    """A node with these resources; `free` says what is left where it is not all."""
+    """Make a node with these resources; `free` says what is left where it is not all."""
     return Node(name, dict(total), {**total, **(free or {})}, labels or {})
 
 
@@ -28,7 +28,7 @@ def gpu_nodes(
 
 
 def scenario(**parts: Any) -> Scenario:
-    """A small scenario with one supervised stage, changed by `parts`."""
+    """Make a small scenario with one supervised stage, changed by `parts`."""
     plain: dict[str, Any] = {
         "name": "small",
         "data": {"interactions": "x.parquet"},

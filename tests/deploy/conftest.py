@@ -12,7 +12,7 @@ from nonet.deploy import cli
 
 @pytest.fixture
 def ring(tmp_path):
-    """A folder with tables, ring.yaml and its reward file."""
+    """Make a folder with tables, ring.yaml and its reward file."""
     return make_ring(tmp_path)
 
 

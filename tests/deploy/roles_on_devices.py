@@ -15,7 +15,7 @@ STEPS = 4
 
 
 def trained(setup, stage, folders, device: str, folder: Path) -> dict[str, bytes]:
-    """The commit of a fused trainer after a few steps: bytes by file."""
+    """Return the checkpoint of a fused trainer after a few steps: bytes by file."""
     from nonet.workers.roles.embedding import EmbeddingShard
     from nonet.workers.roles.trainer import Trainer
     from nonet.workers.runtime.worker import Place
@@ -31,7 +31,7 @@ def trained(setup, stage, folders, device: str, folder: Path) -> dict[str, bytes
 
 
 def asked(setup, stage, folders, commit: Path, device: str, precision: str, prompts) -> dict:
-    """What `nonet parity` asks of one side."""
+    """Return what `nonet parity` asks of one side."""
     from nonet.workers.roles.evaluation.probe import Probe
     from nonet.workers.runtime.worker import Place
 

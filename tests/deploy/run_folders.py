@@ -14,7 +14,7 @@ END = 18  # step of the commit that ends the ring's first stage
 
 
 def folder_of(ring, path, **ranks):
-    """A run's folder with the ring's data; ranks: subject -> ranks of its test events."""
+    """Make a run's folder with the ring's data; ranks: subject -> ranks of its test events."""
     run = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ring.scenario, run.scenario)

@@ -53,12 +53,12 @@ class ServedRun:
         return self._steps
 
     def open(self):
-        """The run as serving reads it."""
+        """Open the run as serving reads it."""
         return OpenRun.of(self.folder.path)
 
 
 def events_of(seq, user, stop=None):
-    """The first `stop` events of a user row, by default all."""
+    """Return the first `stop` events of a user row, by default all."""
     cut = slice(
         int(seq.offsets[user]), int(seq.offsets[user + 1] if stop is None else seq.offsets[user] + stop)
     )
@@ -67,7 +67,7 @@ def events_of(seq, user, stop=None):
 
 
 def ask(client, path="/recommend", status=200, **body):
-    """The answer of an app."""
+    """Return the answer of an app."""
     answer = client.post(path, json=body)
     assert answer.status_code == status, answer.text
     return answer.json()

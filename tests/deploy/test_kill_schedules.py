@@ -1,6 +1,7 @@
 """Seeded schedules kill and hang a reward's actor, a rollout and a server of scores.
 
-The run ends, what has no score is named, and every prompt of an applied step has been asked and scored once."""
+The run ends, what has no score is named, and every prompt of an applied step has been asked and scored once.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def pid_of(session, group):
 
 
 def applied(run):
-    """Steps of the stage that count, in the order of the journal."""
+    """Return the steps of the stage that count, in the order of the journal."""
     return [each["applied"] for each in read_journal(run.journal) if "applied" in each]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory):
-    """forked(scenarios, world): what each rank of a scenarios file beside the tests found, in rank order.
+    """Provide `forked(scenarios, world)`: the results of each rank of a scenarios file beside the tests, in rank order.
 
-    `ended`: so many of the last ranks end without having found anything.
+    `ended`: the number of last ranks that end without a result.
     """
 
     def run(scenarios, world, ended=0):
@@ -27,7 +27,7 @@ def forked(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def thread_worlds():
-    """The module of worlds whose ranks are threads."""
+    """Provide the module of worlds whose ranks are threads."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("thread_world", Path(__file__).with_name("thread_world.py"))

@@ -27,7 +27,7 @@ def _rank(rank, world, folder, main):
 
 
 def forked(work):
-    """The process id of a child that does `work` and ends: 0, or 1 with a traceback on stderr."""
+    """Fork a child that does `work` and ends with 0, or 1 and a traceback on stderr; return its process id."""
     child = os.fork()
     if child:
         return child

@@ -66,7 +66,7 @@ def trained(rank, local):
 
 
 def lost(rank):
-    """A rank that dies ends the others' waits long before the group's timeout."""
+    """Check that a rank that dies ends the others' waits long before the group's timeout."""
     world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=True)
     world.pull("item", torch.arange(10))
     if rank == 2:

@@ -38,7 +38,7 @@ def train(world, trainer, steps=5):
 
 
 def hashes(world):
-    """key -> bytes of the row, with state and step, of every table."""
+    """Return the bytes of every row by key, with state and step, of every table."""
     found = {}
     for name, table in world.tables.items():
         for part in table.export():
@@ -66,7 +66,7 @@ def single():
 
 
 def killed(rank, world_size):
-    """A shard dies in the middle of a step; every other rank must say so, and name it."""
+    """Kill a shard in the middle of a step; every other rank must raise an error that names it."""
     world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, 2, world_size - 2))
     if rank == world_size - 1:
         world.wire.ask(None, None)  # takes part in the first half of a pull

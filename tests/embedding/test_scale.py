@@ -16,7 +16,7 @@ TABLE, KEYS, WIDTH, HOST, FULL = 10e12, 1 << 20, 64, 1e12, 0.8
 
 
 def number(pattern):
-    """The first group of the one place that matches."""
+    """Return the first group of the only match."""
     found = re.findall(pattern, TEXT)
     assert len(found) == 1, (pattern, found)
     return float(found[0].replace(",", ""))

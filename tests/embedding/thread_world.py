@@ -65,6 +65,6 @@ def fused(specs, world, **options):
 
 
 def together(calls):
-    """What each call gave, all of them at the same time."""
+    """Run all calls at the same time, and return their results."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(WAIT_S) for future in [pool.submit(call) for call in calls]]

@@ -39,7 +39,7 @@ def train(world, trainer, trainers, rounds=range(1, STEPS + 1)):
 
 
 def outcome(world):
-    """What a rank of a finished world holds."""
+    """Return what a rank of a finished world holds."""
     tables = world.tables.values()
     return {
         "hash": {table.name: table.state_hash() for table in tables},
@@ -81,7 +81,7 @@ def disagree(rank, group):
 
 
 def lose(rank):
-    """A shard that has gone away."""
+    """Imitate a shard that has died."""
     if rank:
         return None
     world = ShardedTables(SPECS, seed=7, layout=Layout.apart(0, 2, 1))

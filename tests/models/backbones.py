@@ -67,7 +67,7 @@ def batch_of(sids, lengths=(4, 0, 1, 9, 3), seed=0):
 
 
 def folder_of(path, config=None, *, tokenizer=True, extra_words=()):
-    """A folder that save_pretrained wrote: drawn weights, generation settings that sample, and a tokenizer of whole words."""
+    """Make a folder as save_pretrained writes it: drawn weights, generation settings that sample, a tokenizer of whole words."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     words = ("<unk>", "<s>", "</s>", *WORDS, *extra_words)

@@ -28,7 +28,7 @@ def model_of(seed=3, **options):
 
 
 def stirred(seed=3, **options):
-    """A model none of whose parts is silent: what begins at zero is drawn, and HSTU's biases."""
+    """Make a model without zero parts: parameters that begin at zero are drawn, HSTU's biases too."""
     model, generator = model_of(seed, **options), torch.Generator().manual_seed(seed)
     biases = [p for b in model.blocks for p in (getattr(b, "position", None), getattr(b, "time", None))]
     for weight in [*model.depth.at_zero(), *(p for p in biases if p is not None)]:
@@ -37,7 +37,7 @@ def stirred(seed=3, **options):
 
 
 def batch_of(lengths=LENGTHS, seed=0):
-    """A batch with every context field, all events but the first of each sequence targets; and its rows."""
+    """Make a batch with every context field, all events but the first of each sequence targets; and its rows."""
     generator = torch.Generator().manual_seed(seed)
     events, offsets = sum(lengths), torch.tensor([0, *itertools.accumulate(lengths)])
     draw = lambda high: torch.randint(0, high, (events,), generator=generator)  # noqa: E731
@@ -80,7 +80,7 @@ def part_of(batch, rows, sequence, first=0, last=None):
 
 
 def changed_from(batch, rows, place):
-    """The events of one sequence from `place` on are others: items, codes, rows, times, types and ratings."""
+    """Replace the events of one sequence from `place` on: items, codes, rows, times, types and ratings."""
     other, other_rows = batch_of((len(batch.item.values),), seed=1)
     keep = lambda new, old: torch.cat([old[:place], new[place:]])  # noqa: E731
     jagged = lambda new, old: Jagged(keep(new, old.values), batch.item.offsets)  # noqa: E731

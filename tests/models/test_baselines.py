@@ -22,7 +22,7 @@ def _sequences(seed: int = 0, users: int = 40, items: int = 25, events: int = 80
 
 
 def _prototype(seq: Sequences, items: int, splits, user: int, position: int) -> np.ndarray:
-    """The counter as first written: loops, dictionaries, float64."""
+    """Compute the counter as first written: loops, dictionaries, float64."""
     pop = np.zeros(items)
     trans: dict = collections.defaultdict(collections.Counter)
     for u in range(len(seq)):

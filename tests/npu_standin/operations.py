@@ -104,7 +104,7 @@ def trained() -> bool:
 
 
 def refused() -> dict[str, str]:
-    """What an NPU would not take, and what the stand-in says."""
+    """Return what an NPU would refuse, and the stand-in's message."""
     npu, said = X.to("npu"), {}
     for name, wrong in {
         "add": lambda: X + npu,

@@ -18,7 +18,7 @@ EXACT = P * (F - P @ F)  # the gradient of the expected reward by the logits of 
 
 
 def gradient(items, draws=None):
-    """What a group of these items gives: the mean over beams of advantage times the gradient of log-probability, [4]."""
+    """Return the mean over beams of advantage times the gradient of log-probability for a group of these items, [4]."""
     reward = torch.from_numpy(F[items])[None]
     valid = torch.ones(1, len(items), dtype=torch.bool)
     value = leave_one_out(reward, valid, draws).value[0].double().numpy()

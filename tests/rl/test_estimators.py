@@ -17,7 +17,7 @@ ITEMS, WIDTH, GROUPS = 60, 8, 4000
 
 @pytest.fixture(scope="module")
 def world():
-    """A policy over items [I], its reward with one certain hit, and the exact gradient by the logits."""
+    """Make a policy over items [I], its reward with one certain hit, and the exact gradient by the logits."""
     draw = np.random.default_rng(0)
     logit = draw.normal(0, 2, ITEMS)
     chance = np.exp(logit - np.log(np.exp(logit).sum()))
@@ -43,7 +43,7 @@ def advantages(name, reward_TW, draws):
 
 
 def gradients(chance, item, value_TW):
-    """The estimate of each group [T, I] by the logits."""
+    """Return the estimate of each group [T, I] by the logits."""
     found = np.zeros((len(item), ITEMS))
     np.add.at(found, (np.arange(len(item))[:, None], item), value_TW / WIDTH)
     return found - chance * found.sum(1, keepdims=True)
@@ -86,7 +86,7 @@ def test_a_group_of_equal_rewards_is_exactly_neutral_where_the_page_says_so(worl
 
 
 def policy_of(chance, item, draws, reference=None, **more):
-    """The policy of groups as a loss takes it; logits [I] with a gradient."""
+    """Make the policy of groups as a loss takes it; logits [I] with a gradient."""
     logit = torch.from_numpy(np.log(chance)).requires_grad_()
     logp = logit.log_softmax(0)[torch.from_numpy(item)].unsqueeze(-1)
     valid = torch.ones(item.shape, dtype=torch.bool)

@@ -19,7 +19,7 @@ WAIT_S = 600
 
 
 def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None):
-    """The ranks' results; `data` is a folder with artifacts of an earlier call, to be made in this one by default."""
+    """Return the ranks' results; `data` is a folder with artifacts of an earlier call, by default made in this one."""
     folder.mkdir(parents=True, exist_ok=True)
     ask = {"scenario": str(scenario), "changes": list(changes), "trainers": trainers, "shards": shards,
            "folder": str(folder), "data": str(data or folder), "acts": acts}  # fmt: skip

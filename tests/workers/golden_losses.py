@@ -30,7 +30,7 @@ KEPT = {
 
 
 def first_losses(folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Records of the first steps of pretrain, then finetune, then rl on real beams; by stage."""
+    """Return records of the first steps of pretrain, then finetune, then rl on real beams, by stage."""
     world = Ring(folder).world(*CHANGES)
     found = {name: world.train(name, 0, STEPS[name]) for name in ("pretrain", "finetune")}
     world.trainer.begin(world.stages["rl"])

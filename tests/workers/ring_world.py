@@ -38,7 +38,7 @@ class Ring:
         self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
 
     def known(self) -> KnownRun:
-        """This ring as the run that another one starts from."""
+        """Return this ring as the run that another one starts from."""
         codes = tuple(self.facts["tokenizer"]["codes"])
         return KnownRun("ring", self.folders["sequences"], self.folders["sids"], codes)
 
@@ -77,7 +77,7 @@ class World:
         return [_without_time(record) for record in records]
 
     def beams(self, step: int = 0, width: int = WIDTH, stage: str = "rl") -> dict[str, Any]:
-        """What the policy as it is now answers to the prompts of an RL step, as on the wire."""
+        """Return the current policy's beams for the prompts of an RL step, as sent over the wire."""
         self._version += 1
         self.rollout.apply(self._version)
         users, positions = self.rollout.lease(stage, step, self.stages[stage].users)
@@ -105,11 +105,11 @@ class World:
         return key[order], row[order]
 
     def states(self) -> dict[str, str]:
-        """A hash of each table's rows, optimizer state and steps."""
+        """Return a hash of each table's rows, optimizer state and steps."""
         return {name: table.state_hash() for name, table in self.shard.sparse.tables.items()}
 
     def save(self, folder: Path) -> Path:
-        """A commit of trainer and shard."""
+        """Save a checkpoint of trainer and shard."""
         self.trainer.save(str(folder))
         self.shard.save(str(folder))
         return folder

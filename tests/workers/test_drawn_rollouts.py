@@ -28,7 +28,7 @@ PROMPTS, WIDTH, TIMES = 6, 5, 300
 
 @pytest.fixture(scope="module", params=["off", "on"], ids=["model", "memory"])
 def world(request, tmp_path_factory):
-    """A taught model that masks what was seen, with and without a memory."""
+    """Make a trained model that masks what was seen, with and without a memory."""
     ring = Ring(tmp_path_factory.mktemp("ring"))
     made = ring.world(f"model.memory={request.param}", "data.repeats=mask")
     made.train("pretrain", 0, 3)

@@ -23,7 +23,7 @@ def ring(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def taught(ring, tmp_path_factory):
-    """A commit of a model that has seen the ring for an epoch."""
+    """Make a checkpoint of a model that has seen the ring for an epoch."""
     world = ring.world()
     world.train("pretrain", 0, 6)
     return world.save(tmp_path_factory.mktemp("taught"))
@@ -31,7 +31,7 @@ def taught(ring, tmp_path_factory):
 
 @pytest.fixture
 def world(ring, taught):
-    """A world at the start of RL by an algorithm; changes of the scenario are its arguments."""
+    """Make a world at the start of RL by an algorithm; changes of the scenario are its arguments."""
 
     def made(algorithm, *changes: str):
         made = ring.world(FAST, f"stages.rl.algorithm={json.dumps(algorithm)}", *changes)
@@ -43,7 +43,7 @@ def world(ring, taught):
 
 
 def logp(world, beams):
-    """What the policy as it is now gives each of these beams [U, W], nats."""
+    """Return the current policy's log-probability of each of these beams [U, W], nats."""
     asked = world.rollout._recommender
     batch = asked.batch(beams["user"], beams["position"])
     model = world.trainer.model.eval()

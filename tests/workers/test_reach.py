@@ -26,7 +26,7 @@ def no_ray_yet(monkeypatch):
 
 @pytest.fixture
 def foreign():
-    """The port of a server that is no Ray cluster."""
+    """Return the port of a server that is no Ray cluster."""
 
     class Silent(http.server.BaseHTTPRequestHandler):
         def log_message(self, *args):

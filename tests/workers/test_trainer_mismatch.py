@@ -20,7 +20,7 @@ def ring(tmp_path_factory):
 
 
 def begun(ring, *changes: str):
-    """A world at the start of RL, and its first beams with their version."""
+    """Make a world at the start of RL, and its first beams with their version."""
     world = ring.world(FAST, *changes)
     world.train("pretrain", 0, 6)
     world.trainer.begin(world.stages["rl"])

@@ -187,7 +187,7 @@ def test_a_plan_of_65k_tokens_is_small(lengths):
 
 
 def work_of(table):
-    """Calls that a plan makes, of NumPy's functions among them, and the most bytes it has at a time."""
+    """Count the calls that making a plan takes, NumPy's included, and its peak memory in bytes."""
     plan(table, 128, 64)
     profile = cProfile.Profile()
     profile.enable()

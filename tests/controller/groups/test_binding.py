@@ -28,7 +28,7 @@ def made_groups() -> list[str]:
 
 @pytest.fixture
 def taken(ray_local):
-    """Takes CPUs under a name; gives everything back in the end."""
+    """Reserve CPUs under a name, and release them all at the end."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     held = []

@@ -53,7 +53,7 @@ def slow_read(wait):
 
 
 def in_a_file(place):
-    """A function that waits, as if it stood in this file of torch or of the package."""
+    """Make a function that waits, as if it were defined in this file of torch or of the package."""
     code = compile("def f(wait):\n    wait()\n", place, "exec")
     scope: dict = {}
     exec(code, scope)

@@ -92,8 +92,11 @@ def test_workers_are_told_the_chunk_that_the_plan_names():
 
 
 def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
-    """FSDP2 keeps its part with gradients and gathers both whole in a step; ZeRO keeps flat weights and its fp32 part, ZeRO 3
-    its part thrice: as weights, as fp32 and as gradients."""
+    """Check the copies of each engine.
+
+    FSDP2 keeps its part with gradients and gathers both whole in a step; ZeRO keeps flat weights and its fp32 part, ZeRO 3
+    its part thrice: as weights, as fp32 and as gradients.
+    """
     parts = {}
     for engine in ("ddp", "fsdp2", "deepspeed", "deepspeed, zero: 3"):
         made, _ = load_scenario("quickstart", [f"roles.trainer={{engine: {{use: {engine}}}}}"])

@@ -31,7 +31,7 @@ def big_view(nodes: int = 1000) -> ClusterView:
 
 
 def fifty_groups() -> Scenario:
-    """A trainer of 2,048, an elastic rollout, eight roles of 16, rewards of 1 to 40 workers: 51 groups."""
+    """Make 51 groups: a trainer of 2,048, an elastic rollout, eight roles of 16, rewards of 1 to 40 workers."""
     own = {
         f"own{i}": {"pool": "gpu", "workers": 16, "topology": {"prefer": ["host", "rack"]}} for i in range(8)
     }

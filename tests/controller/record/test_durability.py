@@ -15,7 +15,7 @@ from nonet.controller.record.run_folder import RunFolder
 
 
 def run_folder(root: Path, monkeypatch) -> LosingDisk:
-    """A run's folder, which has been on the disk for long."""
+    """Make a run's folder that has been on the disk for long."""
     (root / "checkpoints").mkdir(parents=True)
     return LosingDisk(root, monkeypatch)
 
@@ -29,7 +29,7 @@ def disk(tmp_path, monkeypatch):
 
 @pytest.fixture
 def losses(tmp_path, monkeypatch):
-    """What is left of a run when the power fails before each call of some work, a run a call; at last nothing failed."""
+    """Yield what is left of a run when the power fails before each call, one run per call; the last one has no failure."""
 
     def each(mode, done_before, work):
         for number in range(99):
@@ -57,13 +57,13 @@ def commit(disk, step: int, version: int = 0) -> None:
 
 
 def newest(folder) -> int:
-    """The step of the newest whole commit; -1 without any."""
+    """Return the step of the newest complete checkpoint, -1 without any."""
     found = Checkpoints(folder / "checkpoints").newest()
     return found[1].step if found else -1
 
 
 def version_of(folder) -> int:
-    """The version of the newest whole commit; -1 without any."""
+    """Return the version of the newest complete checkpoint, -1 without any."""
     found = Checkpoints(folder / "checkpoints").newest()
     return found[1].version if found else -1
 

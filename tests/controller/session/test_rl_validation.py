@@ -31,7 +31,7 @@ class Answer:
 
 
 def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None, compare=None):
-    """The validation of a stage of 40 steps with these metrics and rewards at its points, and how its start was asked about."""
+    """Validate a stage of 40 steps with these metrics and rewards, and record how its start was evaluated."""
     kept = Validations(RunFolder(tmp_path), "rl")
     answers = {"start": before} | {f"step-{step}": value for step, value in metrics.items()}
     asked = []

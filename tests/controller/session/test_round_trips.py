@@ -53,7 +53,7 @@ class Steps:
         self.trips.waits.clear()
 
     def event(self, *told, **more):
-        """A note to whoever watches."""
+        """Ignore a message to listeners."""
 
     def tables(self, *counts):
         """They came along with the update."""

@@ -24,7 +24,7 @@ STEPS = 12
 FALLS = {2: 0.1, 4: 0.3, 6: 0.2, 8: 0.25, 10: 0.2, 12: 0.5}  # best at 4; with patience 2 the stage ends at 10
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """The run ends here."""
 
 
@@ -56,7 +56,7 @@ class Trainer:
 
     def train(self, stage: StageSetup, start: int, stop: int) -> Now:
         if self.world.kill_before is not None and start >= self.world.kill_before:
-            raise Killed
+            raise KilledError
         self.weights += [f"{stage.name} {step}" for step in range(start, stop)]
         records = [{"loss": 1.0, "events": 1.0, "lr": 1.0, "norm": 1.0} for _ in range(start, stop)]
         return Now(records)
@@ -141,7 +141,7 @@ class World:
         return {folder.name: read_manifest(folder).last for folder in folders}
 
     def end(self, stage: str = "pretrain") -> list[str]:
-        """The weights that a stage ended with."""
+        """Return the weights that a stage ended with."""
         return _weights(Checkpoints(self.run.checkpoints).end_of(stage))
 
     def _validate(self, name: str, folder: str) -> Late:
@@ -229,7 +229,7 @@ def test_a_run_killed_between_validations_and_resumed_decides_as_one_that_was_no
 ):
     undisturbed = World(tmp_path / "calm").play()
     killed = World(tmp_path / "rough", delay=delay, kill_before=kill_before)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         killed.play()
     if not killed.commits:
         return  # nothing to go on from
@@ -248,10 +248,10 @@ def test_a_run_killed_while_its_stage_ends_ends_it_the_same_way(tmp_path, monkey
     def dies(*arguments):
         if call == "prune" and not any(killed.commits.values()):
             return real(*arguments)
-        raise Killed
+        raise KilledError
 
     monkeypatch.setattr(target, call, dies)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         killed.play()
     again = World(tmp_path / "rough", resume=True)
     again.session.restore()

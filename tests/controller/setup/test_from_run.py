@@ -22,7 +22,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=True):
-    """A run's folder as far as another run looks at it."""
+    """Make a run's folder with what another run reads of it."""
     run = RunFolder(runs / name)
     (run.path / "sequences").mkdir(parents=True)
     run.scenario.write_text(yaml.dump(document(load_scenario("quickstart")[0])))

@@ -30,7 +30,7 @@ def scenario_of(*uses: str) -> Scenario:
 
 @pytest.fixture
 def beside(tmp_path):
-    """A scenario's folder, with files in it and beside it, two of one name."""
+    """Make a scenario's folder, with files in it and next to it, two of which have one name."""
     folder = tmp_path / "scenario"
     for i, place in enumerate(("scenario/rewards/own.py", "a/own.py", "b/own.py", "far/own.py")):
         path = tmp_path / place
@@ -40,7 +40,7 @@ def beside(tmp_path):
 
 
 def scores(run: RunFolder, scenario: Scenario) -> list[float]:
-    """What each reward gives, made as a run makes it."""
+    """Return what each reward gives when it is made as a run makes it."""
     import numpy as np
 
     found = []

@@ -11,7 +11,7 @@ from nonet.controller.stages._prompt_groups import PromptGroups
 
 
 def run(seed: int) -> PromptGroups:
-    """A stage under a random schedule: slow, lost, late and doubled answers, updates at any time, a resume."""
+    """Run a stage under a random schedule: slow, lost, late and repeated answers, updates at any time, a resume."""
     draw = random.Random(seed)
     batch, steps, staleness = draw.randint(1, 6), draw.randint(1, 8), draw.randint(0, 3)
     groups, slots = PromptGroups(batch, steps, staleness), draw.randint(1, 12)

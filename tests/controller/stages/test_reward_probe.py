@@ -27,7 +27,7 @@ from nonet.workers.runtime.worker import Place
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The ring tokenised, with a rollout and its rewards in this process."""
+    """Tokenise the ring, with a rollout and its rewards in this process."""
     folder = make_ring(tmp_path_factory.mktemp("ring"))
     scenario, beside = load_scenario(folder / "ring.yaml")
     facts = Tokeniser().prepare(data_setup(scenario, beside), str(folder))

@@ -28,7 +28,7 @@ def ring(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(ring, tmp_path_factory):
-    """A run that has pretrained, with its commit."""
+    """Make a run that has pretrained, with its checkpoint."""
     run = folder_of(ring, tmp_path_factory.mktemp("run"))
     world = ring.world()
     world.train("pretrain", 0, 9)

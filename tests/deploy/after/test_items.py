@@ -20,7 +20,7 @@ from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that has pretrained, and its world."""
+    """Make a run that has pretrained, and its world."""
     ring = Ring(tmp_path)
     run, world = folder_of(ring, tmp_path / "run"), ring.world()
     world.train("pretrain", 0, 3)

@@ -23,7 +23,7 @@ stages: {pretrain: {epochs: 1}}
 """
 
 
-class _Read(Exception):
+class _ReadError(Exception):
     """Raised by a reader that was called, to stop there."""
 
 
@@ -35,11 +35,11 @@ def run(tmp_path):
 
 
 def recorder(formats: list):
-    """A reader that notes the format it is called with."""
+    """Make a reader that notes the format it is called with."""
 
     def read(*arguments, **_):
         formats.append(arguments[-1])
-        raise _Read
+        raise _ReadError
 
     return read
 
@@ -47,7 +47,7 @@ def recorder(formats: list):
 def test_other_events_are_evaluated_with_the_run_s_missing_texts(run, monkeypatch):
     formats: list = []
     monkeypatch.setattr(evaluate, "read_tables", recorder(formats))
-    with pytest.raises(_Read):
+    with pytest.raises(_ReadError):
         evaluate._other_data(None, run.scenario, run, run.path / "other.parquet")
     assert formats[0].missing == ("?",)
 
@@ -57,7 +57,7 @@ def test_events_are_appended_with_the_run_s_missing_texts(run, monkeypatch):
     opened = SimpleNamespace(scenario=run.scenario, events=object(), corpus=SimpleNamespace(seq=None))
     monkeypatch.setattr(appending, "read_interactions", recorder(formats))
     monkeypatch.setattr(appending.OpenRun, "of", lambda _: opened)
-    with pytest.raises(_Read):
+    with pytest.raises(_ReadError):
         appending.append_events("visits", "more.parquet")
     assert formats[0].missing == ("?",)
 

@@ -28,7 +28,7 @@ def events(ring):
 
 @pytest.fixture(scope="module")
 def run(ring, events, tmp_path_factory):
-    """A run of one untrained commit and its ranks."""
+    """Make a run of one untrained checkpoint and its ranks."""
     path = tmp_path_factory.mktemp("runs") / "first"
     run, world = folder_of(ring, path, pretrain=np.zeros(events, np.int64)), ring.world()
     commit(run, world)

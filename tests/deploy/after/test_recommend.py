@@ -13,7 +13,7 @@ from nonet.errors import ConfigError
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that has pretrained and no more: (folder, corpus, world)."""
+    """Make a run that has only pretrained: (folder, corpus, world)."""
     ring = Ring(tmp_path_factory.mktemp("ring"))
     run = folder_of(ring, tmp_path_factory.mktemp("run"))
     world = ring.world()

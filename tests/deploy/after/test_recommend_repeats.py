@@ -11,7 +11,7 @@ from nonet.deploy.after.recommend import recommend_for
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run folder by policy; "old" is one from before policies: its sequences say nothing, its facts neither."""
+    """Make a run folder per policy; "old" is from before policies, so neither its sequences nor its facts name one."""
     found = {}
     for name, changes in (("allow", []), ("mask", ["data.repeats=mask"])):
         feed = Feed(tmp_path_factory.mktemp(name), changes)

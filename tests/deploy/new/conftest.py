@@ -17,7 +17,7 @@ def new(tmp_path, monkeypatch, command):
 
 @pytest.fixture
 def refused(new):
-    """What `nonet new` says in one line where it refuses, and leaves nothing behind."""
+    """Return the one line with which `nonet new` refuses, and check that it leaves nothing behind."""
 
     def run(*words: str) -> str:
         before = sorted(str(path) for path in Path().rglob("*"))

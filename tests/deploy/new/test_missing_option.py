@@ -20,7 +20,7 @@ COUNTRIES = ("NA", "DE", "FR", "PE", "None")
 
 
 def visits() -> pa.Table:
-    """A log whose users are countries, two of them called as missing values are."""
+    """Make a log whose users are countries, two of them named like missing values."""
     table = log()
     users = [COUNTRIES[user % 5] if user < 5 else f"C{user}" for user in table["uid"].to_pylist()]
     return table.set_column(table.column_names.index("uid"), "uid", pa.array(users))

@@ -39,7 +39,7 @@ def as_csv(table: pa.Table, path: str, mark: str = ",") -> None:
 
 
 def runs(path: str = "mine.yaml", changes: list[str] | None = None):
-    """The scenario, after all that is checked before a run starts."""
+    """Return the scenario after all checks that precede a run."""
     scenario, folder = load_scenario(path, changes)
     preflight.check(scenario, folder)
     return scenario

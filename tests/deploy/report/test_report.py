@@ -36,7 +36,7 @@ STAGES = {"pretrain": 0.121, "finetune": 0.135, "rl": 0.137}
 
 
 def report(**changes):
-    """The example, with some of its top keys replaced; None takes a key out."""
+    """Make the example report with some of its top keys replaced; None removes a key."""
     made = {
         "run": "quickstart-20261120-184301-a3f1",
         "name": "quickstart",
@@ -119,7 +119,7 @@ class Page(HTMLParser):
 
 
 def metrics(path):
-    """A metrics.jsonl of two ranks, a resumed step and a torn last line."""
+    """Write a metrics.jsonl of two ranks, with a resumed step and an incomplete last line."""
     records = []
     for step in range(1, 41):
         for rank in (0, 1):

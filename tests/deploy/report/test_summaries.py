@@ -14,7 +14,7 @@ from nonet.errors import ConfigError
 
 @pytest.fixture
 def run_of(tmp_path, monkeypatch):
-    """A finished run's folder over items of these titles, the most popular last."""
+    """Make a finished run's folder over items of these titles, the most popular last."""
     monkeypatch.setenv("NONET_RUNS", str(tmp_path / "runs"))
 
     def make(titles: list[str], folder: str = "runs/shop-1", kinds: tuple[str, ...] = ("sequences", "sids")):

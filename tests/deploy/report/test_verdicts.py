@@ -5,7 +5,7 @@ from nonet.deploy.report.verdicts import findings, verdict
 
 
 def compared(diff, low, high, left="finetune", right="popularity", **others):
-    """A report with one comparison in recall@10, and in other metrics as {metric: (diff, low, high)}."""
+    """Make a report with one comparison in recall@10, and in other metrics as {metric: (diff, low, high)}."""
     found = {"recall@10": (diff, low, high), **others}
     pairs = {
         metric: dict(zip(("diff", "low", "high"), values, strict=True)) for metric, values in found.items()
@@ -204,7 +204,7 @@ def test_a_run_whose_only_metric_is_coverage_has_a_verdict():
 
 
 def validated(*points, best=2, ran=3, steps=3):
-    """A report whose pretrain was validated: (validation's nats, training loss) by step."""
+    """Make a report whose pretrain was validated: (validation's nats, training loss) by step."""
     history = [
         {"step": step, "metrics": {"ndcg@10": 0.1 * step}, "nats": nats, "loss": loss, "events": 9}
         for step, (nats, loss) in enumerate(points, 1)

@@ -22,7 +22,7 @@ PACKAGE = "ray/session_x/runtime_resources/working_dir_files/_ray_pkg_12ab"
 
 @pytest.fixture(params=["the variable", "the folder", "both"])
 def job(request, tmp_path, monkeypatch):
-    """A process as Ray starts a job's driver; the home directory of its node."""
+    """Imitate a process that Ray starts as a job's driver; return the home directory of its node."""
     (tmp_path / "home").mkdir()
     (tmp_path / PACKAGE).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -24,7 +24,7 @@ TIMEOUT_S = 12.0  # of leases: a busy machine may hold a process up for some sec
 
 @pytest.fixture(scope="module")
 def cluster(no_ray) -> Iterator[str]:
-    """A Ray of its own, which this process joins to look at it; its address."""
+    """Start a separate Ray, which this process joins to look at it; return its address."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -69,7 +69,7 @@ class Driver:
         self.process.wait()
 
     def ended(self, timeout_s: float = 300.0) -> str:
-        """What it printed; it must end well."""
+        """Wait for the process to end well, and return what it printed."""
         out, _ = self.process.communicate(timeout=timeout_s)
         assert self.process.returncode == 0, out
         return out

@@ -29,7 +29,7 @@ class Clock:
 
 
 def play(panel, clock):
-    """A short run."""
+    """Play a short run."""
     panel.table("baselines", ["", "recall@10"], [["popularity", 0.04471], ["transition counter", None]])
     panel.stage("pretrain", 440)
     for step in range(1, 9):

@@ -1,5 +1,7 @@
-"""The ring scenario with other models, trained, rolled out and asked again: HSTU blocks and a depth decoder that attends to the
-history; a Hugging Face backbone."""
+"""Run the ring scenario with other models: training, rollout and scoring.
+
+The models are HSTU blocks, a depth decoder that attends to the history, and a Hugging Face backbone.
+"""
 
 from __future__ import annotations
 

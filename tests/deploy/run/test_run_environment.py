@@ -47,7 +47,7 @@ def results(folder: Path, name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The ring with every role in the run's own Python, on a strict wire."""
+    """Run the ring with every role in the run's own Python, on a strict wire."""
     folder = make_ring(tmp_path_factory.mktemp("ring"))
     processes = run(folder, "plain", "pools={other: {}}")
     return folder, processes

@@ -12,7 +12,7 @@ from nonet.controller.record.run_folder import RunFolder
 APART = "roles={rollout: {workers: 1}, embedding: {workers: 2}, trainer: {workers: 2}}"
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """The loop ends here."""
 
 
@@ -24,7 +24,7 @@ def ring(ray_local, tmp_path_factory):
 
 
 def loop(ring, name: str, *changes: str, resume: bool = False, kill_after: int | None = None):
-    """The RL stage by hand, a commit every step; the folders of its commits and the step that it went on from."""
+    """Run the RL stage by hand with a checkpoint every step; return the checkpoint folders and the step it continued from."""
     run, made = RunFolder(ring / name), [*changes, "checkpoint.every=1", "checkpoint.keep.last=9"]
     with nonet.Session(ring / "ring.yaml", folder=ring, run=run, changes=made, resume=resume) as s:
         began = s.restored.stage_step if s.restored else 0
@@ -36,7 +36,7 @@ def loop(ring, name: str, *changes: str, resume: bool = False, kill_after: int |
             if step == kill_after:
                 for actor in s.trainer.group.hosts.actors:
                     ray.kill(actor)
-                raise Killed
+                raise KilledError
     return run.checkpoints, began
 
 
@@ -50,7 +50,7 @@ def files(checkpoints) -> dict[str, dict[str, str]]:
 def test_a_run_killed_amid_a_save_goes_on_from_the_commit_before_to_the_same_bits(ring, changes):
     name = "apart" if changes else "fused"
     still, _ = loop(ring, f"{name}-still", *changes, "checkpoint.background=false")
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         loop(ring, f"{name}-killed", *changes, kill_after=1)
     left = ring / f"{name}-killed" / "checkpoints"
     assert Checkpoints(left).newest()[1].stage_step == 1, "the commit of the second step was being written"

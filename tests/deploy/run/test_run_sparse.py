@@ -57,7 +57,7 @@ def files_of(finished):
 
 
 def found_by(finished):
-    """What a run found, and what its tables did in training."""
+    """Return a run's results, and the counts of its tables in training."""
     report = finished.report
     tables = {name: {what: counts[what] for what in COUNTED} for name, counts in report["sparse"].items()}
     return {key: report[key] for key in COMPARED} | {"tables": tables}
@@ -102,7 +102,7 @@ def test_tables_admit_and_evict_as_the_scenario_says_and_the_report_counts_it(wh
 
 @pytest.fixture(scope="module")
 def apart(whole):
-    """The same with rollout and tables in processes of their own."""
+    """Run the same with rollout and tables in processes of their own."""
     folder, _ = whole
     return run(folder, "apart", *POLICY, APART)
 

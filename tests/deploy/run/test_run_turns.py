@@ -65,7 +65,7 @@ def ring(ray_local, tmp_path_factory) -> Path:
 
 
 def run(folder, name, *changes):
-    """A run, and what it printed."""
+    """Run a scenario, and return its report and what it printed."""
     out = io.StringIO()
     made = api.scenario(folder / "ring.yaml", list(changes))
     return api.run(made, run_dir=folder / name, panel=Panel(out, live=False)), out

@@ -22,7 +22,7 @@ NAMES = ("Access", "Features", "Engine")
 
 @pytest.fixture(scope="module")
 def url(served, ray_local):
-    """The three deployments behind an address."""
+    """Start the three deployments behind an address."""
     from ray import serve
 
     with socket.socket() as taken:
@@ -75,7 +75,7 @@ def test_services_apart_answer_as_one_process_does(url, served):
 
 
 def killed(name, rng):
-    """A replica of a service ends at once, as by SIGKILL; where one is just being made anew, that one."""
+    """Kill a replica of a service at once, as SIGKILL does, even one that is just being started."""
     import ray
 
     until = time.monotonic() + 60

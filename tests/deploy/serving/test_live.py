@@ -44,7 +44,7 @@ def call(port, path="/recommend", verb="POST", **body):
 
 
 def head(port, length):
-    """A connection that began a request with a body of so many bytes."""
+    """Open a connection that has begun a request with a body of so many bytes."""
     line = socket.create_connection(("127.0.0.1", port), timeout=30)
     line.sendall(b"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
     line.sendall(

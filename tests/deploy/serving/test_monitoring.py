@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +21,7 @@ class Nothing:
 
     swaps, problems, state = 0, {}, "closed"
 
-    class serving:
-        default = 3
+    serving = SimpleNamespace(default=3)
 
     @staticmethod
     def facts():

@@ -18,7 +18,7 @@ from nonet.deploy.serving.start import one_process
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A run whose ratings differ from event to event, so that a guess of them shows."""
+    """Make a run whose ratings differ from event to event, so that a guessed rating is visible."""
     made = ServedRun(tmp_path_factory.mktemp("served"))
     made.commit(8)
     return made

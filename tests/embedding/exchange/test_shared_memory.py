@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def ranks(forked):
-    """What three ranks of one machine found."""
+    """Return the results of three ranks of one machine."""
     return forked("local_wire_scenarios.py", 3)
 
 

@@ -17,7 +17,7 @@ TEXTS = ["", "a", "ab", "exactly8", "exactly8!", "Łódź", "東京都", "x" * 1
 
 
 def slow_hash(text):
-    """The definition, a text at a time."""
+    """Hash by the definition, one text at a time."""
     data = text.encode()
     value = splitmix64(np.array([len(data)], np.uint64))
     for at in range(0, len(data), 8):

@@ -58,7 +58,7 @@ def hashes(world):
 
 
 def of_shards(whole, shards, folder):
-    """The rows of a world dealt to shards, each saved."""
+    """Distribute the rows of a world over shards, and save each."""
     for number in range(shards):
         part = Shard(number, shards)
         for name, table in part.tables.items():

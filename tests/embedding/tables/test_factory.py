@@ -16,7 +16,7 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """A node's cache, shared by these tests: whoever comes first compiles."""
+    """Provide a node's cache, shared by these tests: the first one compiles."""
     return tmp_path_factory.mktemp("node")
 
 

@@ -46,7 +46,7 @@ def train(tables, count, keys, seed=1, size=200):
 
 
 def unmixed(hashes):
-    """The keys whose SplitMix64 gives these hashes."""
+    """Return the keys whose SplitMix64 gives these hashes."""
     values = np.atleast_1d(hashes).astype(np.uint64)
     values = values ^ (values >> np.uint64(31)) ^ (values >> np.uint64(62))
     values = values * np.uint64(0x319642B2D24D8EC3)

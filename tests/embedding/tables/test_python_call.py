@@ -44,7 +44,7 @@ def only_direct(monkeypatch):
 
 @pytest.fixture
 def direct(only_direct):
-    """Reads that fail where they are left to Python."""
+    """Make reads fail where they fall back to Python."""
 
     def read(table, keys, **named):
         with only_direct(table):

@@ -27,7 +27,7 @@ def held(made):
 
 
 def ask(made, *keys):
-    """A training batch of these keys: what is held is read, what is not comes in."""
+    """Look a training batch of keys up: rows that are cached are read, others are loaded."""
     wanted = np.array(keys)
     here = made.holds(wanted)
     rows = made.lookup(wanted[here], train=True)

@@ -24,7 +24,7 @@ WHOLE = {"clip": 2.0, "weight_decay": 0.05, "lr": 0.1}
 
 
 def suite(name):
-    """The tests of another module, whose tables are made by `table`."""
+    """Return the tests of another module, whose tables are made by `table`."""
     place = Path(__file__).parents[1] / "tables" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"tiers_{name}", place)
     module = importlib.util.module_from_spec(spec)
@@ -37,7 +37,7 @@ _tables, _policies = suite("test_numpy_table"), suite("test_policy")
 
 @pytest.fixture(autouse=True)
 def _tiers_everywhere(tmp_path):
-    """The protocol's tests run over two rows on the device, five in memory and the others on disk."""
+    """Run the protocol's tests over two rows on the device, five in memory and the others on disk."""
 
     def all_three(optimizer="rowwise_adagrad", dim=4, seed=7, name="item", **settings):
         host = NumPyTable(name, dim, seed=seed, optimizer=optimizer, **settings)

@@ -23,7 +23,7 @@ def two_of_five():
 
 
 def train(world, step, read=None):
-    """The same for every world: what is pulled decides the gradients."""
+    """Train the same for every world: the rows that are pulled decide the gradients."""
     for name, spec in SPECS.items():
         source = np.random.default_rng([step, spec.dim])
         keys = torch.from_numpy(source.zipf(1.3, 80) * 1_000_003)

@@ -18,7 +18,7 @@ RANKS = Path(__file__).parents[1] / "world_ranks.py"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each of three ranks found in every world; one start of three processes for all tests."""
+    """Return the results of each of three ranks in every world; the processes start once for all tests."""
     folder = tmp_path_factory.mktemp("world")
     started = [
         subprocess.Popen([sys.executable, RANKS, str(rank), folder], stderr=subprocess.PIPE, text=True)
@@ -35,7 +35,7 @@ def ranks(tmp_path_factory):
 
 
 def rows_of(results, table):
-    """key -> row over the shards, of which no two hold the same key."""
+    """Return rows by key over the shards, of which no two have the same key."""
     merged = {}
     for result in results:
         held = result["rows"].get(table, {})

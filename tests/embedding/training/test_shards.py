@@ -10,7 +10,7 @@ RANKS = 5
 
 @pytest.fixture(scope="module")
 def ranks(forked):
-    """What five ranks found in worlds of one or two trainers and one to four shards."""
+    """Return the results of five ranks in worlds of one or two trainers and one to four shards."""
     return forked("shards_scenarios.py", RANKS)
 
 

@@ -19,7 +19,7 @@ KEYS = np.concatenate([np.arange(3000), [-1, np.iinfo(np.int64).min, np.iinfo(np
 
 
 def worlds(**settings):
-    """The same rows on the core and on NumPy."""
+    """Make the same rows in the core and in NumPy."""
     spec = {"item": TableSpec(5, lr=0.1, **settings)}
     return ShardedTables(spec, seed=7), ShardedTables(spec, seed=7, make=NumPyTable.of)
 

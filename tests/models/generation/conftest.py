@@ -22,8 +22,9 @@ class Cache:
 
 
 class FakeSidModel(nn.Module):
-    """logits at level l = MLP(state + embeddings of codes before l); the batch's only content is
-    rows["user"].
+    """Compute logits at level l as MLP(state + embeddings of codes before l).
+
+    The batch's only content is rows["user"].
     """
 
     def __init__(self, codes: tuple[int, ...], width: int, seed: int, dtype: torch.dtype, spread: float):
@@ -89,9 +90,7 @@ def jagged():
 
 
 class BruteForce:
-    """The constrained distribution and its beam search, written with Python sets: one user, one prefix a
-    time.
-    """
+    """Compute the constrained distribution and its beam search with Python sets: one user, one prefix at a time."""
 
     def __init__(self, model, cache, sids, items):
         self.model, self.cache = model, cache

@@ -14,7 +14,7 @@ from nonet.random import rng
 
 
 def random_case(case, make_model, make_cache, make_sids):
-    """A small random catalogue (some codes unused, some items left out), a model and prompts."""
+    """Make a small random catalogue (some codes unused, some items left out), a model and prompts."""
     g = rng(11, "beam", case)
     codes = tuple(int(k) for k in g.integers(1, 6, int(g.integers(1, 5))))
     items = int(g.integers(1, min(40, int(np.prod(codes))) + 1))

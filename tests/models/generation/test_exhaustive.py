@@ -91,7 +91,7 @@ def test_top_items_leave_the_scores_as_they_are_and_want_a_row_a_user(jagged):
 
 @pytest.fixture
 def decoder():
-    """A decoder whose every weight is drawn, hashed rows too, and a cache of its prompts."""
+    """Make a decoder whose every weight is drawn, hashed rows too, and a cache of its prompts."""
 
     def make(codes, prompts=9, depth="mlp", cls=SidDecoder):
         with torch.random.fork_rng():

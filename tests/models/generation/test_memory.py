@@ -26,7 +26,7 @@ def trie(make_sids) -> Trie:
 
 @pytest.fixture
 def remembering(make_model):
-    """A model with a memory of weights (l, b, c)."""
+    """Make a model with a memory of weights (l, b, c)."""
 
     def make(weights=(0.3, 0.5, 1.0), **options):
         model = make_model(CODES, **options)
@@ -49,7 +49,7 @@ def _votes(trie: Trie, users: int = USERS, width: int = 12) -> Votes:
 
 
 def _expected(logp_UI: torch.Tensor, votes: Votes, trie: Trie, l, b, c) -> np.ndarray:  # noqa: E741
-    """The formula, item by item."""
+    """Evaluate the formula item by item."""
     p = logp_UI.exp().detach().numpy()
     out = p.copy()
     for user in range(len(p)):

@@ -39,7 +39,7 @@ def model_of(options, dtype=torch.float32):
 
 
 def world(make_sids, dtype=torch.float32):
-    """A catalogue of 150 items, and prompts that have walked over it."""
+    """Make a catalogue of 150 items, and prompts that have walked over it."""
     sids, events, draw = make_sids(CODES, 150), sum(LENGTHS), rng(3, "walks")
     item = torch.from_numpy(draw.integers(0, 150, events))
     offsets = torch.tensor([0, *itertools.accumulate(LENGTHS)])

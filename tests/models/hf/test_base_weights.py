@@ -18,7 +18,7 @@ from nonet.workers.weight_files import load_weights, write_base, write_tensors
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder that save_pretrained wrote."""
+    """Make a folder that save_pretrained wrote."""
     config = AutoConfig.for_model(**QWEN3, vocab_size=40, tie_word_embeddings=False)
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")

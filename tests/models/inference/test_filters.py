@@ -35,7 +35,7 @@ def asked(features, where, user="103", k=8):
 
 
 def by_name(features, where, user="103", k=8):
-    """The same question, with what the filter leaves out hidden by name."""
+    """Ask the same question, with the items that the filter excludes hidden by name."""
     question = asked(features, where, user, k)
     hidden = np.union1d(question.hidden, features.items.without(where))
     return replace(question, within=None, hidden=hidden)

@@ -37,7 +37,7 @@ def waiting_for(queue, count):
 
 
 def blocked(held, **options):
-    """A queue whose first batch, of one question, is being computed."""
+    """Make a queue whose first batch, of one question, is being computed."""
     queue = TensorBatch(held, lambda question: 1.0, **options)
     first = queue.submit("first", 5)
     waiting_for(queue, 0)

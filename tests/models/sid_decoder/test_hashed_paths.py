@@ -14,7 +14,7 @@ from nonet.models.sid_decoder.beam_cache import Cache
 
 @pytest.fixture
 def looked_up(monkeypatch):
-    """The number of paths of each look-up."""
+    """Record the number of paths of each lookup."""
     sizes, hashed = [], depth._hashed
 
     def count(path, code):

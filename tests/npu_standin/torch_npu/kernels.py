@@ -140,7 +140,7 @@ class _Halved:
 
 
 def _views(answer: Any, host: Tensor, base: Tensor) -> Any:
-    """The same places of the base's own storage: autograd finds what is written to a view by its offset there."""
+    """Return the same places of the base's own storage: autograd finds what is written to a view by its offset there."""
     if not isinstance(answer, Tensor):
         return type(answer)(_views(part, host, base) for part in answer)
     if answer.dtype != base.dtype:

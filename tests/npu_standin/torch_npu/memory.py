@@ -25,12 +25,12 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The npu tensor's bytes as a CPU tensor."""
+    """Copy the npu tensor's bytes into a CPU tensor."""
     return _alias(tensor, _HOST)
 
 
 def to_npu(tensor: Tensor) -> Tensor:
-    """The CPU tensor's bytes as an npu tensor."""
+    """Copy the CPU tensor's bytes into an npu tensor."""
     return _alias(tensor, _EXTENSION)
 
 

@@ -19,7 +19,7 @@ def attempts(function, timeout_s=5.0):
 
 
 def one(rollouts, row):
-    """The rollouts of one prompt."""
+    """Select the rollouts of one prompt."""
     cut = {name: getattr(rollouts, name) for name in rollouts.__slots__}
     for name, value in cut.items():
         if isinstance(value, np.ndarray):

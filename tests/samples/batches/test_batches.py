@@ -31,7 +31,7 @@ def _sids(items: int = 50) -> np.ndarray:
 
 
 def _events(batch, seq: Sequences) -> np.ndarray:
-    """The index into all events of every packed event, from the uids: a block and the event before it."""
+    """Return the index into all events of every packed event, from the uids: a block and the event before it."""
     index = []
     for uid, length in zip(batch.uid, np.diff(batch.item.offsets.numpy()), strict=True):
         row, block = map(int, uid.split("/")[2].split(":"))

@@ -15,7 +15,7 @@ USERS, DRAWN = 20_000, 2_000
 
 @pytest.fixture(scope="module")
 def seq():
-    """A user has one to five test events."""
+    """Make users with one to five test events each."""
     lengths = rng(0, "lengths").integers(1, 6, USERS)
     events = int(lengths.sum())
     return Sequences(

@@ -11,7 +11,7 @@ DAY = 86400
 
 
 def log_of(users: int, seed: int, *, least: int = 3, most: int = 12) -> pa.Table:
-    """A log a user: few items, few moments, so that repeats, ties and ends of periods are common; rows in any order."""
+    """Make a log per user: few items and few moments, so that repeats, ties and ends of periods are common; any row order."""
     rng = np.random.default_rng(seed)
     user = rng.permutation(np.repeat(np.arange(users), rng.integers(least, most, users)))
     moments = np.array([0, 1, 5, DAY - 1, DAY, DAY + 1, DAY + 7, 2 * DAY - 1, 2 * DAY])
@@ -27,8 +27,10 @@ def log_of(users: int, seed: int, *, least: int = 3, most: int = 12) -> pa.Table
 
 
 def visible_pairs(batch, samples) -> tuple[np.ndarray, ...]:
-    """(sequence, time of its sample, context event) of everything that a sample of the batch sees; samples: (sequence, place or
-    None for a prompt, time)."""
+    """Return (sequence, time of its sample, context event) of everything that a sample of the batch sees.
+
+    samples: (sequence, place or None for a prompt, time).
+    """
     parts = []
     for row, place, time in samples:
         first, last = int(batch.item.offsets[row]), int(batch.item.offsets[row + 1])

@@ -23,7 +23,7 @@ def table(rows, text=False):
 
 
 def by_hand(log, labels, within):
-    """What `labelled` says, event by event."""
+    """Label event by event by the definition."""
     end = max(time for _, _, time in labels)
     values = [float("nan") if end - time < within else 0.0 for _, _, time in log]
     for user, item, time in labels:

@@ -1,5 +1,7 @@
-"""Against a stand-in for HBase's Thrift 1 protocol, over a socket; or against the HBase that NONET_HBASE=host:port names, whose
-table `items` has a family `d` with many versions."""
+"""Test the HBase store against a stand-in for HBase's Thrift 1 protocol, over a socket.
+
+With NONET_HBASE=host:port they run against that HBase, whose table `items` has a family `d` with many versions.
+"""
 
 import os
 import time

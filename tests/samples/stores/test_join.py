@@ -14,7 +14,7 @@ USERS, ITEMS = 30, 40
 
 
 def stored(folder, name: str, keys: int, seed: int) -> str:
-    """A store whose value is the time at which it was written, five versions a key; a key in four has none."""
+    """Make a store whose value is the time at which it was written, five versions per key; one key in four has none."""
     rng = np.random.default_rng(seed)
     store = PackedStore.create(
         folder / name, pa.schema([(f"{name}_at", pa.int64())]), key=pa.int64(), versions=True

@@ -78,7 +78,7 @@ class HBase:
 
 
 def wanted(key: int, time: int) -> float | None:
-    """What version was written before a time: key and time are in the price."""
+    """Return the version that was written before a time: key and time are in the price."""
     before = [100 * v for v in range(VERSIONS) if 100 * v < time]
     return key + before[-1] / 1000 if before else None
 

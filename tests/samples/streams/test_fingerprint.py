@@ -102,7 +102,7 @@ def test_stages_read_files_in_orders_of_their_own(sequences):
 
 
 def as_format_1(source):
-    """What this source's ledger was in the format that knew neither stage, filters nor rows of a step."""
+    """Return this source's ledger in the format that knew neither stage, filters nor rows of a step."""
     body, bitmaps = source.ledger.snapshot()
     facts = json.loads(body)
     del facts["rules"]

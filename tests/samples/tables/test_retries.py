@@ -23,7 +23,7 @@ def file(tmp_path):
 
 
 def broken(times, function, error):
-    """The function, raising the error the first times that it is called."""
+    """Wrap the function so that its first calls raise the error."""
     calls = []
 
     def call(*args, **kwargs):

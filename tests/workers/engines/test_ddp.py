@@ -38,7 +38,7 @@ def moved(dense: Ddp, lr: float) -> float:
 
 
 def give(dense: Ddp, scale: float = 1.0, seed: int = 1) -> torch.Tensor:
-    """The same random gradient every time, scaled; its norm."""
+    """Set the same random gradient every time, scaled; return its norm."""
     draw = torch.Generator().manual_seed(seed)
     for p in dense.model.parameters():
         p.grad.copy_(scale * torch.randn(p.shape, generator=draw))

@@ -139,7 +139,7 @@ def engine(name: str, **options: float) -> str:
 
 
 def apart_from(ring, world):
-    """A rollout of its own, moved to what the world's trainer publishes."""
+    """Make a separate rollout, moved to what the world's trainer publishes."""
     rollout = Rollout(world.run)
     rollout.open(ring.folders)
     for number in range(len(world.trainer._outgoing.buckets)):

@@ -68,8 +68,11 @@ def newest(run):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("engine", "optimizer"), WAYS)
 def test_the_quickstart_on_two_ranks_has_the_losses_of_one_process(ray_local, tmp_path, engine, optimizer):
-    """The first 50 steps to 1e-5, the bar. Sums in another order drift apart: after 168 steps under Muon by 2e-5, so what follows
-    is held to 1e-4, as two ranks of `ddp` are. Losses of RL are sums of both signs near zero: 1e-5 of a nat."""
+    """Compare the losses of the first 50 steps to 1e-5, the bar.
+
+    Sums in another order drift apart: after 168 steps under Muon by 2e-5, so what follows is held to 1e-4, as two ranks of
+    `ddp` are. Losses of RL are sums of both signs near zero: 1e-5 of a nat.
+    """
     runs = [
         api.run(
             api.scenario("quickstart", [*SHORT, *optimizer, *more]), run_dir=tmp_path / name, panel=panel()

@@ -50,7 +50,7 @@ def train(engine, steps, lr, start=0):
 
 
 def master_of(engine):
-    """The fp32 copy of the layer's weight."""
+    """Return the fp32 copy of the layer's weight."""
     names = [name for name, _ in engine.model.named_parameters()]
     return engine.masters[names.index("layer.weight")].detach()
 

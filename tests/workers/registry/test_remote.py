@@ -15,7 +15,7 @@ from nonet.workers.registry import Registry, RemoteRegistry
 
 @pytest.fixture(params=["subtree", "uri"])
 def at(request, tmp_path):
-    """Opens the same registry as a host of its own."""
+    """Open the same registry as another host would."""
     (tmp_path / "bucket").mkdir()
     there = pafs.SubTreeFileSystem(str(tmp_path / "bucket"), pafs.LocalFileSystem())
 

@@ -24,7 +24,7 @@ def ring(tmp_path_factory):
 
 @contextmanager
 def no_write_yet():
-    """The writing thread is busy until the block ends."""
+    """Keep the writing thread busy until the block ends."""
     end = Event()
     background.thread().submit(end.wait)
     try:
@@ -38,7 +38,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def saved_beside(world, folder: Path, steps) -> dict:
-    """A save during which `steps` are taken; what both roles say they wrote."""
+    """Save while `steps` are taken; return what both roles say they wrote."""
     with no_write_yet():
         assert world.trainer.save(str(folder), wait=False) is None
         assert world.shard.save(str(folder), wait=False) is None

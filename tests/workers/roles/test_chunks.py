@@ -30,7 +30,7 @@ ALL = 1 << 30
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory):
-    """The ring with a bot among its users."""
+    """Make the ring with a bot among its users."""
     folder = make_ring(tmp_path_factory.mktemp("ring"))
     table = pq.read_table(folder / "interactions.parquet")
     at = np.arange(BOT)

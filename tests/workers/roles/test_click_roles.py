@@ -60,7 +60,7 @@ def evaluator(likes, tmp_path):
 
 
 def relabelled(likes, tmp_path, liked):
-    """The artifacts with other labels: these events were liked."""
+    """Write the artifacts with other labels: these events were liked."""
     folder = tmp_path / "relabelled"
     folder.mkdir()
     items = pq.read_table(f"{likes.folders['sequences']}/items.parquet")

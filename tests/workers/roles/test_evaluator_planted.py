@@ -59,7 +59,7 @@ def ring(tmp_path_factory):
 
 @pytest.fixture
 def evaluator(ring, tmp_path):
-    """An evaluator of the ring; its folder of artifacts and its name mark where its ranks go."""
+    """Make an evaluator of the ring; its folder of artifacts and its name mark where its ranks go."""
 
     def made(folders=ring.folders, name="results", **setup):
         run = ring.world().run
@@ -84,7 +84,7 @@ def planted(monkeypatch):
 
 
 def behind_what_was_seen(seq):
-    """The target is best but for everything that its user has seen."""
+    """Rank the target best except for everything that its user has seen."""
 
     def scores(users, positions):
         values = np.zeros((len(users), seq.item.max() + 1))
@@ -98,7 +98,7 @@ def behind_what_was_seen(seq):
 
 
 def right_where_liked(seq):
-    """The target comes first where it was rated 4 or more, else last."""
+    """Rank the target first where it was rated 4 or more, else last."""
 
     def scores(users, positions):
         asked = event_at(seq, users, positions)

@@ -38,7 +38,7 @@ def ring(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def remembering(ring, tmp_path_factory):
-    """A run with a memory, and its commit."""
+    """Make a run with a memory, and its checkpoint."""
     world = ring.world("model.memory=on")
     world.train("pretrain", 0, 9)
     return world.run, world.save(tmp_path_factory.mktemp("commit") / "commit")

@@ -35,7 +35,7 @@ class Plays:
         return ranks[0]["records"], self.states(name, changes)
 
     def total(self, name, table, what):
-        """What the first rank's tables counted over the whole run."""
+        """Return what the first rank's tables counted over the whole run."""
         return sum(counts[table][what] for counts in self.counts[name][0])
 
     def states(self, name, changes):

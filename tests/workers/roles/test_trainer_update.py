@@ -30,7 +30,7 @@ def ring(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def taught(ring, tmp_path_factory):
-    """A commit of a model that has seen the ring for an epoch."""
+    """Make a checkpoint of a model that has seen the ring for an epoch."""
     world = ring.world()
     world.train("pretrain", 0, 6)
     return world.save(tmp_path_factory.mktemp("taught"))
@@ -38,7 +38,7 @@ def taught(ring, tmp_path_factory):
 
 @pytest.fixture
 def world(ring, taught):
-    """A world at the start of RL; changes of the scenario are its arguments."""
+    """Make a world at the start of RL; changes of the scenario are its arguments."""
 
     def made(*changes: str):
         made = ring.world(FAST, *changes)
@@ -57,7 +57,7 @@ def one_beam(beams, place: int, value: float = 1.0):
 
 
 def logp(world, beams):
-    """What the policy as it is now gives each of these beams [U, W], nats."""
+    """Return the current policy's log-probability of each of these beams [U, W], nats."""
     asked = world.rollout._recommender
     batch = asked.batch(beams["user"], beams["position"])
     world.trainer.model.eval()
@@ -269,7 +269,7 @@ def test_users_left_out_for_the_probe_are_never_leased_and_all_others_are(world)
 
 
 def supervised(world, stage="pretrain", **changes):
-    """The stage's first step; its record, and how far every item row moved from where it began, by key."""
+    """Take the stage's first step; return its record, and how far every item row moved from its start, by key."""
     rested = {}
     for name, rate in (("still", 0.0), ("moving", None)):
         there = world()

@@ -61,7 +61,7 @@ def both(monkeypatch):
 
 
 def as_rank(world, rank):
-    """This world's trainer as one of two; its rows stay its own."""
+    """Make this world's trainer one of two; its rows stay its own."""
     world.trainer.place = replace(world.trainer.place, rank=rank, world=2)
     world.trainer._member = Membership(rank, 2, n_trainers=2)
     world.trainer.dense.change_process_group(world.trainer._member)

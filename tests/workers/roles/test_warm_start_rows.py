@@ -9,7 +9,7 @@ from ring_world import Ring
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The ring after pretraining: itself, its world and its commit."""
+    """Pretrain the ring: itself, its world and its checkpoint."""
     ring = Ring(tmp_path_factory.mktemp("source"))
     world = ring.world()
     world.train("pretrain")
@@ -18,7 +18,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grown(trained, tmp_path_factory):
-    """A ring of more users and items that starts from it."""
+    """Make a ring of more users and items that starts from it."""
     ring, _, commit = trained
     other = Ring(tmp_path_factory.mktemp("grown"), ring.known(), users=75, items=46)
     world = other.world()

@@ -47,7 +47,7 @@ def equal(left, right) -> bool:
 
 
 def received(value, marker, world):
-    """What each rank gets; references are positions in `fetched`, so that fetching can be watched."""
+    """Return what each rank gets; references are positions in `fetched`, so that fetching can be watched."""
     argument, flats = spread("role.m", "x", value, marker, world)
     header = unpacked(packed((argument,)))
     assert len(flats) == world
