@@ -14,7 +14,7 @@ from nonet.models.baselines import BASELINES
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
-from nonet.samples.stores import check_address
+from nonet.samples.stores import check_address, explain_creation_refusal
 from nonet.samples.tables import TableFormat
 from nonet.suggest import suggestion
 from nonet.units import Bytes, Seconds
@@ -94,10 +94,8 @@ class StoredIn(StrictModel):
     @classmethod
     def _can_be_written(cls, use: str) -> str:
         _check_address(use)
-        if use.startswith("hbase:"):
-            raise ValueError(
-                "tables of HBase are made in its shell; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME"
-            )
+        if refusal := explain_creation_refusal(use):
+            raise ValueError(f"{refusal}; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME")
         return use
 
 

@@ -9,12 +9,15 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from nonet.contracts import check_class, find_entry_point
 from nonet.errors import ConfigError
 from nonet.plugins import heavy
 from nonet.samples.stores.base import Store
 from nonet.suggest import did_you_mean, listed
 
-_SCHEMES = {
+_GROUP = "nonet.stores"  # entry points of other packages: a scheme of addresses and a subclass of Store
+_PAGE = "docs/how-to/extend.md"
+_SHIPPED = {
     "packed": "nonet.samples.stores.packed:PackedStore",
     "lmdb": "nonet.samples.stores.lmdb:LMDBStore",
     "redis": "nonet.samples.stores.redis:RedisStore",
@@ -26,13 +29,16 @@ _SHOWN = "a folder, lmdb:FOLDER, redis://HOST:PORT/NAME and hbase://HOST:PORT/TA
 def create_store(
     use: str, schema: pa.Schema, *, key: pa.DataType, versions: bool = False, **options: Any
 ) -> Store:
-    """An empty store at an address. Raises ConfigError where there is one already, and for HBase, whose tables HBase makes."""
+    """Create an empty store at an address.
+
+    Raises:
+        ConfigError: A store is already there, or a database makes stores of this kind itself.
+    """
     scheme, rest = split_address(use)
-    if scheme == "hbase":
-        raise ConfigError(
-            f"store {use}: tables of HBase are made in its shell: create 'TABLE', {{NAME => 'd', VERSIONS => 100}}"
-        )
-    cls = _class_of(scheme, use, options)
+    cls = find_store_class(scheme)
+    if cls.made_elsewhere:
+        raise ConfigError(f"store {use}: {cls.made_elsewhere}: {cls.creation_command}")
+    _check_options(cls, use, options)
     return cls.create(rest, schema, key=key, versions=versions, **options)
 
 
@@ -43,33 +49,49 @@ def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = Non
     NoStore where nothing is there.
     """
     scheme, rest = split_address(use)
-    cls = _class_of(scheme, use, options)
-    if scheme == "hbase":
+    cls = find_store_class(scheme)
+    _check_options(cls, use, options)
+    if cls.takes_columns:
         options = {"columns": columns, **options}
     return cls(rest, **options)
 
 
-def _class_of(scheme: str, use: str, options: Mapping[str, Any]) -> Any:
-    """The class behind a scheme. Raises ConfigError for an option that it has not."""
-    cls = heavy(_SCHEMES[scheme])
+def find_store_class(scheme: str) -> Any:
+    """Return the class of stores behind a scheme of addresses, a shipped one or one of an installed package.
+
+    Raises:
+        ConfigError: The scheme is taken twice, or the class does not meet the contract of a store.
+    """
+    title = f"store {scheme!r}"
+    point = find_entry_point(scheme, _GROUP, title, _SHIPPED)
+    if point is None:
+        return heavy(_SHIPPED[scheme])
+    cls = heavy(point.value)
+    check_class(cls, Store, title, _PAGE)
+    if not cls.made_elsewhere and not callable(getattr(cls, "create", None)):
+        raise ConfigError(f"{title} ({point.value}): class {cls.__name__} has no create; see {_PAGE}")
+    return cls
+
+
+def _check_options(cls: Any, use: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that the class of a store does not have."""
     parameters = inspect.signature(cls).parameters.values()
     known = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return cls  # it names its own
+        return  # it checks its own
     for name in options:
         if name not in known:
             there = f"there are {listed(known)}" if known else "it has none"
             raise ConfigError(f"store {use}: no option {name!r}; {there}.{did_you_mean(name, known)}")
-    return cls
 
 
 def split_address(use: str) -> tuple[str, str]:
-    """("packed" | "lmdb" | "redis" | "hbase", the folder or host:port/name). Raises ConfigError; passwords are refused."""
+    """Split an address into its scheme and the folder or host:port/name. Raises ConfigError; passwords are refused."""
     scheme, colon, rest = use.partition(":")
     if not colon or "/" in scheme:
         return "packed", use
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"store {use!r}: there are {_SHOWN}.{did_you_mean(scheme, _SCHEMES)}")
+    if find_entry_point(scheme, _GROUP, f"store {scheme!r}", _SHIPPED) is None and scheme not in _SHIPPED:
+        raise ConfigError(f"store {use!r}: there are {_SHOWN}.{did_you_mean(scheme, _SHIPPED)}")
     if "@" in urlsplit(use).netloc:
         place = use.rpartition("@")[2]
         raise ConfigError(
@@ -80,5 +102,12 @@ def split_address(use: str) -> tuple[str, str]:
 
 
 def check_address(use: str) -> None:
-    """Raises ConfigError for an address that `open_store` does not know, or that holds a password."""
-    split_address(use)
+    """Raise ConfigError for an address that `open_store` does not know, or that holds a password."""
+    scheme, _ = split_address(use)
+    if scheme not in _SHIPPED:
+        find_store_class(scheme)
+
+
+def explain_creation_refusal(use: str) -> str:
+    """Return why Nonet cannot create stores at addresses of this kind; empty if it can."""
+    return find_store_class(split_address(use)[0]).made_elsewhere

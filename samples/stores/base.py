@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,12 @@ class Store(ABC):
     versions: bool
     kept_versions: int | None = None
     """How many versions of a value the store keeps, where it limits them."""
+    made_elsewhere: ClassVar[str] = ""
+    """Why Nonet cannot create a store of this kind; empty if it can."""
+    creation_command: ClassVar[str] = ""
+    """The command that creates one, where Nonet cannot."""
+    takes_columns: ClassVar[bool] = False
+    """Whether the constructor takes the columns to read as its second argument, because the store does not know its own."""
 
     def multi_get(self, keys: Any, columns: Sequence[str] | None = None, as_of: Any = None) -> Rows:
         """The rows of keys [K], each key read once however often it is asked for. See the module.

@@ -39,6 +39,9 @@ class HBaseStore(Store):
     """
 
     versions = True
+    made_elsewhere = "tables of HBase are made in its shell"
+    creation_command = "create 'TABLE', {NAME => 'd', VERSIONS => 100}"
+    takes_columns = True
 
     def __init__(
         self,

@@ -1,0 +1,79 @@
+"""Plug-ins that break the contract of their kind are refused in one line."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from nonet import contracts
+from nonet.errors import ConfigError
+from nonet.samples.stores import Store, check_address, create_store, open_store
+
+
+class Complete(Store):
+    """A store that is complete."""
+
+    def __init__(self, address: str):
+        self.name = f"store {address}"
+
+    @classmethod
+    def create(cls, address: str, schema: Any, **facts: Any) -> Complete:
+        return cls(address)
+
+    def _get(self, keys: Any, columns: list[str], before: Any) -> Any: ...
+    def put(self, keys: Any, values: Any, times: Any = None) -> None: ...
+    def scan(self, columns: Any = None) -> Any: ...
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+class WithoutStats(Store):
+    def _get(self, keys: Any, columns: list[str], before: Any) -> Any: ...
+    def put(self, keys: Any, values: Any, times: Any = None) -> None: ...
+    def scan(self, columns: Any = None) -> Any: ...
+
+
+class PutsWithoutTimes(Complete):
+    def put(self, keys: Any, values: Any) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, scheme: str, *classes: str) -> None:
+    """Pretend that packages offer these classes of this file as stores with this scheme."""
+    points = [EntryPoint(scheme, f"{__name__}:{name}", "nonet.stores") for name in classes]
+    monkeypatch.setattr(
+        contracts,
+        "entry_points",
+        lambda *, group, name: [p for p in points if (p.group, p.name) == (group, name)],
+    )
+
+
+def test_a_store_of_an_installed_package_is_opened_and_created_by_its_scheme(monkeypatch: pytest.MonkeyPatch):
+    _install(monkeypatch, "cassandra", "Complete")
+    check_address("cassandra://host:1/items")
+    assert open_store("cassandra://host:1/items").name == "store host:1/items"
+    assert create_store("cassandra://host:1/items", None, key=None).name == "store host:1/items"  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "classes", "message"),
+    [
+        (
+            "cassandra",
+            ["WithoutStats"],
+            r"test_contracts.py\): class WithoutStats has no stats; see docs/how-to/extend.md",
+        ),
+        ("cassandra", ["PutsWithoutTimes"], r"PutsWithoutTimes.put does not accept \(self, keys"),
+        ("cassandra", ["_install"], "expected a subclass of Store"),
+        ("cassandra", ["Complete", "WithoutStats"], "the name is taken"),
+        ("redis", ["Complete"], "the name is taken, Nonet ships it"),
+    ],
+)
+def test_a_store_that_breaks_its_contract_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, classes: list[str], message: str
+):
+    _install(monkeypatch, scheme, *classes)
+    with pytest.raises(ConfigError, match=message) as raised:
+        check_address(f"{scheme}://host:1/items")
+    assert "\n" not in str(raised.value)
