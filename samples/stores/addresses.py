@@ -16,7 +16,7 @@ from nonet.samples.stores.base import Store
 from nonet.suggest import did_you_mean, listed
 
 _GROUP = "nonet.stores"  # entry points of other packages: a scheme of addresses and a subclass of Store
-_PAGE = "docs/how-to/extend.md"
+_PAGE = "docs/how-to/stores.md"
 _SHIPPED = {
     "packed": "nonet.samples.stores.packed:PackedStore",
     "lmdb": "nonet.samples.stores.lmdb:LMDBStore",
