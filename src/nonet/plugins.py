@@ -108,7 +108,9 @@ class Registry(Generic[T]):
             ConfigError: There is no such spec; the message lists the names that exist.
         """
         if not isinstance(use, str):
-            raise ConfigError(f"{self.kind}: expected a name or an object of type {self.spec.__name__}, got {use!r}")
+            raise ConfigError(
+                f"{self.kind}: expected a name or an object of type {self.spec.__name__}, got {use!r}"
+            )
         return self._checked(use, self._find(use, files))
 
     def _find(self, use: str, files: Files) -> Any:
@@ -130,7 +132,9 @@ class Registry(Generic[T]):
     def _checked(self, use: str, value: Any) -> T:
         """Return the value, or raise ConfigError if it is not a spec of this kind."""
         if not isinstance(value, self.spec):
-            raise ConfigError(f"{self.kind} {use!r} is {value!r}, which is not of the type {self.spec.__name__}")
+            raise ConfigError(
+                f"{self.kind} {use!r} is {value!r}, which is not of the type {self.spec.__name__}"
+            )
         return value
 
     def shipped(self) -> list[str]:
