@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from nonet import contracts
+from nonet import Reward, contracts
 from nonet.errors import ConfigError
+from nonet.rl.rewards.remote import reward_at
 from nonet.samples.stores import Store, check_address, create_store, open_store
 
 
@@ -39,9 +40,15 @@ class PutsWithoutTimes(Complete):
     def put(self, keys: Any, values: Any) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-def _install(monkeypatch: pytest.MonkeyPatch, scheme: str, *classes: str) -> None:
-    """Pretend that packages offer these classes of this file as stores with this scheme."""
-    points = [EntryPoint(scheme, f"{__name__}:{name}", "nonet.stores") for name in classes]
+class GrpcReward(Reward):
+    def score(self, r: Any) -> Any: ...
+
+
+def _install(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, *classes: str, group: str = "nonet.stores"
+) -> None:
+    """Pretend that packages offer these classes of this file under this name in a group of entry points."""
+    points = [EntryPoint(scheme, f"{__name__}:{name}", group) for name in classes]
     monkeypatch.setattr(
         contracts,
         "entry_points",
@@ -77,3 +84,18 @@ def test_a_store_that_breaks_its_contract_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=message) as raised:
         check_address(f"{scheme}://host:1/items")
     assert "\n" not in str(raised.value)
+
+
+def test_a_reward_scheme_of_an_installed_package_is_found_and_its_name_cannot_be_a_shipped_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    _install(monkeypatch, "grpc", "GrpcReward", group="nonet.reward_schemes")
+    found = reward_at("grpc://host:1/fresh", "reward 'fresh'")
+    assert issubclass(found, GrpcReward)
+    assert found.url == "grpc://host:1/fresh"  # pyright: ignore[reportAttributeAccessIssue]
+    _install(monkeypatch, "grpc", "Complete", group="nonet.reward_schemes")
+    with pytest.raises(ConfigError, match="expected a subclass of Reward"):
+        reward_at("grpc://host:1/fresh", "reward 'fresh'")
+    _install(monkeypatch, "http", "GrpcReward", group="nonet.reward_schemes")
+    with pytest.raises(ConfigError, match="the name is taken, Nonet ships it"):
+        reward_at("http://host:1/fresh", "reward 'fresh'")

@@ -17,6 +17,11 @@ class ActorReward(Reward):
 
     url: ClassVar[str] = ""
 
+    @classmethod
+    def check_url(cls, url: str, title: str) -> None:
+        """Raise ConfigError for an address that does not name an actor."""
+        actor_parts(url, title)
+
     def __init__(self, columns: Sequence[str] = ()):
         self.columns = list(columns)
         self._namespace, self._name, self._method = actor_parts(self.url)

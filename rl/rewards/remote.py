@@ -21,12 +21,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from nonet.contracts import check_class, find_entry_point
 from nonet.errors import ConfigError, DataError
+from nonet.plugins import heavy
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.checks import Unreachable
 from nonet.types import Jagged, Rollouts
 
-SCHEMES = ("http", "https", "actor")
+SCHEMES = {
+    "http": "nonet.rl.rewards.remote:HttpReward",
+    "https": "nonet.rl.rewards.remote:HttpReward",
+    "actor": "nonet.rl.rewards.actor:ActorReward",
+}
+_GROUP = (
+    "nonet.reward_schemes"  # entry points of other packages: a scheme of addresses and a subclass of Reward
+)
 _BUSY = (429, 502, 503, 504)  # answers of a server that may answer later
 _SHOWN = 120  # characters of an answer that an error shows
 
@@ -68,18 +77,24 @@ class HttpReward(Reward):
 
 
 def reward_at(use: str, title: str) -> type[Reward]:
-    """The class of rewards at an address. Raises ConfigError."""
+    """Return the class of rewards at an address, with the address as its attribute `url`.
+
+    Raises:
+        ConfigError: The scheme is unknown or taken twice, or the address or the class is malformed.
+    """
     scheme = use.partition("://")[0]
-    if scheme not in SCHEMES:
+    point = find_entry_point(scheme, _GROUP, f"reward scheme {scheme!r}", SCHEMES)
+    if point is None and scheme not in SCHEMES:
         raise ConfigError(
             f"{title}: no reward is reached by {scheme}://; there are http://, https:// and actor://namespace/name"
         )
-    if scheme == "actor":
-        from nonet.rl.rewards.actor import ActorReward, actor_parts
-
-        actor_parts(use, title)
-        return type("ActorReward", (ActorReward,), {"url": use})
-    return type("HttpReward", (HttpReward,), {"url": use})
+    cls = heavy(SCHEMES[scheme] if point is None else point.value)
+    if point is not None:
+        check_class(cls, Reward, f"reward scheme {scheme!r}", "docs/reference/rewards.md")
+    check_url = getattr(cls, "check_url", None)
+    if check_url is not None:
+        check_url(use, title)
+    return type(cls.__name__, (cls,), {"url": use})
 
 
 def message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
