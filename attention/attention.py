@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.calls import Call, RelativeBias
+from nonet.attention.calls import AttentionCall, RelativeBias
 from nonet.attention.masks import IntervalTable, UniMask, check_cuts
 from nonet.attention.ops import attend
 from nonet.attention.torch_backends import npu
@@ -52,16 +52,16 @@ def uni_attention(
     backend: "auto" takes "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, "reference" for what these two don't speak.
     """
     if q.ndim == 4:
-        return _dense(
+        return _attend_dense(
             q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse,
             {"mask": mask, "activation": activation, "scale": scale, "scaling_length": scaling_length, "bias": bias, "sink": sink,
                  "soft_cap": soft_cap, "backend": backend},
         )  # fmt: skip
     _check_tensors(q, k, v)
-    cu_q, cu_k = _cuts(q, k, cu_seqlens_q, cu_seqlens_k)
-    form, table = _table(mask, cu_q, cu_k, len(q), len(k))
+    cu_q, cu_k = _resolve_cuts(q, k, cu_seqlens_q, cu_seqlens_k)
+    form, table = _resolve_table(mask, cu_q, cu_k, len(q), len(k))
     _check_options(q, k, activation, scale, scaling_length, bias, sink, soft_cap)
-    call = Call(
+    call = AttentionCall(
         cu_q if table is None else table.cu_q,
         cu_k if table is None else table.cu_k,
         form,
@@ -73,11 +73,11 @@ def uni_attention(
         sink,
         bias,
     )
-    out, lse = attend(q, k, v, call, _backend(backend, q, v, call))
+    out, lse = attend(q, k, v, call, _select_backend(backend, q, v, call))
     return (out, lse) if return_lse else out
 
 
-def _dense(
+def _attend_dense(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,7 +107,7 @@ def _dense(
     )
 
 
-def _cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Tensor, Tensor]:
+def _resolve_cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Tensor, Tensor]:
     if cu_q is None:
         raise ConfigError(
             "packed q [T, H, D] needs cu_seqlens_q [B + 1], where each sequence begins and the last ends."
@@ -126,7 +126,7 @@ def _cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tup
     return cu_q, cu_k
 
 
-def _table(
+def _resolve_table(
     mask: Any, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int
 ) -> tuple[str, IntervalTable | None]:
     """What the mask says about this batch: its form, and a table where the form does not say it all."""
@@ -134,13 +134,13 @@ def _table(
         form = mask.form
         if form == "full" or (form == "causal" and cu_k is cu_q):
             return form, None
-        return "table", mask.table(cu_q, cu_k, tokens_q=tokens_q, tokens_k=tokens_k)
+        return "table", mask.build_table(cu_q, cu_k, tokens_q=tokens_q, tokens_k=tokens_k)
     if not isinstance(mask, IntervalTable):
         raise ConfigError(
             f"uni_attention cannot express the mask {type(mask).__name__}; it takes a UniMask (UniMask.causal(), "
             "UniMask.from_dense(...), ...) or the table of one."
         )
-    made_q, made_k = mask.start.shape[1], _keys_of(mask, tokens_k)
+    made_q, made_k = mask.start.shape[1], _count_keys(mask, tokens_k)
     same = (made_q, made_k) == (tokens_q, tokens_k) and mask.start.device == cu_q.device
     if same and cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
         same = torch.equal(mask.cu_q, cu_q.int()) and torch.equal(mask.cu_k, cu_k.int())
@@ -153,7 +153,7 @@ def _table(
     return "table", mask
 
 
-def _keys_of(table: IntervalTable, tokens_k: int) -> int:
+def _count_keys(table: IntervalTable, tokens_k: int) -> int:
     """Keys that a table was made for, as far as that is known without asking a device."""
     of_key = table.column_start if table.column_start is not None else table.word
     if of_key is not None:
@@ -227,7 +227,7 @@ def _check_options(
         bias.check(q.shape[1], len(q), len(k))
 
 
-def _backend(name: str, q: Tensor, v: Tensor, call: Call) -> str:
+def _select_backend(name: str, q: Tensor, v: Tensor, call: AttentionCall) -> str:
     """Which code computes. Asked for by name and not able: an error, never another one in silence."""
     if name not in BACKENDS:
         raise ConfigError(f"backend is {name!r}; there are {', '.join(BACKENDS)}.")
@@ -240,7 +240,7 @@ def _backend(name: str, q: Tensor, v: Tensor, call: Call) -> str:
             return chosen
         if q.is_cuda and q.dtype != torch.float64:
             return "triton"
-        if npu.available(q, v, call):
+        if npu.is_available(q, v, call):
             return "npu"
         return "sdpa" if host and call.plain else "reference"
     if name == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
@@ -248,7 +248,7 @@ def _backend(name: str, q: Tensor, v: Tensor, call: Call) -> str:
             f"backend 'triton' runs on CUDA; q is on {q.device}. Leave backend to 'auto', or set TRITON_INTERPRET=1 to "
             "interpret the kernels on a CPU."
         )
-    if name == "npu" and not npu.available(q, v, call):
+    if name == "npu" and not npu.is_available(q, v, call):
         raise ConfigError(
             f"backend 'npu' computes a softmax without sink, bias or soft cap, of equal widths, on an Ascend device; q is on "
             f"{q.device}. Use 'auto' or 'reference'."

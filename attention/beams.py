@@ -61,7 +61,7 @@ class BeamCache:
         self.own_keys = torch.cat([self.own_keys, keys[:, :, None]], 2)
         self.own_values = torch.cat([self.own_values, values[:, :, None]], 2)
 
-    def follow(self, parent_UW: Tensor) -> None:
+    def reorder_beams(self, parent_UW: Tensor) -> None:
         """Beams become copies of their parents [U, W]; the prompt stays where it is."""
         if self.own_keys is None or self.own_values is None:
             return
@@ -91,7 +91,7 @@ class BeamCache:
         )
         if self.own_keys is None or self.own_values is None or not self.own_keys.shape[2]:
             return out
-        return _merged(out, lse, *_own(q, self.own_keys, self.own_values, scale))
+        return _merge_softmax(out, lse, *_attend_own(q, self.own_keys, self.own_values, scale))
 
 
 def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int) -> None:
@@ -107,7 +107,7 @@ def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int)
         )
 
 
-def _own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def _attend_own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     """Output [U, W, H, E] and log-sum-exp [U, W, H] over the beams' own tokens."""
     groups = q.shape[2] // keys.shape[3]
     total = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -119,7 +119,7 @@ def _own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 
-def _merged(one: Tensor, lse_one: Tensor, other: Tensor, lse_other: Tensor) -> Tensor:
+def _merge_softmax(one: Tensor, lse_one: Tensor, other: Tensor, lse_other: Tensor) -> Tensor:
     """Two parts of one softmax; a part that saw nothing (log-sum-exp -inf) has no weight."""
     share = torch.sigmoid(lse_other.to(other.dtype) - lse_one.to(other.dtype))[..., None]
     return (one.to(other.dtype) * (1 - share) + other * share).to(one.dtype)

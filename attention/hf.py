@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.masks import IntervalTable, Packed, Rows, UniMask, read_rows
+from nonet.attention.masks import IntervalTable, MaskRows, PackedGeometry, UniMask, read_rows
 from nonet.errors import ConfigError
 
 # Shapes: B sequences, H query heads, Q queries, N keys, D width.
@@ -30,10 +30,10 @@ def register() -> None:
             f"attention for Hugging Face models needs transformers 5 ({error}); pip install 'nonet[hf]'."
         ) from error
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, attention_mask)
+    AttentionMaskInterface.register(NAME, build_attention_mask)
 
 
-def attention_mask(
+def build_attention_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -54,14 +54,14 @@ def attention_mask(
     whole = attention_mask is None or bool(attention_mask.all())
     newest = int(q_offset) + q_length == int(kv_offset) + kv_length
     if mask_function in (None, causal_mask_function) and whole and newest:
-        return UniMask.causal().table(cuts * q_length, cuts * kv_length)
+        return UniMask.causal().build_table(cuts * q_length, cuts * kv_length)
     function = mask_function or causal_mask_function
-    rule = _Function(function, int(q_offset), int(kv_offset), None if whole else attention_mask)
-    return UniMask(rule).table(cuts * q_length, cuts * kv_length)
+    rule = _MaskFunctionRule(function, int(q_offset), int(kv_offset), None if whole else attention_mask)
+    return UniMask(rule).build_table(cuts * q_length, cuts * kv_length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Function:
+class _MaskFunctionRule:
     """A transformers mask function (b, h, q, kv) -> bool and a padding mask [B, N], evaluated in blocks of rows."""
 
     function: Callable[..., Any]
@@ -69,11 +69,14 @@ class _Function:
     kv_offset: int
     padding: Tensor | None
 
-    def rows(self, at: Packed) -> Rows:
-        keys = at.cu_k.diff().tolist()
-        return read_rows(at, lambda b, first, last: self._dense(b, first, last, keys[b], at.cu_q.device))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        keys = geometry.cu_k.diff().tolist()
+        return read_rows(
+            geometry,
+            lambda b, first, last: self._evaluate_block(b, first, last, keys[b], geometry.cu_q.device),
+        )
 
-    def _dense(self, b: int, first: int, last: int, keys: int, device: torch.device) -> Tensor:
+    def _evaluate_block(self, b: int, first: int, last: int, keys: int, device: torch.device) -> Tensor:
         q = torch.arange(first, last, device=device)[:, None] + self.q_offset
         k = torch.arange(keys, device=device)[None] + self.kv_offset
         number = torch.full((1, 1), b, device=device)

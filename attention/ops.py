@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.calls import Call, RelativeBias
+from nonet.attention.calls import AttentionCall, RelativeBias
 from nonet.attention.masks import IntervalTable
 from nonet.attention.torch_backends import chunked as chunks
 from nonet.attention.torch_backends import npu, sdpa
@@ -31,11 +31,11 @@ _library.define(f"attend({_CALL}) -> (Tensor, Tensor)")
 _library.define(f"attend_backward(Tensor grad, Tensor out, Tensor lse, {_CALL}) -> Tensor[]")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
     """Output [T, H, E] in q's type and log-sum-exp [H, T] in float32 (float64 for float64; [H, 0] for "silu")."""
     bias = call.bias or RelativeBias()
-    if _eager(q, k, v):
-        return _Eager.apply(q, k, v, call.sink, bias.position, bias.time, call, backend)  # type: ignore[return-value]
+    if _can_run_eagerly(q, k, v):
+        return _EagerAttention.apply(q, k, v, call.sink, bias.position, bias.time, call, backend)  # type: ignore[return-value]
     table = call.table
     rows = (None, None, 0, 0) if table is None else (table.start, table.stop, table.max_q, table.max_k)
     refined = (None,) * 4
@@ -46,7 +46,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[T
     return torch.ops.nonet.attend(q, k, v, call.cu_q, call.cu_k, *rows, *refined, *tables, *numbers, backend)
 
 
-def _eager(*tensors: Tensor) -> bool:
+def _can_run_eagerly(*tensors: Tensor) -> bool:
     """Whether nobody watches the operators: then a plain autograd function does, at 0.3 ms less a call and back."""
     return (
         not torch.compiler.is_compiling()
@@ -55,7 +55,7 @@ def _eager(*tensors: Tensor) -> bool:
     )
 
 
-class _Eager(torch.autograd.Function):
+class _EagerAttention(torch.autograd.Function):
     """What the operators do, without their 25 arguments."""
 
     @staticmethod
@@ -73,12 +73,12 @@ class _Eager(torch.autograd.Function):
         if grad is None:
             return (None,) * 8
         q, k, v, out, lse, *_ = ctx.saved_tensors
-        gradients = _gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
+        gradients = _compute_gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
         outputs = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
         return (*outputs, None, None)
 
 
-def _call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[Call, str]:
+def _make_call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[AttentionCall, str]:
     """The arguments from cu_q on, as a Call and its backend."""
     start, stop, max_q, max_k, column_start, column_stop, sees, word, sink, position, time, time_q, time_k = (
         rest[:13]
@@ -90,34 +90,34 @@ def _call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[Call, str]:
     bias = None
     if position is not None or time is not None:
         bias = RelativeBias(position, time, time_q, time_k, steps)
-    call = Call(cu_q, cu_k, form, table, scale, activation, scaling_length, soft_cap, sink, bias)
+    call = AttentionCall(cu_q, cu_k, form, table, scale, activation, scaling_length, soft_cap, sink, bias)
     return call, backend
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _compute(q, k, v, *_call(*rest))
+    return _compute(q, k, v, *_make_call(*rest))
 
 
 def _backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> list[Tensor]:
     """Gradients of q, k, v, sink, position and time; empty where there is no such input."""
-    gradients = _gradients(grad, q, k, v, out, lse, *_call(*rest))
+    gradients = _compute_gradients(grad, q, k, v, out, lse, *_make_call(*rest))
     return [q.new_empty(0) if x is None else x for x in gradients]
 
 
-def _compute(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
+def _compute(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
     if backend == "triton":
-        return _triton().forward(q, k, v, call)
+        return _import_triton_backend().forward(q, k, v, call)
     out, lse = {"sdpa": sdpa, "npu": npu, "reference": chunks}[backend].forward(q, k, v, call)
     return out, lse.T.contiguous() if call.activation == "softmax" else lse.new_empty(q.shape[1], 0)
 
 
-def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, backend: str
+def _compute_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall, backend: str
 ) -> list[Tensor | None]:
     if backend == "triton":
-        return _triton().backward(grad, q, k, v, out, lse, call)
+        return _import_triton_backend().backward(grad, q, k, v, out, lse, call)
     if backend == "sdpa":
         return [*sdpa.backward(grad, q, k, v, out, lse.T, call), None, None]
     if backend == "npu":
@@ -125,7 +125,7 @@ def _gradients(
     return chunks.backward(grad, q, k, v, call)
 
 
-def _triton() -> Any:
+def _import_triton_backend() -> Any:
     try:
         from nonet.attention.kernels import backend as triton_backend
     except ImportError as error:
@@ -135,14 +135,14 @@ def _triton() -> Any:
     return triton_backend
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _infer_output_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     activation = rest[-3]
     total = torch.float64 if q.dtype == torch.float64 else torch.float32
     tokens = q.shape[0] if activation == "softmax" else 0
     return q.new_empty(q.shape[0], q.shape[1], v.shape[2]), q.new_empty(q.shape[1], tokens, dtype=total)
 
 
-def _fake_backward(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -> list[Tensor]:
+def _infer_gradient_shapes(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -> list[Tensor]:
     inputs = [call[at] for at in _GRADIENTS]
     return [
         grad.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -150,7 +150,7 @@ def _fake_backward(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -> list[T
     ]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -172,23 +172,25 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tu
     return tuple(back)
 
 
-def _autocast(key: str, device: str) -> None:
+def _register_autocast(key: str, device: str) -> None:
     """Under autocast q, k and v take autocast's type; masks, sinks and bias tables stay as they are."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    def run_autocast(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             q, k, v = (x.to(dtype) if x.dtype != torch.float64 else x for x in (q, k, v))
             return torch.ops.nonet.attend(q, k, v, *rest)
 
-    _library.impl("attend", kernel, key)
+    _library.impl("attend", run_autocast, key)
 
 
 for _name, _kernel in (("attend", _forward), ("attend_backward", _backward)):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-torch.library.register_fake("nonet::attend", _fake, lib=_library)
-torch.library.register_fake("nonet::attend_backward", _fake_backward, lib=_library)
-torch.library.register_autograd("nonet::attend", _differentiate, setup_context=_save, lib=_library)
-_autocast("AutocastCPU", "cpu")
-_autocast("AutocastCUDA", "cuda")
+torch.library.register_fake("nonet::attend", _infer_output_shapes, lib=_library)
+torch.library.register_fake("nonet::attend_backward", _infer_gradient_shapes, lib=_library)
+torch.library.register_autograd(
+    "nonet::attend", _differentiate, setup_context=_save_for_backward, lib=_library
+)
+_register_autocast("AutocastCPU", "cpu")
+_register_autocast("AutocastCUDA", "cuda")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.errors import ConfigError
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 # Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
 BENCHES = {
@@ -136,27 +136,29 @@ def run_bench(
         return _run_all()
     if name not in BENCHES:
         raise ConfigError(
-            f"there is no bench {name!r}; there are {', '.join(BENCHES)}.{did_you_mean(name, BENCHES)}"
+            f"there is no bench {name!r}; there are {', '.join(BENCHES)}.{suggest_sentence(name, BENCHES)}"
         )
     function = find(name)
     usual = {"seeds": list(seeds), "device": device, "json_file": json_file}
     takes = inspect.signature(function).parameters
     options = {key: value for key, value in usual.items() if key in takes}
-    results = function(**options | _options(name, [key for key in takes if key != "json_file"], changes))
+    results = function(
+        **options | _parse_options(name, [key for key in takes if key != "json_file"], changes)
+    )
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
     }
     result = {
         "name": name,
         **results,
-        "command": _command(name, changes),
+        "command": _format_command(name, changes),
         "versions": versions,
         "seed": seeds[0],
     }
     for row in result["rows"]:
-        print("  ".join(f"{key} {_shown(value)}" for key, value in row.items()))
+        print("  ".join(f"{key} {_format_value(value)}" for key, value in row.items()))
     for measure, value in result["ratio"].items():
-        print(f"{measure}: {_shown(value)}")
+        print(f"{measure}: {_format_value(value)}")
     if json_file:
         json_file.write_text(json.dumps(result, indent=1), encoding="utf-8")
     return None
@@ -183,7 +185,7 @@ def _run_all() -> None:
         subprocess.run([sys.executable, "-c", command, "bench", name], check=True)
 
 
-def _options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
+def _parse_options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
     from nonet.controller.scenario import yaml
 
     options = {}
@@ -191,15 +193,15 @@ def _options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[st
         key, equals, text = change.partition("=")
         if not equals or key not in takes:
             raise ConfigError(
-                f"--set {change}: bench {name!r} wants NAME=VALUE of {listed(takes)}.{did_you_mean(key, takes)}"
+                f"--set {change}: bench {name!r} wants NAME=VALUE of {join_names(takes)}.{suggest_sentence(key, takes)}"
             )
         options[key] = yaml.parse(text, f"--set {key}")
     return options
 
 
-def _command(name: str, changes: Sequence[str]) -> str:
+def _format_command(name: str, changes: Sequence[str]) -> str:
     return " ".join(["nonet bench", name, *(f"--set {change}" for change in changes)])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -32,7 +32,7 @@ def splitmix64(values: np.ndarray) -> np.ndarray:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def slice_of(keys: np.ndarray) -> np.ndarray:
+def compute_slices(keys: np.ndarray) -> np.ndarray:
     """The slice of each int64 key [N], in 0..65,535, as int64 [N]."""
     return (splitmix64(keys) >> np.uint64(48)).astype(np.int64)
 
@@ -57,7 +57,7 @@ class SliceMap:
             raise ConfigError(
                 f"a table can have 1 to {SLICES} shards, got {shards}; lower the embedding workers"
             )
-        self.owners = _even(shards) if owners is None else np.array(owners).astype(np.uint16)
+        self.owners = _assign_evenly(shards) if owners is None else np.array(owners).astype(np.uint16)
         self.shards, self.version, self._dealt_evenly = shards, version, owners is None
         if self.owners.shape != (SLICES,) or int(self.owners.max()) >= shards:
             raise ConfigError(
@@ -75,35 +75,37 @@ class SliceMap:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def slices(self, shard: int) -> range:
+    def get_slices(self, shard: int) -> range:
         """The slices that this shard owns, when they are one block. Raises ConfigError when they are several."""
         if self._dealt_evenly:
             return range(SLICES * shard // self.shards, SLICES * (shard + 1) // self.shards)
-        ranges = self.ranges(shard)
+        ranges = self.get_ranges(shard)
         if len(ranges) > 1:
             raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices: ask ranges() for them")
         return ranges[0] if ranges else range(0)
 
-    def ranges(self, shard: int) -> list[range]:
+    def get_ranges(self, shard: int) -> list[range]:
         """The blocks of slices that this shard owns, in order."""
-        return runs(self.owners == shard)
+        return find_runs(self.owners == shard)
 
-    def owner(self, keys: np.ndarray) -> np.ndarray:
+    def find_owners(self, keys: np.ndarray) -> np.ndarray:
         """The shard of each int64 key [N], as int64 [N]."""
-        return self.owners[slice_of(keys)].astype(np.int64)
+        return self.owners[compute_slices(keys)].astype(np.int64)
 
-    def moves(self, target: SliceMap, most: int = SLICES) -> list[SliceMove]:
+    def plan_moves(self, target: SliceMap, max_slices: int = SLICES) -> list[SliceMove]:
         """What must move to become `target`, in blocks of at most `most` slices."""
         pairs = self.owners.astype(np.int64) * SLICES + target.owners
         edges = [0, *(np.flatnonzero(np.diff(pairs)) + 1).tolist(), SLICES]
         return [
-            SliceMove(start, min(start + most, stop), int(self.owners[start]), int(target.owners[start]))
+            SliceMove(
+                start, min(start + max_slices, stop), int(self.owners[start]), int(target.owners[start])
+            )
             for left, stop in itertools.pairwise(edges)
             if self.owners[left] != target.owners[left]
-            for start in range(left, stop, most)
+            for start in range(left, stop, max_slices)
         ]
 
-    def moved(self, moves: Iterable[SliceMove]) -> SliceMap:
+    def apply_moves(self, moves: Iterable[SliceMove]) -> SliceMap:
         """The map after these moves, one version on."""
         owners = self.owners.copy()
         for move in moves:
@@ -112,21 +114,21 @@ class SliceMap:
 
 
 @cache
-def _even(shards: int) -> np.ndarray:
+def _assign_evenly(shards: int) -> np.ndarray:
     """The owner of each slice when blocks differ in size by at most one."""
     starts = SLICES * np.arange(1, shards, dtype=np.int64) // shards
     return np.searchsorted(starts, np.arange(SLICES), side="right").astype(np.uint16)
 
 
-def runs(chosen: np.ndarray) -> list[range]:
+def find_runs(slice_mask: np.ndarray) -> list[range]:
     """The ranges of True in a mask [65536]."""
-    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0)).tolist()
+    edges = np.flatnonzero(np.diff(slice_mask.astype(np.int8), prepend=0, append=0)).tolist()
     return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def within(keys: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
+def is_within(keys: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
     """Which keys [N] have their slice in one of the ranges, as bool [N]."""
     member = np.zeros(SLICES, dtype=bool)
     for block in ranges:
         member[block.start : block.stop] = True
-    return member[slice_of(keys)]
+    return member[compute_slices(keys)]

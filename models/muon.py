@@ -60,10 +60,10 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
-                (self._orthogonal if group["muon"] else self._adamw)(parameters, group)
+                (self._step_muon if group["muon"] else self._adamw)(parameters, group)
         return answer
 
-    def _orthogonal(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in parameters:
             if not self.state[p]:

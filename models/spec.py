@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from nonet.options import StrictModel
-from nonet.plugins import Registry, heavy
+from nonet.plugins import PluginRegistry, load_heavy
 
 Options = Mapping[str, Any]
 
@@ -143,7 +143,7 @@ class ModelSpec:
         return iter(())
 
 
-MODELS = Registry("model", ModelSpec, "nonet.models", "spec")
+MODELS = PluginRegistry("model", ModelSpec, "nonet.models", "spec")
 
 
 def build_model(config: Options, codes: Sequence[int], features: Mapping[str, int], seed: int) -> Any:
@@ -154,8 +154,8 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     """
     options = dict(config)
     memory = options.pop("memory", None)
-    model = heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
+    model = load_heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
     if memory:
         row_width = features["item"] if "nearest" in memory else None
-        heavy("nonet.models.generation:attach")(model, seed, row_width)
+        load_heavy("nonet.models.generation:attach")(model, seed, row_width)
     return model

@@ -11,7 +11,7 @@ import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError
-from nonet.plugins import Files, Registry, find, heavy, import_file
+from nonet.plugins import PluginFiles, PluginRegistry, import_file, load_heavy, load_reference
 from nonet.rl.algorithms import ALGORITHMS, Algorithm
 
 OWN = """
@@ -29,7 +29,7 @@ NOT_ONE = 3
 @pytest.fixture
 def files(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
-    return Files(str(tmp_path))
+    return PluginFiles(str(tmp_path))
 
 
 def scenario(files, algorithm):
@@ -40,7 +40,7 @@ def scenario(files, algorithm):
 
 
 def test_a_shipped_module_is_a_name():
-    assert "grpo" in ALGORITHMS.names()
+    assert "grpo" in ALGORITHMS.list_names()
     assert ALGORITHMS.get("grpo").needs_reference({"kl": 0.1})
     assert not ALGORITHMS.get("grpo").needs_reference({"kl": 0.0})
 
@@ -64,7 +64,9 @@ def test_another_process_reads_the_scenario_with_its_own_files_anew(files):
 def test_a_run_s_copies_stand_for_the_files_that_are_cited(tmp_path, files):
     (tmp_path / "copies").mkdir()
     (tmp_path / "copies" / "mine.py").write_text(OWN.replace("2.0", "7.0"))
-    there = scenario(files, "mine.py:SPEC").located(Files(str(tmp_path / "copies"), {"mine.py": "mine.py"}))
+    there = scenario(files, "mine.py:SPEC").located(
+        PluginFiles(str(tmp_path / "copies"), {"mine.py": "mine.py"})
+    )
     assert there.stages["rl"].algorithm.spec.options().push == 7.0
 
 
@@ -97,16 +99,16 @@ def test_an_installed_package_names_its_own_by_an_entry_point(monkeypatch):
         return [Point] if name in (None, "theirs") else []
 
     monkeypatch.setattr("nonet.plugins.entry_points", points)
-    registry = Registry("algorithm", Algorithm, "nonet.rl.algorithms")
-    assert "theirs" in registry.names()
+    registry = PluginRegistry("algorithm", Algorithm, "nonet.rl.algorithms")
+    assert "theirs" in registry.list_names()
     assert registry.get("theirs") is ALGORITHMS.get("grpo")
 
 
 def test_what_is_heavy_is_imported_where_it_is_needed():
-    assert heavy("nonet.suggest:suggestion")("grop", ["grpo"]) == " (did you mean 'grpo'?)"
-    assert heavy(len) is len
+    assert load_heavy("nonet.suggest:suggest_inline")("grop", ["grpo"]) == " (did you mean 'grpo'?)"
+    assert load_heavy(len) is len
     with pytest.raises(ConfigError, match=r"there is no .nothing"):
-        find("nonet.suggest:nothing", Files(), "here")
+        load_reference("nonet.suggest:nothing", PluginFiles(), "here")
 
 
 POOLED = """

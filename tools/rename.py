@@ -329,6 +329,12 @@ def _rename_words(done: list[Rename], changed: dict, files: list[str], check: bo
         module = "nonet." + rename.path.removeprefix("src/nonet/").removesuffix(".py").replace("/", ".")
         for prefix in (module, module.rsplit(".", 1)[0]):
             for mark in (":", "."):
+                if (
+                    (ROOT / (prefix + "." + rename.qualified).removeprefix("nonet.").replace(".", "/"))
+                    .with_suffix(".py")
+                    .exists()
+                ):
+                    continue  # the dotted name is that of a module
                 dotted[prefix + mark + rename.qualified] = prefix + mark + ".".join([*parts[:-1], rename.new])
         if len(parts) > 1:
             quoted[".".join(parts[-2:])] = f"{parts[-2]}.{rename.new}"

@@ -25,7 +25,7 @@ _HELPERS = "sparse-"
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class WorkerActivity:
     """who: the worker's name; call: role.method it is in, "" when idle; for_s: since when, in seconds
 
     at       innermost frame of its own: "file.py:12 function"
@@ -44,36 +44,40 @@ class Doing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Thread:
+class _ThreadState:
     at: str
     exchanges: bool
     queues: bool
 
 
-def look(who: str, call: str, for_s: float, work: int) -> Doing:
+def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: int) -> WorkerActivity:
     """What the thread `work` of this process is doing, which a call keeps busy."""
     if not call:
-        return Doing(who, stacks=all_stacks())
+        return WorkerActivity(worker_name, stacks=dump_stacks())
     helpers = [t.ident for t in threading.enumerate() if t.name.startswith(_HELPERS) and t.ident]
     frames = sys._current_frames()
-    seen = [_read(traceback.extract_stack(frames[ident])) for ident in (work, *helpers) if ident in frames]
+    seen = [
+        _summarise_stack(traceback.extract_stack(frames[ident]))
+        for ident in (thread_id, *helpers)
+        if ident in frames
+    ]
     if not seen:
-        return Doing(who, call, for_s, stacks=all_stacks())
+        return WorkerActivity(worker_name, call, elapsed_s, stacks=dump_stacks())
     own = seen[0]
     if own.queues:  # behind a helper: one that works, else one that waits for other ranks
         busy = [thread for thread in seen[1:] if thread.at]  # the thread of saves rests in Python's own code
         own = min(busy, key=lambda thread: (thread.queues, thread.exchanges), default=own)
-    return Doing(who, call, for_s, own.at, own.exchanges, stacks=all_stacks())
+    return WorkerActivity(worker_name, call, elapsed_s, own.at, own.exchanges, stacks=dump_stacks())
 
 
-def waited_in_vain(error: BaseException) -> bool:
+def is_peer_timeout(error: BaseException) -> bool:
     """Whether an exchange or a collective gave up on other ranks: they are late, not the one that raises."""
     frames = traceback.extract_tb(error.__traceback__)
     exchanges = any(place in frame.filename for frame in frames for place in _EXCHANGES)
     return exchanges and bool(_GAVE_UP.search(str(error)))
 
 
-def all_stacks() -> str:
+def dump_stacks() -> str:
     """Stacks of all threads of this process, innermost frame first."""
     with tempfile.TemporaryFile() as out:
         faulthandler.dump_traceback(out, all_threads=True)
@@ -81,20 +85,20 @@ def all_stacks() -> str:
         return out.read().decode()
 
 
-def _read(stack: traceback.StackSummary) -> _Thread:
+def _summarise_stack(stack: traceback.StackSummary) -> _ThreadState:
     """The stack's innermost own frame, and whether it is in an exchange or at a pipeline's queue."""
     own = [
         frame for frame in stack if frame.filename.startswith(_HERE) or not frame.filename.startswith(_OTHERS)
     ]
     exchanges = any(place in frame.filename for frame in stack for place in _EXCHANGES)
     if not own:
-        return _Thread("", exchanges, False)
+        return _ThreadState("", exchanges, False)
     last = own[-1]
     queues = last.filename.endswith("embedding/training/pipeline.py") and last.name in _QUEUES
-    return _Thread(f"{_short(last.filename)}:{last.lineno} {last.name}", exchanges, queues)
+    return _ThreadState(f"{_shorten_path(last.filename)}:{last.lineno} {last.name}", exchanges, queues)
 
 
-def _short(file: str) -> str:
+def _shorten_path(file: str) -> str:
     """A file of the package from there, any other by its name and folder."""
     if file.startswith(_HERE):
         return str(Path(file).relative_to(_HERE))

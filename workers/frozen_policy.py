@@ -66,7 +66,7 @@ class FrozenPolicy:
         self.model = model
         self.stored: dict[str, StoredRows] = {}
 
-    def missing_keys(self, table: str, keys: Tensor) -> Tensor:
+    def find_missing_keys(self, table: str, keys: Tensor) -> Tensor:
         """Return the keys of a table that are not stored yet."""
         return keys if table not in self.stored else keys[~self.stored[table].find(keys)[1]]
 
@@ -118,7 +118,7 @@ class FrozenPolicy:
                 rows = read(table, stored.keys).to(stored.rows.device)
                 self.stored[table] = StoredRows(stored.keys, stored.rows.lerp(rows, 1 - decay))
 
-    def row_tensors(self) -> dict[str, Tensor]:
+    def to_row_tensors(self) -> dict[str, Tensor]:
         """Return the stored rows as named tensors for a checkpoint: `<table>.keys` and `<table>.rows`."""
         found = {f"{table}.keys": stored.keys for table, stored in self.stored.items()}
         return found | {f"{table}.rows": stored.rows for table, stored in self.stored.items()}

@@ -58,7 +58,7 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
-def check_address(address: str, said_by: str, way_out: str) -> None:
+def check_address(address: str, source: str, way_out: str) -> None:
     """Check that a Ray cluster answers at an address, where Ray itself would try for minutes.
 
     Args:
@@ -72,7 +72,7 @@ def check_address(address: str, said_by: str, way_out: str) -> None:
     if address == "auto":
         return
     if not re.fullmatch(r"(ray://)?[^\s/:]+:\d{1,5}", address):
-        raise ConfigError(f"{said_by} is {address!r}; it must be host:port, auto or local; {way_out}")
+        raise ConfigError(f"{source} is {address!r}; it must be host:port, auto or local; {way_out}")
     import grpc
 
     with grpc.insecure_channel(address.removeprefix("ray://")) as channel:
@@ -80,7 +80,7 @@ def check_address(address: str, said_by: str, way_out: str) -> None:
             grpc.channel_ready_future(channel).result(timeout=_ANSWER_S)
         except grpc.FutureTimeoutError:
             raise ConfigError(
-                f"{said_by} is {address}, where no Ray cluster answers within {_ANSWER_S:g} s; {way_out}"
+                f"{source} is {address}, where no Ray cluster answers within {_ANSWER_S:g} s; {way_out}"
             ) from None
 
 
@@ -105,7 +105,7 @@ def _check_temporary_folder() -> None:
         )
 
 
-def unreachable(file: Path, token: str) -> str:
+def explain_unreachable(file: Path, token: str) -> str:
     """Why this process cannot read `file` with `token` in it and write beside it; "" where it can."""
     if not file.parent.is_dir():
         return "has no such folder"

@@ -30,7 +30,7 @@ class SparseBatch:
         return {name: rows[table].index_select(0, at) for name, (table, at) in self.places.items()}
 
 
-def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> SparseBatch:
+def build_sparse_batch(batch: SampleBatch, features: Mapping[str, str], device: str) -> SparseBatch:
     """The distinct keys that the features of each table have in a batch; places are on the device."""
     keys, places = {}, {}
     for table in dict.fromkeys(features.values()):
@@ -42,7 +42,7 @@ def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> Spars
     return SparseBatch(batch, keys, places)
 
 
-class Share:
+class StepShare:
     """A rank's part of a step, in chunks: what it asks of the tables over all of them, and how many targets it has.
 
     A chunk is made when its turn comes, so that memory holds one at a time: once for its keys, and again to be computed. One
@@ -51,16 +51,16 @@ class Share:
 
     def __init__(
         self,
-        makes: Sequence[Callable[[], SampleBatch]],
+        chunk_makers: Sequence[Callable[[], SampleBatch]],
         features: Mapping[str, str],
         device: str,
-        also: Mapping[str, Tensor] | None = None,
+        extra_keys: Mapping[str, Tensor] | None = None,
     ):
-        self._makes, self._features, self._device = list(makes), dict(features), device
-        self.targets, self.also = 0, dict(also or {})
+        self._makes, self._features, self._device = list(chunk_makers), dict(features), device
+        self.targets, self.also = 0, dict(extra_keys or {})
         parts: dict[str, list[Tensor]] = {table: [] for table in features.values()}
         for make in self._makes:
-            part = asked(make(), features, device)
+            part = build_sparse_batch(make(), features, device)
             self.targets += int(part.batch.loss_mask.values.sum())
             for table, keys in part.keys.items():
                 parts[table].append(keys)
@@ -71,12 +71,12 @@ class Share:
         for table, keys in self.also.items():
             parts[table].append(keys)
         self.keys = {table: torch.cat(keys).unique() for table, keys in parts.items()}
-        self._only = self._only and self._placed(self._only.batch)
+        self._only = self._only and self._index_batch(self._only.batch)
 
     def __len__(self) -> int:
         return len(self._makes)
 
-    def frozen_rows(self, sparse: ShardedTables) -> dict[str, Tensor]:
+    def pull_frozen_rows(self, sparse: ShardedTables) -> dict[str, Tensor]:
         """Rows [M, D] by table of all chunks' keys, on the device, that nothing learns from; every rank asks at once."""
         return {
             table: sparse.pull(table, keys, train=False).to(self._device) for table, keys in self.keys.items()
@@ -88,14 +88,14 @@ class Share:
             yield self._only
             return
         for make in self._makes:
-            yield self._placed(make())
+            yield self._index_batch(make())
 
-    def others(self, table: str, rows: Mapping[str, Tensor]) -> Tensor:
+    def select_extra_rows(self, table: str, rows: Mapping[str, Tensor]) -> Tensor:
         """The rows of the keys asked for besides [n, D], out of those of the table [M, D]."""
         place = torch.searchsorted(self.keys[table], self.also[table]).to(rows[table].device)
         return rows[table].index_select(0, place)
 
-    def _placed(self, batch: SampleBatch) -> SparseBatch:
+    def _index_batch(self, batch: SampleBatch) -> SparseBatch:
         """A batch whose places are among the keys of all."""
         places = {
             name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))

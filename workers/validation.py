@@ -19,15 +19,15 @@ MOST_USERS = 2000
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def of_some_users(users: np.ndarray, seed: int, most: int = MOST_USERS) -> np.ndarray:
+def select_validation_events(users: np.ndarray, seed: int, max_users: int = MOST_USERS) -> np.ndarray:
     """Which of the events [P] of these users are validated [P] bool: those of `most` users, drawn by the seed, or all."""
     known = np.unique(users)
-    if len(known) <= most:
+    if len(known) <= max_users:
         return np.ones(len(users), bool)
-    return np.isin(users, rng(seed, "validation").choice(known, most, replace=False))
+    return np.isin(users, rng(seed, "validation").choice(known, max_users, replace=False))
 
 
-class NatsOfTargets:
+class TargetNats:
     """Scores that are asked for, as they are; on the way the nats of the targets add up.
 
     scores   (users [P], positions [P]) -> log-probability an item [P, I]

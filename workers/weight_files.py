@@ -20,13 +20,13 @@ from torch import Tensor
 
 from nonet.errors import CheckpointError
 from nonet.models.generation import MEMORY_WEIGHTS, QUERY
-from nonet.workers.weights import BUCKET_BYTES, buckets, header
+from nonet.workers.weights import BUCKET_BYTES, build_header, plan_buckets
 
 SHARD_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class SaveOptions:
     """How a state is saved: `copy` of what later steps change, or as it lies while nothing steps; bytes of a shard at most."""
 
     copy: bool = True
@@ -34,42 +34,42 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class TensorShards:
     """The names of tensors in each file of a set."""
 
     stem: str
     names: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, stem: str, named: Mapping[str, Tensor], most_bytes: int) -> Shards:
+    def from_tensors(cls, stem: str, tensors: Mapping[str, Tensor], max_bytes: int) -> TensorShards:
         """Tensors in the order of their names, a shard after the other; one that is larger than a shard has its own."""
         files: list[list[str]] = [[]]
         size = 0
-        for name in sorted(named):
-            if files[-1] and size + named[name].nbytes > most_bytes:
+        for name in sorted(tensors):
+            if files[-1] and size + tensors[name].nbytes > max_bytes:
                 files.append([])
                 size = 0
             files[-1].append(name)
-            size += named[name].nbytes
+            size += tensors[name].nbytes
         return cls(stem, tuple(map(tuple, files)))
 
-    def file(self, number: int) -> str:
+    def get_file_name(self, number: int) -> str:
         """The name of a shard's file."""
         if len(self.names) == 1:
             return f"{self.stem}.safetensors"
         return f"{self.stem}-{number + 1:05d}-of-{len(self.names):05d}.safetensors"
 
-    def of_rank(self, rank: int, ranks: int) -> dict[str, tuple[str, ...]]:
+    def select_rank_files(self, rank: int, ranks: int) -> dict[str, tuple[str, ...]]:
         """The files that a rank writes: names of tensors by file."""
-        return {self.file(at): names for at, names in enumerate(self.names) if at % ranks == rank}
+        return {self.get_file_name(at): names for at, names in enumerate(self.names) if at % ranks == rank}
 
-    def write_index(self, folder: Path, total: int) -> list[Path]:
+    def write_index(self, folder: Path, total_bytes: int) -> list[Path]:
         """The index of more than one shard; none of one."""
         if len(self.names) == 1:
             return []
-        where = {name: self.file(at) for at, names in enumerate(self.names) for name in names}
+        where = {name: self.get_file_name(at) for at, names in enumerate(self.names) for name in names}
         path = folder / f"{self.stem}.safetensors.index.json"
-        path.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1))
+        path.write_text(json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": where}, indent=1))
         return [path]
 
 
@@ -78,10 +78,10 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     ordered = dict(sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0])))
     with path.open("wb") as file:
-        file.write(header(ordered))
-        for bucket in buckets(ordered, BUCKET_BYTES):
+        file.write(build_header(ordered))
+        for bucket in plan_buckets(ordered, BUCKET_BYTES):
             for piece in bucket:
-                host = piece.of(ordered).detach().cpu().contiguous()
+                host = piece.select_from(ordered).detach().cpu().contiguous()
                 # Where it lies: not by way of NumPy, for memory that it has seen cannot be given back by an offload.
                 file.write((ctypes.c_char * host.nbytes).from_address(host.data_ptr()))
 
@@ -104,12 +104,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def one_file(path: Path, beside: Path) -> Path:
+def merge_shards(path: Path, merged_path: Path) -> Path:
     """The file itself where it is one, else its shards as one file at `beside`."""
     if path.exists():
         return path
-    write_tensors(beside, read_tensors(path))
-    return beside
+    write_tensors(merged_path, read_tensors(path))
+    return merged_path
 
 
 BASE = "base.json"  # beside a checkpoint's weights: the SHA-256 of the folder that its base model is in
@@ -128,7 +128,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     check_base(model, read_base(path.parent), str(path.parent))
     try:
-        model.load_state_dict(_known(model, read_tensors(path)))
+        model.load_state_dict(_select_known(model, read_tensors(path)))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
@@ -149,12 +149,12 @@ def read_base(dense: Path) -> str | None:
     return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.exists() else None
 
 
-def check_base(model: torch.nn.Module, named: str | None, where: str) -> None:
+def check_base(model: torch.nn.Module, base_sha256: str | None, location: str) -> None:
     """Raise CheckpointError where weights go with another base model. Earlier versions named none."""
-    check_base_sha256(getattr(model, "base_sha256", None), named, where)
+    check_base_sha256(getattr(model, "base_sha256", None), base_sha256, location)
 
 
-def check_base_sha256(own: str | None, named: str | None, where: str) -> None:
+def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, location: str) -> None:
     """Raise CheckpointError where the base model that is there is not the one that weights go with.
 
     Args:
@@ -162,14 +162,15 @@ def check_base_sha256(own: str | None, named: str | None, where: str) -> None:
         named: what the checkpoint says; None where it is of a version that named none.
         where: opens the error.
     """
-    if own is not None and named is not None and named != own:
+    if model_sha256 is not None and checkpoint_sha256 is not None and checkpoint_sha256 != model_sha256:
         raise CheckpointError(
-            f"{where}: its weights go with a base model of SHA-256 {named[:12]}, and model.path holds {own[:12]}; put the base "
+            f"{location}: its weights go with a base model of SHA-256 {checkpoint_sha256[:12]}, "
+            f"and model.path holds {model_sha256[:12]}; put the base "
             "folder back, or start a run with the new one"
         )
 
 
-def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _select_known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away, and its
     voter by nearness with it."""
     own = model.state_dict()

@@ -40,7 +40,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """Elements [start, stop) of a flattened tensor."""
 
     name: str
@@ -51,88 +51,88 @@ class Piece:
     def key(self) -> str:
         return f"{self.start}:{self.name}"
 
-    def of(self, named: Mapping[str, Tensor]) -> Tensor:
+    def select_from(self, named: Mapping[str, Tensor]) -> Tensor:
         """Its elements."""
         return named[self.name].reshape(-1)[self.start : self.stop]
 
 
-Bucket = Sequence[Piece]
+Bucket = Sequence[TensorPiece]
 
 
-def buckets(named: Mapping[str, Tensor], most_bytes: int) -> list[Bucket]:
+def plan_buckets(named: Mapping[str, Tensor], max_bytes: int) -> list[Bucket]:
     """Tensors, in their order, as buckets of at most so many bytes. Only names, shapes and dtypes count: meta ones will do."""
-    filled: list[list[Piece]] = []
+    filled: list[list[TensorPiece]] = []
     room = 0
     for name, tensor in named.items():
         width = tensor.element_size()
-        longest = max(1, most_bytes // width)
+        longest = max(1, max_bytes // width)
         for start in range(0, tensor.numel(), longest):
-            piece = Piece(name, start, min(start + longest, tensor.numel()))
+            piece = TensorPiece(name, start, min(start + longest, tensor.numel()))
             size = (piece.stop - start) * width
             if not filled or size > room:
                 filled.append([])
-                room = most_bytes
+                room = max_bytes
             filled[-1].append(piece)
             room -= size
     return [tuple(bucket) for bucket in filled]
 
 
-def outline(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_meta_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Names, shapes and dtypes of tensors, as meta tensors."""
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
 
 
 def pack(bucket: Bucket, named: Mapping[str, Tensor], **facts: str) -> np.ndarray:
     """The pieces of a bucket as safetensors bytes [B] uint8, with facts and a checksum in their header."""
-    pieces = {piece.key: piece.of(named) for piece in bucket}
-    head = header(pieces, {**facts, "sum": _NO_SUM})
+    pieces = {piece.key: piece.select_from(named) for piece in bucket}
+    head = build_header(pieces, {**facts, "sum": _NO_SUM})
     data = np.empty(len(head) + sum(piece.nbytes for piece in pieces.values()), np.uint8)
     at = len(head)
     for piece in pieces.values():
         host = piece.detach().cpu().contiguous()  # not by way of NumPy: an offload gives this memory back
         ctypes.memmove(data.ctypes.data + at, host.data_ptr(), host.nbytes)
         at += host.nbytes
-    head = head.replace(_NO_SUM.encode(), _sum(data[len(head) :]).encode(), 1)
+    head = head.replace(_NO_SUM.encode(), _hash_values(data[len(head) :]).encode(), 1)
     data[: len(head)] = np.frombuffer(head, np.uint8)
     return data
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class UnpackedBucket:
     """A bucket that came: its facts, and by "start:name" the type and the bytes of values, where they lie."""
 
     facts: Mapping[str, str]
     pieces: Mapping[str, tuple[str, np.ndarray]]
 
 
-def unpack(data: np.ndarray) -> Packed:
+def unpack(data: np.ndarray) -> UnpackedBucket:
     """What `pack` packed. Raises CheckpointError where its bytes are not those that were sent."""
     size = int.from_bytes(data[:8].tobytes(), "little")
     entries = json.loads(data[8 : 8 + size].tobytes())
     facts, values = entries.pop("__metadata__", {}), data[8 + size :]
-    if facts.get("sum") != _sum(values):
+    if facts.get("sum") != _hash_values(values):
         raise CheckpointError(
             f"a bucket of version {facts.get('version', '?')} came with other bytes than were sent; publish it again"
         )
     pieces = {key: (entry["dtype"], values[slice(*entry["data_offsets"])]) for key, entry in entries.items()}
-    return Packed(facts, pieces)
+    return UnpackedBucket(facts, pieces)
 
 
-class Outgoing:
+class OutgoingWeights:
     """A trainer's side: buckets of its weights. `block_bytes` above 0: of a version whose readers have the one packed before,
     blocks of so many bytes that changed since then, told by their checksums."""
 
     def __init__(self, named: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES, block_bytes: int = 0):
-        self.buckets = buckets(named, bucket_bytes)
+        self.buckets = plan_buckets(named, bucket_bytes)
         self._block_bytes = block_bytes
         self._before: tuple[int | None, dict[str, bytes]] = None, {}
         self._under_way: tuple[int | None, dict[str, bytes]] = None, {}
 
-    def names(self, number: int) -> list[str]:
+    def list_tensor_names(self, number: int) -> list[str]:
         """The tensors that a bucket has pieces of."""
         return list(dict.fromkeys(piece.name for piece in self.buckets[number]))
 
-    def packed(
+    def pack_bucket(
         self, number: int, named: Mapping[str, Tensor], version: int = 0, base: int | None = None
     ) -> np.ndarray:
         """A bucket of a version; `base`: what its readers have. All of it, where that is not the version before."""
@@ -142,29 +142,29 @@ class Outgoing:
         if version != self._under_way[0]:
             self._before, self._under_way = self._under_way, (version, {})
         known = self._before[1] if base is not None and base == self._before[0] else None
-        changed = list(self._changed(self.buckets[number], named, known))
+        changed = list(self._iterate_changed(self.buckets[number], named, known))
         if known is not None:
             facts["base"] = str(base)
         return pack(changed, named, **facts)
 
-    def _changed(
+    def _iterate_changed(
         self, bucket: Bucket, named: Mapping[str, Tensor], known: Mapping[str, bytes] | None
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TensorPiece]:
         """The blocks of a bucket whose bytes are not those that are known; all of them where nothing is."""
         for piece in bucket:
-            values = piece.of(named).detach().cpu().contiguous()
+            values = piece.select_from(named).detach().cpu().contiguous()
             step = max(1, self._block_bytes // values.element_size())
             for start in range(0, len(values), step):
                 block = values[start : start + step]
-                part = Piece(piece.name, piece.start + start, piece.start + start + len(block))
+                part = TensorPiece(piece.name, piece.start + start, piece.start + start + len(block))
                 self._under_way[1][part.key] = digest = hashlib.blake2b(
-                    _bytes_of(block), digest_size=16
+                    _view_bytes(block), digest_size=16
                 ).digest()
                 if known is None or known.get(part.key) != digest:
                     yield part
 
 
-class Incoming:
+class IncomingWeights:
     """A version's weights on their way into a model: the buckets as they came, until all are there. `version`: the one that
     the model has, None before the first."""
 
@@ -172,7 +172,7 @@ class Incoming:
         self._model = model
         self.version: int | None = None
         self._coming: int | None = None
-        self._buckets: dict[Any, Packed] = {}
+        self._buckets: dict[Any, UnpackedBucket] = {}
 
     def take(self, version: int, bucket: np.ndarray) -> None:
         """Keep a bucket; one of another version begins anew. Raises CheckpointError where it is torn or does not fit the model,
@@ -216,11 +216,11 @@ class Incoming:
         for packed in buckets:
             for key, (_, values) in packed.pieces.items():
                 start, _, name = key.partition(":")
-                _put(own[name], int(start), values)
+                _copy_bytes(own[name], int(start), values)
         self.version, self._coming, self._buckets = version, None, {}
 
 
-def _put(tensor: Tensor, start: int, values: np.ndarray) -> None:
+def _copy_bytes(tensor: Tensor, start: int, values: np.ndarray) -> None:
     """Bytes into a tensor, from its element `start` on."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         ctypes.memmove(tensor.data_ptr() + start * tensor.element_size(), values.ctypes.data, len(values))
@@ -234,7 +234,7 @@ def _put(tensor: Tensor, start: int, values: np.ndarray) -> None:
     tensor.copy_(whole.view_as(tensor))
 
 
-def host_copy(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as they are, in host memory of their own."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -242,7 +242,7 @@ def host_copy(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> bytes:
+def build_header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> bytes:
     """The head of safetensors whose values follow in this order."""
     entries: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
     end = 0
@@ -255,10 +255,10 @@ def header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) 
     return struct.pack("<Q", len(text)) + text
 
 
-def _bytes_of(host: Tensor) -> Any:
+def _view_bytes(host: Tensor) -> Any:
     """The memory of a tensor on the host, where it lies."""
     return (ctypes.c_char * host.nbytes).from_address(host.data_ptr())
 
 
-def _sum(values: np.ndarray) -> str:
+def _hash_values(values: np.ndarray) -> str:
     return hashlib.blake2b(values.data, digest_size=16).hexdigest()

@@ -1,3 +1,3 @@
 from .bias import RelativeBias as RelativeBias
-from .bias import bucket_of as bucket_of
-from .call import Call as Call
+from .bias import compute_bucket as compute_bucket
+from .call import AttentionCall as AttentionCall

@@ -47,7 +47,7 @@ class RelativeBias:
                 )
 
 
-def bucket_of(between: Tensor, steps: float, buckets: int) -> Tensor:
+def compute_bucket(between: Tensor, steps: float, buckets: int) -> Tensor:
     """Bucket of a time difference: floor(steps * octave), at most buckets - 1.
 
     octave is log2(max(1, |difference|)) with straight lines between powers of two, read off the float32's bits: no

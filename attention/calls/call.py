@@ -13,7 +13,7 @@ from nonet.attention.masks import IntervalTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class AttentionCall:
     """`table` is None where `form` ("full" or "causal" of equal cuts) says it all."""
 
     cu_q: Tensor
@@ -32,7 +32,7 @@ class Call:
         """Softmax of scaled products, at most with a sink: what fused kernels of other libraries speak."""
         return self.activation == "softmax" and self.soft_cap is None and self.bias is None
 
-    def whole_table(self, tokens_q: int | None = None, tokens_k: int | None = None) -> IntervalTable:
+    def build_table(self, tokens_q: int | None = None, tokens_k: int | None = None) -> IntervalTable:
         """The table, built where only a form was given; nothing is read from a device if the tokens are told."""
         if self.table is not None:
             return self.table
@@ -40,4 +40,4 @@ class Call:
 
         mask = UniMask.causal() if self.form == "causal" else UniMask.full()
         # Copies: a table that is kept as long as its cuts live must not keep them alive.
-        return mask.table(self.cu_q.clone(), self.cu_k.clone(), tokens_q=tokens_q, tokens_k=tokens_k)
+        return mask.build_table(self.cu_q.clone(), self.cu_k.clone(), tokens_q=tokens_q, tokens_k=tokens_k)

@@ -10,34 +10,36 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nonet.attention.calls import Call
+from nonet.attention.calls import AttentionCall
 from nonet.attention.kernels import backward_pass as kernels_backward  # type: ignore[attr-defined]
 from nonet.attention.kernels import forward_pass as kernels  # type: ignore[attr-defined]
-from nonet.attention.kernels.launch import Options
+from nonet.attention.kernels.launch import KernelOptions
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import plans  # type: ignore[import-not-found]
+from nonet.attention.plans import make_plans  # type: ignore[import-not-found]
 
 # Shapes: T packed query tokens, H query heads, E value width.
 _PLANS: Any = WeakIdKeyDictionary()  # start tensor of a table -> its version and plans by configuration
 _TABLES: Any = WeakIdKeyDictionary()  # cuts -> their version and tables by form, where a form says it all
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output [T, H, E] and log-sum-exp [H, T] float32 ([H, 0] for "silu")."""
-    q, k, v = _rows(q, k, v)
-    table, options = _table(call, len(q), len(k)), _options(call)
-    config = kernels.config_of(q, v, table, options)
-    return kernels.forward(q, k, v, table, _plans(table, config), options, config)
+    q, k, v = _make_rows_contiguous(q, k, v)
+    table, options = _get_table(call, len(q), len(k)), _make_options(call)
+    config = kernels.infer_config(q, v, table, options)
+    return kernels.forward(q, k, v, table, _get_plans(table, config), options, config)
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall
 ) -> list[Tensor | None]:
     """Gradients of q, k, v, sink, and the bias's position and time tables; None of what is not there."""
-    q, k, v = _rows(q, k, v)
-    table, options = _table(call, len(q), len(k)), _options(call)
-    config = kernels.config_of(q, v, table, options)
-    grads = kernels_backward.backward(grad, q, k, v, out, lse, table, _plans(table, config), options, config)
+    q, k, v = _make_rows_contiguous(q, k, v)
+    table, options = _get_table(call, len(q), len(k)), _make_options(call)
+    config = kernels.infer_config(q, v, table, options)
+    grads = kernels_backward.backward(
+        grad, q, k, v, out, lse, table, _get_plans(table, config), options, config
+    )
     bias = call.bias
     tables = (call.sink, None if bias is None else bias.position, None if bias is None else bias.time)
     gradients = (grads.sink, grads.position, grads.time)
@@ -47,8 +49,8 @@ def backward(
     return [grads.q, grads.k, grads.v, *typed]
 
 
-def _options(call: Call) -> Options:
-    return Options(
+def _make_options(call: AttentionCall) -> KernelOptions:
+    return KernelOptions(
         scale=call.scale,
         activation=call.activation,
         scaling_length=call.scaling_length,
@@ -58,24 +60,24 @@ def _options(call: Call) -> Options:
     )
 
 
-def _rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _make_rows_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The kernels read rows of the last dimension."""
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
-def _table(call: Call, tokens_q: int, tokens_k: int) -> IntervalTable:
+def _get_table(call: AttentionCall, tokens_q: int, tokens_k: int) -> IntervalTable:
     if call.table is not None:
         return call.table
     if call.cu_k is not call.cu_q:
-        return call.whole_table(tokens_q, tokens_k)
-    return _kept(_TABLES, call.cu_q, (call.form,), lambda: call.whole_table(tokens_q, tokens_k))
+        return call.build_table(tokens_q, tokens_k)
+    return _get_cached(_TABLES, call.cu_q, (call.form,), lambda: call.build_table(tokens_q, tokens_k))
 
 
-def _plans(table: IntervalTable, config: Any) -> Any:
-    return _kept(_PLANS, table.start, config, lambda: plans(table, config))
+def _get_plans(table: IntervalTable, config: Any) -> Any:
+    return _get_cached(_PLANS, table.start, config, lambda: make_plans(table, config))
 
 
-def _kept(store: Any, anchor: Tensor, key: Any, make: Any) -> Any:
+def _get_cached(store: Any, anchor: Tensor, key: Any, make: Any) -> Any:
     """What was made for this tensor as it is; made again when the tensor has changed, forgotten when it is gone."""
     if anchor.is_inference():
         return make()

@@ -9,10 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nonet.attention.kernels.forward_pass import Gradients, check, config_of
-from nonet.attention.kernels.launch import Options, constants, power, scale_of, shared, strides
+from nonet.attention.kernels.forward_pass import AttentionGradients, check, infer_config
+from nonet.attention.kernels.launch import (
+    KernelOptions,
+    get_strides,
+    make_constants,
+    make_shared_arguments,
+    resolve_scale,
+    round_to_power_of_two,
+)
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import Config, Tile, TilePlan, TilePlans
+from nonet.attention.plans import KernelTile, TileConfig, TilePlan, TilePlans
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
 _PROGRAMS = 1024  # enough to fill any chip; the bias kernel splits its sums until it has as many
@@ -28,32 +35,34 @@ def backward(
     lse: Tensor,
     table: IntervalTable,
     plans: TilePlans,
-    options: Options | None = None,
-    config: Config | None = None,
+    options: KernelOptions | None = None,
+    config: TileConfig | None = None,
     grad_lse: Tensor | None = None,
-) -> Gradients:
+) -> AttentionGradients:
     """Gradients of all inputs, from forward's out and lse; grad_lse [H, T] where log-sum-exp was used too.
 
     plans and config are forward's.
     """
-    options = options or Options()
-    config = config or config_of(q, v, table, options)
+    options = options or KernelOptions()
+    config = config or infer_config(q, v, table, options)
     check(q, k, v, table, plans.dq, options, config.dq)
     check(q, k, v, table, plans.dkv, options, config.dkv)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
     delta = torch.empty_like(lse)
-    grad_q = _grad_q(grad_out, (q, k, v, out), lse, grad_lse, delta, table, plans.dq, options, config.dq)
-    grad_k, grad_v = _grad_kv(grad_out, (q, k, v), lse, delta, table, plans.dkv, options, config.dkv)
+    grad_q = _compute_grad_q(
+        grad_out, (q, k, v, out), lse, grad_lse, delta, table, plans.dq, options, config.dq
+    )
+    grad_k, grad_v = _compute_grad_kv(grad_out, (q, k, v), lse, delta, table, plans.dkv, options, config.dkv)
     grad_sink = None
     if options.sink is not None:
         grad_sink = -(torch.exp(options.sink.float()[:, None] - lse) * delta).sum(1)
-    position, time = _grad_bias(
+    position, time = _compute_grad_bias(
         grad_out, (q, k, v), lse, delta, table, plans.dq, options, config.dq, config.piece
     )
-    return Gradients(grad_q, grad_k, grad_v, grad_sink, position, time)
+    return AttentionGradients(grad_q, grad_k, grad_v, grad_sink, position, time)
 
 
-def _grad_q(
+def _compute_grad_q(
     grad_out: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
     lse: Tensor,
@@ -61,8 +70,8 @@ def _grad_q(
     delta: Tensor,
     table: IntervalTable,
     plan: TilePlan,
-    options: Options,
-    tile: Tile,
+    options: KernelOptions,
+    tile: KernelTile,
 ) -> Tensor:
     from nonet.attention.kernels.triton_backward import dq_kernel
 
@@ -71,23 +80,23 @@ def _grad_q(
     if grad_q.numel():
         dq_kernel[(len(plan.query.place) * q.shape[1],)](
             *(q, k, v, out, grad_out, lse),
-            *(None if grad_lse is None else grad_lse.contiguous(), delta, grad_q, scale_of(q, options)),
-            *shared(q, k, table, plan.query, options),
-            *strides(q, k, v, out, grad_out, grad_q),
-            **constants(q, v, table, plan.query, options, tile),
+            *(None if grad_lse is None else grad_lse.contiguous(), delta, grad_q, resolve_scale(q, options)),
+            *make_shared_arguments(q, k, table, plan.query, options),
+            *get_strides(q, k, v, out, grad_out, grad_q),
+            **make_constants(q, v, table, plan.query, options, tile),
         )
     return grad_q
 
 
-def _grad_kv(
+def _compute_grad_kv(
     grad_out: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
     lse: Tensor,
     delta: Tensor,
     table: IntervalTable,
     plan: TilePlan,
-    options: Options,
-    tile: Tile,
+    options: KernelOptions,
+    tile: KernelTile,
 ) -> tuple[Tensor, Tensor]:
     from nonet.attention.kernels.triton_backward import dkv_kernel
 
@@ -96,23 +105,23 @@ def _grad_kv(
     grad_v = torch.empty_like(v, memory_format=torch.contiguous_format)
     if len(k):
         dkv_kernel[(len(plan.key.place) * k.shape[1],)](
-            *(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale_of(q, options)),
-            *shared(q, k, table, plan.key, options),
-            *strides(q, k, v, grad_out, grad_k, grad_v),
-            **constants(q, v, table, plan.key, options, tile),
+            *(q, k, v, grad_out, lse, delta, grad_k, grad_v, resolve_scale(q, options)),
+            *make_shared_arguments(q, k, table, plan.key, options),
+            *get_strides(q, k, v, grad_out, grad_k, grad_v),
+            **make_constants(q, v, table, plan.key, options, tile),
         )
     return grad_k, grad_v
 
 
-def _grad_bias(
+def _compute_grad_bias(
     grad_out: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
     lse: Tensor,
     delta: Tensor,
     table: IntervalTable,
     plan: TilePlan,
-    options: Options,
-    tile: Tile,
+    options: KernelOptions,
+    tile: KernelTile,
     piece: int,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the position and the time table, or None."""
@@ -133,26 +142,26 @@ def _grad_bias(
         ),
         1,
     )
-    buckets = 16 if bias.time is None else power(bias.time.shape[1])
+    buckets = 16 if bias.time is None else round_to_power_of_two(bias.time.shape[1])
     empty = q.new_zeros(0, dtype=torch.float32)
     far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
     times = empty if bias.time is None else empty.new_zeros(heads, splits, diagonals, buckets)
     if len(plan.query.place):
         bias_kernel[(diagonals, heads, splits)](
             *(q, k, v, grad_out, lse, delta, far, times, len(plan.query.place), -lowest),
-            *shared(q, k, table, plan.query, options),
-            *strides(q, k, v, grad_out),
-            **constants(q, v, table, plan.query, options, tile),
+            *make_shared_arguments(q, k, table, plan.query, options),
+            *get_strides(q, k, v, grad_out),
+            **make_constants(q, v, table, plan.query, options, tile),
             W=buckets,  # pyright: ignore[reportArgumentType]
             BT=size,  # pyright: ignore[reportArgumentType]
         )
-    position = None if bias.position is None else _distances(far.sum(1), bias.position, lowest * size)
+    position = None if bias.position is None else _sum_distances(far.sum(1), bias.position, lowest * size)
     if bias.time is None:
         return position, None
-    return position, _heads(times.sum((1, 2))[:, : bias.time.shape[1]], bias.time)
+    return position, _sum_shared_heads(times.sum((1, 2))[:, : bias.time.shape[1]], bias.time)
 
 
-def _distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
+def _sum_distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
     """Halves of neighbouring diagonals added, and distances past the table's reach added to its ends."""
     heads, diagonals, _, size = far_HA2M.shape
     line = far_HA2M.new_zeros(heads, diagonals + 1, size)
@@ -165,9 +174,9 @@ def _distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
     grad = line[:, zero - reach + 1 : zero + reach].clone()
     grad[:, 0] += line[:, : zero - reach + 1].sum(1)
     grad[:, -1] += line[:, zero + reach :].sum(1)
-    return _heads(grad, like)
+    return _sum_shared_heads(grad, like)
 
 
-def _heads(grad: Tensor, like: Tensor) -> Tensor:
+def _sum_shared_heads(grad: Tensor, like: Tensor) -> Tensor:
     """Summed over heads where these share a table."""
     return grad.sum(0, keepdim=True) if len(like) == 1 else grad

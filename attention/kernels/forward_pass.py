@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nonet.attention.kernels.launch import Options, constants, shared, strides
+from nonet.attention.kernels.launch import KernelOptions, get_strides, make_constants, make_shared_arguments
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import PLAIN_SLOTS, Config, Tile, TilePlan, TilePlans, config_for
+from nonet.attention.plans import PLAIN_SLOTS, KernelTile, TileConfig, TilePlan, TilePlans, select_config
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads (H a multiple), D and E widths.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gradients:
+class AttentionGradients:
     """Of the loss, by input; None where the input was not given."""
 
     q: Tensor
@@ -38,15 +38,15 @@ def forward(
     v: Tensor,
     table: IntervalTable,
     plans: TilePlans,
-    options: Options | None = None,
-    config: Config | None = None,
+    options: KernelOptions | None = None,
+    config: TileConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
 
     plans are plan.plans(table, config), by default for config_of(...). A query that sees no key gives 0 and -inf.
     """
-    options = options or Options()
-    config = config or config_of(q, v, table, options)
+    options = options or KernelOptions()
+    config = config or infer_config(q, v, table, options)
     plan, tile = plans.forward, config.forward
     check(q, k, v, table, plan, options, tile)
     from nonet.attention.kernels.triton_forward import forward_kernel
@@ -57,16 +57,18 @@ def forward(
     if len(plan.query.place) and q.shape[1]:
         forward_kernel[(len(plan.query.place) * q.shape[1],)](
             *(q, k, v, out, lse, options.sink),
-            *shared(q, k, table, plan.query, options),
-            *strides(q, k, v, out),
-            **constants(q, v, table, plan.query, options, tile),
+            *make_shared_arguments(q, k, table, plan.query, options),
+            *get_strides(q, k, v, out),
+            **make_constants(q, v, table, plan.query, options, tile),
         )
     return out, lse
 
 
-def config_of(q: Tensor, v: Tensor, table: IntervalTable, options: Options | None = None) -> Config:
+def infer_config(
+    q: Tensor, v: Tensor, table: IntervalTable, options: KernelOptions | None = None
+) -> TileConfig:
     """The shipped configuration for these inputs on their device."""
-    options = options or Options()
+    options = options or KernelOptions()
     bias, silu = options.bias, options.activation == "silu"
     rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
     rich = rich or bias is not None or options.soft_cap is not None
@@ -74,11 +76,17 @@ def config_of(q: Tensor, v: Tensor, table: IntervalTable, options: Options | Non
     if q.is_cuda:
         major, minor = torch.cuda.get_device_capability(q.device)
         capability = 10 * major + minor
-    return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability, rich, silu)
+    return select_config(max(q.shape[2], v.shape[2]), q.dtype, capability, rich, silu)
 
 
 def check(
-    q: Tensor, k: Tensor, v: Tensor, table: IntervalTable, plan: TilePlan, options: Options, tile: Tile
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: IntervalTable,
+    plan: TilePlan,
+    options: KernelOptions,
+    tile: KernelTile,
 ) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or q.shape[2] != k.shape[2] or k.shape[:2] != v.shape[:2]:

@@ -1,6 +1,7 @@
 """A launch's arguments, in the order in which every attention kernel declares them after its own tensors.
 
-All four kernels share one run of arguments (`shared`), their strides (`strides`) and constants (`constants`): a mask, a
+All four kernels share one run of arguments (`make_shared_arguments`), their strides (`get_strides`) and
+constants (`make_constants`): a mask, a
 bias or a scale is turned into integers, floats and pointers here and nowhere else. None leaves a feature out of the
 compiled code.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from nonet.attention.calls import RelativeBias
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import Tile, Tiles
+from nonet.attention.plans import KernelTile, Tiles
 
 # Shapes: T packed query tokens, H query heads, G key heads (H a multiple), D and E widths of q, k and of v.
 Arguments: TypeAlias = tuple[Any, ...]  # tensors, numbers, None
@@ -24,7 +25,7 @@ _MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
+class KernelOptions:
     """What is done with a product of query and key, beside the mask."""
 
     scale: float | None = None  # 1 / sqrt(D) when left out; above 0
@@ -37,25 +38,27 @@ class Options:
     bias: RelativeBias | None = None
 
 
-def shared(q: Tensor, k: Tensor, table: IntervalTable, tiles: Tiles, options: Options) -> Arguments:
+def make_shared_arguments(
+    q: Tensor, k: Tensor, table: IntervalTable, tiles: Tiles, options: KernelOptions
+) -> Arguments:
     """Tiles, mask, bias, scales and counts: what stands between a kernel's own tensors and its strides."""
     return (
         *(tiles.place, tiles.spans, table.cu_q, table.cu_k),
         *(table.start, table.stop, table.column_start, table.column_stop, table.sees, table.word),
-        *_bias(options.bias),
-        *_scales(q, options),
-        *_bias_sizes(options.bias),
+        *_make_bias_arguments(options.bias),
+        *_compute_scales(q, options),
+        *_get_bias_sizes(options.bias),
         *(len(q), q.shape[1], q.shape[1] // k.shape[1]),
     )
 
 
-def strides(*tensors: Tensor) -> tuple[int, ...]:
+def get_strides(*tensors: Tensor) -> tuple[int, ...]:
     """Of tokens and heads, for each."""
     return tuple(stride for x in tensors for stride in x.stride()[:2])
 
 
-def constants(
-    q: Tensor, v: Tensor, table: IntervalTable, tiles: Tiles, options: Options, tile: Tile
+def make_constants(
+    q: Tensor, v: Tensor, table: IntervalTable, tiles: Tiles, options: KernelOptions, tile: KernelTile
 ) -> dict[str, Any]:
     """What is compiled into a kernel, and how it is compiled."""
     settings: dict[str, Any] = {
@@ -65,30 +68,30 @@ def constants(
         "BN": tile.block_k,
         "D": q.shape[2],
         "E": v.shape[2],
-        "WD": power(q.shape[2]),
-        "WE": power(v.shape[2]),
+        "WD": round_to_power_of_two(q.shape[2]),
+        "WE": round_to_power_of_two(v.shape[2]),
         "SILU": options.activation == "silu",
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    return settings | registers(q.dtype)
+    return settings | limit_registers(q.dtype)
 
 
-def registers(dtype: torch.dtype) -> dict[str, int]:
+def limit_registers(dtype: torch.dtype) -> dict[str, int]:
     """float32 takes all that a thread may have: left alone, ptxas spills a few for one more block on the chip."""
     return {"maxnreg": _MOST_REGISTERS} if dtype == torch.float32 else {}
 
 
-def scale_of(q: Tensor, options: Options) -> float:
+def resolve_scale(q: Tensor, options: KernelOptions) -> float:
     return q.shape[2] ** -0.5 if options.scale is None else options.scale
 
 
-def power(width: int) -> int:
+def round_to_power_of_two(width: int) -> int:
     """The power of two a width is padded to; a matrix instruction takes at least 16."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _bias(bias: RelativeBias | None) -> Arguments:
+def _make_bias_arguments(bias: RelativeBias | None) -> Arguments:
     if bias is None:
         return (None, None, None, None)
     position = None if bias.position is None else bias.position.contiguous()
@@ -97,9 +100,9 @@ def _bias(bias: RelativeBias | None) -> Arguments:
     return (position, bias.time.contiguous(), bias.time_q, bias.time_k)
 
 
-def _scales(q: Tensor, options: Options) -> Arguments:
+def _compute_scales(q: Tensor, options: KernelOptions) -> Arguments:
     """inner, outer, silu and soft cap: a score is outer * f(inner * product); without cap and bias all is in outer."""
-    scale = scale_of(q, options)
+    scale = resolve_scale(q, options)
     last = 1.0 if options.activation == "silu" else _LOG2_E
     length = 1.0 / (options.scaling_length or 1.0)
     if options.soft_cap is not None:
@@ -109,7 +112,7 @@ def _scales(q: Tensor, options: Options) -> Arguments:
     return 1.0, scale * last, length, None
 
 
-def _bias_sizes(bias: RelativeBias | None) -> Arguments:
+def _get_bias_sizes(bias: RelativeBias | None) -> Arguments:
     """Strides of the tables' heads, reach of positions, buckets per doubling and in all."""
     if bias is None:
         return 0, 0, 1, 1.0, 1

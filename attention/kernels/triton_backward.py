@@ -14,18 +14,18 @@ import triton.language as tl
 
 from nonet.attention.kernels.triton_score import (
     LOG2_E,
-    cap_slope,
+    cast_to_nearest,
+    compute_cap_slope,
+    compute_scores,
+    compute_visible,
     dot,
-    level_of,
+    get_masked_block,
+    load_level,
     load_rows,
-    masked_block,
-    narrow,
-    scores,
+    load_span,
+    load_tile,
     sigmoid,
-    span_of,
     store_rows,
-    tile_of,
-    visible,
 )
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
@@ -34,7 +34,7 @@ _SLICE = tl.constexpr(32)  # columns of a wide float32 product that are multipli
 
 
 @triton.jit
-def slopes(
+def compute_score_gradients(
     product, grad_weight, level, delta, seen, scales, bias, here, row, key,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def slopes(
     level, delta: log2-sum-exp and delta of the rows, shaped like row. For SiLU both are unused.
     """
     inner_scale, outer_scale, silu_scale, soft_cap = scales
-    score = scores(product, scales, bias, here, row, key)
+    score = compute_scores(product, scales, bias, here, row, key)
     if SILU:
         score = score * outer_scale
         gate = sigmoid(score)
@@ -59,12 +59,12 @@ def slopes(
         grad = weight * (grad_weight - delta)
     bent = grad
     if soft_cap is not None:
-        bent = grad * cap_slope(product, inner_scale, soft_cap)
+        bent = grad * compute_cap_slope(product, inner_scale, soft_cap)
     return weight, grad, bent
 
 
 @triton.jit
-def delta_of(
+def compute_delta(
     OUT, GRAD_OUT, first, rows, E, stride_o, stride_d, BM: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr
 ):
     """sum(out * grad) of each row [BM], a chunk of columns at a time: whole rows of both would not fit the registers."""
@@ -78,7 +78,7 @@ def delta_of(
 
 
 @triton.jit
-def product_of(
+def multiply_rows(
     A, a_first, a_rows, stride_a, B, b_first, b_rows, stride_b, width, MASKED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +98,7 @@ def product_of(
 
 
 @triton.jit
-def dq_step(
+def accumulate_dq(
     q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias, scales, here, first,
     stride_q, stride_d, stride_k, stride_v, D, E, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
@@ -111,10 +111,10 @@ def dq_step(
     v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
     WIDE: tl.constexpr = (K.dtype.element_ty == tl.float32) and (WD + WE > 256)
     if WIDE:
-        product = product_of(
+        product = multiply_rows(
             Q, first, rows, stride_q, K, block * BN, keys, stride_k, D, MASKED, BM, BN, WD, FULL
         )
-        grad_weight = product_of(
+        grad_weight = multiply_rows(
             GRAD_OUT, first, rows, stride_d, V, block * BN, keys, stride_v, E, MASKED, BM, BN, WE, FULL
         )
     else:
@@ -122,12 +122,12 @@ def dq_step(
         grad_weight = dot(grad_out, tl.trans(v), tl.zeros([BM, BN], tl.float32))
     seen = True
     if MASKED:
-        seen = visible(mask, here, row[:, None], key[None, :], SLOTS)
-    _weight, _grad, bent = slopes(
+        seen = compute_visible(mask, here, row[:, None], key[None, :], SLOTS)
+    _weight, _grad, bent = compute_score_gradients(
         product, grad_weight, level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], key[None, :],
         SILU, MASKED,
     )  # fmt: skip
-    return dot(narrow(bent, k.dtype), k, acc)
+    return dot(cast_to_nearest(bent, k.dtype), k, acc)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -140,7 +140,7 @@ def dq_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles * heads]; writes GRAD_Q and, for softmax, DELTA [H, tokens]."""
-    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
+    tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
     q_first, k_first, rows, _keys, _tokens, _head = here
@@ -158,8 +158,10 @@ def dq_kernel(
     delta = tl.zeros([BM], tl.float32)
     if not SILU:
         line = head.to(tl.int64) * tokens + q_first + row
-        level = level_of(LSE, line, row < rows)
-        delta = delta_of(OUT + q_long * o_t + head * o_h, GRAD_OUT, first, rows, E, o_t, d_t, BM, WE, FULL)
+        level = load_level(LSE, line, row < rows)
+        delta = compute_delta(
+            OUT + q_long * o_t + head * o_h, GRAD_OUT, first, rows, E, o_t, d_t, BM, WE, FULL
+        )
         if GRAD_LSE is not None:
             delta -= tl.load(GRAD_LSE + line, mask=row < rows, other=0.0)
         tl.store(DELTA + line, delta, mask=row < rows)
@@ -168,14 +170,14 @@ def dq_kernel(
     V += k_long * v_t + (head // group) * v_h
     acc = tl.zeros([BM, WD], tl.float32)
     for span in range(used):
-        begin, inner, outer, end = span_of(SPANS, tile * S + span)
+        begin, inner, outer, end = load_span(SPANS, tile * S + span)
         for turn in range(begin, end - (outer - inner)):
-            acc = dq_step(
-                q, grad_out, masked_block(turn, inner, outer), level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
+            acc = accumulate_dq(
+                q, grad_out, get_masked_block(turn, inner, outer), level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
                 scales, here, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
-            acc = dq_step(
+            acc = accumulate_dq(
                 q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
                 scales, here, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, False,
             )  # fmt: skip
@@ -183,7 +185,7 @@ def dq_kernel(
 
 
 @triton.jit
-def dkv_step(
+def accumulate_dkv(
     k, v, block, grad_k, grad_v, Q, GRAD_OUT, LSE, DELTA, mask, bias, scales, here, key, stride_q, stride_d, D, E,
     SLOTS: tl.constexpr, BM: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
@@ -200,19 +202,19 @@ def dkv_step(
     seen = True
     if MASKED:
         if not SILU:
-            level = level_of(LSE, row, row < rows)
+            level = load_level(LSE, row, row < rows)
             delta = tl.load(DELTA + row, mask=row < rows, other=0.0)
-        seen = visible(mask, here, row[None, :], key[:, None], SLOTS)
+        seen = compute_visible(mask, here, row[None, :], key[:, None], SLOTS)
     else:
         if not SILU:
             level = tl.load(LSE + row) * LOG2_E
             delta = tl.load(DELTA + row)
-    weight, _grad, bent = slopes(
+    weight, _grad, bent = compute_score_gradients(
         product, grad_weight, level[None, :], delta[None, :], seen, scales, bias, here, row[None, :], key[:, None],
         SILU, MASKED,
     )  # fmt: skip
-    grad_v = dot(narrow(weight, grad_out.dtype), grad_out, grad_v)
-    grad_k = dot(narrow(bent, q.dtype), q, grad_k)
+    grad_v = dot(cast_to_nearest(weight, grad_out.dtype), grad_out, grad_v)
+    grad_k = dot(cast_to_nearest(bent, q.dtype), q, grad_k)
     return grad_k, grad_v
 
 
@@ -226,7 +228,7 @@ def dkv_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles * key heads]; PLACE and SPANS are those of the key tiles."""
-    tile, key_head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
+    tile, key_head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
     q_first, k_first, rows, keys, _tokens, _head = here
@@ -248,14 +250,14 @@ def dkv_kernel(
         d_head = GRAD_OUT + q_long * d_t + head * d_h
         lse_head = LSE + head.to(tl.int64) * tokens + q_first
         delta_head = DELTA + head.to(tl.int64) * tokens + q_first
-        begin, inner, outer, end = span_of(SPANS, tile * S + each % used)
+        begin, inner, outer, end = load_span(SPANS, tile * S + each % used)
         for turn in range(begin, end - (outer - inner)):
-            grad_k, grad_v = dkv_step(
-                k, v, masked_block(turn, inner, outer), grad_k, grad_v, q_head, d_head, lse_head, delta_head,
+            grad_k, grad_v = accumulate_dkv(
+                k, v, get_masked_block(turn, inner, outer), grad_k, grad_v, q_head, d_head, lse_head, delta_head,
                 mask, bias, scales, here, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
-            grad_k, grad_v = dkv_step(
+            grad_k, grad_v = accumulate_dkv(
                 k, v, block, grad_k, grad_v, q_head, d_head, lse_head, delta_head,
                 mask, bias, scales, here, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, False,
             )  # fmt: skip

@@ -13,14 +13,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nonet.attention.kernels.triton_backward import slopes
-from nonet.attention.kernels.triton_score import dot, here_of, level_of, load_rows, time_buckets, visible
+from nonet.attention.kernels.triton_backward import compute_score_gradients
+from nonet.attention.kernels.triton_score import (
+    compute_time_buckets,
+    compute_visible,
+    dot,
+    load_bounds,
+    load_level,
+    load_rows,
+)
 
 # Shapes: BT queries and keys of a piece, BM and BN of the plan's tiles, W time buckets as a power of two.
 
 
 @triton.jit
-def touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
+def is_touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
     """Whether keys [low, high) meet any span of the tile."""
     meets = 0
     for span in range(used):
@@ -31,7 +38,7 @@ def touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def load_at(X, row, width, stride, WIDTH: tl.constexpr):
+def gather_rows(X, row, width, stride, WIDTH: tl.constexpr):
     """Rows of the sequence at X, any that exist."""
     column = tl.arange(0, WIDTH)[None, :]
     return tl.load(X + row[:, None].to(tl.int64) * stride + column, mask=column < width, other=0.0)
@@ -64,12 +71,12 @@ def bias_kernel(
     for number in range(split, tiles * (BM // BT), tl.num_programs(2)):
         tile = number // (BM // BT)
         used = tl.load(PLACE + tile * 3 + 2)
-        here = here_of(CU_Q, CU_K, tl.maximum(tl.load(PLACE + tile * 3), 0), tokens, head)
+        here = load_bounds(CU_Q, CU_K, tl.maximum(tl.load(PLACE + tile * 3), 0), tokens, head)
         q_first, k_first, rows, keys, _tokens, _head = here
         start = tl.load(PLACE + tile * 3 + 1) * BM + number % (BM // BT) * BT
         row = start + place
         low = start + keys - rows + (lowest + diagonal) * BT
-        if touched(SPANS, tile, used, low, low + BT, S, BN) != 0:
+        if is_touched(SPANS, tile, used, low, low + BT, S, BN) != 0:
             key = low + place
             real = row < rows
             inside = (key >= 0) & (key < keys)
@@ -80,16 +87,16 @@ def bias_kernel(
             )
             # Keys that are not there read the nearest that is; the mask drops them below.
             nearest = tl.minimum(tl.maximum(key, 0), keys - 1)
-            k = load_at(K + k_long * k_t + (head // group) * k_h, nearest, D, k_t, WD)
-            v = load_at(V + k_long * v_t + (head // group) * v_h, nearest, E, v_t, WE)
+            k = gather_rows(K + k_long * k_t + (head // group) * k_h, nearest, D, k_t, WD)
+            v = gather_rows(V + k_long * v_t + (head // group) * v_h, nearest, E, v_t, WE)
             level = tl.zeros([BT], tl.float32)
             delta = tl.zeros([BT], tl.float32)
             if not SILU:
                 at = head.to(tl.int64) * tokens + q_first + row
-                level = level_of(LSE, at, real)
+                level = load_level(LSE, at, real)
                 delta = tl.load(DELTA + at, mask=real, other=0.0)
-            seen = inside[None, :] & visible(mask, here, row[:, None], nearest[None, :], SLOTS)
-            _weight, grad, _bent = slopes(
+            seen = inside[None, :] & compute_visible(mask, here, row[:, None], nearest[None, :], SLOTS)
+            _weight, grad, _bent = compute_score_gradients(
                 dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
                 dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
                 level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], nearest[None, :], SILU, True,
@@ -99,7 +106,7 @@ def bias_kernel(
                 upper += tl.sum(tl.where(near, skewed, 0.0), 0)
                 lower += tl.sum(tl.where(near, 0.0, skewed), 0)
             if TIME is not None:
-                bucket = time_buckets(bias, here, row[:, None], nearest[None, :])
+                bucket = compute_time_buckets(bias, here, row[:, None], nearest[None, :])
                 first = tl.min(tl.where(seen, bucket, W))
                 last = tl.max(tl.where(seen, bucket, -1))
                 for turn in range(first, last + 1):

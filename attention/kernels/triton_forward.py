@@ -15,23 +15,23 @@ import triton.language as tl
 from nonet.attention.kernels.triton_score import (
     LN_2,
     LOG2_E,
+    cast_to_nearest,
+    compute_scores,
+    compute_visible,
     dot,
+    get_masked_block,
     load_rows,
-    masked_block,
-    narrow,
-    scores,
+    load_span,
+    load_tile,
     sigmoid,
-    span_of,
     store_rows,
-    tile_of,
-    visible,
 )
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
 
 
 @triton.jit
-def step(
+def accumulate_block(
     q, block, top, total, acc, K, V, mask, bias, scales, here, row, stride_k, stride_v, D, E,
     SLOTS: tl.constexpr, BN: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
@@ -42,16 +42,16 @@ def step(
     key = block * BN + tl.arange(0, BN)
     k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
     score = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32))
-    score = scores(score, scales, bias, here, row[:, None], key[None, :])
+    score = compute_scores(score, scales, bias, here, row[:, None], key[None, :])
     v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
     if MASKED:
-        seen = visible(mask, here, row[:, None], key[None, :], SLOTS)
+        seen = compute_visible(mask, here, row[:, None], key[None, :], SLOTS)
     if SILU:
         score = score * outer_scale
         weight = score * sigmoid(score)
         if MASKED:
             weight = tl.where(seen, weight, 0.0)
-        acc = dot(narrow(weight, v.dtype), v, acc)
+        acc = dot(cast_to_nearest(weight, v.dtype), v, acc)
     else:
         if MASKED:
             score = tl.where(seen, score, -float("inf"))
@@ -62,7 +62,7 @@ def step(
         weight = tl.exp2(score * outer_scale - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weight, 1)
-        acc = dot(narrow(weight, v.dtype), v, acc * decay[:, None])
+        acc = dot(cast_to_nearest(weight, v.dtype), v, acc * decay[:, None])
         top = above
     return top, total, acc
 
@@ -77,7 +77,7 @@ def forward_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles * heads]; LSE [H, tokens] in nats."""
-    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
+    tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
     q_first, k_first, rows, _keys, _tokens, _head = here
@@ -94,14 +94,14 @@ def forward_kernel(
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, WE], tl.float32)
     for span in range(used):
-        begin, inner, outer, end = span_of(SPANS, tile * S + span)
+        begin, inner, outer, end = load_span(SPANS, tile * S + span)
         for turn in range(begin, end - (outer - inner)):
-            top, total, acc = step(
-                q, masked_block(turn, inner, outer), top, total, acc, K, V, mask, bias, scales, here, row,
+            top, total, acc = accumulate_block(
+                q, get_masked_block(turn, inner, outer), top, total, acc, K, V, mask, bias, scales, here, row,
                 k_t, v_t, D, E, SLOTS, BN, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
-            top, total, acc = step(
+            top, total, acc = accumulate_block(
                 q, block, top, total, acc, K, V, mask, bias, scales, here, row,
                 k_t, v_t, D, E, SLOTS, BN, WD, WE, FULL, SILU, False,
             )  # fmt: skip

@@ -33,7 +33,7 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def narrow(x, dtype: tl.constexpr):
+def cast_to_nearest(x, dtype: tl.constexpr):
     """x as dtype, to the nearest. The interpreter cuts bf16 off, so there the nearest is taken first."""
     if INTERPRETED:
         if dtype == tl.bfloat16:
@@ -68,7 +68,7 @@ def load_rows(
 
 
 @triton.jit
-def tile_of(PLACE, CU_Q, CU_K, tokens, lanes):
+def load_tile(PLACE, CU_Q, CU_K, tokens, lanes):
     """This program's tile, its lane (head) of `lanes`, sequence, tile within it, spans in use, and `here`.
 
     Programs are [tiles * lanes], the lanes of a tile side by side. The sequence is -1 where there is no tile; the rest
@@ -78,31 +78,31 @@ def tile_of(PLACE, CU_Q, CU_K, tokens, lanes):
     lane = tl.program_id(0) % lanes
     sequence = tl.load(PLACE + tile * 3)
     number, used = tl.load(PLACE + tile * 3 + 1), tl.load(PLACE + tile * 3 + 2)
-    return tile, lane, sequence, number, used, here_of(CU_Q, CU_K, tl.maximum(sequence, 0), tokens, lane)
+    return tile, lane, sequence, number, used, load_bounds(CU_Q, CU_K, tl.maximum(sequence, 0), tokens, lane)
 
 
 @triton.jit
-def here_of(CU_Q, CU_K, sequence, tokens, head):
+def load_bounds(CU_Q, CU_K, sequence, tokens, head):
     q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
     rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     return q_first, k_first, rows, keys, tokens, head
 
 
 @triton.jit
-def span_of(SPANS, at):
+def load_span(SPANS, at):
     """Span number `at`: begin, first and past the last unmasked block, end."""
     at = SPANS + at * 4
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
-def masked_block(turn, inner, outer):
+def get_masked_block(turn, inner, outer):
     """The block of the turn-th step of the loop over [begin, end - (outer - inner)), which leaves the core out."""
     return turn + tl.where(turn < inner, 0, outer - inner)
 
 
 @triton.jit
-def level_of(LSE, at, real):
+def load_level(LSE, at, real):
     """Log2-sum-exp of rows; +inf for rows that see nothing or are not there.
 
     exp2(score - inf) is 0 where exp2(score + inf) would not be.
@@ -116,11 +116,11 @@ def store_rows(X, x, at, limit, width, stride, WIDTH: tl.constexpr):
     """Rows `at` below `limit` of the sequence at X, to the nearest of its type."""
     column = tl.arange(0, WIDTH)[None, :]
     to = X + at[:, None] * stride + column
-    tl.store(to, narrow(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
+    tl.store(to, cast_to_nearest(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
 
 
 @triton.jit
-def visible(mask, here, row, key, SLOTS: tl.constexpr):
+def compute_visible(mask, here, row, key, SLOTS: tl.constexpr):
     """Which pairs of the tile see each other: any of the row's intervals, the key's column, a shared class bit."""
     START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD = mask
     q_first, k_first, rows, keys, tokens, _head = here
@@ -165,7 +165,7 @@ def sigmoid(x):
 
 
 @triton.jit
-def offsets(here, row, key, reach):
+def compute_offsets(here, row, key, reach):
     """Entry of the position table for each pair; the query stands at row + keys - rows."""
     _q_first, _k_first, rows, keys, _tokens, _head = here
     apart = key - (row + (keys - rows))
@@ -173,7 +173,7 @@ def offsets(here, row, key, reach):
 
 
 @triton.jit
-def time_buckets(bias, here, row, key):
+def compute_time_buckets(bias, here, row, key):
     """Bucket of each pair's time difference; rows and keys that are not there read the last one's time."""
     _POSITION, _TIME, TIME_Q, TIME_K, _position_stride, _time_stride, _reach, steps, buckets = bias
     q_first, k_first, rows, keys, _tokens, _head = here
@@ -185,7 +185,7 @@ def time_buckets(bias, here, row, key):
 
 
 @triton.jit
-def scores(qk, scales, bias, here, row, key):
+def compute_scores(qk, scales, bias, here, row, key):
     """Products to scores but for one last factor, which the caller multiplies in: it merges with the exponent's."""
     inner_scale, _outer_scale, _silu_scale, soft_cap = scales
     POSITION, TIME, _TIME_Q, _TIME_K, position_stride, time_stride, reach, _steps, _buckets = bias
@@ -196,14 +196,16 @@ def scores(qk, scales, bias, here, row, key):
         if (POSITION is not None) or (TIME is not None):
             qk = qk * inner_scale
     if POSITION is not None:
-        qk += tl.load(POSITION + head * position_stride + offsets(here, row, key, reach)).to(tl.float32)
+        qk += tl.load(POSITION + head * position_stride + compute_offsets(here, row, key, reach)).to(
+            tl.float32
+        )
     if TIME is not None:
-        qk += tl.load(TIME + head * time_stride + time_buckets(bias, here, row, key)).to(tl.float32)
+        qk += tl.load(TIME + head * time_stride + compute_time_buckets(bias, here, row, key)).to(tl.float32)
     return qk
 
 
 @triton.jit
-def cap_slope(qk, inner_scale, soft_cap):
+def compute_cap_slope(qk, inner_scale, soft_cap):
     """Derivative of the soft cap at these products, but for the scale."""
     bent = tanh(qk * inner_scale)
     return 1.0 - bent * bent

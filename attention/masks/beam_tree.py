@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nonet.attention.masks.packed import Packed, PerSequence, Rows
+from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, B sequences, L levels, W beams a level; p the query's place.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BeamTree:
+class BeamTreeRule:
     """k < h causally, or k an ancestor of the query or itself.
 
     parents [B, L - 1, W] or [L - 1, W]: for level l >= 1, each beam's parent among the W beams of level l - 1.
@@ -32,22 +32,22 @@ class BeamTree:
     def levels(self) -> int:
         return self.parents.shape[-2] + 1
 
-    def rows(self, at: Packed) -> Rows:
-        ancestor_BLLW = self._ancestors(at)
-        h = at.by_query(self.history, "history")
-        p = at.place_T
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        ancestor_BLLW = self._compute_ancestors(geometry)
+        h = geometry.expand_to_queries(self.history, "history")
+        p = geometry.place_T
         beyond = p - h
         inside = (beyond >= 0) & (beyond < self.levels * self.width)
         level = (beyond // self.width).clamp(0, self.levels - 1)
         beam = beyond.clamp_min(0) % self.width
-        of = at.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(at.sequence_T)
+        of = geometry.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(geometry.sequence_T)
         slots = [(torch.zeros_like(p), (p + 1).clamp_max(h))]  # type: ignore[arg-type]
         for above in range(self.levels):
             key = h + above * self.width + ancestor_BLLW[of, level, above, beam]
             slots.append((key, torch.where(inside & (level >= above), key + 1, key)))
-        return Rows(tuple(slots))
+        return MaskRows(tuple(slots))
 
-    def _ancestors(self, at: Packed) -> Tensor:
+    def _compute_ancestors(self, at: PackedGeometry) -> Tensor:
         """[B or 1, L, L, W]: of each level's beams, the ancestor at each level above (itself at its own)."""
         parents = self.parents if self.parents.ndim == 3 else self.parents[None]
         sequences = len(at.cu_q) - 1

@@ -14,7 +14,7 @@ from nonet.attention.masks.interval_table import IntervalTable
 _FLEX_BLOCK = 128
 
 
-def visible(
+def compute_visible(
     table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: Any = slice(None)
 ) -> Tensor:
     """[Q, N] bool of one sequence's packed tokens `query` [Q] and `key` [N], which stand at `row` and `place` in it."""
@@ -34,13 +34,13 @@ def to_dense(table: IntervalTable) -> Tensor:
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     for b in range(len(cu_q) - 1):
         row, place = (torch.arange(cu[b + 1] - cu[b], device=device) for cu in (cu_q, cu_k))
-        out[cu_q[b] : cu_q[b + 1], cu_k[b] : cu_k[b + 1]] = visible(
+        out[cu_q[b] : cu_q[b + 1], cu_k[b] : cu_k[b + 1]] = compute_visible(
             table, row + cu_q[b], place + cu_k[b], row, place
         )
     return out
 
 
-def visible_pairs(table: IntervalTable) -> int:
+def count_visible_pairs(table: IntervalTable) -> int:
     """Number of (query, key) pairs that attend."""
     if table.column_start is None and table.sees is None:
         return int((table.stop - table.start).clamp_min(0).sum(dtype=torch.int64))
@@ -51,7 +51,7 @@ def visible_pairs(table: IntervalTable) -> int:
         size = max(1, (1 << 22) // max(len(place), 1))
         for first in range(0, cu_q[b + 1] - cu_q[b], size):
             row = torch.arange(first, min(first + size, cu_q[b + 1] - cu_q[b]), device=table.start.device)
-            pairs += int(visible(table, row + cu_q[b], place + cu_k[b], row, place).sum())
+            pairs += int(compute_visible(table, row + cu_q[b], place + cu_k[b], row, place).sum())
     return pairs
 
 
@@ -60,7 +60,7 @@ def to_flex(table: IntervalTable) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(
-        flex_mod(table),
+        make_flex_mod(table),
         None,
         None,
         table.start.shape[1],
@@ -69,19 +69,19 @@ def to_flex(table: IntervalTable) -> Any:
     )
 
 
-def flex_mod(table: IntervalTable) -> Any:
+def make_flex_mod(table: IntervalTable) -> Any:
     """A mask_mod(b, h, q, k) of packed tokens."""
-    return mod_of(flex_tensors(table))
+    return make_mask_mod(make_flex_tensors(table))
 
 
-def flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
+def make_flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
     """What the mask_mod reads, padded to whole blocks, where it may be asked; copy another batch's into them to reuse it."""
     tokens_q, tokens_k = (
         table.start.shape[1],
         len(table.word) if table.word is not None else int(table.cu_k[-1]),
     )
-    sequence_q, row = _places(table.cu_q, tokens_q)
-    sequence_k, place = _places(table.cu_k, tokens_k)
+    sequence_q, row = _compute_places(table.cu_q, tokens_q)
+    sequence_k, place = _compute_places(table.cu_k, tokens_k)
     tensors = {
         "start": table.start,
         "stop": table.stop,
@@ -96,14 +96,14 @@ def flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
     return {name: pad(x, (0, -x.shape[-1] % _FLEX_BLOCK + _FLEX_BLOCK)) for name, x in tensors.items()}
 
 
-def mod_of(t: dict[str, Tensor]) -> Any:
+def make_mask_mod(tensors: dict[str, Tensor]) -> Any:
     """The mask_mod over these tensors; sequences are counted from 1 for queries and from 2 for keys, 0 being padding."""
-    start, stop, place = t["start"], t["stop"], t["place"]
-    sequence_q, sequence_k, row = t["sequence_q"], t["sequence_k"], t["row"]
-    columns = (t["column_start"], t["column_stop"]) if "column_start" in t else None
-    words = (t["sees"], t["word"]) if "sees" in t else None
+    start, stop, place = tensors["start"], tensors["stop"], tensors["place"]
+    sequence_q, sequence_k, row = tensors["sequence_q"], tensors["sequence_k"], tensors["row"]
+    columns = (tensors["column_start"], tensors["column_stop"]) if "column_start" in tensors else None
+    words = (tensors["sees"], tensors["word"]) if "sees" in tensors else None
 
-    def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def evaluate_mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = (place[k] >= start[0][q]) & (place[k] < stop[0][q])
         for j in range(1, len(start)):
             seen = seen | ((place[k] >= start[j][q]) & (place[k] < stop[j][q]))
@@ -114,10 +114,10 @@ def mod_of(t: dict[str, Tensor]) -> Any:
             seen = seen & ((words[0][q] & words[1][k]) != 0)
         return seen
 
-    return mod
+    return evaluate_mask
 
 
-def _places(cuts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def _compute_places(cuts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     token = torch.arange(tokens, device=cuts.device)
     sequence = torch.searchsorted(cuts[1:].contiguous(), token.to(cuts.dtype), right=True)
     return sequence, token - cuts[sequence]

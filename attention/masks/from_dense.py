@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.masks.intersection import MOST_SLOTS
-from nonet.attention.masks.packed import Packed, Rows
+from nonet.attention.masks.packed import MaskRows, PackedGeometry
 from nonet.errors import ConfigError
 
 # Shapes: n_q queries and n_k keys of one sequence, T packed query tokens, S packed key tokens, K slots.
@@ -21,34 +21,39 @@ _BLOCK = 1 << 22  # dense entries read at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dense:
+class DenseRule:
     """One bool [n_q, n_k] for each sequence."""
 
     seen: Sequence[Tensor]
 
-    def rows(self, at: Packed) -> Rows:
-        lengths = list(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        lengths = list(zip(geometry.cu_q.diff().tolist(), geometry.cu_k.diff().tolist(), strict=True))
         shapes = [tuple(seen.shape) for seen in self.seen]
         if shapes != lengths:
             raise ConfigError(
                 f"the dense mask has shapes {shapes[:4]}, this batch's sequences are {lengths[:4]} [queries, keys]; "
                 "give one bool matrix for each sequence."
             )
-        return read_rows(at, lambda b, first, last: self.seen[b][first:last].to(at.cu_q.device).bool())
+        return read_rows(
+            geometry, lambda b, first, last: self.seen[b][first:last].to(geometry.cu_q.device).bool()
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskMod:
+class MaskModRule:
     """FlexAttention's mask_mod(b, h, q, k) -> bool, with q and k in places of the own sequence and b its number."""
 
     mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     heads: int
 
-    def rows(self, at: Packed) -> Rows:
-        keys = at.cu_k.diff().tolist()
-        return read_rows(at, lambda b, first, last: self._dense(b, torch.arange(first, last), keys[b], at))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        keys = geometry.cu_k.diff().tolist()
+        return read_rows(
+            geometry,
+            lambda b, first, last: self._evaluate_block(b, torch.arange(first, last), keys[b], geometry),
+        )
 
-    def _dense(self, b: int, row: Tensor, keys: int, at: Packed) -> Tensor:
+    def _evaluate_block(self, b: int, row: Tensor, keys: int, at: PackedGeometry) -> Tensor:
         device = at.cu_q.device
         grid_q, grid_k = row.to(device)[:, None], torch.arange(keys, device=device)[None]
         number = torch.tensor(b, device=device)
@@ -65,30 +70,30 @@ class MaskMod:
         return heads[0].bool()
 
 
-def read_rows(at: Packed, dense: Callable[[int, int, int], Tensor]) -> Rows:
+def read_rows(geometry: PackedGeometry, evaluate_block: Callable[[int, int, int], Tensor]) -> MaskRows:
     """Rows of a dense mask given in blocks; columns where rows need too many runs."""
     slots: list[list[Tensor]] = [[] for _ in range(2 * MOST_SLOTS)]
     most = 0
-    for b, first, last, _ in _blocks(at):
-        starts, stops, runs = _runs(dense(b, first, last))
+    for b, first, last, _ in _iterate_blocks(geometry):
+        starts, stops, runs = _find_runs(evaluate_block(b, first, last))
         most = max(most, runs)
         for j in range(MOST_SLOTS):
             slots[2 * j].append(starts[j])
             slots[2 * j + 1].append(stops[j])
     if most > MOST_SLOTS:
-        return _read_columns(at, dense, most)
-    empty = torch.zeros(0, dtype=torch.int64, device=at.cu_q.device)
+        return _read_columns(geometry, evaluate_block, most)
+    empty = torch.zeros(0, dtype=torch.int64, device=geometry.cu_q.device)
     packed = [torch.cat([empty, *slot]) for slot in slots]
-    return Rows(tuple((packed[2 * j], packed[2 * j + 1]) for j in range(max(most, 1))))
+    return MaskRows(tuple((packed[2 * j], packed[2 * j + 1]) for j in range(max(most, 1))))
 
 
-def _read_columns(at: Packed, dense: Callable[[int, int, int], Tensor], most: int) -> Rows:
+def _read_columns(at: PackedGeometry, dense: Callable[[int, int, int], Tensor], most: int) -> MaskRows:
     """The column form: full rows, one run of queries a key."""
     starts, stops = [], []
     for b, (n_q, n_k) in enumerate(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True)):
-        seen = [dense(b, first, last) for b_of, first, last, _ in _blocks(at) if b_of == b]
+        seen = [dense(b, first, last) for b_of, first, last, _ in _iterate_blocks(at) if b_of == b]
         start, stop, runs = (
-            _runs(torch.cat(seen).T) if n_q and n_k else ([at.cu_q.new_zeros(n_k)] * 4,) * 2 + (0,)
+            _find_runs(torch.cat(seen).T) if n_q and n_k else ([at.cu_q.new_zeros(n_k)] * 4,) * 2 + (0,)
         )
         if runs > 1:
             raise ConfigError(
@@ -98,10 +103,10 @@ def _read_columns(at: Packed, dense: Callable[[int, int, int], Tensor], most: in
         starts.append(start[0])
         stops.append(stop[0])
     whole = (torch.zeros_like(at.keys_T), at.keys_T)
-    return Rows((whole,), column=(torch.cat(starts), torch.cat(stops)))
+    return MaskRows((whole,), column=(torch.cat(starts), torch.cat(stops)))
 
 
-def _blocks(at: Packed) -> Iterator[tuple[int, int, int, int]]:
+def _iterate_blocks(at: PackedGeometry) -> Iterator[tuple[int, int, int, int]]:
     """Sequence, first and past-the-last row, and keys, of blocks of bounded size."""
     for b, (n_q, n_k) in enumerate(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True)):
         size = max(1, _BLOCK // max(n_k, 1))
@@ -109,7 +114,7 @@ def _blocks(at: Packed) -> Iterator[tuple[int, int, int, int]]:
             yield b, first, min(first + size, n_q), n_k
 
 
-def _runs(seen_QN: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
+def _find_runs(seen_QN: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
     """The first four runs of each row, start and stop [Q] each, and the most runs of any row."""
     pad = torch.nn.functional.pad(seen_QN.to(torch.int8), (1, 1))
     edge = pad[:, 1:] - pad[:, :-1]

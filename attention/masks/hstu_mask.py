@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.masks.packed import Packed, PerSequence, Rows
+from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 
 # Shapes: T packed query tokens; p the query's place, n the keys of its sequence, h = n - targets.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hstu:
+class HstuRule:
     """Meta's definition by ids: id = min(max(p - c + 1, 0), top) with top = n - c + 1 - targets (p and n - targets where
     c = 0). A query sees itself and the keys of lower id, at most `length` ids below it unless its id >= top - full;
     a contextual query (id 0) sees every key below top. Contextual keys fall out of the window like any other.
@@ -29,22 +29,22 @@ class Hstu:
     length: int
     full: int
 
-    def rows(self, at: Packed) -> Rows:
-        p, n = at.place_T, at.keys_T
-        h = n - at.by_query(self.targets, "targets")
-        c = at.by_query(self.contextual, "contextual")
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        p, n = geometry.place_T, geometry.keys_T
+        h = n - geometry.expand_to_queries(self.targets, "targets")
+        c = geometry.expand_to_queries(self.contextual, "contextual")
         # Where targets reach into the contextual prefix every id is `top`, and a query sees itself alone.
         alone = torch.as_tensor((c > h) & (c > 0) if isinstance(c, Tensor) else (h < c) & (c > 0))
-        start, stop = self._window(p, h, c), torch.minimum(p + 1, h)
+        start, stop = self._find_window_start(p, h, c), torch.minimum(p + 1, h)
         contextual = p < c
         start, stop = start.masked_fill(contextual, 0), torch.where(contextual, h, stop)
         start, stop = torch.where(alone, p, start), torch.where(alone, p + 1, stop)
         if isinstance(self.targets, int) and self.targets == 0:
-            return Rows(((start, stop),))
+            return MaskRows(((start, stop),))
         own = (p >= h) & ~alone
-        return Rows(((start, stop), (p, torch.where(own, p + 1, p))))
+        return MaskRows(((start, stop), (p, torch.where(own, p + 1, p))))
 
-    def _window(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
+    def _find_window_start(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
         """First history key [T] within `length` ids."""
         if self.length <= 0:
             return torch.zeros_like(p)
@@ -57,16 +57,16 @@ class Hstu:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetGroups:
+class TargetGroupsRule:
     """History is causal; a target sees the history and, of its own group of `size` targets, itself and those before."""
 
     targets: PerSequence
     size: int
 
-    def rows(self, at: Packed) -> Rows:
-        p = at.place_T
-        h = at.keys_T - at.by_query(self.targets, "targets")
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        p = geometry.place_T
+        h = geometry.keys_T - geometry.expand_to_queries(self.targets, "targets")
         group = h + (p - h) // self.size * self.size
-        return Rows(
+        return MaskRows(
             ((torch.zeros_like(p), torch.minimum(p + 1, h)), (group, torch.where(p >= h, p + 1, group)))
         )

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nonet.attention.masks.packed import Packed, Rows
+from nonet.attention.masks.packed import MaskRows, PackedGeometry
 from nonet.errors import ConfigError
 
 MOST_SLOTS = 4
@@ -18,26 +18,26 @@ _BITS = 32
 # Shapes: T packed query tokens, S packed key tokens, K slots.
 
 
-class Rule(Protocol):
+class MaskRule(Protocol):
     """What a mask does: rows for a packed batch."""
 
-    def rows(self, at: Packed) -> Rows: ...
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class IntersectionRule:
     """k allowed by `one` and by `other`."""
 
-    one: Rule
-    other: Rule
+    one: MaskRule
+    other: MaskRule
 
-    def rows(self, at: Packed) -> Rows:
-        one, other = self.one.rows(at), self.other.rows(at)
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        one, other = self.one.compute_rows(geometry), self.other.compute_rows(geometry)
         slots = [(torch.maximum(a, c), torch.minimum(b, d)) for a, b in one.slots for c, d in other.slots]
-        return Rows(fewest(slots), _columns(one, other), _words(one, other))
+        return MaskRows(drop_empty_slots(slots), _intersect_columns(one, other), _intersect_words(one, other))
 
 
-def fewest(slots: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], ...]:
+def drop_empty_slots(slots: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], ...]:
     """At most four slots of the same keys. Raises ConfigError where a row needs more."""
     if len(slots) > MOST_SLOTS:
         slots = [(start, stop) for start, stop in slots if bool((start < stop).any())] or slots[:1]
@@ -54,32 +54,34 @@ def fewest(slots: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], .
     return tuple(zip(start.gather(1, order).unbind(1), stop.gather(1, order).unbind(1), strict=True))
 
 
-def _columns(one: Rows, other: Rows) -> tuple[Tensor, Tensor] | None:
+def _intersect_columns(one: MaskRows, other: MaskRows) -> tuple[Tensor, Tensor] | None:
     if one.column is None or other.column is None:
         return one.column or other.column
     return torch.maximum(one.column[0], other.column[0]), torch.minimum(one.column[1], other.column[1])
 
 
-def _words(one: Rows, other: Rows) -> tuple[Tensor, Tensor] | None:
+def _intersect_words(one: MaskRows, other: MaskRows) -> tuple[Tensor, Tensor] | None:
     """Two class conditions as one: a bit for every pair of their bits."""
     if one.words is None or other.words is None:
         return one.words or other.words
-    bits_one, bits_other = _bits(one.words), _bits(other.words)
+    bits_one, bits_other = _list_used_bits(one.words), _list_used_bits(other.words)
     if len(bits_one) * len(bits_other) > _BITS:
         raise ConfigError(
             f"composing class words of {len(bits_one)} and {len(bits_other)} classes needs their product in {_BITS} bits; "
             "use fewer classes."
         )
     pairs = [(i, j) for i in bits_one for j in bits_other]
-    return _paired(one.words[0], other.words[0], pairs), _paired(one.words[1], other.words[1], pairs)
+    return _combine_bits(one.words[0], other.words[0], pairs), _combine_bits(
+        one.words[1], other.words[1], pairs
+    )
 
 
-def _bits(words: tuple[Tensor, Tensor]) -> list[int]:
+def _list_used_bits(words: tuple[Tensor, Tensor]) -> list[int]:
     """Bits that both a query and a key use."""
     return [bit for bit in range(_BITS) if all(bool((word.long() >> bit & 1).any()) for word in words)]
 
 
-def _paired(one: Tensor, other: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
+def _combine_bits(one: Tensor, other: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
     out = torch.zeros(len(one), dtype=torch.int64, device=one.device)
     for at, (i, j) in enumerate(pairs):
         out |= (one.long() >> i & other.long() >> j & 1) << at

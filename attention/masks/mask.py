@@ -1,6 +1,6 @@
 """UniMask: an attention mask as data, at most four row intervals a query; it knows nothing of the batch it will meet.
 
-`table` turns it into O(N) integers for sequences of given lengths, where a dense mask is O(N^2): the whole HSTU family is
+`build_table` turns it into O(N) integers for sequences of given lengths, where a dense mask is O(N^2): the whole HSTU family is
 two intervals a row, a beam tree of three levels four. `a & b` is the keys that both allow. NVIDIA's recsys-examples chose
 the same form for SID decoding.
 """
@@ -14,15 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.masks.beam_tree import BeamTree
+from nonet.attention.masks.beam_tree import BeamTreeRule
 from nonet.attention.masks.cu_seqlens import check_cuts
-from nonet.attention.masks.from_dense import Dense, MaskMod
-from nonet.attention.masks.hstu_mask import Hstu, TargetGroups
-from nonet.attention.masks.intersection import MOST_SLOTS, Both, Rule, fewest
+from nonet.attention.masks.from_dense import DenseRule, MaskModRule
+from nonet.attention.masks.hstu_mask import HstuRule, TargetGroupsRule
+from nonet.attention.masks.intersection import MOST_SLOTS, IntersectionRule, MaskRule, drop_empty_slots
 from nonet.attention.masks.interval_table import IntervalTable
-from nonet.attention.masks.packed import Packed, PerSequence
-from nonet.attention.masks.rules import BosInterval, Classes, Cross, Intervals
-from nonet.attention.masks.windows import Causal, Full, PrefixLm, Segments, SinksWindow, Window
+from nonet.attention.masks.packed import PackedGeometry, PerSequence
+from nonet.attention.masks.rules import BosIntervalRule, ClassesRule, CrossRule, IntervalsRule
+from nonet.attention.masks.windows import (
+    CausalRule,
+    FullRule,
+    PrefixLmRule,
+    SegmentsRule,
+    SinksWindowRule,
+    WindowRule,
+)
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, B sequences, K intervals a row.
@@ -34,12 +41,12 @@ from nonet.errors import ConfigError
 class UniMask:
     """Which keys of its sequence each query sees. Make one with the constructors below."""
 
-    rule: Rule
+    rule: MaskRule
 
     @staticmethod
     def full() -> UniMask:
         """Every key."""
-        return UniMask(Full())
+        return UniMask(FullRule())
 
     @staticmethod
     def causal(window: int | None = None) -> UniMask:
@@ -48,45 +55,45 @@ class UniMask:
             raise ConfigError(
                 f"causal(window={window}): a window holds at least 1 key. Leave it out for no window."
             )
-        return UniMask(Causal(window))
+        return UniMask(CausalRule(window))
 
     @staticmethod
     def causal_bottom_right() -> UniMask:
         """k <= row + n_k - n_q: `causal` by the name that says where fewer queries than keys stand."""
-        return UniMask(Causal())
+        return UniMask(CausalRule())
 
     @staticmethod
     def prefix_lm(prefix: PerSequence) -> UniMask:
         """k < prefix or k <= p. Numbers of prefix keys."""
-        return UniMask(PrefixLm(prefix))
+        return UniMask(PrefixLmRule(prefix))
 
     @staticmethod
     def window(left: int, right: int = 0) -> UniMask:
         """p - left <= k <= p + right."""
-        _at_least("window", 0, left=left, right=right)
-        return UniMask(Window(left, right))
+        _check_minimum("window", 0, left=left, right=right)
+        return UniMask(WindowRule(left, right))
 
     @staticmethod
     def sinks_window(sinks: int, window: int, *, sinks_see_all: bool = False) -> UniMask:
         """k <= p and (k < sinks or k > p - window); with `sinks_see_all` the first `sinks` rows see every key."""
-        _at_least("sinks_window", 0, sinks=sinks, window=window)
-        return UniMask(SinksWindow(sinks, window, sinks_see_all))
+        _check_minimum("sinks_window", 0, sinks=sinks, window=window)
+        return UniMask(SinksWindowRule(sinks, window, sinks_see_all))
 
     @staticmethod
     def semi_local(local: int, prefix: int) -> UniMask:
         """k <= p and (p - k < local or k < prefix): ULTRA-HSTU's semi-local attention."""
-        _at_least("semi_local", 0, local=local, prefix=prefix)
-        return UniMask(SinksWindow(prefix, local))
+        _check_minimum("semi_local", 0, local=local, prefix=prefix)
+        return UniMask(SinksWindowRule(prefix, local))
 
     @staticmethod
     def document(cuts: Tensor, *, causal: bool = False) -> UniMask:
         """Keys of the query's own document. cuts [M + 1]: packed key offsets of the documents."""
-        return UniMask(Segments(cuts, causal, 0))
+        return UniMask(SegmentsRule(cuts, causal, 0))
 
     @staticmethod
     def session(cuts: Tensor, *, prefix: PerSequence = 0) -> UniMask:
         """k <= p and (k in p's session or k < prefix). cuts [M + 1]: packed key offsets of the sessions."""
-        return UniMask(Segments(cuts, True, prefix))
+        return UniMask(SegmentsRule(cuts, True, prefix))
 
     @staticmethod
     def hstu(
@@ -99,14 +106,14 @@ class UniMask:
         """[contextual | history | targets]: history causal and within `max_attn_len` (0: no limit; waived for the newest
         `min_full_attn_len`), contextual rows see the history, targets see the history and themselves.
         """
-        _at_least("hstu", 0, max_attn_len=max_attn_len, min_full_attn_len=min_full_attn_len)
-        return UniMask(Hstu(targets, contextual, max_attn_len, min_full_attn_len))
+        _check_minimum("hstu", 0, max_attn_len=max_attn_len, min_full_attn_len=min_full_attn_len)
+        return UniMask(HstuRule(targets, contextual, max_attn_len, min_full_attn_len))
 
     @staticmethod
     def target_groups(targets: PerSequence, size: int) -> UniMask:
         """History causal; a target sees the history and, causally, its own group of `size`. Size 1: isolated targets."""
-        _at_least("target_groups", 1, size=size)
-        return UniMask(TargetGroups(targets, size))
+        _check_minimum("target_groups", 1, size=size)
+        return UniMask(TargetGroupsRule(targets, size))
 
     @staticmethod
     def beam_tree(history: PerSequence, parents: Tensor) -> UniMask:
@@ -119,18 +126,18 @@ class UniMask:
                 f"beam_tree: parents have shape {list(parents.shape)}; wanted [B, L - 1, W] or [L - 1, W] with at most "
                 f"{MOST_SLOTS - 1} levels L (an ancestor a level and the history are {MOST_SLOTS} intervals)."
             )
-        return UniMask(BeamTree(history, parents.shape[-1], parents))
+        return UniMask(BeamTreeRule(history, parents.shape[-1], parents))
 
     @staticmethod
     def classes(sees: Tensor, words: Tensor) -> UniMask:
         """(sees[q] & words[k]) != 0: scenario, role or modality words of 32 bits, sees [T] and words [S]. Compose with &."""
-        return UniMask(Classes(sees, words))
+        return UniMask(ClassesRule(sees, words))
 
     @staticmethod
     def bos_interval(period: int) -> UniMask:
         """k <= p, and every `period`-th key (k + 1 a multiple) only for p < k + period: the column form."""
-        _at_least("bos_interval", 1, period=period)
-        return UniMask(BosInterval(period))
+        _check_minimum("bos_interval", 1, period=period)
+        return UniMask(BosIntervalRule(period))
 
     @staticmethod
     def cross(time_q: Tensor | None = None, time_k: Tensor | None = None, *, strict: bool = False) -> UniMask:
@@ -140,7 +147,7 @@ class UniMask:
         """
         if (time_q is None) != (time_k is None):
             raise ConfigError("cross: give both time_q [T] and time_k [S], or neither.")
-        return UniMask(Cross(time_q, time_k, strict))
+        return UniMask(CrossRule(time_q, time_k, strict))
 
     @staticmethod
     def intervals(start: Tensor, stop: Tensor) -> UniMask:
@@ -154,29 +161,29 @@ class UniMask:
                 f"intervals: {start.shape[1]} intervals a row; uni_attention expresses 1 to {MOST_SLOTS}. "
                 "Merge neighbours or split the call."
             )
-        return UniMask(Intervals(start, stop))
+        return UniMask(IntervalsRule(start, stop))
 
     @staticmethod
     def from_dense(seen: Tensor | Sequence[Tensor]) -> UniMask:
         """Exactly these bools: one [n_q, n_k] matrix, or one for each sequence; [B, N, N] is B matrices."""
-        return UniMask(Dense([seen] if isinstance(seen, Tensor) and seen.ndim == 2 else list(seen)))
+        return UniMask(DenseRule([seen] if isinstance(seen, Tensor) and seen.ndim == 2 else list(seen)))
 
     @staticmethod
     def from_mask_mod(mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], heads: int = 2) -> UniMask:
         """FlexAttention's mask_mod(b, h, q, k), evaluated densely (O(N^2) time, blocks of rows), for the first `heads`."""
-        return UniMask(MaskMod(mod, heads))
+        return UniMask(MaskModRule(mod, heads))
 
     def __and__(self, other: UniMask) -> UniMask:
-        return UniMask(Both(self.rule, other.rule))
+        return UniMask(IntersectionRule(self.rule, other.rule))
 
     @property
     def form(self) -> str:
         """ "full", "causal" or "table": what a backend may do without looking at a table."""
-        if isinstance(self.rule, Full):
+        if isinstance(self.rule, FullRule):
             return "full"
-        return "causal" if isinstance(self.rule, Causal) and self.rule.window is None else "table"
+        return "causal" if isinstance(self.rule, CausalRule) and self.rule.window is None else "table"
 
-    def table(
+    def build_table(
         self,
         cu_q: Tensor,
         cu_k: Tensor | None = None,
@@ -194,9 +201,9 @@ class UniMask:
             check_cuts(cu_q, cu_k, None, None)
         tokens_q = int(cu_q[-1]) if tokens_q is None else tokens_q
         tokens_k = int(cu_k[-1]) if tokens_k is None else tokens_k
-        at = Packed.of(cu_q, cu_k, tokens_q, tokens_k)
-        rows = self.rule.rows(at)
-        slots = fewest(list(rows.slots))
+        at = PackedGeometry.from_cuts(cu_q, cu_k, tokens_q, tokens_k)
+        rows = self.rule.compute_rows(at)
+        slots = drop_empty_slots(list(rows.slots))
         made_q = cu_q.int()
         start, stop = (torch.stack([slot[i].expand(tokens_q) for slot in slots]) for i in (0, 1))
         return IntervalTable(
@@ -204,8 +211,8 @@ class UniMask:
             stop=torch.minimum(stop, at.keys_T).int(),
             cu_q=made_q,
             cu_k=made_q if cu_k is cu_q else cu_k.int(),
-            max_q=tokens_q if known else _longest(cu_q),
-            max_k=tokens_k if known else _longest(cu_k),
+            max_q=tokens_q if known else _find_longest(cu_q),
+            max_k=tokens_k if known else _find_longest(cu_k),
             column_start=None if rows.column is None else rows.column[0].int(),
             column_stop=None if rows.column is None else rows.column[1].int(),
             sees=None if rows.words is None else rows.words[0].int(),
@@ -216,15 +223,15 @@ class UniMask:
         """[T, S] bool over the packed batch. O(N^2): for tests and small cases."""
         from nonet.attention.masks.dense_mask import to_dense
 
-        return to_dense(self.table(cu_q, cu_k))
+        return to_dense(self.build_table(cu_q, cu_k))
 
     def to_flex(self, cu_q: Tensor, cu_k: Tensor | None = None) -> Any:
         """FlexAttention's BlockMask over the packed batch."""
         from nonet.attention.masks.dense_mask import to_flex
 
-        return to_flex(self.table(cu_q, cu_k))
+        return to_flex(self.build_table(cu_q, cu_k))
 
-    def flops(
+    def count_flops(
         self,
         cu_q: Tensor,
         cu_k: Tensor | None = None,
@@ -235,18 +242,18 @@ class UniMask:
         backward: bool = False,
     ) -> int:
         """Floating-point operations of visible pairs: two matrix products forward, five backward."""
-        from nonet.attention.masks.dense_mask import visible_pairs
+        from nonet.attention.masks.dense_mask import count_visible_pairs
 
         value = width if value_width is None else value_width
         per_pair = 2 * (3 * width + 2 * value) if backward else 2 * (width + value)
-        return visible_pairs(self.table(cu_q, cu_k)) * heads * per_pair
+        return count_visible_pairs(self.build_table(cu_q, cu_k)) * heads * per_pair
 
 
-def _longest(cuts: Tensor) -> int:
+def _find_longest(cuts: Tensor) -> int:
     return int(cuts.diff().max()) if len(cuts) > 1 else 0
 
 
-def _at_least(name: str, least: int, **values: int) -> None:
+def _check_minimum(name: str, least: int, **values: int) -> None:
     for argument, value in values.items():
         if value < least:
             raise ConfigError(f"{name}({argument}={value}): at least {least}.")

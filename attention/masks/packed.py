@@ -20,7 +20,7 @@ PerSequence: TypeAlias = int | Tensor  # one number for all sequences, or one ea
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class MaskRows:
     """Slots of (start [T], stop [T]) in key places, disjoint in every row; the rest as in IntervalTable."""
 
     slots: tuple[tuple[Tensor, Tensor], ...]
@@ -29,7 +29,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedGeometry:
     """Where each token of the batch stands in its sequence."""
 
     cu_q: Tensor  # [B + 1] int64
@@ -41,7 +41,7 @@ class Packed:
     keys_T: Tensor  # number of keys of its sequence
 
     @classmethod
-    def of(cls, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int) -> Packed:
+    def from_cuts(cls, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int) -> PackedGeometry:
         cu_q, cu_k = cu_q.long(), cu_k.long()
         token_T = torch.arange(tokens_q, device=cu_q.device)
         sequence_T = torch.searchsorted(cu_q[1:].contiguous(), token_T, right=True)
@@ -51,25 +51,25 @@ class Packed:
             cu_q, cu_k, tokens_q, tokens_k, sequence_T, token_T + ahead_B[sequence_T], keys_B[sequence_T]
         )
 
-    def by_query(self, value: PerSequence, name: str) -> PerSequence:
+    def expand_to_queries(self, value: PerSequence, name: str) -> PerSequence:
         """A number as it is, or a sequence's number at each of its queries [T]."""
-        return value if isinstance(value, int) else self._numbers(value, name)[self.sequence_T]
+        return value if isinstance(value, int) else self._check_numbers(value, name)[self.sequence_T]
 
-    def keys(self) -> tuple[Tensor, Tensor]:
+    def locate_keys(self) -> tuple[Tensor, Tensor]:
         """Sequence and place [S] of every key."""
         token_S = torch.arange(self.tokens_k, device=self.cu_k.device)
         sequence_S = torch.searchsorted(self.cu_k[1:].contiguous(), token_S, right=True)
         return sequence_S, token_S - self.cu_k[sequence_S]
 
-    def tokens(self, value: Tensor, count: int, name: str) -> Tensor:
+    def check_tokens(self, value: Tensor, count: int, name: str) -> Tensor:
         """`value`, checked to have one entry a token and to lie where the cuts lie."""
         if value.ndim != 1 or len(value) != count:
             raise ConfigError(
                 f"{name} has shape {list(value.shape)}; this batch wants [{count}], one number a packed token."
             )
-        return self._here(value, name)
+        return self._check_device(value, name)
 
-    def _numbers(self, value: Tensor, name: str) -> Tensor:
+    def _check_numbers(self, value: Tensor, name: str) -> Tensor:
         sequences = len(self.cu_q) - 1
         if value.ndim == 0:
             value = value.expand(sequences)
@@ -77,9 +77,9 @@ class Packed:
             raise ConfigError(
                 f"{name} has shape {list(value.shape)}; this batch wants [{sequences}], one number a sequence, or one int."
             )
-        return self._here(value, name).long()
+        return self._check_device(value, name).long()
 
-    def _here(self, value: Tensor, name: str) -> Tensor:
+    def _check_device(self, value: Tensor, name: str) -> Tensor:
         if value.device != self.cu_q.device:
             raise ConfigError(
                 f"{name} is on {value.device}, the cuts are on {self.cu_q.device}; move it there with .to()."

@@ -7,59 +7,61 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nonet.attention.masks.packed import Packed, Rows
+from nonet.attention.masks.packed import MaskRows, PackedGeometry
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, K intervals a row; p the query's place, n the keys of its sequence.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Classes:
+class ClassesRule:
     """(sees[q] & words[k]) != 0: sees [T] and words [S], 32-bit."""
 
     sees: Tensor
     words: Tensor
 
-    def rows(self, at: Packed) -> Rows:
-        sees = at.tokens(self.sees, at.tokens_q, "sees")
-        words = at.tokens(self.words, at.tokens_k, "words")
-        return Rows(((torch.zeros_like(at.keys_T), at.keys_T),), words=(sees, words))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        sees = geometry.check_tokens(self.sees, geometry.tokens_q, "sees")
+        words = geometry.check_tokens(self.words, geometry.tokens_k, "words")
+        return MaskRows(((torch.zeros_like(geometry.keys_T), geometry.keys_T),), words=(sees, words))
 
 
 @dataclass(frozen=True, slots=True)
-class BosInterval:
+class BosIntervalRule:
     """k <= p, and a BOS key (every `period`-th) only for p < k + period. A row would need n / period intervals, a key one."""
 
     period: int
 
-    def rows(self, at: Packed) -> Rows:
-        sequence_S, place_S = at.keys()
-        queries_S = at.cu_q.diff()[sequence_S]
-        row_S = place_S - (at.cu_k.diff()[sequence_S] - queries_S)  # the query row that stands at this key
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        sequence_S, place_S = geometry.locate_keys()
+        queries_S = geometry.cu_q.diff()[sequence_S]
+        row_S = place_S - (
+            geometry.cu_k.diff()[sequence_S] - queries_S
+        )  # the query row that stands at this key
         bos_S = (place_S + 1) % self.period == 0
         stop_S = torch.where(bos_S, torch.minimum(row_S + self.period, queries_S), queries_S)
-        causal = (torch.zeros_like(at.place_T), at.place_T + 1)
-        return Rows((causal,), column=(row_S.clamp_min(0), stop_S.clamp_min(0)))
+        causal = (torch.zeros_like(geometry.place_T), geometry.place_T + 1)
+        return MaskRows((causal,), column=(row_S.clamp_min(0), stop_S.clamp_min(0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cross:
+class CrossRule:
     """Every key; with times, the keys no younger than the query (older, if `strict`). time_k rises in each sequence."""
 
     time_q: Tensor | None
     time_k: Tensor | None
     strict: bool
 
-    def rows(self, at: Packed) -> Rows:
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
         if self.time_q is None or self.time_k is None:
-            return Rows(((torch.zeros_like(at.keys_T), at.keys_T),))
-        time_q = at.tokens(self.time_q, at.tokens_q, "time_q").double()
-        time_k = at.tokens(self.time_k, at.tokens_k, "time_k").double()
-        stop_T = _count_below(time_q, time_k, at, right=not self.strict)
-        return Rows(((torch.zeros_like(stop_T), stop_T),))
+            return MaskRows(((torch.zeros_like(geometry.keys_T), geometry.keys_T),))
+        time_q = geometry.check_tokens(self.time_q, geometry.tokens_q, "time_q").double()
+        time_k = geometry.check_tokens(self.time_k, geometry.tokens_k, "time_k").double()
+        stop_T = _count_below(time_q, time_k, geometry, right=not self.strict)
+        return MaskRows(((torch.zeros_like(stop_T), stop_T),))
 
 
-def _count_below(time_q: Tensor, time_k: Tensor, at: Packed, right: bool) -> Tensor:
+def _count_below(time_q: Tensor, time_k: Tensor, at: PackedGeometry, right: bool) -> Tensor:
     """Keys [T] of a query's sequence that are below its time, by bisection in all sequences at once."""
     low, high = at.cu_k[at.sequence_T], at.cu_k[at.sequence_T] + at.keys_T
     begin = low
@@ -75,23 +77,24 @@ def _count_below(time_q: Tensor, time_k: Tensor, at: Packed, right: bool) -> Ten
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
+class IntervalsRule:
     """Explicit start and stop [T, K] of the packed queries, made disjoint."""
 
     start: Tensor
     stop: Tensor
 
-    def rows(self, at: Packed) -> Rows:
-        if len(self.start) != at.tokens_q or self.start.device != at.cu_q.device:
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        if len(self.start) != geometry.tokens_q or self.start.device != geometry.cu_q.device:
             raise ConfigError(
                 f"the mask has intervals for {len(self.start)} queries on {self.start.device}; this batch has "
-                f"{at.tokens_q} queries on {at.cu_q.device}. A mask of explicit intervals serves the batch it was made for."
+                f"{geometry.tokens_q} queries on {geometry.cu_q.device}. "
+                f"A mask of explicit intervals serves the batch it was made for."
             )
-        start, stop = disjoint(self.start.long().clamp_min(0), self.stop.long())
-        return Rows(tuple(zip(start.unbind(1), stop.unbind(1), strict=True)))
+        start, stop = make_disjoint(self.start.long().clamp_min(0), self.stop.long())
+        return MaskRows(tuple(zip(start.unbind(1), stop.unbind(1), strict=True)))
 
 
-def disjoint(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+def make_disjoint(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
     """The same keys, no key in two slots of a row [T, K]: a slot begins where those that begin before it have ended.
 
     Slots keep their places, so what was slot 0 in every row remains it.

@@ -10,81 +10,81 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nonet.attention.masks.packed import Packed, PerSequence, Rows
+from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens; p the query's place, n the keys of its sequence.
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class FullRule:
     """k < n."""
 
-    def rows(self, at: Packed) -> Rows:
-        return Rows(((torch.zeros_like(at.keys_T), at.keys_T),))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        return MaskRows(((torch.zeros_like(geometry.keys_T), geometry.keys_T),))
 
 
 @dataclass(frozen=True, slots=True)
-class Causal:
+class CausalRule:
     """k <= p, and of these the newest `window`."""
 
     window: int | None = None
 
-    def rows(self, at: Packed) -> Rows:
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
         start_T = (
-            torch.zeros_like(at.place_T)
+            torch.zeros_like(geometry.place_T)
             if self.window is None
-            else (at.place_T - self.window + 1).clamp_min(0)
+            else (geometry.place_T - self.window + 1).clamp_min(0)
         )
-        return Rows(((start_T, at.place_T + 1),))
+        return MaskRows(((start_T, geometry.place_T + 1),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PrefixLm:
+class PrefixLmRule:
     """k < prefix or k <= p."""
 
     prefix: PerSequence
 
-    def rows(self, at: Packed) -> Rows:
-        prefix = at.by_query(self.prefix, "prefix")
-        stop_T = (at.place_T + 1).clamp_min(prefix)  # type: ignore[arg-type]
-        return Rows(((torch.zeros_like(stop_T), stop_T),))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        prefix = geometry.expand_to_queries(self.prefix, "prefix")
+        stop_T = (geometry.place_T + 1).clamp_min(prefix)  # type: ignore[arg-type]
+        return MaskRows(((torch.zeros_like(stop_T), stop_T),))
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowRule:
     """p - left <= k <= p + right."""
 
     left: int
     right: int
 
-    def rows(self, at: Packed) -> Rows:
-        return Rows((((at.place_T - self.left).clamp_min(0), at.place_T + self.right + 1),))
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        return MaskRows((((geometry.place_T - self.left).clamp_min(0), geometry.place_T + self.right + 1),))
 
 
 @dataclass(frozen=True, slots=True)
-class SinksWindow:
+class SinksWindowRule:
     """k <= p and (k < sinks or k > p - window); with `sinks_see_all`, rows p < sinks see every key."""
 
     sinks: int
     window: int
     sinks_see_all: bool = False
 
-    def rows(self, at: Packed) -> Rows:
-        stop_T = at.place_T + 1
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        stop_T = geometry.place_T + 1
         first = (torch.zeros_like(stop_T), stop_T.clamp_max(self.sinks))
         near_T = (stop_T - self.window).clamp_min(self.sinks)
         if self.sinks_see_all:
-            sink_T = (at.place_T >= 0) & (at.place_T < self.sinks)
-            first = (first[0], torch.where(sink_T, at.keys_T, first[1]))
-        return Rows((first, (near_T, stop_T)))
+            sink_T = (geometry.place_T >= 0) & (geometry.place_T < self.sinks)
+            first = (first[0], torch.where(sink_T, geometry.keys_T, first[1]))
+        return MaskRows((first, (near_T, stop_T)))
 
 
 # Shapes: T packed query tokens, M segments; p the query's place.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments:
+class SegmentsRule:
     """A query sees the keys of its own segment (those up to itself if `causal`) and, causally, the first `prefix` keys
     of its sequence. `cuts` [M + 1]: packed key offsets, from 0 to S; a sequence's end also ends its segment.
     """
@@ -93,21 +93,21 @@ class Segments:
     causal: bool
     prefix: PerSequence
 
-    def rows(self, at: Packed) -> Rows:
-        if self.cuts.ndim != 1 or not len(self.cuts) or self.cuts.device != at.cu_q.device:
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        if self.cuts.ndim != 1 or not len(self.cuts) or self.cuts.device != geometry.cu_q.device:
             raise ConfigError(
                 f"segment cuts of shape {list(self.cuts.shape)} on {self.cuts.device}; wanted [segments + 1] packed key "
-                f"offsets from 0 to {at.tokens_k} on {at.cu_q.device}."
+                f"offsets from 0 to {geometry.tokens_k} on {geometry.cu_q.device}."
             )
-        begin_T = at.cu_k[at.sequence_T]
+        begin_T = geometry.cu_k[geometry.sequence_T]
         cuts = self.cuts.long()
-        segment_T = torch.searchsorted(cuts[1:].contiguous(), at.place_T + begin_T, right=True)
+        segment_T = torch.searchsorted(cuts[1:].contiguous(), geometry.place_T + begin_T, right=True)
         last = max(len(cuts) - 2, 0)
         start = (cuts[segment_T.clamp_max(last)] - begin_T).clamp_min(0)
-        stop = at.place_T + 1 if self.causal else cuts[(segment_T + 1).clamp_max(last + 1)] - begin_T
-        stop = stop.masked_fill(at.place_T < 0, 0)
+        stop = geometry.place_T + 1 if self.causal else cuts[(segment_T + 1).clamp_max(last + 1)] - begin_T
+        stop = stop.masked_fill(geometry.place_T < 0, 0)
         if isinstance(self.prefix, int) and self.prefix == 0:
-            return Rows(((start, stop),))
-        prefix = at.by_query(self.prefix, "prefix")
-        shared = (at.place_T + 1).clamp_max(prefix)  # type: ignore[arg-type]
-        return Rows(((torch.zeros_like(shared), shared), (start.clamp_min(prefix), stop)))  # type: ignore[arg-type]
+            return MaskRows(((start, stop),))
+        prefix = geometry.expand_to_queries(self.prefix, "prefix")
+        shared = (geometry.place_T + 1).clamp_max(prefix)  # type: ignore[arg-type]
+        return MaskRows(((torch.zeros_like(shared), shared), (start.clamp_min(prefix), stop)))  # type: ignore[arg-type]

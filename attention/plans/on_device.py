@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from nonet.attention.masks import IntervalTable
 from nonet.attention.plans.runs import MOST_RUNS
-from nonet.attention.plans.tile_plan import TilePlan, Tiles, by_work, most_tiles, tile_base
+from nonet.attention.plans.tile_plan import TilePlan, Tiles, bound_tiles, count_tiles_before, sort_by_work
 from nonet.attention.plans.triton_plan import key_kernel, query_kernel, summary_kernel
 
 
 def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
     """plan() by kernels; the table's tensors and the plan live on the same device."""
     sequences = len(table.cu_q) - 1
-    queries = most_tiles(table.start.shape[1], sequences, block_q)
-    keys = most_tiles(_keys(table), sequences, block_k)
-    base_q, base_k = tile_base(table.cu_q, block_q), tile_base(table.cu_k, block_k)
+    queries = bound_tiles(table.start.shape[1], sequences, block_q)
+    keys = bound_tiles(_bound_keys(table), sequences, block_k)
+    base_q, base_k = count_tiles_before(table.cu_q, block_q), count_tiles_before(table.cu_k, block_k)
     refined = table.column_start is not None or table.sees is not None
     spans = MOST_RUNS if refined else len(table.start)
     new = table.start.new_zeros
@@ -62,12 +62,12 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
     return TilePlan(
         block_q,
         block_k,
-        by_work(query.place[:, :2], query.spans),
-        by_work(key.place[:, :2], key.spans),
+        sort_by_work(query.place[:, :2], query.spans),
+        sort_by_work(key.place[:, :2], key.spans),
     )
 
 
-def _keys(table: IntervalTable) -> int:
+def _bound_keys(table: IntervalTable) -> int:
     """Packed keys there can be, without asking the device."""
     for column in (table.column_start, table.word):
         if column is not None:

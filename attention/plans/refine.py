@@ -14,8 +14,16 @@ import numpy as np
 from torch import Tensor
 
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans.runs import MOST_RUNS, WIDE, Runs, joined, runs_of, spans_of, stacked
-from nonet.attention.plans.spans import extents, tokens_of
+from nonet.attention.plans.runs import (
+    MOST_RUNS,
+    WIDE,
+    Runs,
+    find_runs,
+    join_touching_runs,
+    make_spans,
+    stack_runs,
+)
+from nonet.attention.plans.spans import compute_extents, compute_tokens
 
 # Shapes: N query tiles, M key tiles, S spans of a tile, G groups of tiles with the same class bits, E spans in use.
 _MOST_CORES = 8  # unmasked runs of a span that are looked at for the longest
@@ -32,54 +40,56 @@ class TileSide:
     size: int
 
 
-def refined(
+def refine_spans(
     table: IntervalTable, spans_NS4: np.ndarray, query: TileSide, key: TileSide
 ) -> tuple[np.ndarray, np.ndarray]:
     """Spans by query tile [N, 4, 4] and by key tile [M, 4, 4]."""
-    hull = runs_of(spans_NS4[..., ::3], query.place, key.base)
-    core = runs_of(spans_NS4[..., 1:3], query.place, key.base)
+    hull = find_runs(spans_NS4[..., ::3], query.place, key.base)
+    core = find_runs(spans_NS4[..., 1:3], query.place, key.base)
     if table.column_start is not None and table.column_stop is not None:
-        hull, core = _columns(table.column_start, table.column_stop, hull, core, query, key)
+        hull, core = _clip_to_columns(table.column_start, table.column_stop, hull, core, query, key)
         back = [
-            runs_of(stacked(runs, len(key.place), swallow=runs is hull), key.place, query.base)
+            find_runs(stack_runs(runs, len(key.place), swallow=runs is hull), key.place, query.base)
             for runs in (hull, core)
         ]
-        by_query = spans_of(back[0], back[1], len(query.place))
+        by_query = make_spans(back[0], back[1], len(query.place))
     else:
         by_query = spans_NS4
-    whole_B = np.diff(query.base) - (_lengths(query) % query.size != 0)
-    by_key = spans_of(hull, _clipped(core, None, whole_B[key.place[:, 0]]), len(key.place))
+    whole_B = np.diff(query.base) - (_count_tokens(query) % query.size != 0)
+    by_key = make_spans(hull, _clip_runs(core, None, whole_B[key.place[:, 0]]), len(key.place))
     if table.sees is not None and table.word is not None:
-        bits_N, bits_M = _bits(table.sees, query), _bits(table.word, key)
+        bits_N, bits_M = _summarise_bits(table.sees, query), _summarise_bits(table.word, key)
         every_M = np.ones(len(key.place), dtype=bool)
-        by_query = _classes(by_query, bits_N, bits_M, key.base[query.place[:, 0]], every_M)
-        by_key = _classes(by_key, bits_M, bits_N, query.base[key.place[:, 0]], query.rows == query.size)
+        by_query = _clip_to_classes(by_query, bits_N, bits_M, key.base[query.place[:, 0]], every_M)
+        by_key = _clip_to_classes(
+            by_key, bits_M, bits_N, query.base[key.place[:, 0]], query.rows == query.size
+        )
     return by_query, by_key
 
 
-def _lengths(side: TileSide) -> np.ndarray:
+def _count_tokens(side: TileSide) -> np.ndarray:
     """Tokens of each sequence [B]."""
     return np.bincount(side.place[:, 0], side.rows, minlength=len(side.base) - 1).astype(np.int64)
 
 
-def _columns(
+def _clip_to_columns(
     start_S: Tensor, stop_S: Tensor, hull: Runs, core: Runs, query: TileSide, key: TileSide
 ) -> tuple[Runs, Runs]:
     """Runs of query tiles cut to those that some key's column meets, and to those within every key's column."""
-    token_MR = tokens_of(key.first, key.rows, key.size)
-    begin, end, inner, outer = extents(start_S.numpy(), stop_S.numpy(), token_MR)
+    token_MR = compute_tokens(key.first, key.rows, key.size)
+    begin, end, inner, outer = compute_extents(start_S.numpy(), stop_S.numpy(), token_MR)
     # A tile that its sequence does not fill ends with the sequence.
     sequence_M = key.place[:, 0]
     last = np.where(
-        outer >= _lengths(query)[sequence_M], np.diff(query.base)[sequence_M], outer // query.size
+        outer >= _count_tokens(query)[sequence_M], np.diff(query.base)[sequence_M], outer // query.size
     )
     return (
-        _clipped(hull, begin // query.size, -(-end // query.size)),
-        _clipped(core, -(-inner // query.size), last),
+        _clip_runs(hull, begin // query.size, -(-end // query.size)),
+        _clip_runs(core, -(-inner // query.size), last),
     )
 
 
-def _clipped(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs:
+def _clip_runs(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs:
     """Each run cut to [low, high) of its group."""
     begin, end = runs
     group = begin // WIDE
@@ -90,14 +100,14 @@ def _clipped(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs:
     return begin[filled], end[filled]
 
 
-def _bits(word_T: Tensor, side: TileSide) -> np.ndarray:
+def _summarise_bits(word_T: Tensor, side: TileSide) -> np.ndarray:
     """[3, N] int32: bits that any row of a tile has, that all have, and whether none is without bits."""
-    word_NR = word_T.numpy().take(tokens_of(side.first, side.rows, side.size))
+    word_NR = word_T.numpy().take(compute_tokens(side.first, side.rows, side.size))
     some_N, every_N = np.bitwise_or.reduce(word_NR, axis=1), np.bitwise_and.reduce(word_NR, axis=1)
     return np.stack([some_N, every_N, word_NR.all(1)]).astype(np.int32)
 
 
-def _classes(
+def _clip_to_classes(
     spans_NS4: np.ndarray, mine_3N: np.ndarray, theirs_3M: np.ndarray, base_N: np.ndarray, may_M: np.ndarray
 ) -> np.ndarray:
     """[N, 4, 4]: spans cut to the other side's tiles that share a bit.
@@ -105,19 +115,19 @@ def _classes(
     Unmasked where every row shares a bit with every key and `may` allows it; base: the number that block 0 of a tile's
     sequence has among all tiles of the other side.
     """
-    group_N, kind_G = _groups(mine_3N)
-    keep_GM, full_GM = _shared(mine_3N[:, kind_G], theirs_3M)
-    keep, full = _rows(keep_GM), _rows(full_GM & may_M)
+    group_N, kind_G = _group_by_bits(mine_3N)
+    keep_GM, full_GM = _find_shared_bits(mine_3N[:, kind_G], theirs_3M)
+    keep, full = _find_row_runs(keep_GM), _find_row_runs(full_GM & may_M)
     tile_E, span_E = (spans_NS4[..., 3] > spans_NS4[..., 0]).nonzero()
     span_4E = spans_NS4[tile_E, span_E].T
     shift_E = group_N[tile_E] * WIDE + base_N[tile_E]
     home_E = tile_E * WIDE - shift_E
-    hull = _within(keep, span_4E[0] + shift_E, span_4E[3] + shift_E, home_E, MOST_RUNS, True)
-    core = _within(full, span_4E[1] + shift_E, span_4E[2] + shift_E, home_E, _MOST_CORES, False)
-    return spans_of(joined(*hull), joined(*core), len(spans_NS4))
+    hull = _select_runs(keep, span_4E[0] + shift_E, span_4E[3] + shift_E, home_E, MOST_RUNS, True)
+    core = _select_runs(full, span_4E[1] + shift_E, span_4E[2] + shift_E, home_E, _MOST_CORES, False)
+    return make_spans(join_touching_runs(*hull), join_touching_runs(*core), len(spans_NS4))
 
 
-def _groups(bits_3N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _group_by_bits(bits_3N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Group of each tile by its bits, and a tile of each group. By 64-bit codes: unique over rows takes 20 times as long."""
     some_N, every_N, lit_N = bits_3N.astype(np.int64)
     words_N = np.unique((some_N << 32) | (every_N & 0xFFFFFFFF), return_inverse=True)[1]
@@ -125,7 +135,7 @@ def _groups(bits_3N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return group_N, kind_G
 
 
-def _shared(mine_3G: np.ndarray, theirs_3M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_shared_bits(mine_3G: np.ndarray, theirs_3M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs [G, M] that share a bit, and pairs of which every row shares a bit with every key."""
     (any_G, all_G, lit_G), (any_M, all_M, lit_M) = mine_3G[:, :, None], theirs_3M
     keep = (any_G & any_M) != 0
@@ -135,7 +145,7 @@ def _shared(mine_3G: np.ndarray, theirs_3M: np.ndarray) -> tuple[np.ndarray, np.
     return keep, whole & keep
 
 
-def _rows(seen_GM: np.ndarray) -> Runs:
+def _find_row_runs(seen_GM: np.ndarray) -> Runs:
     """Runs of true entries, row by row."""
     groups, places = seen_GM.shape
     edge = np.zeros((groups, places + 2), dtype=np.int8)
@@ -146,7 +156,7 @@ def _rows(seen_GM: np.ndarray) -> Runs:
     return begin + row * (WIDE - places - 1), end + row * (WIDE - places - 1)
 
 
-def _within(
+def _select_runs(
     runs: Runs, low_E: np.ndarray, high_E: np.ndarray, home_E: np.ndarray, most: int, swallow: bool
 ) -> Runs:
     """The runs in each [low, high), at most `most`; with `swallow` the last takes all that follow. Codes move by `home`."""

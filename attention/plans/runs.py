@@ -19,7 +19,7 @@ Runs: TypeAlias = tuple[np.ndarray, np.ndarray]  # sorted codes, group * WIDE + 
 # Shapes: N query tiles in packed order, B sequences, S spans of a tile, M key tiles, E events.
 
 
-def transposed(
+def transpose_spans(
     spans_NS4: np.ndarray, place_N2: np.ndarray, full_rows_N: np.ndarray, key_base_B1: np.ndarray
 ) -> np.ndarray:
     """[M, 4, 4]: per key tile the spans of query tiles that compute it; cores hold complete query tiles only.
@@ -28,11 +28,14 @@ def transposed(
     every sequence. A query tile that its sequence does not fill is never unmasked here, its rows need a bound.
     """
     inner = np.where(full_rows_N[:, None, None], spans_NS4[..., 1:3], 0)
-    hull, core = runs_of(spans_NS4[..., ::3], place_N2, key_base_B1), runs_of(inner, place_N2, key_base_B1)
-    return spans_of(hull, core, int(key_base_B1[-1]))
+    hull, core = (
+        find_runs(spans_NS4[..., ::3], place_N2, key_base_B1),
+        find_runs(inner, place_N2, key_base_B1),
+    )
+    return make_spans(hull, core, int(key_base_B1[-1]))
 
 
-def joined(begin_R: np.ndarray, end_R: np.ndarray) -> Runs:
+def join_touching_runs(begin_R: np.ndarray, end_R: np.ndarray) -> Runs:
     """Sorted runs with those that touch made one."""
     if not len(begin_R):
         return begin_R, end_R
@@ -41,24 +44,24 @@ def joined(begin_R: np.ndarray, end_R: np.ndarray) -> Runs:
     return begin_R[apart[:-1]], end_R[apart[1:]]
 
 
-def stacked(runs: Runs, groups: int, swallow: bool) -> np.ndarray:
+def stack_runs(runs: Runs, groups: int, swallow: bool) -> np.ndarray:
     """Runs as intervals [groups, R, 2], empty ones (0, 0). Past the 32nd of a group they are left out; with `swallow`
     the 32nd takes them all.
     """
     (begin, end), group = runs, runs[0] // WIDE
-    number = _numbers(group, groups)
+    number = _number_runs(group, groups)
     if not swallow:
         begin, end, group, number = (x[number < _MOST_STACKED] for x in (begin, end, group, number))
     number = np.minimum(number, _MOST_STACKED - 1)
     most = int(number.max()) + 1 if len(number) else 1
     slot = group * most + number
-    first, last = _reach(slot, begin, end, groups * most)
+    first, last = _find_extents(slot, begin, end, groups * most)
     stack = np.stack([first, last], -1)
     stack[last == 0] = 0
     return stack.reshape(groups, most, 2)
 
 
-def _reach(slot_R: np.ndarray, begin_R: np.ndarray, end_R: np.ndarray, slots: int) -> Runs:
+def _find_extents(slot_R: np.ndarray, begin_R: np.ndarray, end_R: np.ndarray, slots: int) -> Runs:
     """First place and past the last place of each slot's runs; (WIDE, 0) of a slot without any."""
     first, last = np.full(slots, WIDE), np.zeros(slots, dtype=np.int64)
     np.minimum.at(first, slot_R, begin_R % WIDE)
@@ -66,13 +69,13 @@ def _reach(slot_R: np.ndarray, begin_R: np.ndarray, end_R: np.ndarray, slots: in
     return first, last
 
 
-def _numbers(group_R: np.ndarray, groups: int) -> np.ndarray:
+def _number_runs(group_R: np.ndarray, groups: int) -> np.ndarray:
     """Place of each run among those of its group; groups rise."""
     counts = np.bincount(group_R, minlength=groups)
     return np.arange(len(group_R)) - (counts.cumsum() - counts)[group_R]
 
 
-def runs_of(interval_NS2: np.ndarray, place_N2: np.ndarray, key_base_B1: np.ndarray) -> Runs:
+def find_runs(interval_NS2: np.ndarray, place_N2: np.ndarray, key_base_B1: np.ndarray) -> Runs:
     """Sorted codes (key tile, query tile) of where runs begin, and of where the same runs end."""
     rows, tiles_B = len(interval_NS2), np.bincount(place_N2[:, 0], minlength=len(key_base_B1) - 1)
     sequences = len(tiles_B)
@@ -85,12 +88,12 @@ def runs_of(interval_NS2: np.ndarray, place_N2: np.ndarray, key_base_B1: np.ndar
     behind_B = tiles_B.cumsum() + np.arange(1, sequences + 1)
     sequence[behind_B], tile[behind_B] = np.arange(sequences), tiles_B
     base = key_base_B1[sequence[1:]]
-    begin = _events(padded[1:], padded[:-1], base, tile[1:])
-    end = _events(padded[:-1], padded[1:], base, tile[1:])
+    begin = _find_events(padded[1:], padded[:-1], base, tile[1:])
+    end = _find_events(padded[:-1], padded[1:], base, tile[1:])
     return begin, end
 
 
-def _events(
+def _find_events(
     of_NS2: np.ndarray, without_NS2: np.ndarray, base_N: np.ndarray, tile_N: np.ndarray
 ) -> np.ndarray:
     """Sorted codes (key tile, query tile) of the blocks in `of` that are not in `without`, row by row."""
@@ -107,21 +110,21 @@ def _events(
     first, at = begin.ravel()[filled], filled // (begin.shape[1] * begin.shape[2])
     count = end.ravel()[filled] - first
     code = (base_N[at] + first) * WIDE + tile_N[at]
-    return np.sort(code.repeat(count) + _ramps(count) * WIDE)
+    return np.sort(code.repeat(count) + _make_ramps(count) * WIDE)
 
 
-def _ramps(count_E: np.ndarray) -> np.ndarray:
+def _make_ramps(count_E: np.ndarray) -> np.ndarray:
     """0, 1, ... for `count` steps, one after the other."""
     before = count_E.cumsum() - count_E
     return np.arange(int(count_E.sum())) - before.repeat(count_E)
 
 
-def spans_of(hull: Runs, core: Runs, groups: int) -> np.ndarray:
+def make_spans(hull: Runs, core: Runs, groups: int) -> np.ndarray:
     """Runs by group (codes) into [groups, 4, 4]; of a run's cores the longest is kept."""
     (begin, end), (core_begin, core_end) = hull, core
     group = begin // WIDE
-    slot = group * MOST_RUNS + np.minimum(_numbers(group, groups), MOST_RUNS - 1)
-    first, last = _reach(slot, begin, end, groups * MOST_RUNS)
+    slot = group * MOST_RUNS + np.minimum(_number_runs(group, groups), MOST_RUNS - 1)
+    first, last = _find_extents(slot, begin, end, groups * MOST_RUNS)
     best = np.zeros(len(first), dtype=np.int64)
     home = slot[np.searchsorted(begin, core_begin, side="right") - 1]
     np.maximum.at(best, home, (core_end - core_begin) * WIDE + core_begin % WIDE)

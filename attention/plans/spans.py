@@ -15,12 +15,12 @@ import numpy as np
 FAR = 2**30
 
 
-def tokens_of(first_N: np.ndarray, rows_N: np.ndarray, size: int) -> np.ndarray:
+def compute_tokens(first_N: np.ndarray, rows_N: np.ndarray, size: int) -> np.ndarray:
     """Packed token of each tile's rows [N, R]; rows that a tile lacks repeat its last one: no reduction needs a mask."""
     return first_N[:, None] + np.minimum(np.arange(size), rows_N[:, None] - 1)
 
 
-def extents(
+def compute_extents(
     start: np.ndarray, stop: np.ndarray, token_NR: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """[..., N] each, of intervals [..., T] by tile: where those that are not empty begin and end, and what lies in all of them.
@@ -33,12 +33,12 @@ def extents(
     return begin, end, start_NR.max(-1), stop_NR.min(-1)
 
 
-def slot_spans(
+def compute_slot_spans(
     start_KT: np.ndarray, stop_KT: np.ndarray, first_N: np.ndarray, rows_N: np.ndarray, sizes: tuple[int, int]
 ) -> np.ndarray:
     """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR). sizes: rows, block."""
     block = sizes[1]
-    begin, end, inner, outer = extents(start_KT, stop_KT, tokens_of(first_N, rows_N, sizes[0]))
+    begin, end, inner, outer = compute_extents(start_KT, stop_KT, compute_tokens(first_N, rows_N, sizes[0]))
     first, last = begin // block, -(-end // block)
     core_first, core_last = -(-inner // block), outer // block
     # A core that rounds away stands at the hull's begin, so that fs == fe marks it and cs <= fs <= fe <= ce holds.
@@ -49,7 +49,7 @@ def slot_spans(
     return spans_KN4.transpose(1, 0, 2)
 
 
-def disjoint(spans_NK4: np.ndarray) -> np.ndarray:
+def make_disjoint(spans_NK4: np.ndarray) -> np.ndarray:
     """The same blocks as at most K spans that share none, in rising order; empty ones last, as (0, 0, 0, 0).
 
     Where hulls overlap, a span ends behind its core and the next takes over the rest; no core of an earlier span is
@@ -64,17 +64,17 @@ def disjoint(spans_NK4: np.ndarray) -> np.ndarray:
         cut = np.minimum(np.maximum(current[2], later[0]), np.maximum(current[3], current[0]))
         apart = later[0] >= current[3]
         cut = np.where(apart, current[3], cut)
-        done.append(_clipped(current, current[0], cut))
+        done.append(_clip_span(current, current[0], cut))
         rest = np.where(apart, later[3], np.maximum(later[3], current[3]))
-        current = _clipped(later, np.maximum(later[0], cut), rest)
-    done.append(_clipped(current, current[0], current[3]))
+        current = _clip_span(later, np.maximum(later[0], cut), rest)
+    done.append(_clip_span(current, current[0], current[3]))
     spans_NS4 = np.stack(done).transpose(2, 0, 1)
     empty = (spans_NS4[..., 0] >= spans_NS4[..., 3]) | (spans_NS4[..., 0] >= FAR)
     spans_NS4 = np.where(empty[..., None], 0, spans_NS4)
     return np.take_along_axis(spans_NS4, empty.argsort(axis=1, kind="stable")[..., None], axis=1)
 
 
-def _clipped(span_4N: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _clip_span(span_4N: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """The span [4, N] cut to [begin, end), its core with it."""
     inner, outer = np.maximum(span_4N[1], begin), np.minimum(span_4N[2], end)
     hollow = inner >= outer

@@ -17,7 +17,7 @@ PLAIN_SLOTS = 2  # a mask of more takes the tiles of rich kernels
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class KernelTile:
     """One kernel's tile and how it is compiled."""
 
     block_q: int
@@ -27,18 +27,18 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class TileConfig:
     """The kernels of one device class, width and dtype."""
 
-    forward: Tile
-    dq: Tile
-    dkv: Tile
+    forward: KernelTile
+    dq: KernelTile
+    dkv: KernelTile
     piece: int = 64  # queries and keys of the bias kernel's square pieces, at most dQ's tile
 
 
-def config_for(
+def select_config(
     width: int, dtype: torch.dtype, capability: int, rich: bool = False, silu: bool = False
-) -> Config:
+) -> TileConfig:
     """The configuration of the wider of q's and v's head width; capability 80, 90 or 100, the nearest below is used.
 
     rich: whatever takes registers beside the plain mask: more than two slots, columns, classes, a soft cap, a bias.
@@ -56,7 +56,7 @@ def config_for(
     if silu and half and rich:
         dkv = _SILU_DKV.get((chip, wide), dkv)
     piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma takes 64 rows
-    return Config(Tile(*forward), Tile(*dq), Tile(*dkv), min(piece, dq[0]))
+    return TileConfig(KernelTile(*forward), KernelTile(*dq), KernelTile(*dkv), min(piece, dq[0]))
 
 
 CHIPS, WIDTHS = (80, 90, 100), (32, 64, 128, 256)

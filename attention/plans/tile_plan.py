@@ -1,6 +1,6 @@
 """A tile plan: which blocks each tile computes, and in which of these no mask is looked at.
 
-`plan(table, block_q, block_k)` reads a mask's integers once per batch; forward, backward and all layers share it. Tiles
+`make_plan(table, block_q, block_k)` reads a mask's integers once per batch; forward, backward and all layers share it. Tiles
 never straddle sequences, long tiles come first, and the backward's view by key tile is the exact transpose. 65,536
 tokens take 2 to 5 ms on one CPU thread; 1 to 3 bytes a token beside the mask's own integers.
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans.refine import TileSide, refined
-from nonet.attention.plans.runs import transposed
-from nonet.attention.plans.spans import disjoint, slot_spans
-from nonet.attention.plans.tile_configs import Config
+from nonet.attention.plans.refine import TileSide, refine_spans
+from nonet.attention.plans.runs import transpose_spans
+from nonet.attention.plans.spans import compute_slot_spans, make_disjoint
+from nonet.attention.plans.tile_configs import TileConfig
 from nonet.errors import ConfigError
 
 # Shapes: N tiles, S spans of a tile, T tokens, B sequences, K slots.
@@ -44,7 +44,7 @@ class TilePlan:
     query: Tiles  # tiles of queries, spans over blocks of keys: forward and dQ
     key: Tiles  # tiles of keys, spans over blocks of queries: dK and dV
 
-    def bytes(self) -> int:
+    def count_bytes(self) -> int:
         """Size of the plan, the table not counted."""
         tensors = (self.query.place, self.query.spans, self.key.place, self.key.spans)
         return sum(x.numel() * x.element_size() for x in tensors)
@@ -59,17 +59,17 @@ class TilePlans:
     dkv: TilePlan
 
 
-def plans(table: IntervalTable, config: Config) -> TilePlans:
+def make_plans(table: IntervalTable, config: TileConfig) -> TilePlans:
     """All that a forward and a backward under this configuration need, made once a batch."""
     made: dict[tuple[int, int], TilePlan] = {}
     for tile in (config.forward, config.dq, config.dkv):
         blocks = tile.block_q, tile.block_k
-        made[blocks] = made.get(blocks) or plan(table, *blocks)
+        made[blocks] = made.get(blocks) or make_plan(table, *blocks)
     forward, dq, dkv = (made[tile.block_q, tile.block_k] for tile in (config.forward, config.dq, config.dkv))
     return TilePlans(forward, dq, dkv)
 
 
-def plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
+def make_plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
     """Plan tiles of block_q queries by block_k keys; powers of two from 16 to 256.
 
     On a GPU the plan is built there, without a word to the host: it then has room for the most tiles that there can
@@ -82,28 +82,28 @@ def plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
         from nonet.attention.plans.on_device import plan_on_device
 
         return plan_on_device(table, block_q, block_k)
-    query, key = _tiles(table.cu_q, block_q), _tiles(table.cu_k, block_k)
-    spans_NS4 = _spans(table, query, block_k)
+    query, key = _make_tiles(table.cu_q, block_q), _make_tiles(table.cu_k, block_k)
+    spans_NS4 = _compute_spans(table, query, block_k)
     if table.column_start is None and table.sees is None:
-        by_key = transposed(spans_NS4, query.place, query.rows == block_q, key.base)
+        by_key = transpose_spans(spans_NS4, query.place, query.rows == block_q, key.base)
     else:
-        spans_NS4, by_key = refined(table, spans_NS4, query, key)
-    return TilePlan(block_q, block_k, _by_work(query, spans_NS4), _by_work(key, by_key))
+        spans_NS4, by_key = refine_spans(table, spans_NS4, query, key)
+    return TilePlan(block_q, block_k, _sort_side_by_work(query, spans_NS4), _sort_side_by_work(key, by_key))
 
 
-def most_tiles(tokens: int, sequences: int, block: int) -> int:
+def bound_tiles(tokens: int, sequences: int, block: int) -> int:
     """How many tiles there can be at most, whatever the lengths."""
     return tokens // block + min(sequences, tokens)
 
 
-def tile_base(cuts_B1: Tensor, block: int) -> Tensor:
+def count_tiles_before(cuts_B1: Tensor, block: int) -> Tensor:
     """The number of tiles before each sequence, [B + 1]."""
     base_B1 = torch.zeros_like(cuts_B1)
     base_B1[1:] = (-(-cuts_B1.diff() // block)).cumsum(0)
     return base_B1
 
 
-def by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
+def sort_by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
     """Sort the longest work first, so that no long tile starts when the others are done."""
     work_N = (spans_NS4[..., 3] - spans_NS4[..., 0]).sum(1)
     order_N = work_N.argsort(descending=True, stable=True)
@@ -112,8 +112,11 @@ def by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
     return Tiles(place_N3[order_N].int().contiguous(), spans_NS4[order_N].int().contiguous())
 
 
-def _tiles(cuts_B1: Tensor, block: int) -> TileSide:
-    cuts, base_B1 = cuts_B1.numpy().astype(np.int64), tile_base(cuts_B1, block).numpy().astype(np.int64)
+def _make_tiles(cuts_B1: Tensor, block: int) -> TileSide:
+    cuts, base_B1 = (
+        cuts_B1.numpy().astype(np.int64),
+        count_tiles_before(cuts_B1, block).numpy().astype(np.int64),
+    )
     sequence_N = np.arange(len(cuts) - 1).repeat(np.diff(base_B1))
     tile_N = np.arange(len(sequence_N)) - base_B1[sequence_N]
     first_N = cuts[sequence_N] + tile_N * block
@@ -121,12 +124,14 @@ def _tiles(cuts_B1: Tensor, block: int) -> TileSide:
     return TileSide(np.stack([sequence_N, tile_N], 1), first_N, rows_N, base_B1, block)
 
 
-def _spans(table: IntervalTable, query: TileSide, block_k: int) -> np.ndarray:
+def _compute_spans(table: IntervalTable, query: TileSide, block_k: int) -> np.ndarray:
     if not len(query.first):
         return np.zeros((0, len(table.start), 4), dtype=np.int32)
     start_KT, stop_KT = table.start.numpy(), table.stop.numpy()
-    return disjoint(slot_spans(start_KT, stop_KT, query.first, query.rows, (query.size, block_k)))
+    return make_disjoint(
+        compute_slot_spans(start_KT, stop_KT, query.first, query.rows, (query.size, block_k))
+    )
 
 
-def _by_work(side: TileSide, spans_NS4: np.ndarray) -> Tiles:
-    return by_work(torch.from_numpy(side.place), torch.from_numpy(np.ascontiguousarray(spans_NS4)))
+def _sort_side_by_work(side: TileSide, spans_NS4: np.ndarray) -> Tiles:
+    return sort_by_work(torch.from_numpy(side.place), torch.from_numpy(np.ascontiguousarray(spans_NS4)))

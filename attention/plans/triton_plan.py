@@ -17,7 +17,7 @@ _FAR = tl.constexpr(2**30)
 
 
 @triton.jit
-def sequence_of(BASE, tile, sequences, turns):
+def find_sequence(BASE, tile, sequences, turns):
     """The last sequence whose first tile is at or before this one: empty ones before it share its base."""
     low = 0
     high = sequences
@@ -30,12 +30,12 @@ def sequence_of(BASE, tile, sequences, turns):
 
 
 @triton.jit
-def any_bits(a, b):
+def combine_any_bits(a, b):
     return a | b
 
 
 @triton.jit
-def all_bits(a, b):
+def combine_all_bits(a, b):
     return a & b
 
 
@@ -45,7 +45,7 @@ def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequenc
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):
         return
-    sequence = sequence_of(BASE, tile, sequences, turns)
+    sequence = find_sequence(BASE, tile, sequences, turns)
     first = tl.load(CU_K + sequence) + (tile - tl.load(BASE + sequence)) * BN
     token = first + tl.arange(0, BN)
     real = token < tl.load(CU_K + sequence + 1)
@@ -60,13 +60,13 @@ def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequenc
         tl.store(at + 3, tl.min(tl.where(real, end, _FAR)))
     if WORD is not None:
         word = tl.load(WORD + token, mask=real, other=0)
-        tl.store(at + 4, tl.reduce(tl.where(real, word, 0), 0, any_bits))
-        tl.store(at + 5, tl.reduce(tl.where(real, word, -1), 0, all_bits))
+        tl.store(at + 4, tl.reduce(tl.where(real, word, 0), 0, combine_any_bits))
+        tl.store(at + 5, tl.reduce(tl.where(real, word, -1), 0, combine_all_bits))
         tl.store(at + 6, tl.min(tl.where(real & (word == 0), 0, 1)))
 
 
 @triton.jit
-def put(SPANS, count, begin, inner, outer, end):
+def write_span(SPANS, count, begin, inner, outer, end):
     """Write a span where it holds blocks; its core, if hollow, stands at its begin. Returns the spans so far."""
     filled = (begin < end) & (begin < _FAR)
     hollow = inner >= outer
@@ -82,7 +82,7 @@ def put(SPANS, count, begin, inner, outer, end):
 def extend(SPANS, count, state_begin, state_end, core, longest, core_at, block, keep, full, most):
     """One more block for run-length spans: open, lengthen or close; past `most` spans the last takes all."""
     gap = keep & (state_end > 0) & (block != state_end) & (count < most - 1)
-    written = put(
+    written = write_span(
         SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin)
     )
     count = tl.where(gap, written, count)
@@ -108,7 +108,7 @@ def query_kernel(
     if tile >= tl.load(BASE + sequences):
         tl.store(PLACE + tile * 3, -1)
         return
-    sequence = sequence_of(BASE, tile, sequences, turns)
+    sequence = find_sequence(BASE, tile, sequences, turns)
     number = tile - tl.load(BASE + sequence)
     first = tl.load(CU_Q + sequence) + number * BM
     rows = tl.minimum(tl.load(CU_Q + sequence + 1) - first, BM)
@@ -146,8 +146,8 @@ def query_kernel(
         lit = 0
         if SEES is not None:
             word = tl.load(SEES + first + row, mask=real, other=0)
-            bits_any = tl.reduce(tl.where(real, word, 0), 0, any_bits)
-            bits_all = tl.reduce(tl.where(real, word, -1), 0, all_bits)
+            bits_any = tl.reduce(tl.where(real, word, 0), 0, combine_any_bits)
+            bits_all = tl.reduce(tl.where(real, word, -1), 0, combine_all_bits)
             lit = tl.min(tl.where(real & (word == 0), 0, 1))
         used = refine(
             spans, hulls, used, SUMMARY + tl.load(KEY_BASE + sequence) * 8, number * BM, number * BM + rows,
@@ -182,7 +182,7 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
             apart = begin >= c_end
             cut = tl.minimum(tl.maximum(c_outer, begin), tl.maximum(c_end, c_begin))
             cut = tl.where(apart, c_end, cut)
-            count = put(SPANS, count, c_begin, c_inner, tl.minimum(c_outer, cut), cut)
+            count = write_span(SPANS, count, c_begin, c_inner, tl.minimum(c_outer, cut), cut)
             rest = tl.where(apart, end, tl.maximum(end, c_end))
             begin = tl.maximum(begin, cut)
             end = tl.maximum(rest, begin)
@@ -195,7 +195,7 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
         c_inner = inner
         c_outer = outer
         c_end = end
-    return put(SPANS, count, c_begin, c_inner, c_outer, c_end)
+    return write_span(SPANS, count, c_begin, c_inner, c_outer, c_end)
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def refine(
             count, run_begin, run_end, core, longest, core_at = extend(  # pyright: ignore[reportGeneralTypeIssues]
                 SPANS, count, run_begin, run_end, core, longest, core_at, block, keep, full & keep, 4
             )
-    return put(SPANS, count, run_begin, core_at, core_at + longest, run_end)
+    return write_span(SPANS, count, run_begin, core_at, core_at + longest, run_end)
 
 
 @triton.jit(do_not_specialize=["sequences", "turns"])
@@ -243,7 +243,7 @@ def key_kernel(
     if tile >= tl.load(BASE + sequences):
         tl.store(PLACE + tile * 3, -1)
         return
-    sequence = sequence_of(BASE, tile, sequences, turns)
+    sequence = find_sequence(BASE, tile, sequences, turns)
     number = tile - tl.load(BASE + sequence)
     base = tl.load(QUERY_BASE + sequence)
     spans = SPANS + tile * R * 4
@@ -264,7 +264,7 @@ def key_kernel(
         count, run_begin, run_end, core, longest, core_at = extend(
             spans, count, run_begin, run_end, core, longest, core_at, query, keep, full, R
         )
-    used = put(spans, count, run_begin, core_at, core_at + longest, run_end)
+    used = write_span(spans, count, run_begin, core_at, core_at + longest, run_end)
     tl.store(PLACE + tile * 3, sequence)
     tl.store(PLACE + tile * 3 + 1, number)
     tl.store(PLACE + tile * 3 + 2, used)

@@ -1,5 +1,5 @@
 from . import chunked as chunked
 from . import npu as npu
 from . import sdpa as sdpa
-from .dense_reference import reference as reference
-from .tiles import pieces_of as pieces_of
+from .dense_reference import attend_reference as attend_reference
+from .tiles import split_mask as split_mask

@@ -35,26 +35,26 @@ class BucketSide:
     longest: int
     whole: bool  # every token of the batch, in order
 
-    def padded(self, x_THD: Tensor, sequences: int) -> Tensor:
+    def pad_with_last(self, x_THD: Tensor, sequences: int) -> Tensor:
         """[B, H, longest, D]; behind each sequence its last token again, whose weights cannot overflow."""
-        return self._shaped(x_THD.index_select(0, self.filler), sequences)
+        return self._reshape(x_THD.index_select(0, self.filler), sequences)
 
-    def zero_padded(self, x_THD: Tensor, sequences: int) -> Tensor:
+    def pad_with_zeros(self, x_THD: Tensor, sequences: int) -> Tensor:
         """[B, H, longest, D], zeros behind each sequence."""
         part = x_THD if self.whole else x_THD.index_select(0, self.token)
         flat = x_THD.new_zeros(sequences * self.longest, *x_THD.shape[1:])
-        return self._shaped(flat.index_copy_(0, self.slot, part), sequences)
+        return self._reshape(flat.index_copy_(0, self.slot, part), sequences)
 
-    def packed(self, x_BHQD: Tensor) -> Tensor:
+    def pack(self, x_BHQD: Tensor) -> Tensor:
         """[t, H, D] of the padded."""
         return x_BHQD.transpose(1, 2).reshape(-1, x_BHQD.shape[1], x_BHQD.shape[3]).index_select(0, self.slot)
 
-    def _shaped(self, flat: Tensor, sequences: int) -> Tensor:
+    def _reshape(self, flat: Tensor, sequences: int) -> Tensor:
         return flat.view(sequences, self.longest, *flat.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bucket:
+class SequenceBucket:
     """Sequences that share a call; `causal` and no `hidden`: the kernel's own causal mask does."""
 
     sequences: int
@@ -65,18 +65,20 @@ class Bucket:
     blind: Tensor | None  # [t] rows that see nothing
 
 
-def layout(
+def make_buckets(
     n_q: list[int], n_k: list[int], cu_q: Tensor, cu_k: Tensor, chosen: list[int], form: str,
     table: IntervalTable | None, heads: int,
-) -> list[Bucket]:  # fmt: skip
+) -> list[SequenceBucket]:  # fmt: skip
     """Buckets of the chosen sequences."""
     return [
-        _bucket(torch.tensor(index, device=cu_q.device), cu_q, cu_k, form, table)
-        for index in grouped(n_q, n_k, chosen, heads, _MOST)
+        _make_bucket(torch.tensor(index, device=cu_q.device), cu_q, cu_k, form, table)
+        for index in group_sequences(n_q, n_k, chosen, heads, _MOST)
     ]
 
 
-def grouped(n_q: list[int], n_k: list[int], chosen: list[int], heads: int, most: int) -> Iterator[list[int]]:
+def group_sequences(
+    n_q: list[int], n_k: list[int], chosen: list[int], heads: int, max_scores: int
+) -> Iterator[list[int]]:
     """Sequences that share a call of at most `most` scores, in their packed order; a bucket ends where lengths have
     halved, or it is full."""
     order = [b for b in sorted(chosen, key=lambda b: (-n_k[b], -n_q[b])) if n_q[b] and n_k[b]]
@@ -84,28 +86,34 @@ def grouped(n_q: list[int], n_k: list[int], chosen: list[int], heads: int, most:
     for at in range(1, len(order) + 1):
         rest = len(order) - at
         halved = rest >= _FEW and at - begin >= _FEW and 2 * n_k[order[at]] <= n_k[order[begin]]
-        full = heads * (at - begin + 1) * n_k[order[begin]] * max(n_q[b] for b in order[begin:at]) > most
+        full = (
+            heads * (at - begin + 1) * n_k[order[begin]] * max(n_q[b] for b in order[begin:at]) > max_scores
+        )
         if rest == 0 or halved or full:
             yield sorted(order[begin:at])
             begin = at
 
 
-def _bucket(index_B: Tensor, cu_q: Tensor, cu_k: Tensor, form: str, table: IntervalTable | None) -> Bucket:
+def _make_bucket(
+    index_B: Tensor, cu_q: Tensor, cu_k: Tensor, form: str, table: IntervalTable | None
+) -> SequenceBucket:
     same = cu_k is cu_q
     cuts_q, cuts_k = cu_q.long(), cu_k.long()
-    query = side(cuts_q, index_B)
-    key = query if same else side(cuts_k, index_B)
+    query = make_side(cuts_q, index_B)
+    key = query if same else make_side(cuts_k, index_B)
     if form == "causal" and same:
-        return Bucket(len(index_B), query, key, True, None, None)
-    seen_BQN = seen_by(index_B, cuts_q, cuts_k, query.longest, key.longest, table)
+        return SequenceBucket(len(index_B), query, key, True, None, None)
+    seen_BQN = compute_bucket_mask(index_B, cuts_q, cuts_k, query.longest, key.longest, table)
     blind_BQ = ~seen_BQN.any(-1)
     blind_t = blind_BQ.flatten()[query.slot]
     hidden = torch.zeros(seen_BQN.shape, device=seen_BQN.device)
     hidden = hidden.masked_fill_(~(seen_BQN | blind_BQ[..., None]), -torch.inf)
-    return Bucket(len(index_B), query, key, False, hidden[:, None], blind_t if bool(blind_t.any()) else None)
+    return SequenceBucket(
+        len(index_B), query, key, False, hidden[:, None], blind_t if bool(blind_t.any()) else None
+    )
 
 
-def side(cuts: Tensor, index_B: Tensor) -> BucketSide:
+def make_side(cuts: Tensor, index_B: Tensor) -> BucketSide:
     """The tokens of some sequences."""
     start_B, length_B = cuts[index_B], cuts.diff()[index_B]
     longest = int(length_B.max())
@@ -116,7 +124,7 @@ def side(cuts: Tensor, index_B: Tensor) -> BucketSide:
     return BucketSide(token, slot, filler, longest, len(token) == int(cuts[-1]))
 
 
-def seen_by(
+def compute_bucket_mask(
     index_B: Tensor, cuts_q: Tensor, cuts_k: Tensor, rows: int, keys: int, table: IntervalTable | None
 ) -> Tensor:
     """[B, Q, N] bool; false in padding."""
@@ -140,19 +148,19 @@ def seen_by(
     return seen
 
 
-def forward(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def forward(bucket: SequenceBucket, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [t, H, D] and log-sum-exp [t, H] of the bucket's query tokens."""
     hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
     out_BHQD, lse_BHQ = _flash(
-        bucket.query.padded(q, bucket.sequences),
-        bucket.key.padded(k, bucket.sequences),
-        bucket.key.padded(v, bucket.sequences),
+        bucket.query.pad_with_last(q, bucket.sequences),
+        bucket.key.pad_with_last(k, bucket.sequences),
+        bucket.key.pad_with_last(v, bucket.sequences),
         0.0,
         bucket.causal,
         attn_mask=hidden,
         scale=scale,
     )
-    out, lse = bucket.query.packed(out_BHQD), bucket.query.packed(lse_BHQ[..., None])[..., 0]
+    out, lse = bucket.query.pack(out_BHQD), bucket.query.pack(lse_BHQ[..., None])[..., 0]
     if bucket.blind is not None:
         out.masked_fill_(bucket.blind[:, None, None], 0.0)
         lse.masked_fill_(bucket.blind[:, None], -torch.inf)
@@ -160,7 +168,14 @@ def forward(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tu
 
 
 def backward(
-    bucket: Bucket, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+    bucket: SequenceBucket,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients [t, H, D] of the bucket's query tokens, and of its key tokens, in lse's type; of blind rows 0."""
     grad, q, k, v, out = (
@@ -171,15 +186,15 @@ def backward(
     if bucket.blind is not None:
         lse = lse.index_fill(0, bucket.query.token[bucket.blind], _BLIND)
     grads = _flash_backward(
-        bucket.query.zero_padded(grad, n),
-        bucket.query.padded(q, n),
-        bucket.key.padded(k, n),
-        bucket.key.padded(v, n),
-        bucket.query.padded(out, n),
-        bucket.query.padded(lse[..., None], n)[..., 0],
+        bucket.query.pad_with_zeros(grad, n),
+        bucket.query.pad_with_last(q, n),
+        bucket.key.pad_with_last(k, n),
+        bucket.key.pad_with_last(v, n),
+        bucket.query.pad_with_last(out, n),
+        bucket.query.pad_with_last(lse[..., None], n)[..., 0],
         0.0,
         bucket.causal,
         attn_mask=hidden,
         scale=scale,
     )
-    return bucket.query.packed(grads[0]), bucket.key.packed(grads[1]), bucket.key.packed(grads[2])
+    return bucket.query.pack(grads[0]), bucket.key.pack(grads[1]), bucket.key.pack(grads[2])

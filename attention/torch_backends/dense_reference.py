@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nonet.attention.calls import RelativeBias, bucket_of
+from nonet.attention.calls import RelativeBias, compute_bucket
 from nonet.attention.masks import IntervalTable
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D width, E value width; of one
 # sequence Q queries and N keys.
 
 
-def reference(
+def attend_reference(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -39,21 +39,21 @@ def reference(
         if soft_cap is not None:
             score_HQN = soft_cap * torch.tanh(score_HQN / soft_cap)
         if bias is not None:
-            score_HQN = score_HQN + _bias(bias, rows, columns)
-        seen_QN = visible_pairs(table, rows, columns)
+            score_HQN = score_HQN + _compute_bias(bias, rows, columns)
+        seen_QN = compute_visible_pairs(table, rows, columns)
         values_NHE = _spread(v[columns], q.shape[1])
         if activation == "silu":
             weight_HQN = torch.nn.functional.silu(score_HQN).masked_fill(~seen_QN, 0.0)
             weight_HQN = weight_HQN / (scaling_length or 1.0)
             total_HQ = score_HQN.new_zeros(score_HQN.shape[:2])
         else:
-            weight_HQN, total_HQ = _softmax(score_HQN, seen_QN, sink)
+            weight_HQN, total_HQ = _compute_softmax(score_HQN, seen_QN, sink)
         outs.append(torch.einsum("hqn,nhe->qhe", weight_HQN, values_NHE))
         sums.append(total_HQ)
     return torch.cat(outs), torch.cat(sums, 1)
 
 
-def visible_pairs(table: IntervalTable, rows: slice, columns: slice) -> Tensor:
+def compute_visible_pairs(table: IntervalTable, rows: slice, columns: slice) -> Tensor:
     """[Q, N] bool of one sequence, straight from the table's definition."""
     key_N = torch.arange(columns.stop - columns.start, device=table.start.device)
     query_Q = torch.arange(rows.stop - rows.start, device=table.start.device)
@@ -66,7 +66,7 @@ def visible_pairs(table: IntervalTable, rows: slice, columns: slice) -> Tensor:
     return seen
 
 
-def _softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+def _compute_softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights, zero in rows that see nothing, and the rows' log-sum-exp, the sink in it."""
     score_HQN = score_HQN.masked_fill(~seen_QN, -torch.inf)
     if sink is not None:
@@ -79,7 +79,7 @@ def _softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) -> tuple[T
     return weight[..., : seen_QN.shape[1]], total
 
 
-def _bias(bias: RelativeBias, rows: slice, columns: slice) -> Tensor:
+def _compute_bias(bias: RelativeBias, rows: slice, columns: slice) -> Tensor:
     """[H or 1, Q, N]."""
     queries, keys = rows.stop - rows.start, columns.stop - columns.start
     total = torch.zeros((), dtype=torch.float64)
@@ -89,7 +89,7 @@ def _bias(bias: RelativeBias, rows: slice, columns: slice) -> Tensor:
         total = bias.position[:, apart.clamp(1 - reach, reach - 1) + reach - 1]
     if bias.time is not None and bias.time_q is not None and bias.time_k is not None:
         between = bias.time_q[rows, None].long() - bias.time_k[columns].long()
-        total = total + bias.time[:, bucket_of(between, bias.steps, bias.time.shape[1])]
+        total = total + bias.time[:, compute_bucket(between, bias.steps, bias.time.shape[1])]
     return total
 
 

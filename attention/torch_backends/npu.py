@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.calls import Call
-from nonet.attention.masks import visible
+from nonet.attention.calls import AttentionCall
+from nonet.attention.masks import compute_visible
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width; n queries and m keys of a sequence.
@@ -23,7 +23,7 @@ _TRIANGLE = 2048  # side of the compressed causal mask that sparse_mode 3 wants
 _WHOLE, _BOTTOM_RIGHT = 0, 3  # sparse modes: a mask of the whole sequence, causal aligned at the newest key
 
 
-def available(q: Tensor, v: Tensor, call: Call) -> bool:
+def is_available(q: Tensor, v: Tensor, call: AttentionCall) -> bool:
     """Whether the fused kernel speaks this call; what it doesn't is for the chunked reference."""
     return (
         q.device.type == DEVICE
@@ -34,32 +34,34 @@ def available(q: Tensor, v: Tensor, call: Call) -> bool:
     )
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output [T, H, D] and log-sum-exp [T, H] float32."""
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
-    for rows, keys, options, blind in _sequences(call, len(q), len(k)):
-        part, part_lse = _fused(q[rows], k[keys], v[keys], call.scale, options)
+    for rows, keys, options, blind in _iterate_sequences(call, len(q), len(k)):
+        part, part_lse = _run_fused(q[rows], k[keys], v[keys], call.scale, options)
         out[rows] = part.masked_fill(blind[:, None, None], 0.0)
         lse[rows] = part_lse.masked_fill(blind[:, None], -torch.inf)
     return out, lse
 
 
-def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[Tensor | None]:
+def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> list[Tensor | None]:
     """Gradients of q, k and v, and None of the sink and tables that this backend does not take."""
     sums = [torch.zeros_like(x) for x in (q, k, v)]
-    for rows, keys, options, blind in _sequences(call, len(q), len(k)):
+    for rows, keys, options, blind in _iterate_sequences(call, len(q), len(k)):
         index = (rows, keys, keys)
         leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), index, strict=True)]
         with torch.enable_grad():
-            part, _ = _fused(leaves[0], leaves[1], leaves[2], call.scale, options)
+            part, _ = _run_fused(leaves[0], leaves[1], leaves[2], call.scale, options)
             gradients = torch.autograd.grad(part, leaves, grad[rows].masked_fill(blind[:, None, None], 0.0))
         for whole, i, one in zip(sums, index, gradients, strict=True):
             whole[i] = one
     return [*sums, None, None, None]
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _run_fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     """One sequence: output [n, H, D] and log-sum-exp [n, H], from the kernel's row maxima and sums [1, H, n, 8]."""
     try:
         import torch_npu  # type: ignore[import-not-found]
@@ -73,11 +75,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any
     return outputs[0][0].transpose(0, 1), lse_HN.T
 
 
-def _sequences(
-    call: Call, tokens_q: int, tokens_k: int
+def _iterate_sequences(
+    call: AttentionCall, tokens_q: int, tokens_k: int
 ) -> Iterator[tuple[slice, slice, dict[str, Any], Tensor]]:
     """Rows, keys, mask options and blind rows [n] of every sequence that has both; a set mask bit hides the key."""
-    table = call.whole_table(tokens_q, tokens_k)
+    table = call.build_table(tokens_q, tokens_k)
     cu_q, cu_k, device = table.cu_q.tolist(), table.cu_k.tolist(), table.start.device
     triangle = None
     for b in range(len(cu_q) - 1):
@@ -92,7 +94,7 @@ def _sequences(
             options = {"atten_mask": triangle, "sparse_mode": _BOTTOM_RIGHT} if call.form == "causal" else {}
             yield rows, keys, options, none
             continue
-        seen = visible(table, row + rows.start, place + keys.start, row, place)
+        seen = compute_visible(table, row + rows.start, place + keys.start, row, place)
         blind = ~seen.any(1)
         hidden = ~(seen | blind[:, None])  # a row that sees nothing must not divide by zero
         yield rows, keys, {"atten_mask": hidden, "sparse_mode": _WHOLE}, blind

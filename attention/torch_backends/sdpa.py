@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nonet.attention.calls import Call
-from nonet.attention.masks import visible
+from nonet.attention.calls import AttentionCall
+from nonet.attention.masks import compute_visible
 from nonet.attention.torch_backends import buckets
-from nonet.attention.torch_backends.buckets import Bucket
-from nonet.attention.torch_backends.tiles import Piece, pieces_of
+from nonet.attention.torch_backends.buckets import SequenceBucket
+from nonet.attention.torch_backends.tiles import MaskPiece, split_mask
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width of queries, keys and values (the narrower is
 # padded), n rows and m keys of a piece.
@@ -37,31 +37,33 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Work:
+class _SplitPlan:
     """What one mask and batch ask for; reused by layers and by the backward."""
 
-    buckets: list[Bucket]
-    pieces: list[Piece]
+    buckets: list[SequenceBucket]
+    pieces: list[MaskPiece]
 
 
 _WORKS: Any = WeakIdKeyDictionary()  # by a tensor of the call that lives as long as its batch
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output [T, H, E] and log-sum-exp [T, H], the sink in it (-inf where a row sees nothing and there is no sink)."""
-    work, width = _work(call, q.shape[1]), v.shape[-1]
-    q, k, v = _even(q, k, v)
+    work, width = _get_split(call, q.shape[1]), v.shape[-1]
+    q, k, v = _expand_heads(q, k, v)
     if len(work.buckets) == 1 and not work.pieces and work.buckets[0].query.whole:
         out, lse = buckets.forward(work.buckets[0], q, k, v, call.scale)
     else:
-        out, lse = _forward(q, k, v, call, work)
+        out, lse = _forward_parts(q, k, v, call, work)
     if call.sink is not None:
         total = torch.logaddexp(lse, call.sink.to(lse.dtype))
         out, lse = out * (lse - total).exp()[..., None].to(out.dtype), total
     return out[..., :width].contiguous(), lse.contiguous()
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, call: Call, work: _Work) -> tuple[Tensor, Tensor]:
+def _forward_parts(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, work: _SplitPlan
+) -> tuple[Tensor, Tensor]:
     total = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
     out = torch.zeros(q.shape, dtype=total, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=total, device=q.device)
@@ -71,26 +73,26 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, call: Call, work: _Work) -> tuple[
         lse.index_copy_(0, bucket.query.token, part_lse)
     for piece in work.pieces:
         rows = slice(piece.q0, piece.q1)
-        part, part_lse = _piece(piece, q, k, v, call)
+        part, part_lse = _forward_piece(piece, q, k, v, call)
         if piece.first:
             out[rows], lse[rows] = part, part_lse
         else:
-            _merge(out[rows], lse[rows], part, part_lse)
+            _merge_piece(out[rows], lse[rows], part, part_lse)
     return out.to(q.dtype), lse
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and sink."""
-    work, widths, groups = _work(call, q.shape[1]), (q.shape[-1], v.shape[-1]), q.shape[1] // k.shape[1]
+    work, widths, groups = _get_split(call, q.shape[1]), (q.shape[-1], v.shape[-1]), q.shape[1] // k.shape[1]
     sink = None
     if call.sink is not None:
         delta_TH = (grad * out).sum(-1, dtype=lse.dtype)
         sink = -((call.sink - lse).exp() * delta_TH).sum(0).to(call.sink.dtype)
     if call.form != "causal":
         lse = lse.masked_fill(lse == -torch.inf, _BLIND)
-    q, k, v = _even(q, k, v)
+    q, k, v = _expand_heads(q, k, v)
     if q.shape[-1] != widths[1]:
         grad, out = pad(grad, (0, q.shape[-1] - widths[1])), pad(out, (0, q.shape[-1] - widths[1]))
     if (
@@ -101,7 +103,7 @@ def backward(
     ):
         gq, gk, gv = buckets.backward(work.buckets[0], grad, q, k, v, out, lse, call.scale)
     else:
-        gq, gk, gv = _backward(grad, q, k, v, out, lse, call, work)
+        gq, gk, gv = _backward_parts(grad, q, k, v, out, lse, call, work)
     if groups > 1:
         gk, gv = gk.unflatten(1, (-1, groups)).sum(2), gv.unflatten(1, (-1, groups)).sum(2)
     return (
@@ -112,8 +114,15 @@ def backward(
     )
 
 
-def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, work: _Work
+def _backward_parts(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    call: AttentionCall,
+    work: _SplitPlan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = lse.dtype
     gq, gk, gv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, v))
@@ -124,31 +133,40 @@ def _backward(
             whole.index_copy_(0, index, part.to(total))
     for piece in work.pieces:
         rows, keys = slice(piece.q0, piece.q1), slice(piece.k0, piece.k1)
-        parts = _piece_backward(piece, grad[rows], q, k, v, out[rows], lse[rows], call)
+        parts = _backward_piece(piece, grad[rows], q, k, v, out[rows], lse[rows], call)
         for whole, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
             whole[index] += part
     return gq.to(q.dtype), gk.to(q.dtype), gv.to(q.dtype)
 
 
-def _piece(piece: Piece, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _forward_piece(
+    piece: MaskPiece, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall
+) -> tuple[Tensor, Tensor]:
     """Output [n, H, D] and log-sum-exp [n, H] of a piece alone."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
     if piece.kind == "self":
-        return v, (q * k).sum(-1, dtype=_sums(q)) * call.scale
+        return v, (q * k).sum(-1, dtype=_get_sum_dtype(q)) * call.scale
     if piece.kind == "masked":
-        score_HNM = _scores(piece, q, k, call)
+        score_HNM = _compute_scores(piece, q, k, call)
         lse_HN = score_HNM.logsumexp(-1)
         weight = (score_HNM - lse_HN.masked_fill(lse_HN == -torch.inf, 0.0)[..., None]).exp_()
         return (weight.to(v.dtype) @ v.transpose(0, 1)).transpose(0, 1), lse_HN.T
     if piece.kind == "anti":  # a causal square read backwards
         q, k, v = (x.flip(0) for x in (q, k, v))
-    out, lse = _flash(*map(_batched, (q, k, v)), 0.0, piece.kind != "dense", scale=call.scale)
+    out, lse = _flash(*map(_add_batch, (q, k, v)), 0.0, piece.kind != "dense", scale=call.scale)
     out, lse = out[0].transpose(0, 1), lse[0].T
     return (out.flip(0), lse.flip(0)) if piece.kind == "anti" else (out, lse)
 
 
-def _piece_backward(
-    piece: Piece, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
+def _backward_piece(
+    piece: MaskPiece,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    call: AttentionCall,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a piece's rows and keys, under the rows' final output and log-sum-exp."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
@@ -159,7 +177,7 @@ def _piece_backward(
         gs = weight * ((grad * (v - out)).sum(-1, dtype=lse.dtype)) * call.scale
         return gs[..., None] * k, gs[..., None] * q, weight[..., None] * grad
     if piece.kind == "masked":
-        weight = (_scores(piece, q, k, call) - lse.T[..., None]).exp_()
+        weight = (_compute_scores(piece, q, k, call) - lse.T[..., None]).exp_()
         grad_HND, v_HMD = grad.transpose(0, 1), v.transpose(0, 1)
         delta_HN1 = (grad * out).sum(-1, dtype=lse.dtype).T[..., None]
         gs = (weight * ((grad_HND @ v_HMD.mT).to(lse.dtype) - delta_HN1) * call.scale).to(q.dtype)
@@ -169,13 +187,13 @@ def _piece_backward(
     if piece.kind == "anti":
         grad, q, k, v, out, lse = (x.flip(0) for x in (grad, q, k, v, out, lse))
     grads = _flash_backward(
-        *map(_batched, (grad, q, k, v, out)), lse.T[None], 0.0, piece.kind != "dense", scale=call.scale
+        *map(_add_batch, (grad, q, k, v, out)), lse.T[None], 0.0, piece.kind != "dense", scale=call.scale
     )
     packed = (x[0].transpose(0, 1) for x in grads)
     return tuple(x.flip(0) if piece.kind == "anti" else x for x in packed)  # type: ignore[return-value]
 
 
-def _scores(piece: Piece, q: Tensor, k: Tensor, call: Call) -> Tensor:
+def _compute_scores(piece: MaskPiece, q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     """Scaled scores [H, n, m] of a masked piece, -inf where it does not see."""
     table = call.table
     assert table is not None
@@ -183,12 +201,12 @@ def _scores(piece: Piece, q: Tensor, k: Tensor, call: Call) -> Tensor:
     query = torch.arange(piece.q0, piece.q1, device=q.device)
     key = torch.arange(piece.k0, piece.k1, device=q.device)
     slots: Any = list(piece.slots)
-    seen = visible(table, query, key, query - begin_q, key - begin_k, slots)
-    score = (q.transpose(0, 1) @ k.transpose(0, 1).mT).to(_sums(q)).mul_(call.scale)
+    seen = compute_visible(table, query, key, query - begin_q, key - begin_k, slots)
+    score = (q.transpose(0, 1) @ k.transpose(0, 1).mT).to(_get_sum_dtype(q)).mul_(call.scale)
     return score.masked_fill_(~seen, -torch.inf)
 
 
-def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Add a piece to rows that have some already, in place."""
     total = torch.logaddexp(lse, part_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)
@@ -196,22 +214,22 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(total)
 
 
-def _work(call: Call, heads: int) -> _Work:
+def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
     """The call's buckets and pieces, kept as long as its table (or cuts) live unchanged."""
     anchor = call.cu_q if call.table is None else call.table.start
     if anchor.is_inference():  # no version is counted there, so a change would go unseen
-        return _planned(call, heads)
+        return _make_split(call, heads)
     other = None if call.cu_k is call.cu_q else call.cu_k
     known = _WORKS.get(anchor)
     tag = (call.form, heads, anchor._version)
     if known is not None and known[0] == tag and known[1] is other:
         return known[2]
-    work = _planned(call, heads)
+    work = _make_split(call, heads)
     _WORKS[anchor] = (tag, other, work)
     return work
 
 
-def _planned(call: Call, heads: int) -> _Work:
+def _make_split(call: AttentionCall, heads: int) -> _SplitPlan:
     cu_q, cu_k = call.cu_q.tolist(), call.cu_k.tolist()
     n_q, n_k = ([b - a for a, b in itertools.pairwise(cuts)] for cuts in (cu_q, cu_k))
     busy = [b for b in range(len(n_q)) if n_q[b] and n_k[b]]
@@ -219,15 +237,15 @@ def _planned(call: Call, heads: int) -> _Work:
     if len(short) < 2 and call.form != "table":
         short = []
     long = [b for b in busy if b not in set(short)]
-    layout = buckets.layout(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
+    layout = buckets.make_buckets(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
     if call.table is not None:
-        return _Work(layout, pieces_of(call.table, long))
+        return _SplitPlan(layout, split_mask(call.table, long))
     kind = "causal" if call.form == "causal" else "dense"
-    whole = [Piece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, (), True) for b in long]
-    return _Work(layout, whole)
+    whole = [MaskPiece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, (), True) for b in long]
+    return _SplitPlan(layout, whole)
 
 
-def _even(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _expand_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Every query head with keys and values of its own, all of one width."""
     groups, width = q.shape[1] // k.shape[1], max(q.shape[-1], v.shape[-1])
     if groups > 1:
@@ -237,10 +255,10 @@ def _even(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # type: ignore[return-value]
 
 
-def _batched(x_NHD: Tensor) -> Tensor:
+def _add_batch(x_NHD: Tensor) -> Tensor:
     """[1, H, n, D]."""
     return x_NHD.transpose(0, 1)[None]
 
 
-def _sums(x: Tensor) -> torch.dtype:
+def _get_sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype

@@ -23,7 +23,7 @@ _STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MaskPiece:
     """Rows [q0, q1) over keys [k0, k1): "dense"; of a square "causal" (row i its first i + 1 keys) or "anti" (all but its
     first i); "self" (row i its i-th key); "masked" (by `slots`).
     """
@@ -38,26 +38,26 @@ class Piece:
     first: bool = False  # no earlier piece has these rows
 
 
-def pieces_of(table: IntervalTable, sequences: list[int]) -> list[Piece]:
+def split_mask(table: IntervalTable, sequences: list[int]) -> list[MaskPiece]:
     """The pieces of these sequences, those of a sequence together."""
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     start, stop = table.start.cpu().numpy(), table.stop.cpu().numpy()
     refined = table.column_start is not None or table.sees is not None
-    out: list[Piece] = []
+    out: list[MaskPiece] = []
     for b in sequences:
         rows = slice(cu_q[b], cu_q[b + 1])
         loose: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-        pieces: list[Piece] = []
+        pieces: list[MaskPiece] = []
         for slot in range(len(start)):
             s, e = start[slot, rows], stop[slot, rows]
-            for kind, first, last in [(None, 0, len(s))] if refined else _regular(s, e):
-                pieces += _cut(kind, s, e, first, last, (cu_q[b], cu_k[b], b, slot), loose)
-        pieces += _masked(loose, cu_q[b], cu_k[b], b)
-        out += _marked(pieces, cu_q[b], cu_q[b + 1])
+            for kind, first, last in [(None, 0, len(s))] if refined else _find_regular_rows(s, e):
+                pieces += _cut_rows(kind, s, e, first, last, (cu_q[b], cu_k[b], b, slot), loose)
+        pieces += _make_masked_pieces(loose, cu_q[b], cu_k[b], b)
+        out += _mark_first_pieces(pieces, cu_q[b], cu_q[b + 1])
     return out
 
 
-def _regular(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
+def _find_regular_rows(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
     """(kind, first, last) of consecutive rows of one kind, and (None, first, last) of what lies between."""
     empty = s >= e
     s, e = np.where(empty, -9, s), np.where(empty, -9, e)
@@ -85,24 +85,24 @@ def _regular(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
     return out
 
 
-def _cut(
+def _cut_rows(
     kind: int | None, s: Any, e: Any, first: int, last: int, at: tuple[int, int, int, int], loose: dict
-) -> list[Piece]:
+) -> list[MaskPiece]:
     """Pieces of regular rows; what needs a mask goes into `loose` by blocks of rows: (slot, first key, past the last)."""
     base_q, base_k, b, slot = at
     q0, q1, k0, k1 = base_q + first, base_q + last, base_k + int(s[first]), base_k + int(e[first])
     if kind == _STILL:
-        return [Piece("dense", q0, q1, k0, k1, b)]
+        return [MaskPiece("dense", q0, q1, k0, k1, b)]
     if kind == _GROWING:
-        square = Piece("causal", q0, q1, k1 - 1, k1 - 1 + q1 - q0, b)
-        return [Piece("dense", q0, q1, k0, k1 - 1, b), square] if k1 - 1 > k0 else [square]
+        square = MaskPiece("causal", q0, q1, k1 - 1, k1 - 1 + q1 - q0, b)
+        return [MaskPiece("dense", q0, q1, k0, k1 - 1, b), square] if k1 - 1 > k0 else [square]
     if kind == _SHRINKING:
-        square = Piece("anti", q0, q1, k0, k0 + q1 - q0, b)
-        return [square, Piece("dense", q0, q1, square.k1, k1, b)] if k1 > square.k1 else [square]
+        square = MaskPiece("anti", q0, q1, k0, k0 + q1 - q0, b)
+        return [square, MaskPiece("dense", q0, q1, square.k1, k1, b)] if k1 > square.k1 else [square]
     if kind == _MOVING and k1 - k0 == 1:
-        return [Piece("self", q0, q1, k0, k0 + q1 - q0, b)]
+        return [MaskPiece("self", q0, q1, k0, k0 + q1 - q0, b)]
     if kind == _MOVING and k1 - k0 >= _BAND:
-        return _band(q0, q1, k0, k1 - k0, b)
+        return _cut_band(q0, q1, k0, k1 - k0, b)
     for block in range(first // _BLOCK, -(-last // _BLOCK)):
         part = slice(max(first, block * _BLOCK), min(last, (block + 1) * _BLOCK))
         used = s[part] < e[part]
@@ -112,20 +112,20 @@ def _cut(
     return []
 
 
-def _band(q0: int, q1: int, k0: int, width: int, b: int) -> list[Piece]:
+def _cut_band(q0: int, q1: int, k0: int, width: int, b: int) -> list[MaskPiece]:
     """A window of `width` keys that moves with its rows: by `width` rows, one triangle it leaves and one it enters."""
     out = []
     for first in range(q0, q1, width):
         rows, key = min(width, q1 - first), k0 + first - q0
-        out.append(Piece("anti", first, first + rows, key, key + rows, b))
+        out.append(MaskPiece("anti", first, first + rows, key, key + rows, b))
         if width > rows:
-            out.append(Piece("dense", first, first + rows, key + rows, key + width, b))
+            out.append(MaskPiece("dense", first, first + rows, key + rows, key + width, b))
         if rows > 1:
-            out.append(Piece("causal", first + 1, first + rows, key + width, key + width + rows - 1, b))
+            out.append(MaskPiece("causal", first + 1, first + rows, key + width, key + width + rows - 1, b))
     return out
 
 
-def _masked(loose: dict, base_q: int, base_k: int, b: int) -> list[Piece]:
+def _make_masked_pieces(loose: dict, base_q: int, base_k: int, b: int) -> list[MaskPiece]:
     """Masked blocks; slots of the same rows share one where their hulls lie closer than they are wide."""
     out = []
     for (first, last), parts in loose.items():
@@ -139,12 +139,12 @@ def _masked(loose: dict, base_q: int, base_k: int, b: int) -> list[Piece]:
                 groups.append([[slot], k0, k1, k1 - k0])
         for slots, k0, k1, _ in groups:
             out.append(
-                Piece("masked", base_q + first, base_q + last, base_k + k0, base_k + k1, b, tuple(slots))
+                MaskPiece("masked", base_q + first, base_q + last, base_k + k0, base_k + k1, b, tuple(slots))
             )
     return out
 
 
-def _marked(pieces: list[Piece], q0: int, q1: int) -> list[Piece]:
+def _mark_first_pieces(pieces: list[MaskPiece], q0: int, q1: int) -> list[MaskPiece]:
     """The pieces with `first` told."""
     seen = np.zeros(q1 - q0, dtype=bool)
     out = []
@@ -153,6 +153,6 @@ def _marked(pieces: list[Piece], q0: int, q1: int) -> list[Piece]:
         fresh = not seen[rows].any()
         seen[rows] = True
         out.append(
-            Piece(piece.kind, piece.q0, piece.q1, piece.k0, piece.k1, piece.sequence, piece.slots, fresh)
+            MaskPiece(piece.kind, piece.q0, piece.q1, piece.k0, piece.k1, piece.sequence, piece.slots, fresh)
         )
     return out

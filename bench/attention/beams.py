@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nonet.bench.timing import milliseconds
+from nonet.bench.timing import measure_milliseconds
 
 # Shapes: U prompts, W beams, L levels, N tokens of a prompt, H query heads, G key heads, D width.
 _PROMPTS, _BEAMS, _LEVELS, _TOKENS = 2, 64, 3, 1000
@@ -20,7 +20,7 @@ _HEADS, _WIDTH = 4, 64
 _ROUNDS = 9
 
 
-def attention_beams() -> dict[str, Any]:
+def bench_attention_beams() -> dict[str, Any]:
     """Milliseconds of a decode of three levels, by type and key heads; ratios above 1 are in our favour."""
     import torch
 
@@ -28,7 +28,7 @@ def attention_beams() -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         rows = [
-            _compared(getattr(torch, dtype), groups)
+            _compare_sides(getattr(torch, dtype), groups)
             for dtype in ("float32", "bfloat16")
             for groups in (_HEADS, 1)
         ]
@@ -38,19 +38,19 @@ def attention_beams() -> dict[str, Any]:
     return {"rows": rows, "ratio": {f"{name}, least": min(row[name] for row in rows) for name in names}}
 
 
-def _compared(dtype: Any, groups: int) -> dict[str, Any]:
+def _compare_sides(dtype: Any, groups: int) -> dict[str, Any]:
     import torch
 
-    tensors = _drawn(dtype, groups)
-    ours, theirs = _shared(tensors), _repeated(tensors, follow=True)
+    tensors = _draw_tensors(dtype, groups)
+    ours, theirs = _make_shared_decode(tensors), _make_repeated_decode(tensors, follow=True)
     for one, other in zip(ours(), theirs(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
     sides = {
         "decode shared": ours,
         "decode repeated": theirs,
-        "attention repeated": _repeated(tensors, follow=False),
+        "attention repeated": _make_repeated_decode(tensors, follow=False),
     }
-    times = milliseconds(sides, _ROUNDS)
+    times = measure_milliseconds(sides, _ROUNDS)
     row: dict[str, Any] = {"type": str(dtype).removeprefix("torch."), "heads": _HEADS, "key heads": groups}
     row |= {f"{side} ms": round(times[side], 3) for side in sides}
     for step in ("decode", "attention"):
@@ -62,7 +62,7 @@ def _compared(dtype: Any, groups: int) -> dict[str, Any]:
     return row
 
 
-def _drawn(dtype: Any, groups: int) -> dict[str, Any]:
+def _draw_tensors(dtype: Any, groups: int) -> dict[str, Any]:
     """A prompt's keys and values [U, N, G, D], and of every level queries [U, W, H, D], keys, values and parents [U, W]."""
     import torch
 
@@ -80,7 +80,7 @@ def _drawn(dtype: Any, groups: int) -> dict[str, Any]:
     }
 
 
-def _shared(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
+def _make_shared_decode(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
     import torch
 
     from nonet.attention import BeamCache
@@ -92,7 +92,7 @@ def _shared(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
         cache, out = BeamCache(keys, values, cuts), []
         for level in range(_LEVELS):
             if level:
-                cache.follow(tensors["parents"][level])
+                cache.reorder_beams(tensors["parents"][level])
             cache.append(tensors["own"][0][level], tensors["own"][1][level])
             out.append(cache.attend(tensors["q"][level]))
         return out
@@ -100,7 +100,7 @@ def _shared(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
     return decode
 
 
-def _repeated(tensors: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
+def _make_repeated_decode(tensors: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
     """Every beam with the whole prompt: [U * W, G, N + L, D], written in place, gathered where beams move."""
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention

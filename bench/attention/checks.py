@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.kernels import Gradients, Options, backward, config_of, forward
+from nonet.attention.kernels import AttentionGradients, KernelOptions, backward, forward, infer_config
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import plan, plans
-from nonet.attention.torch_backends import reference
+from nonet.attention.plans import make_plan, make_plans
+from nonet.attention.torch_backends import attend_reference
 from nonet.bench.attention import masks
-from nonet.bench.attention.workloads import ragged, to_device
+from nonet.bench.attention.workloads import draw_lengths, to_device
 
 _LENGTHS = [300, 1, 0, 64, 517]
 _SHORT = [40, 1]  # for Triton's interpreter
@@ -25,37 +25,40 @@ _REPEATS, _BATCHES = 100, 100
 _BLIND = 1e-30
 
 
-def checks(device: str = "cuda") -> Iterator[tuple[str, Callable[[], Any]]]:
+def list_checks(device: str = "cuda") -> Iterator[tuple[str, Callable[[], Any]]]:
     """Checks by name: largest errors (for bf16 over those of dense torch in bf16), equal bits, compiled variants."""
     lengths = _LENGTHS if device == "cuda" else _SHORT
     for name, make in masks.CHECKED.items():
-        yield name, lambda make=make: _mask(make(lengths), device)
-    yield "gradients equal over runs", lambda: _repeats(masks.causal(lengths), device)
+        yield name, lambda make=make: _check_mask(make(lengths), device)
+    yield "gradients equal over runs", lambda: _is_repeatable(masks.build_causal(lengths), device)
     if device == "cuda":
-        yield "variants compiled over batches", lambda: _variants(device)
+        yield "variants compiled over batches", lambda: _count_variants(device)
 
 
-def _mask(table: IntervalTable, device: str) -> dict[str, Any]:
+def _check_mask(table: IntervalTable, device: str) -> dict[str, Any]:
     width = 64 if device == "cuda" else 16
     return {
-        "fp32": _errors(table, torch.float32, width, device),
-        "bf16 over dense bf16": _ratio(table, width, device),
-        "plan equals the host's": _same_plan(table, device),
+        "fp32": _measure_errors(table, torch.float32, width, device),
+        "bf16 over dense bf16": _compare_with_dense_bf16(table, width, device),
+        "plan equals the host's": _has_same_plan(table, device),
     }
 
 
 def run(
-    table: IntervalTable, leaves: tuple[Tensor, Tensor, Tensor], grad: Tensor, options: Options | None = None
-) -> tuple[Tensor, Gradients]:
+    table: IntervalTable,
+    leaves: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    options: KernelOptions | None = None,
+) -> tuple[Tensor, AttentionGradients]:
     """Outputs and gradients of the kernels, under the device's shipped configuration."""
     q, k, v = leaves
-    config = config_of(q, v, table)
-    made = plans(table, config)
+    config = infer_config(q, v, table)
+    made = make_plans(table, config)
     out, lse = forward(q, k, v, table, made, options, config)
     return out, backward(grad, q, k, v, out, lse, table, made, options, config)
 
 
-def draws(
+def draw_inputs(
     table: IntervalTable, width: int, dtype: torch.dtype, device: str, seed: int = 0
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """q, k, v and the gradient of the outputs; two heads."""
@@ -65,10 +68,10 @@ def draws(
     return (q, k, v), grad
 
 
-def _errors(table: IntervalTable, dtype: torch.dtype, width: int, device: str) -> dict[str, float]:
-    leaves, grad = draws(table, width, dtype, device)
+def _measure_errors(table: IntervalTable, dtype: torch.dtype, width: int, device: str) -> dict[str, float]:
+    leaves, grad = draw_inputs(table, width, dtype, device)
     out, grads = run(to_device(table, device), leaves, grad)
-    want = _dense(table, leaves, grad, torch.float64)
+    want = _run_dense(table, leaves, grad, torch.float64)
     return {
         name: float((x.double().cpu() - y).abs().max())
         for (name, x), y in zip(
@@ -77,26 +80,26 @@ def _errors(table: IntervalTable, dtype: torch.dtype, width: int, device: str) -
     }
 
 
-def _ratio(table: IntervalTable, width: int, device: str) -> dict[str, float]:
+def _compare_with_dense_bf16(table: IntervalTable, width: int, device: str) -> dict[str, float]:
     """The kernel's error over that of the dense reference in bfloat16; the bar is 2."""
-    ours = _errors(table, torch.bfloat16, width, device)
-    leaves, grad = draws(table, width, torch.bfloat16, device)
-    want = _dense(table, leaves, grad, torch.float64)
-    same = _dense(table, leaves, grad, torch.bfloat16)
+    ours = _measure_errors(table, torch.bfloat16, width, device)
+    leaves, grad = draw_inputs(table, width, torch.bfloat16, device)
+    want = _run_dense(table, leaves, grad, torch.float64)
+    same = _run_dense(table, leaves, grad, torch.bfloat16)
     errors = [float((x.double() - y).abs().max()) for x, y in zip(same, want, strict=True)]
     return {name: ours[name] / max(error, _BLIND) for name, error in zip(ours, errors, strict=True)}
 
 
-def _dense(
+def _run_dense(
     table: IntervalTable, leaves: tuple[Tensor, Tensor, Tensor], grad: Tensor, dtype: torch.dtype
 ) -> list[Tensor]:
     inner = [x.detach().cpu().to(dtype).requires_grad_() for x in leaves]
-    out, _ = reference(inner[0], inner[1], inner[2], table)
+    out, _ = attend_reference(inner[0], inner[1], inner[2], table)
     return [out.detach(), *torch.autograd.grad((out * grad.cpu().to(dtype)).sum(), inner)]
 
 
-def _same_plan(table: IntervalTable, device: str) -> bool:
-    host, there = plan(table, 64, 64), plan(to_device(table, device), 64, 64)
+def _has_same_plan(table: IntervalTable, device: str) -> bool:
+    host, there = make_plan(table, 64, 64), make_plan(to_device(table, device), 64, 64)
     for side in ("query", "key"):
         expected, planned = getattr(host, side), getattr(there, side)
         keep = planned.place[:, 0] >= 0
@@ -107,9 +110,9 @@ def _same_plan(table: IntervalTable, device: str) -> bool:
     return True
 
 
-def _repeats(table: IntervalTable, device: str) -> bool:
+def _is_repeatable(table: IntervalTable, device: str) -> bool:
     there = to_device(table, device)
-    leaves, grad = draws(table, 64, torch.bfloat16, device)
+    leaves, grad = draw_inputs(table, 64, torch.bfloat16, device)
     _, first = run(there, leaves, grad)
     for _ in range(_REPEATS if device == "cuda" else 1):
         _, again = run(there, leaves, grad)
@@ -118,14 +121,14 @@ def _repeats(table: IntervalTable, device: str) -> bool:
     return True
 
 
-def _variants(device: str) -> dict[str, int]:
+def _count_variants(device: str) -> dict[str, int]:
     """Compiled variants of the forward kernel after one random batch, and after a hundred: the bar is no more."""
     from nonet.attention.kernels import forward_kernel
 
     counts = []
     for number in range(_BATCHES):
-        table = masks.causal(ragged(8, 200, 600, number))
-        leaves, grad = draws(table, 64, torch.bfloat16, device, number)
+        table = masks.build_causal(draw_lengths(8, 200, 600, number))
+        leaves, grad = draw_inputs(table, 64, torch.bfloat16, device, number)
         run(to_device(table, device), leaves, grad)
         counts.append(sum(len(cache[0]) for cache in forward_kernel.device_caches.values()))
     return {"first batch": counts[0], "last batch": counts[-1]}

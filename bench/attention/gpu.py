@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.kernels import backward, config_of, forward
+from nonet.attention.kernels import backward, forward, infer_config
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import Config, plans
-from nonet.bench.attention.checks import checks
-from nonet.bench.attention.workloads import Workload, to_device, workloads
-from nonet.bench.timing import summed_up
+from nonet.attention.plans import TileConfig, make_plans
+from nonet.bench.attention.checks import list_checks
+from nonet.bench.attention.workloads import Workload, list_workloads, to_device
+from nonet.bench.timing import summarise_ratios
 from nonet.errors import ConfigError
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 _ROUNDS = 30
 _BACKWARD_FLOPS = 2.5  # of the forward's: five products where it has two
@@ -40,7 +40,7 @@ Side = dict[str, Callable[[], Any]]
 
 
 @dataclass(slots=True)
-class Run:
+class GpuRun:
     """What has been found, on disk after every cell; a cell that fails leaves its error and the next one begins."""
 
     path: Path | None
@@ -48,7 +48,7 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     found: Row = field(default_factory=dict)
 
-    def cell(self, name: str, make: Callable[[], Any], share: float = 1.0) -> Any:
+    def run_cell(self, name: str, make: Callable[[], Any], share: float = 1.0) -> Any:
         """make()'s result, or what it raised; "not begun" once this share of the budget is spent."""
         began = time.monotonic()
         if began - self.began > share * self.budget_s:
@@ -67,7 +67,7 @@ class Run:
             self.path.write_text(json.dumps(self.found, indent=1))
 
 
-def gpu(
+def bench_gpu(
     widths: Sequence[int] = (128, 64),
     only: str = "",
     with_checks: bool = True,
@@ -87,65 +87,67 @@ def gpu(
     elif not torch.cuda.is_available():
         raise ConfigError("there is no GPU here; nothing was measured. --set dry=true runs it small")
     device = "cpu" if dry else "cuda"
-    run = Run(json_file, budget_s)
+    run = GpuRun(json_file, budget_s)
     name = "dry run, no measurement" if dry else torch.cuda.get_device_name()
     run.found |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
-    peak = run.cell("matmul_tflops", lambda: matmul_tflops(64 if dry else 8192, device))
+    peak = run.run_cell("matmul_tflops", lambda: measure_matmul_tflops(64 if dry else 8192, device))
     run.found["matmul_tflops"] = peak
-    for name, check in checks(device) if with_checks else []:
-        run.found["checks"][name] = run.cell(name, check, _CHECKS)
+    for name, check in list_checks(device) if with_checks else []:
+        run.found["checks"][name] = run.run_cell(name, check, _CHECKS)
         run.save()
     for width in widths:
-        for work in workloads(width, shrink=_SHRINK if dry else 1):
+        for work in list_workloads(width, shrink=_SHRINK if dry else 1):
             if only in work.name:
                 title = f"{work.name}, width {width}"
-                made = run.cell(title, lambda work=work: measure(work, peak, max_autotune, device))
+                made = run.run_cell(title, lambda work=work: measure(work, peak, max_autotune, device))
                 run.found["rows"].append({"name": work.name, "width": width} | made)
                 run.save()
-    return run.found | {"ratio": _ratios(run.found["rows"])}
+    return run.found | {"ratio": _summarise_ratios(run.found["rows"])}
 
 
-def _ratios(rows: Sequence[Row]) -> dict[str, float]:
+def _summarise_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """FlexAttention's time over ours by phase; "step" makes the mask's plan anew."""
     out = {}
     for phase in ("forward", "backward", "step"):
         ratios = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
-        out |= summed_up(f"{phase} flex/uni", ratios)
+        out |= summarise_ratios(f"{phase} flex/uni", ratios)
     return out
 
 
 def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cuda") -> Row:
     """One row: milliseconds of each side, ratios to FlexAttention, TFLOP/s of visible work; errors by side."""
     table = to_device(work.table, device)
-    q, k, v, grad = inputs(work, device)
+    q, k, v, grad = make_inputs(work, device)
     makers: dict[str, Callable[[], Side]] = {
-        "ours": lambda: _ours(table, q, k, v, grad),
-        "flex": lambda: _flex(work, q, k, v, grad, None),
+        "ours": lambda: _make_our_side(table, q, k, v, grad),
+        "flex": lambda: _make_flex_side(work, q, k, v, grad, None),
     }
     if autotune:
-        makers["flex max-autotune"] = lambda: _flex(work, q, k, v, grad, "max-autotune-no-cudagraphs")
+        makers["flex max-autotune"] = lambda: _make_flex_side(
+            work, q, k, v, grad, "max-autotune-no-cudagraphs"
+        )
     if work.window is not None:
-        makers["varlen"] = lambda: _varlen(work, table, q, k, v, grad)
+        makers["varlen"] = lambda: _make_varlen_side(work, table, q, k, v, grad)
     row: Row = {"name": work.name, "width": work.width, "tokens": q.shape[0]}
     sides: dict[str, Side] = {}
     for name, make in makers.items():
-        made = _tried(row, name, make)
+        made = _try_side(row, name, make)
         if made is not None:
             sides[name] = made
     for phase in ("forward", "backward", "step") if work.backward else ("forward", "step"):
-        times = _interleaved(sides, phase, row, device)
+        times = _time_interleaved(sides, phase, row, device)
         row |= {f"{name} {phase} ms": value for name, value in times.items()}
         if "flex" in times and "ours" in times:
             row[f"{phase} ratio"] = times["flex"] / times["ours"]
         if phase != "step" and "ours" in times:
-            flops = work.flops() * (_BACKWARD_FLOPS if phase == "backward" else 1.0)
+            flops = work.count_flops() * (_BACKWARD_FLOPS if phase == "backward" else 1.0)
             row[f"{phase} TFLOP/s"] = flops / times["ours"] / 1e9
             if isinstance(peak_tflops, float):
                 row[f"{phase} share of matmul"] = row[f"{phase} TFLOP/s"] / peak_tflops
     return row
 
 
-def _tried(row: Row, name: str, make: Callable[[], Any]) -> Any:
+def _try_side(row: Row, name: str, make: Callable[[], Any]) -> Any:
     """make()'s result; None where it raises, which the row then says: the other sides are measured all the same."""
     try:
         return make()
@@ -154,28 +156,28 @@ def _tried(row: Row, name: str, make: Callable[[], Any]) -> Any:
         return None
 
 
-def inputs(work: Workload, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def make_inputs(work: Workload, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v that take gradients, and the gradient of the outputs."""
     queries, keys = int(work.table.cu_q[-1]), int(work.table.cu_k[-1])
     generator = torch.Generator(device).manual_seed(0)
 
-    def normal(*shape: int) -> Tensor:
+    def draw_normal(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=torch.bfloat16, generator=generator)
 
-    q = normal(queries, work.heads, work.width).requires_grad_()
-    k = normal(keys, work.key_heads, work.width).requires_grad_()
-    v = normal(keys, work.key_heads, work.width).requires_grad_()
-    return q, k, v, normal(queries, work.heads, work.width)
+    q = draw_normal(queries, work.heads, work.width).requires_grad_()
+    k = draw_normal(keys, work.key_heads, work.width).requires_grad_()
+    v = draw_normal(keys, work.key_heads, work.width).requires_grad_()
+    return q, k, v, draw_normal(queries, work.heads, work.width)
 
 
-def _ours(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Side:
+def _make_our_side(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Side:
     q, k, v = q.detach(), k.detach(), v.detach()
-    config: Config = config_of(q, v, table)
-    made = plans(table, config)
+    config: TileConfig = infer_config(q, v, table)
+    made = make_plans(table, config)
     out, lse = forward(q, k, v, table, made, config=config)
 
     def step() -> Any:
-        fresh = plans(table, config)
+        fresh = make_plans(table, config)
         out, lse = forward(q, k, v, table, fresh, config=config)
         return backward(grad, q, k, v, out, lse, table, fresh, config=config)
 
@@ -186,7 +188,7 @@ def _ours(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -
     }
 
 
-def _flex(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: str | None) -> Side:
+def _make_flex_side(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: str | None) -> Side:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     compiled: Any = flex_attention
@@ -216,7 +218,9 @@ def _flex(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: s
     }
 
 
-def _varlen(work: Workload, table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Side:
+def _make_varlen_side(
+    work: Workload, table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor
+) -> Side:
     """torch's flash attention over packed rows, the ceiling for masks that it can say."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -235,35 +239,35 @@ def _varlen(work: Workload, table: IntervalTable, q: Tensor, k: Tensor, v: Tenso
     }
 
 
-def _interleaved(sides: dict[str, Side], phase: str, row: Row, device: str) -> dict[str, float]:
+def _time_interleaved(sides: dict[str, Side], phase: str, row: Row, device: str) -> dict[str, float]:
     """Median milliseconds of each side's phase; kernels as CUDA graphs but for whole steps, the sides in turn."""
     runs: Side = {}
     for name, side in sides.items():
         if phase in side:
-            ready = _tried(row, f"{name} {phase}", lambda call=side[phase]: _ready(call, phase, device))
+            ready = _try_side(row, f"{name} {phase}", lambda call=side[phase]: _warm_up(call, phase, device))
             if ready is not None:
                 runs[name] = ready
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(_ROUNDS if device == "cuda" else 1):
         for name, run in runs.items():
-            spent[name].append(_milliseconds(run, device))
+            spent[name].append(_measure_milliseconds(run, device))
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
-def _ready(call: Callable[[], Any], phase: str, device: str) -> Callable[[], Any]:
+def _warm_up(call: Callable[[], Any], phase: str, device: str) -> Callable[[], Any]:
     """The call warmed up, as a graph where it is kernels alone."""
     if device != "cuda":
         call()
         return call
-    run = call if phase == "step" else _graph(call)
+    run = call if phase == "step" else _capture_graph(call)
     for _ in range(3):
         run()
     return run
 
 
-def _milliseconds(run: Callable[[], Any], device: str) -> float:
+def _measure_milliseconds(run: Callable[[], Any], device: str) -> float:
     if device != "cuda":
-        with Times() as taken:
+        with LapTimer() as taken:
             run()
         return 1e3 * taken.last_s
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -275,7 +279,7 @@ def _milliseconds(run: Callable[[], Any], device: str) -> float:
     return begin.elapsed_time(end)
 
 
-def _graph(call: Callable[[], Any]) -> Callable[[], Any]:
+def _capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
     """The call's kernels as one graph; the call itself where it can't be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -293,9 +297,9 @@ def _graph(call: Callable[[], Any]) -> Callable[[], Any]:
     return graph.replay
 
 
-def matmul_tflops(size: int = 8192, device: str = "cuda") -> float:
+def measure_matmul_tflops(size: int = 8192, device: str = "cuda") -> float:
     """What this device does on a plain bf16 product of normal numbers."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     row: Row = {}
-    times = _interleaved({"matmul": {"step": lambda: a @ b}}, "step", row, device)
+    times = _time_interleaved({"matmul": {"step": lambda: a @ b}}, "step", row, device)
     return 2.0 * size**3 / times["matmul"] / 1e9

@@ -16,7 +16,7 @@ from nonet.attention.masks import IntervalTable
 # Shapes: T packed query tokens, B sequences, K slots. place: a token's position in its sequence; length: of that one.
 
 
-def table_of(
+def build_table(
     slots: list[tuple[Tensor, Tensor]],
     lengths_q: list[int],
     lengths_k: list[int] | None = None,
@@ -30,20 +30,20 @@ def table_of(
     return IntervalTable(
         start.int(),
         stop.int(),
-        cuts_of(lengths_q),
-        cuts_of(lengths_k),
+        build_cuts(lengths_q),
+        build_cuts(lengths_k),
         max(lengths_q, default=0),
         max(lengths_k, default=0),
         **more,
     )
 
 
-def cuts_of(lengths: list[int]) -> Tensor:
+def build_cuts(lengths: list[int]) -> Tensor:
     """[B + 1] int32, from 0."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
-def places(lengths: list[int]) -> tuple[Tensor, Tensor]:
+def compute_positions(lengths: list[int]) -> tuple[Tensor, Tensor]:
     """Position within the sequence and the sequence's length, for every packed token."""
     place = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.zeros(0, dtype=torch.long)
     return place, torch.tensor(lengths, dtype=torch.long).repeat_interleave(
@@ -51,42 +51,42 @@ def places(lengths: list[int]) -> tuple[Tensor, Tensor]:
     )
 
 
-def full(lengths: list[int]) -> IntervalTable:
-    place, length = places(lengths)
-    return table_of([(torch.zeros_like(place), length)], lengths)
+def build_full(lengths: list[int]) -> IntervalTable:
+    place, length = compute_positions(lengths)
+    return build_table([(torch.zeros_like(place), length)], lengths)
 
 
-def causal(lengths: list[int], window: int | None = None) -> IntervalTable:
-    place, _ = places(lengths)
+def build_causal(lengths: list[int], window: int | None = None) -> IntervalTable:
+    place, _ = compute_positions(lengths)
     start = torch.zeros_like(place) if window is None else place - window + 1
-    return table_of([(start, place + 1)], lengths)
+    return build_table([(start, place + 1)], lengths)
 
 
-def prefix_lm(lengths: list[int], prefix: int) -> IntervalTable:
-    place, _ = places(lengths)
-    return table_of([(torch.zeros_like(place), (place + 1).clamp_min(prefix))], lengths)
+def build_prefix_lm(lengths: list[int], prefix: int) -> IntervalTable:
+    place, _ = compute_positions(lengths)
+    return build_table([(torch.zeros_like(place), (place + 1).clamp_min(prefix))], lengths)
 
 
-def sinks_window(lengths: list[int], sinks: int, window: int) -> IntervalTable:
-    place, _ = places(lengths)
+def build_sinks_window(lengths: list[int], sinks: int, window: int) -> IntervalTable:
+    place, _ = compute_positions(lengths)
     zero = torch.zeros_like(place)
-    return table_of([(zero, (place + 1).clamp_max(sinks)), (place - window + 1, place + 1)], lengths)
+    return build_table([(zero, (place + 1).clamp_max(sinks)), (place - window + 1, place + 1)], lengths)
 
 
-def candidates(lengths: list[int], targets: int) -> IntervalTable:
+def build_candidates(lengths: list[int], targets: int) -> IntervalTable:
     """Candidates that see the history and themselves, not each other."""
-    place, length = places(lengths)
+    place, length = compute_positions(lengths)
     history = (length - targets).clamp_min(0)
     own = place >= history
     self_stop = torch.where(own, place + 1, 0)
-    return table_of(
+    return build_table(
         [(torch.zeros_like(place), torch.minimum(place + 1, history)), (place, self_stop)], lengths
     )
 
 
-def hstu(lengths: list[int], targets: int, window: int, context: int, full_tail: int) -> IntervalTable:
+def build_hstu(lengths: list[int], targets: int, window: int, context: int, full_tail: int) -> IntervalTable:
     """HSTU's whole family: contextual prefix, targets, longest attention and its waiver near the end."""
-    place, length = places(lengths)
+    place, length = compute_positions(lengths)
     targets_T = length.clamp_max(targets)
     history = length - targets_T
     shift = max(context - 1, 0)
@@ -99,17 +99,17 @@ def hstu(lengths: list[int], targets: int, window: int, context: int, full_tail:
     stop = torch.where(is_context, history, torch.minimum(place + 1, history))
     start = torch.where(is_context, 0, start)
     target = place >= history
-    return table_of([(start, stop), (place, torch.where(target, place + 1, 0))], lengths)
+    return build_table([(start, stop), (place, torch.where(target, place + 1, 0))], lengths)
 
 
-def sessions(lengths: list[int], session: int) -> IntervalTable:
+def build_sessions(lengths: list[int], session: int) -> IntervalTable:
     """Causal within sessions of about `session` events; their borders fall at no multiple of a tile."""
-    place, _ = places(lengths)
+    place, _ = compute_positions(lengths)
     start = (place // session) * session
-    return table_of([(start, place + 1)], lengths)
+    return build_table([(start, place + 1)], lengths)
 
 
-def beam_tree(history: list[int], beams: int, levels: int = 3, seed: int = 0) -> IntervalTable:
+def build_beam_tree(history: list[int], beams: int, levels: int = 3, seed: int = 0) -> IntervalTable:
     """A history, then `levels` levels of `beams` nodes; a node sees the history, its ancestors and itself. K = 4."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [n + beams * levels for n in history]
@@ -132,33 +132,33 @@ def beam_tree(history: list[int], beams: int, levels: int = 3, seed: int = 0) ->
                 ancestor = parents[above][ancestor]
         starts.append(start)
         stops.append(stop)
-    return table_of(list(zip(torch.cat(starts, 1), torch.cat(stops, 1), strict=True)), lengths)
+    return build_table(list(zip(torch.cat(starts, 1), torch.cat(stops, 1), strict=True)), lengths)
 
 
-def bos(lengths: list[int], period: int) -> IntervalTable:
+def build_bos(lengths: list[int], period: int) -> IntervalTable:
     """Causal, but every period-th key is seen only by the `period` queries from itself on: the column form."""
-    place, length = places(lengths)
+    place, length = compute_positions(lengths)
     marked = (place + 1) % period == 0
     stop = torch.where(marked, torch.minimum(place + period, length), length)
-    return table_of(
+    return build_table(
         [(torch.zeros_like(place), place + 1)], lengths, column_start=place.int(), column_stop=stop.int()
     )
 
 
-def classes(lengths: list[int], run: int) -> IntervalTable:
+def build_classes(lengths: list[int], run: int) -> IntervalTable:
     """Causal; runs of tokens take turns in three scenarios, and a token sees its own and the shared third one."""
-    place, _ = places(lengths)
+    place, _ = compute_positions(lengths)
     word = (1 << (place // run % 3)).int()
-    return table_of([(torch.zeros_like(place), place + 1)], lengths, sees=word | 4, word=word)
+    return build_table([(torch.zeros_like(place), place + 1)], lengths, sees=word | 4, word=word)
 
 
-def cross(lengths_q: list[int], lengths_k: list[int]) -> IntervalTable:
+def build_cross(lengths_q: list[int], lengths_k: list[int]) -> IntervalTable:
     """Every query sees all keys of its sequence's other side."""
     queries = sum(lengths_q)
-    return table_of([(torch.zeros(queries).long(), torch.full((queries,), 2**30))], lengths_q, lengths_k)
+    return build_table([(torch.zeros(queries).long(), torch.full((queries,), 2**30))], lengths_q, lengths_k)
 
 
-def visible(table: IntervalTable) -> Tensor:
+def compute_visible(table: IntervalTable) -> Tensor:
     """[T, S] bool over packed tokens, straight from the table's definition. For checks: O(T S) memory."""
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     seen = torch.zeros(cu_q[-1], cu_k[-1], dtype=torch.bool, device=table.start.device)
@@ -176,15 +176,15 @@ def visible(table: IntervalTable) -> Tensor:
 
 
 CHECKED: dict[str, Callable[[list[int]], IntervalTable]] = {
-    "full": full,
-    "causal": causal,
-    "window": lambda n: causal(n, 33),
-    "prefix-LM": lambda n: prefix_lm(n, 40),
-    "sinks and window": lambda n: sinks_window(n, 5, 30),
-    "candidates": lambda n: candidates(n, 37),
-    "HSTU": lambda n: hstu(n, 21, 30, 6, 10),
-    "sessions": lambda n: sessions(n, 23),
-    "beam tree": lambda n: beam_tree(n, 9),
-    "BOS columns": lambda n: bos(n, 5),
-    "classes": lambda n: classes(n, 70),
+    "full": build_full,
+    "causal": build_causal,
+    "window": lambda n: build_causal(n, 33),
+    "prefix-LM": lambda n: build_prefix_lm(n, 40),
+    "sinks and window": lambda n: build_sinks_window(n, 5, 30),
+    "candidates": lambda n: build_candidates(n, 37),
+    "HSTU": lambda n: build_hstu(n, 21, 30, 6, 10),
+    "sessions": lambda n: build_sessions(n, 23),
+    "beam tree": lambda n: build_beam_tree(n, 9),
+    "BOS columns": lambda n: build_bos(n, 5),
+    "classes": lambda n: build_classes(n, 70),
 }

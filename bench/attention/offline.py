@@ -54,16 +54,18 @@ class Compiled:
     sass: str
 
 
-def offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 128)) -> dict[str, Any]:
+def bench_offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 128)) -> dict[str, Any]:
     """Registers, spills and shared memory of the shipped bf16 kernels, a row a kernel, width and chip (sm_<chip>)."""
     rows = []
     for chip in chips:
         for width in widths:
             for kernel in ("forward", "dq", "dkv"):
-                made = shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
+                made = compile_shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
                 sizes = {name: made[name] for name in ("registers", "spills", "shared", "shared_limit")}
                 rows.append({"kernel": kernel, "width": width, "chip": chip, **sizes})
-        rows += [{"kernel": name, "chip": chip, "spills": n} for name, n in plan_kernels(chip).items()]
+        rows += [
+            {"kernel": name, "chip": chip, "spills": n} for name, n in compile_plan_kernels(chip).items()
+        ]
     return {"rows": rows, "ratio": {"spills in all": float(sum(row["spills"] for row in rows))}}
 
 
@@ -77,7 +79,7 @@ def compile_kernel(
         if name in constants:
             signature[name] = "constexpr"
             continue
-        signature[name] = _type_of(name, dtype)
+        signature[name] = _infer_type(name, dtype)
         if signature[name].startswith("*") or re.fullmatch(r"[a-z]+_[th]", name):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -100,12 +102,12 @@ def compile_kernel(
             name: len(re.findall(rf"\b{name}\b", sass))
             for name in ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
         },
-        loops=innermost_loops(made.asm["ttgir"], (constants.get("BM", 0), constants.get("BN", 0))),
+        loops=find_innermost_loops(made.asm["ttgir"], (constants.get("BM", 0), constants.get("BN", 0))),
         sass=sass,
     )
 
 
-def shipped(
+def compile_shipped(
     kernel: str,
     chip: int,
     width: int,
@@ -119,11 +121,18 @@ def shipped(
     """A shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments, compiled."""
     import torch
 
-    from nonet.attention.kernels import bias_kernel, dkv_kernel, dq_kernel, forward_kernel, power, registers
-    from nonet.attention.plans import config_for
+    from nonet.attention.kernels import (
+        bias_kernel,
+        dkv_kernel,
+        dq_kernel,
+        forward_kernel,
+        limit_registers,
+        round_to_power_of_two,
+    )
+    from nonet.attention.plans import select_config
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    config = config_for(max(width, values), kinds[dtype], chip, rich, silu)
+    config = select_config(max(width, values), kinds[dtype], chip, rich, silu)
     code, tile = {
         "forward": (forward_kernel, config.forward),
         "dq": (dq_kernel, config.dq),
@@ -139,16 +148,22 @@ def shipped(
         "BM": tile.block_q,
         "BN": tile.block_k,
     }
-    constants |= {"D": width, "E": values, "WD": power(width), "WE": power(values), "SILU": silu}
+    constants |= {
+        "D": width,
+        "E": values,
+        "WD": round_to_power_of_two(width),
+        "WE": round_to_power_of_two(values),
+        "SILU": silu,
+    }
     if kernel == "bias":
         constants |= {"W": 64, "BT": config.piece}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, **registers(kinds[dtype])}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, **limit_registers(kinds[dtype])}
     made = compile_kernel(code, dtype, constants, chip, options)
     numbers = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
-    return {**numbers, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
+    return {**numbers, "shared_limit": get_shared_limit(chip), "machine": count_machine_loops(made.sass)}
 
 
-def plan_kernels(chip: int) -> dict[str, int]:
+def compile_plan_kernels(chip: int) -> dict[str, int]:
     """Spills of the kernels that make a plan, with columns and classes, four slots."""
     from nonet.attention.plans import key_kernel, query_kernel, summary_kernel
 
@@ -168,13 +183,13 @@ def plan_kernels(chip: int) -> dict[str, int]:
     return spills
 
 
-def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
+def find_innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
     """(masked, compares and selects on the score tile) of every loop that holds a matrix product and no other loop."""
     loops, lines = [], ttgir.splitlines()
     for at, line in enumerate(lines):
         if "scf.for" not in line:
             continue
-        body = _body(lines, at)
+        body = _select_loop_body(lines, at)
         if any("scf.for" in inner for inner in body) or not any(
             "dot" in inner or "mma" in inner for inner in body
         ):
@@ -187,7 +202,7 @@ def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]
     return loops
 
 
-def machine_loops(sass: str) -> list[dict[str, int]]:
+def count_machine_loops(sass: str) -> list[dict[str, int]]:
     """Instructions of each innermost loop that feeds the matrix units: all of them, and those that compare or select."""
     lines = [
         (int(match.group(1), 16), line)
@@ -210,18 +225,18 @@ def machine_loops(sass: str) -> list[dict[str, int]]:
     return loops
 
 
-def shared_limit(capability: int) -> int:
+def get_shared_limit(capability: int) -> int:
     """Bytes of shared memory that a block may have."""
     return _SHARED[capability]
 
 
-def _body(lines: list[str], at: int) -> list[str]:
+def _select_loop_body(lines: list[str], at: int) -> list[str]:
     indent = len(lines[at]) - len(lines[at].lstrip())
     end = next(i for i in range(at + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
     return lines[at + 1 : end]
 
 
-def _type_of(name: str, dtype: str) -> str:
+def _infer_type(name: str, dtype: str) -> str:
     if name in ("TIME_Q", "TIME_K", *_POINTERS_32):
         return "*i32"
     if name in ("LSE", "DELTA", "GRAD_LSE", "SINK", "POSITION", "TIME", "PARTIAL", "PARTIAL_TIME"):

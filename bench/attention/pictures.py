@@ -23,17 +23,20 @@ _GAP, _TITLE = 44, 34
 _COLOURS = {"unmasked": "#cfe8d5", "masked": "#fbe7a8", "seen": "#26547c", "line": "#9aa5b1"}
 
 
-def pictures(folder: str = "docs/explanation") -> dict[str, Any]:
+def bench_pictures(folder: str = "docs/explanation") -> dict[str, Any]:
     """Write attention-masks.svg and attention-intervals.svg into the folder; a row a file."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    panels = [_panel(name, mask.table(cuts)) for name, mask, cuts in _masks()]
-    drawn = {"attention-masks.svg": _grid(panels, columns=3), "attention-intervals.svg": _intervals()}
+    panels = [_draw_panel(name, mask.build_table(cuts)) for name, mask, cuts in _list_masks()]
+    drawn = {
+        "attention-masks.svg": _draw_grid(panels, columns=3),
+        "attention-intervals.svg": _draw_intervals(),
+    }
     for name, picture in drawn.items():
         (Path(folder) / name).write_text(picture, encoding="utf-8")
     return {"rows": [{"file": f"{folder}/{name}"} for name in drawn], "ratio": {}}
 
 
-def _masks() -> list[tuple[str, UniMask, Tensor]]:
+def _list_masks() -> list[tuple[str, UniMask, Tensor]]:
     one, jagged = torch.tensor([0, 48]), torch.tensor([0, 27, 36, 48])
     tree = torch.tensor([[0, 0, 1, 2], [1, 1, 3, 0]])
     return [
@@ -53,15 +56,15 @@ def _masks() -> list[tuple[str, UniMask, Tensor]]:
     ]
 
 
-def _panel(title: str, table: IntervalTable) -> tuple[str, int, str]:
+def _draw_panel(title: str, table: IntervalTable) -> tuple[str, int, str]:
     """Title, side in pixels, and drawing of one mask."""
     seen = to_dense(table)
-    computed, unmasked = _tiles(table)
+    computed, unmasked = _list_tiles(table)
     parts, counts = [], [0, 0]
     for q0, q1, k0, k1 in computed:
         full = (q0, q1, k0, k1) in unmasked
         counts[full] += 1
-        parts.append(_rect(k0, q0, k1 - k0, q1 - q0, _COLOURS["unmasked" if full else "masked"]))
+        parts.append(_draw_rect(k0, q0, k1 - k0, q1 - q0, _COLOURS["unmasked" if full else "masked"]))
     edge = pad(seen.int(), (1, 1)).diff(dim=1)
     for q, k in (edge == 1).nonzero().tolist():
         stop = k + int((edge[q, k:] == -1).nonzero()[0])
@@ -76,14 +79,14 @@ def _panel(title: str, table: IntervalTable) -> tuple[str, int, str]:
     return title, side, f'{body}{frame}<text y="{side + 14}" class="small">{label}</text>'
 
 
-def _rect(k: int, q: int, keys: int, rows: int, colour: str) -> str:
+def _draw_rect(k: int, q: int, keys: int, rows: int, colour: str) -> str:
     return (
         f'<rect x="{k * _PIXELS}" y="{q * _PIXELS}" width="{keys * _PIXELS}" height="{rows * _PIXELS}" fill="{colour}" '
         'stroke="white" stroke-width="0.6"/>'
     )
 
 
-def _tiles(
+def _list_tiles(
     table: IntervalTable,
 ) -> tuple[list[tuple[int, int, int, int]], set[tuple[int, int, int, int]]]:
     """Tiles (q0, q1, k0, k1) that a slot's hull meets, and those that a slot's core covers."""
@@ -107,14 +110,14 @@ def _tiles(
             for k0 in range(0, end - begin, _TILE):
                 k1 = min(k0 + _TILE, end - begin)
                 tile = (q0, q1, begin + k0, begin + k1)
-                if any(s < k1 and e > k0 for s, e in hull) and _column(table, tile, begin, "any"):
+                if any(s < k1 and e > k0 for s, e in hull) and _is_in_column(table, tile, begin, "any"):
                     computed.append(tile)
-                    if any(s <= k0 and e >= k1 for s, e in core) and _column(table, tile, begin, "all"):
+                    if any(s <= k0 and e >= k1 for s, e in core) and _is_in_column(table, tile, begin, "all"):
                         unmasked.add(tile)
     return computed, unmasked
 
 
-def _column(table: IntervalTable, tile: tuple[int, int, int, int], begin: int, how: str) -> bool:
+def _is_in_column(table: IntervalTable, tile: tuple[int, int, int, int], begin: int, how: str) -> bool:
     """Whether any or all of a tile's rows lie in the columns' intervals of its keys."""
     if table.column_start is None or table.column_stop is None:
         return True
@@ -125,7 +128,7 @@ def _column(table: IntervalTable, tile: tuple[int, int, int, int], begin: int, h
     return bool(((start < q1 - begin) & (stop > q0 - begin)).any())
 
 
-def _grid(panels: list[tuple[str, int, str]], columns: int) -> str:
+def _draw_grid(panels: list[tuple[str, int, str]], columns: int) -> str:
     side = max(panel[1] for panel in panels)
     across, down = side + _GAP, side + _TITLE + _GAP
     drawn = [
@@ -145,12 +148,12 @@ def _grid(panels: list[tuple[str, int, str]], columns: int) -> str:
             ]
         )
     )
-    return _svg(width, height, legend + "".join(drawn))
+    return _wrap_svg(width, height, legend + "".join(drawn))
 
 
-def _intervals() -> str:
+def _draw_intervals() -> str:
     """One tile of rows of hstu(targets=14), two slots: hull and core of each, and the key blocks they make."""
-    table = UniMask.hstu(14).table(torch.tensor([0, 48]))
+    table = UniMask.hstu(14).build_table(torch.tensor([0, 48]))
     q0, q1, wide, high = 32, 40, 14, 16
     parts = []
     for slot, colour in enumerate(("#26547c", "#c8553d")):
@@ -169,9 +172,11 @@ def _intervals() -> str:
             (int(s.max()), int(e.min())) if bool(used.all()) else (0, 0),
         )
         y = (q1 - q0) * high + 14 + 50 * slot
-        parts.append(_bar(hull, y, wide, colour, 0.25, f"slot {slot}: hull, min start to max stop: computed"))
+        parts.append(
+            _draw_bar(hull, y, wide, colour, 0.25, f"slot {slot}: hull, min start to max stop: computed")
+        )
         text = f"slot {slot}: core, max start to min stop: no mask" if core[0] < core[1] else ""
-        parts.append(_bar(core, y + 22, wide, colour, 0.6, text))
+        parts.append(_draw_bar(core, y + 22, wide, colour, 0.6, text))
     lines = "".join(
         f'<line x1="{k * wide}" y1="-6" x2="{k * wide}" y2="{(q1 - q0) * high + 112}" '
         f'stroke="{_COLOURS["line"]}" stroke-dasharray="2 3"/>'
@@ -179,10 +184,12 @@ def _intervals() -> str:
         for k in range(0, 49, _TILE)
     )
     title = '<text x="20" y="22">Rows 32 to 39 of hstu(targets=14) over 48 keys: two intervals a row, blocks of 8 keys</text>'
-    return _svg(48 * wide + 60, 300, f'{title}<g transform="translate(30,60)">{lines}{"".join(parts)}</g>')
+    return _wrap_svg(
+        48 * wide + 60, 300, f'{title}<g transform="translate(30,60)">{lines}{"".join(parts)}</g>'
+    )
 
 
-def _bar(span: tuple[int, int], y: int, wide: int, colour: str, opacity: float, text: str) -> str:
+def _draw_bar(span: tuple[int, int], y: int, wide: int, colour: str, opacity: float, text: str) -> str:
     if span[0] >= span[1]:
         return ""
     inside = span[1] * wide > 300 and opacity > 0.5
@@ -192,7 +199,7 @@ def _bar(span: tuple[int, int], y: int, wide: int, colour: str, opacity: float, 
     )
 
 
-def _svg(width: int, height: int, body: str) -> str:
+def _wrap_svg(width: int, height: int, body: str) -> str:
     style = "text{font:12px sans-serif;fill:#1f2933}.small{font-size:10px;fill:#52606d}.light{font-size:10px;fill:white}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'

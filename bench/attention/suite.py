@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from nonet.bench.timing import milliseconds, summed_up
+from nonet.bench.timing import measure_milliseconds, summarise_ratios
 
 _LENGTHS = (1024, 700, 400, 150)
 _HEADS, _WIDTH = 4, 64
@@ -21,26 +21,26 @@ _ROUNDS = 9
 _TOKENS = 65536
 
 
-def attention(device: str = "cpu") -> dict[str, Any]:
+def bench_attention(device: str = "cpu") -> dict[str, Any]:
     """Milliseconds a mask, type and side; ratios above 1 are in our favour."""
     import torch
 
     if device != "cpu":
-        from nonet.bench.attention.gpu import gpu
+        from nonet.bench.attention.gpu import bench_gpu
 
-        return gpu(widths=(64, 128), with_checks=False, budget_s=float("inf"))
+        return bench_gpu(widths=(64, 128), with_checks=False, budget_s=float("inf"))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = [_compared(name, dtype) for dtype in ("float32", "bfloat16") for name in _masks()]
+        rows = [_compare_mask(name, dtype) for dtype in ("float32", "bfloat16") for name in _list_masks()]
     finally:
         torch.set_num_threads(threads)
-    rows += [_planning(name) for name in ("causal", "hstu")] + [_memory()]
-    return {"rows": rows, "ratio": _ratios(rows)}
+    rows += [_measure_planning(name) for name in ("causal", "hstu")] + [_measure_memory()]
+    return {"rows": rows, "ratio": _summarise_ratios(rows)}
 
 
-def _masks() -> dict[str, Any]:
+def _list_masks() -> dict[str, Any]:
     """Masks of this batch, and the mask_mod a FlexAttention user writes for the padded batch."""
     import torch
 
@@ -49,35 +49,37 @@ def _masks() -> dict[str, Any]:
     targets, lengths = torch.tensor([200, 100, 64, 20]), torch.tensor(_LENGTHS)
     history = lengths - targets
 
-    def inside(b: Any, q: Any, k: Any) -> Any:
+    def is_inside(b: Any, q: Any, k: Any) -> Any:
         return (q < lengths[b]) & (k < lengths[b])
 
-    def candidates(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return inside(b, q, k) & ((q == k) | ((k < history[b]) & ((q >= history[b]) | (k <= q))))
+    def is_candidate_visible(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return is_inside(b, q, k) & ((q == k) | ((k < history[b]) & ((q >= history[b]) | (k <= q))))
 
     return {
-        "causal": (UniMask.causal(), lambda b, h, q, k: inside(b, q, k) & (k <= q)),
+        "causal": (UniMask.causal(), lambda b, h, q, k: is_inside(b, q, k) & (k <= q)),
         "prefix_lm": (
             UniMask.prefix_lm(history),
-            lambda b, h, q, k: inside(b, q, k) & ((k < history[b]) | (k <= q)),
+            lambda b, h, q, k: is_inside(b, q, k) & ((k < history[b]) | (k <= q)),
         ),
-        "candidates": (UniMask.hstu(targets), candidates),
+        "candidates": (UniMask.hstu(targets), is_candidate_visible),
         "window 256": (
             UniMask.causal(window=256),
-            lambda b, h, q, k: inside(b, q, k) & (k <= q) & (k > q - 256),
+            lambda b, h, q, k: is_inside(b, q, k) & (k <= q) & (k > q - 256),
         ),
         "hstu": (UniMask.hstu(targets, contextual=8, max_attn_len=256, min_full_attn_len=64), None),
     }
 
 
-def _compared(name: str, dtype: str) -> dict[str, Any]:
+def _compare_mask(name: str, dtype: str) -> dict[str, Any]:
     """One mask and type: training against SDPA, forward against SDPA and FlexAttention."""
     import torch
 
-    mask, mod = _masks()[name]
-    sides = _sides(mask, mod, getattr(torch, dtype))
-    train = milliseconds({side: steps["train"] for side, steps in sides.items() if "train" in steps}, _ROUNDS)
-    forward = milliseconds({side: steps["forward"] for side, steps in sides.items()}, _ROUNDS)
+    mask, mod = _list_masks()[name]
+    sides = _make_sides(mask, mod, getattr(torch, dtype))
+    train = measure_milliseconds(
+        {side: steps["train"] for side, steps in sides.items() if "train" in steps}, _ROUNDS
+    )
+    forward = measure_milliseconds({side: steps["forward"] for side, steps in sides.items()}, _ROUNDS)
     row: dict[str, Any] = {"mask": name, "type": dtype}
     row |= {f"train {side} ms": train[side] for side in sides if side in train}
     row |= {f"forward {side} ms": forward[side] for side in sides}
@@ -87,7 +89,7 @@ def _compared(name: str, dtype: str) -> dict[str, Any]:
     return row
 
 
-def _sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], Any]]]:
+def _make_sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], Any]]]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -108,22 +110,22 @@ def _sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], 
     dense[:, :, :, 0] |= ~dense.any(-1)  # padded rows: SDPA's softmax of nothing would be NaN
     padded = [x.transpose(1, 2).contiguous() for x in padded]
 
-    def uni(q: Any, k: Any, v: Any) -> Any:
+    def run_uni(q: Any, k: Any, v: Any) -> Any:
         return uni_attention(q, k, v, mask=mask, cu_seqlens_q=cut)
 
-    def sdpa(q: Any, k: Any, v: Any) -> Any:
+    def run_sdpa(q: Any, k: Any, v: Any) -> Any:
         return scaled_dot_product_attention(q, k, v, attn_mask=dense)
 
-    sides = {"uni": _steps(uni, packed), "sdpa": _steps(sdpa, padded)}
+    sides = {"uni": _make_steps(run_uni, packed), "sdpa": _make_steps(run_sdpa, padded)}
     if mod is not None and dtype == torch.float32:
-        sides["flex"] = {"forward": _flex(mod, padded)}
+        sides["flex"] = {"forward": _make_flex_step(mod, padded)}
     for side in sides.values():  # first calls pay for what is made once
         for step in side.values():
             step()
     return sides
 
 
-def _steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Callable[[], Any]]:
+def _make_steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Callable[[], Any]]:
     import torch
 
     q, k, v, grad = tensors
@@ -139,7 +141,7 @@ def _steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Callable[[
     return {"forward": forward, "train": train}
 
 
-def _flex(mod: Any, padded: list[Any]) -> Callable[[], Any]:
+def _make_flex_step(mod: Any, padded: list[Any]) -> Callable[[], Any]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -157,29 +159,29 @@ def _flex(mod: Any, padded: list[Any]) -> Callable[[], Any]:
     return step
 
 
-def _planning(name: str) -> dict[str, Any]:
+def _measure_planning(name: str) -> dict[str, Any]:
     """Milliseconds to turn a mask into its table, and the table into what is computed, at 65,536 tokens."""
     import torch
 
     from nonet.attention.masks import UniMask
-    from nonet.attention.torch_backends import pieces_of
+    from nonet.attention.torch_backends import split_mask
 
     cut = torch.arange(0, _TOKENS + 1, 1024)
     targets = torch.full((len(cut) - 1,), 100)
     mask = {"causal": UniMask.causal(), "hstu": UniMask.hstu(targets, max_attn_len=256)}[name]
-    table = mask.table(cut)
+    table = mask.build_table(cut)
     steps: dict[str, Callable[[], Any]] = {
-        "table": lambda: mask.table(cut),
-        "pieces": lambda: pieces_of(table, list(range(len(cut) - 1))),
+        "table": lambda: mask.build_table(cut),
+        "pieces": lambda: split_mask(table, list(range(len(cut) - 1))),
     }
     try:
-        from nonet.attention.plans import plan  # type: ignore[import-not-found]
+        from nonet.attention.plans import make_plan  # type: ignore[import-not-found]
 
-        steps["tile plan"] = lambda: plan(table, 64, 64)
+        steps["tile plan"] = lambda: make_plan(table, 64, 64)
     except ImportError:
         pass
     return {"plan": name, "tokens": _TOKENS} | {
-        f"{step} ms": ms for step, ms in milliseconds(steps, _ROUNDS).items()
+        f"{step} ms": ms for step, ms in measure_milliseconds(steps, _ROUNDS).items()
     }
 
 
@@ -200,7 +202,7 @@ print(status("VmHWM") - before)
 """
 
 
-def _memory() -> dict[str, Any]:
+def _measure_memory() -> dict[str, Any]:
     """What one sequence of 65,536 tokens adds to the peak of a training step, in a process of its own."""
     done = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True)
     return {
@@ -211,10 +213,10 @@ def _memory() -> dict[str, Any]:
     }
 
 
-def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _summarise_ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     out = {}
     for dtype in ("float32", "bfloat16"):
         for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
             values = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
-            out |= summed_up(f"{dtype} {measure}", values)
+            out |= summarise_ratios(f"{dtype} {measure}", values)
     return out

@@ -34,47 +34,51 @@ class Workload:
     backward: bool = True
     window: tuple[int, int] | None = None  # as torch's varlen_attn says it, where it can
 
-    def flops(self) -> float:
+    def count_flops(self) -> float:
         """Of a forward pass: two products a visible pair and head."""
-        return 4.0 * visible_pairs(self.table) * self.heads * self.width
+        return 4.0 * count_visible_pairs(self.table) * self.heads * self.width
 
 
-def workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]:
+def list_workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]:
     """The table's rows: one long sequence, ragged histories as recommenders have them, and a beam search's step.
 
     shrink: how many times shorter, for a run that only shows that it runs.
     """
     one, past = [8192 // shrink], [4096 // shrink] * 16
-    short, long = ragged(64, 512, 2048, seed), ragged(8, 4096, 8192, seed)
+    short, long = draw_lengths(64, 512, 2048, seed), draw_lengths(8, 4096, 8192, seed)
     if shrink > 1:
         short, long, past = ([max(n // shrink, 1) for n in x[:2]] for x in (short, long, past))
     rows = [
-        _row("dense causal 8k", masks.causal(one), _causal(one), (-1, 0)),
-        _row("jagged causal, 64 rows of 512", masks.causal(short), _causal(short), (-1, 0)),
-        _row("jagged causal, 8 rows of 4k", masks.causal(long), _causal(long), (-1, 0)),
-        _row("prefix-LM 256, 64 rows", masks.prefix_lm(short, 256), _prefix(short, 256)),
-        _row("window 256, 8 rows of 4k", masks.causal(long, 256), _causal(long, 256), (255, 0)),
-        _row("256 candidates, 64 rows", *_candidates([n + 256 for n in short], 256)),
-        _row("HSTU, 64 rows", *_general(masks.hstu([n + 64 for n in short], 64, 256, 8, 64))),
-        _row("sessions of 128, 8 rows of 4k", masks.sessions(long, 128), _sessions(long, 128)),
-        _row(
+        _make_row("dense causal 8k", masks.build_causal(one), _make_causal(one), (-1, 0)),
+        _make_row("jagged causal, 64 rows of 512", masks.build_causal(short), _make_causal(short), (-1, 0)),
+        _make_row("jagged causal, 8 rows of 4k", masks.build_causal(long), _make_causal(long), (-1, 0)),
+        _make_row("prefix-LM 256, 64 rows", masks.build_prefix_lm(short, 256), _make_prefix(short, 256)),
+        _make_row(
+            "window 256, 8 rows of 4k", masks.build_causal(long, 256), _make_causal(long, 256), (255, 0)
+        ),
+        _make_row("256 candidates, 64 rows", *_make_candidates([n + 256 for n in short], 256)),
+        _make_row("HSTU, 64 rows", *_make_general(masks.build_hstu([n + 64 for n in short], 64, 256, 8, 64))),
+        _make_row(
+            "sessions of 128, 8 rows of 4k", masks.build_sessions(long, 128), _make_sessions(long, 128)
+        ),
+        _make_row(
             "beam tree 64 x 3, 16 histories of 4k",
-            *_general(beam_step(past, max(64 // shrink, 2))),
+            *_make_general(build_beam_step(past, max(64 // shrink, 2))),
             backward=False,
         ),
     ]
     return [Workload(name, table, predicate, width=width, **more) for name, table, predicate, more in rows]
 
 
-def ragged(rows: int, mean: int, longest: int, seed: int) -> list[int]:
+def draw_lengths(rows: int, mean: int, longest: int, seed: int) -> list[int]:
     """Lognormal lengths around a mean, as histories are."""
     draw = rng(seed, "lengths", rows, mean).lognormal(0.0, 0.8, rows)
     return (draw * mean / draw.mean()).clip(1, longest).astype(int).tolist()
 
 
-def beam_step(history: list[int], beams: int, levels: int = 3) -> IntervalTable:
+def build_beam_step(history: list[int], beams: int, levels: int = 3) -> IntervalTable:
     """The tree's nodes ask, history and nodes answer: the rows of beam_tree that a decoder computes."""
-    whole = masks.beam_tree(history, beams, levels)
+    whole = masks.build_beam_tree(history, beams, levels)
     nodes = torch.cat(
         [
             torch.arange(int(cut) + past, int(cut) + past + beams * levels)
@@ -84,17 +88,17 @@ def beam_step(history: list[int], beams: int, levels: int = 3) -> IntervalTable:
     return IntervalTable(
         whole.start[:, nodes].contiguous(),
         whole.stop[:, nodes].contiguous(),
-        masks.cuts_of([beams * levels] * len(history)),
+        masks.build_cuts([beams * levels] * len(history)),
         whole.cu_k,
         beams * levels,
         whole.max_k,
     )
 
 
-def visible_pairs(table: IntervalTable) -> int:
+def count_visible_pairs(table: IntervalTable) -> int:
     """Pairs that see each other, O(tokens) memory; the union of a row's intervals counted once."""
     if table.column_start is not None or table.sees is not None:
-        return int(masks.visible(table).sum())
+        return int(masks.compute_visible(table).sum())
     start, stop = table.start.long(), torch.maximum(table.stop, table.start).long()
     start, order = start.sort(dim=0)
     stop = stop.gather(0, order)
@@ -108,7 +112,7 @@ def visible_pairs(table: IntervalTable) -> int:
 def to_device(table: IntervalTable, device: str) -> IntervalTable:
     """The same table there; shared cuts stay shared."""
 
-    def moved(x: Tensor | None) -> Tensor | None:
+    def move_tensor(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(device)
 
     cu_q = table.cu_q.to(device)
@@ -120,14 +124,14 @@ def to_device(table: IntervalTable, device: str) -> IntervalTable:
         cu_q if same else table.cu_k.to(device),
         table.max_q,
         table.max_k,
-        moved(table.column_start),
-        moved(table.column_stop),
-        moved(table.sees),
-        moved(table.word),
+        move_tensor(table.column_start),
+        move_tensor(table.column_stop),
+        move_tensor(table.sees),
+        move_tensor(table.word),
     )
 
 
-def _row(
+def _make_row(
     name: str,
     table: IntervalTable,
     predicate: Callable[[str], Predicate],
@@ -137,65 +141,65 @@ def _row(
     return name, table, predicate, {"window": window, "backward": backward}
 
 
-def _documents(lengths: list[int], device: str) -> Tensor:
+def _number_documents(lengths: list[int], device: str) -> Tensor:
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
 
 
-def _causal(lengths: list[int], window: int | None = None) -> Callable[[str], Predicate]:
-    def on(device: str) -> Predicate:
-        document = _documents(lengths, device)
+def _make_causal(lengths: list[int], window: int | None = None) -> Callable[[str], Predicate]:
+    def make_predicate(device: str) -> Predicate:
+        document = _number_documents(lengths, device)
         if len(lengths) == 1 and window is None:
             return lambda b, h, q, k: q >= k
         if window is None:
             return lambda b, h, q, k: (document[q] == document[k]) & (q >= k)
         return lambda b, h, q, k: (document[q] == document[k]) & (q >= k) & (q - k < window)
 
-    return on
+    return make_predicate
 
 
-def _prefix(lengths: list[int], prefix: int) -> Callable[[str], Predicate]:
-    def on(device: str) -> Predicate:
-        document, place = _documents(lengths, device), masks.places(lengths)[0].to(device)
+def _make_prefix(lengths: list[int], prefix: int) -> Callable[[str], Predicate]:
+    def make_predicate(device: str) -> Predicate:
+        document, place = _number_documents(lengths, device), masks.compute_positions(lengths)[0].to(device)
         return lambda b, h, q, k: (document[q] == document[k]) & ((q >= k) | (place[k] < prefix))
 
-    return on
+    return make_predicate
 
 
-def _candidates(lengths: list[int], targets: int) -> tuple[IntervalTable, Callable[[str], Predicate]]:
-    def on(device: str) -> Predicate:
-        document = _documents(lengths, device)
-        place, length = masks.places(lengths)
+def _make_candidates(lengths: list[int], targets: int) -> tuple[IntervalTable, Callable[[str], Predicate]]:
+    def make_predicate(device: str) -> Predicate:
+        document = _number_documents(lengths, device)
+        place, length = masks.compute_positions(lengths)
         history = (place < length - targets).to(device)
         return lambda b, h, q, k: (q == k) | ((document[q] == document[k]) & history[k] & (q >= k))
 
-    return masks.candidates(lengths, targets), on
+    return masks.build_candidates(lengths, targets), make_predicate
 
 
-def _sessions(lengths: list[int], session: int) -> Callable[[str], Predicate]:
-    def on(device: str) -> Predicate:
-        place, _ = masks.places(lengths)
+def _make_sessions(lengths: list[int], session: int) -> Callable[[str], Predicate]:
+    def make_predicate(device: str) -> Predicate:
+        place, _ = masks.compute_positions(lengths)
         fresh = place % session == 0
         number = fresh.cumsum(0).to(device)
         return lambda b, h, q, k: (number[q] == number[k]) & (q >= k)
 
-    return on
+    return make_predicate
 
 
-def _general(table: IntervalTable) -> tuple[IntervalTable, Callable[[str], Predicate]]:
+def _make_general(table: IntervalTable) -> tuple[IntervalTable, Callable[[str], Predicate]]:
     """Masks with no short form: the intervals in packed key positions, K compares."""
 
-    def on(device: str) -> Predicate:
+    def make_predicate(device: str) -> Predicate:
         rows = table.cu_q.diff().long()
         base = table.cu_k[:-1].long().repeat_interleave(rows)
         start, stop = (table.start + base).int().to(device), (table.stop + base).int().to(device)
         slots = len(start)
 
-        def visible(b: Any, h: Any, q: Any, k: Any) -> Any:
+        def is_visible(b: Any, h: Any, q: Any, k: Any) -> Any:
             seen = (k >= start[0, q]) & (k < stop[0, q])
             for slot in range(1, slots):
                 seen = seen | ((k >= start[slot, q]) & (k < stop[slot, q]))
             return seen
 
-        return visible
+        return is_visible
 
-    return table, on
+    return table, make_predicate

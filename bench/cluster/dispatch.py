@@ -14,30 +14,30 @@ from typing import Any
 
 import numpy as np
 
-from nonet.timing import Times, in_turns
+from nonet.timing import LapTimer, measure_in_turns
 
 _WORLD = 4
 _ROUNDS, _CALLS = 40, 25
 _BIG = 8 << 20
 
 
-def dispatch() -> dict[str, Any]:
+def bench_dispatch() -> dict[str, Any]:
     """Ratios of medians over interleaved rounds, A/A noise, puts of a replicated argument, and controller memory."""
     import ray
     import torch
 
-    from nonet.bench.cluster.dispatch_roles import Echo, hand_group, reference_growth
-    from nonet.bench.cluster.startup_group import startup_group
+    from nonet.bench.cluster.dispatch_roles import Echo, measure_reference_growth, start_plain_actors
+    from nonet.bench.cluster.startup_group import bench_startup_group
     from nonet.workers.runtime import Replicate, Shard, WorkerGroup, ensure_ray
 
     torch.set_num_threads(1)
     ensure_ray()
     ours = WorkerGroup(Echo, workers=_WORLD, cpus=0.1, threads=0)
-    hand, again = hand_group(_WORLD), hand_group(_WORLD)
-    ours.hosts.ready()
+    hand, again = start_plain_actors(_WORLD), start_plain_actors(_WORLD)
+    ours.hosts.wait_until_ready()
     ray.get([actor.nop.remote() for actor in (*hand, *again)])
 
-    def by_hand(actors: list[Any], payload: Any, join: Callable) -> Callable[[], Any]:
+    def call_by_hand(actors: list[Any], payload: Any, join: Callable) -> Callable[[], Any]:
         size = len(payload) // _WORLD
         return lambda: join(
             ray.get([a.echo.remote(payload[i * size : (i + 1) * size]) for i, a in enumerate(actors)])
@@ -45,7 +45,7 @@ def dispatch() -> dict[str, Any]:
 
     numbers = list(range(128))
     tensor = torch.arange(128)
-    table = _table(128)
+    table = _make_table(128)
     cases: dict[str, tuple[Callable, Callable, Callable]] = {
         "bare call": (
             lambda: ours.nop().get(),
@@ -60,20 +60,20 @@ def dispatch() -> dict[str, Any]:
     ):
         cases[f"sharded echo, {name}"] = (
             lambda payload=payload: ours.echo(Shard(payload)).get(),
-            by_hand(hand, payload, join),
-            by_hand(again, payload, join),
+            call_by_hand(hand, payload, join),
+            call_by_hand(again, payload, join),
         )
-    rows = [{"call": name, **_compare(*sides)} for name, sides in cases.items()]
-    puts = _counted_puts(lambda: ours.size(Replicate(np.zeros(_BIG, np.uint8))).get())
-    grown = reference_growth(ours)
+    rows = [{"call": name, **_compare_sides(*sides)} for name, sides in cases.items()]
+    puts = _count_puts(lambda: ours.size(Replicate(np.zeros(_BIG, np.uint8))).get())
+    grown = measure_reference_growth(ours)
     ours.stop()
     for actor in (*hand, *again):
         ray.kill(actor)
-    event = _event_us()
+    event = _measure_event_us()
     rows.append({"trace and metrics": "one event", "us": event})
     rows.append({"replicated 8 MiB to 4 workers": "puts", "count": puts})
     rows.append({"1 GiB by reference": "USS growth, MiB", "mib": grown / 2**20})
-    started = startup_group()
+    started = bench_startup_group()
     rows += started["rows"]
     ratio = {row["call"]: row["ratio"] for row in rows if "ratio" in row} | started["ratio"]
     return {
@@ -83,28 +83,28 @@ def dispatch() -> dict[str, Any]:
     }
 
 
-def _compare(*sides: Callable[[], Any]) -> dict[str, float]:
+def _compare_sides(*sides: Callable[[], Any]) -> dict[str, float]:
     """Medians of `ours`, `hand` and `hand again`, microseconds a call, the order turned every round."""
 
     def block(side: Callable[[], Any]) -> Callable[[], None]:
-        def calls() -> None:
+        def run_calls() -> None:
             for _ in range(_CALLS):
                 side()
 
-        return calls
+        return run_calls
 
     blocks = {name: block(side) for name, side in zip(("ours", "hand", "again"), sides, strict=True)}
-    times = in_turns(blocks, _ROUNDS, warm=1, rotate=True)
-    ours, hand, again = (taken.median_us() / _CALLS for taken in times.values())
+    times = measure_in_turns(blocks, _ROUNDS, warm=1, rotate=True)
+    ours, hand, again = (taken.compute_median_us() / _CALLS for taken in times.values())
     return {"ours_us": ours, "hand_us": hand, "ratio": ours / hand, "A/A": again / hand}
 
 
-def _event_us() -> float:
+def _measure_event_us() -> float:
     """Microseconds a call costs to see: its span and Ray metrics in the worker, its line of the trace in the controller."""
     from nonet.controller.record import Trace
-    from nonet.workers.runtime import Spans
+    from nonet.workers.runtime import SpanRecorder
 
-    spans, taken, result = Spans("bench"), Times(), np.zeros(8)
+    spans, taken, result = SpanRecorder("bench"), LapTimer(), np.zeros(8)
     with tempfile.TemporaryDirectory() as folder:
         trace = Trace(Path(folder) / "trace.json")
         for _ in range(200):
@@ -114,10 +114,10 @@ def _event_us() -> float:
                 for name, start, end, size in spans.take():
                     trace.add("bench-0", name, start, end, bytes=size)
         trace.close()
-    return taken.median_us() / 50
+    return taken.compute_median_us() / 50
 
 
-def _counted_puts(call: Callable[[], Any]) -> int:
+def _count_puts(call: Callable[[], Any]) -> int:
     """How often `ray.put` ran during a call."""
     import ray
 
@@ -135,7 +135,7 @@ def _counted_puts(call: Callable[[], Any]) -> int:
     return len(puts)
 
 
-def _table(rows: int) -> Any:
+def _make_table(rows: int) -> Any:
     import pyarrow as pa
 
     return pa.table({"x": np.arange(rows)})

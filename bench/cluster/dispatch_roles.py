@@ -39,7 +39,7 @@ class Echo(DistributeWorker):
         return len(rows)
 
 
-def hand_group(world: int) -> list[Any]:
+def start_plain_actors(world: int) -> list[Any]:
     """Plain actors with the same methods."""
     import ray
 
@@ -54,7 +54,7 @@ def hand_group(world: int) -> list[Any]:
     return [Plain.remote() for _ in range(world)]  # type: ignore[attr-defined]
 
 
-def reference_growth(group: Any) -> int:
+def measure_reference_growth(group: Any) -> int:
     """Bytes by which this process's private memory grows while 1 GiB goes from worker to worker by reference."""
     import gc
 

@@ -18,7 +18,7 @@ from nonet.controller.cluster import ClusterView, DeviceFacts, Node
 from nonet.controller.plan import plan
 from nonet.controller.scenario import Scenario, make_scenario
 from nonet.errors import PlacementError
-from nonet.timing import Times
+from nonet.timing import LapTimer
 from nonet.workers.runtime import DistributeWorker
 
 NODES, GPUS, SMALL, GANGS = 4, 4, 4, 3
@@ -30,21 +30,23 @@ class Idle(DistributeWorker):
     """Holds its device and does nothing; no torch."""
 
 
-def placement(rounds: int = _ROUNDS) -> dict[str, Any]:
+def bench_placement(rounds: int = _ROUNDS) -> dict[str, Any]:
     """Gangs that start after four small groups, ours and plain Ray's; seconds to a refusal; seconds of a large plan."""
     rows: list[dict[str, Any]] = []
-    with _cluster():
+    with _start_cluster():
         for number in range(rounds):
-            rows.append({"round": number, "who": "plain Ray", "gangs started": _plain_ray(), "of": GANGS})
-            rows.append({"round": number, "who": "nonet", "gangs started": _ours(), "of": GANGS})
-        rows += [_refused("at plan time"), _refused("at bind time")]
-    rows.append(_large_plan())
+            rows.append(
+                {"round": number, "who": "plain Ray", "gangs started": _place_with_plain_ray(), "of": GANGS}
+            )
+            rows.append({"round": number, "who": "nonet", "gangs started": _place_with_nonet(), "of": GANGS})
+        rows += [_measure_refusal("at plan time"), _measure_refusal("at bind time")]
+    rows.append(_measure_large_plan())
     refused = [row for row in rows if "refused" in row]
     return {
         "rows": rows,
         "ratio": {
-            "gangs of 3, ours, the fewest": min(_gangs(rows, "nonet")),
-            "gangs of 3, plain Ray, the most": max(_gangs(rows, "plain Ray")),
+            "gangs of 3, ours, the fewest": min(_list_gang_counts(rows, "nonet")),
+            "gangs of 3, plain Ray, the most": max(_list_gang_counts(rows, "plain Ray")),
             "seconds to refuse, the longest": max(row["seconds"] for row in refused),
             "placement groups left after refusals": float(sum(row["groups left"] for row in refused)),
             "seconds to plan 1000 x 8, 51 groups": rows[-1]["median_s"],
@@ -53,7 +55,7 @@ def placement(rounds: int = _ROUNDS) -> dict[str, Any]:
     }
 
 
-def job(workers: int, name: str = "job") -> Scenario:
+def make_job(workers: int, name: str = "job") -> Scenario:
     """A run of one group of so many GPUs: every role fused into it."""
     roles = {"trainer": {"pool": "gpu", "workers": workers}, "evaluator": {"fuse": "trainer"}}
     return make_scenario(
@@ -67,7 +69,7 @@ def job(workers: int, name: str = "job") -> Scenario:
     )
 
 
-def large_view(nodes: int = 1000) -> ClusterView:
+def make_large_view(nodes: int = 1000) -> ClusterView:
     """So many nodes of 8 GPUs, 8 to a rack, two zones."""
     total = {"CPU": 128.0, "GPU": 8.0, "memory": 2e12}
     facts = {"GPU": DeviceFacts(80 * 10**9, 8)}
@@ -79,7 +81,7 @@ def large_view(nodes: int = 1000) -> ClusterView:
     )
 
 
-def large_scenario(workers: int = 2048) -> Scenario:
+def make_large_scenario(workers: int = 2048) -> Scenario:
     """51 groups: a trainer, an elastic rollout, an evaluator, eight roles of 16 workers, forty rewards of 1 to 40."""
     near = {"topology": {"prefer": ["host", "rack"]}}
     own = {f"own{i}": {"pool": "gpu", "workers": 16, **near} for i in range(8)}
@@ -104,12 +106,12 @@ def large_scenario(workers: int = 2048) -> Scenario:
     )
 
 
-def _gangs(rows: list[dict[str, Any]], who: str) -> list[float]:
+def _list_gang_counts(rows: list[dict[str, Any]], who: str) -> list[float]:
     return [float(row["gangs started"]) for row in rows if row.get("who") == who]
 
 
 @contextmanager
-def _cluster() -> Iterator[None]:
+def _start_cluster() -> Iterator[None]:
     import os
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -129,7 +131,7 @@ def _cluster() -> Iterator[None]:
         cluster.shutdown()
 
 
-def _plain_ray() -> int:
+def _place_with_plain_ray() -> int:
     """Four one-GPU placement groups, then three whole-node gangs: how many of these are ready."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -144,13 +146,13 @@ def _plain_ray() -> int:
     finally:
         for group in made:
             remove_placement_group(group)
-        _all_free()
+        _wait_until_free()
 
 
-def _ours() -> int:
+def _place_with_nonet() -> int:
     """The same as seven runs, each planned on what is free, bound, and its processes started."""
     from nonet.controller.groups import Binding, plan_live
-    from nonet.workers.runtime import Life, RoleSpec
+    from nonet.workers.runtime import GroupLifetime, RoleSpec
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
     bound, started = [], 0
@@ -158,7 +160,11 @@ def _ours() -> int:
         for number in range(SMALL + GANGS):
             gang = number >= SMALL
             try:
-                bound.append(Binding(plan_live(job(GPUS if gang else 1)), specs, Life(run=f"job{number}")))
+                bound.append(
+                    Binding(
+                        plan_live(make_job(GPUS if gang else 1)), specs, GroupLifetime(run=f"job{number}")
+                    )
+                )
             except PlacementError:
                 continue
             workers = bound[-1].hosts["trainer"].ready()
@@ -167,10 +173,10 @@ def _ours() -> int:
     finally:
         for binding in bound:
             binding.stop()
-        _all_free()
+        _wait_until_free()
 
 
-def _refused(when: str) -> dict[str, Any]:
+def _measure_refusal(when: str) -> dict[str, Any]:
     """Seconds from asking for a gang that has no room to the error, and the placement groups it left."""
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
@@ -178,26 +184,26 @@ def _refused(when: str) -> dict[str, Any]:
     from nonet.workers.runtime import RoleSpec
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
-    made = plan_live(job(NODES * GPUS))
+    made = plan_live(make_job(NODES * GPUS))
     thief = placement_group([{"GPU": 1}], name="somebody else")
     assert thief.wait(10)
     text = "nothing"
-    with Times() as taken:
+    with LapTimer() as taken:
         try:
-            Binding(made if when == "at bind time" else plan_live(job(NODES * GPUS)), specs).stop()
+            Binding(made if when == "at bind time" else plan_live(make_job(NODES * GPUS)), specs).stop()
         except PlacementError as error:
             text = str(error)
     left = sum(
         g["state"] != "REMOVED" and g["name"] != "somebody else" for g in placement_group_table().values()
     )
     remove_placement_group(thief)
-    _all_free()
+    _wait_until_free()
     return {"refused": when, "seconds": taken.last_s, "groups left": left, "message": text}
 
 
-def _large_plan() -> dict[str, Any]:
-    scenario, view = large_scenario(), large_view()
-    taken, plans = Times(), set()
+def _measure_large_plan() -> dict[str, Any]:
+    scenario, view = make_large_scenario(), make_large_view()
+    taken, plans = LapTimer(), set()
     for _ in range(5):
         with taken:
             made = plan(scenario, view)
@@ -205,13 +211,13 @@ def _large_plan() -> dict[str, Any]:
     workers = sum(group.workers for group in made.groups)
     return {
         "plan": f"{len(view.nodes)} nodes x 8 devices, {len(made.groups)} groups, {workers} workers",
-        "median_s": taken.median_s(),
+        "median_s": taken.compute_median_s(),
         "max_s": max(taken.wall_s),
         "different plans": len(plans),
     }
 
 
-def _all_free(timeout_s: float = 10.0) -> None:
+def _wait_until_free(timeout_s: float = 10.0) -> None:
     """Wait until every node reports all of its GPUs free."""
     import ray
 

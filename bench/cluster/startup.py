@@ -7,13 +7,13 @@ import sys
 from functools import partial
 from typing import Any
 
-from nonet.timing import in_turns
+from nonet.timing import measure_in_turns
 
 _ROUNDS = 9
 _LOADED = "import sys, nonet; print(int('torch' in sys.modules), int('ray' in sys.modules))"
 
 
-def startup() -> dict[str, Any]:
+def bench_startup() -> dict[str, Any]:
     """Seconds of a bare interpreter, of `import nonet` and of `nonet --help`, interleaved; and what the import loaded."""
     commands = {
         "python": [sys.executable, "-c", "pass"],
@@ -24,14 +24,14 @@ def startup() -> dict[str, Any]:
         name: partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
         for name, command in commands.items()
     }
-    times = in_turns(calls, _ROUNDS)
+    times = measure_in_turns(calls, _ROUNDS)
     loaded = subprocess.run(
         [sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True
     ).stdout.split()
     rows = [
-        {"command": name, "median_s": taken.median_s(), "max_s": max(taken.wall_s)}
+        {"command": name, "median_s": taken.compute_median_s(), "max_s": max(taken.wall_s)}
         for name, taken in times.items()
     ]
     rows.append({"import nonet loads torch": loaded[0], "ray": loaded[1]})
-    added = times["import nonet"].median_s() - times["python"].median_s()
+    added = times["import nonet"].compute_median_s() - times["python"].compute_median_s()
     return {"rows": rows, "ratio": {"seconds that import nonet adds": added}}

@@ -10,21 +10,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 _WORLD, _ROUNDS = 4, 7
 
 
-def startup_group() -> dict[str, Any]:
+def bench_startup_group() -> dict[str, Any]:
     """Medians of seconds from asking for the controller to all workers ready, ours over by hand, and hand against hand."""
     import ray
 
     from nonet.workers.runtime import ensure_ray
 
     ensure_ray()
-    ours, hand = _actors()
+    ours, hand = _make_controllers()
     sides = {"ours": ours, "by hand": hand, "by hand again": hand}
-    times = {name: Times() for name in sides}
+    times = {name: LapTimer() for name in sides}
     for turn in range(_ROUNDS + 1):
         for name in list(sides)[turn % 3 :] + list(sides)[: turn % 3]:
             with times[name]:
@@ -33,7 +33,7 @@ def startup_group() -> dict[str, Any]:
             ray.get(controller.end.remote())
             ray.kill(controller)
     # The first round warms Ray's pool of worker processes.
-    medians = {name: taken.from_lap(1).median_s() for name, taken in times.items()}
+    medians = {name: taken.drop_laps_before(1).compute_median_s() for name, taken in times.items()}
     ratio = {
         "controller + 4 workers ready": medians["ours"] / medians["by hand"],
         "the same by hand, A/A": medians["by hand again"] / medians["by hand"],
@@ -41,7 +41,7 @@ def startup_group() -> dict[str, Any]:
     return {"rows": [{"side": name, "median_s": value} for name, value in medians.items()], "ratio": ratio}
 
 
-def _actors() -> tuple[Any, Any]:
+def _make_controllers() -> tuple[Any, Any]:
     import ray
 
     @ray.remote(num_cpus=0)
@@ -50,13 +50,13 @@ def _actors() -> tuple[Any, Any]:
             from nonet.bench.cluster.dispatch_roles import Echo
             from nonet.controller import SingleController  # noqa: F401
             from nonet.controller.groups import Binding
-            from nonet.workers.runtime import Life, RoleSpec
+            from nonet.workers.runtime import GroupLifetime, RoleSpec
 
-            life = Life(f"bench-{time.time_ns()}", orphan_timeout_s=60.0)
-            self.binding = Binding(_plan(), {"echo": RoleSpec(Echo)}, life)
+            life = GroupLifetime(f"bench-{time.time_ns()}", orphan_timeout_s=60.0)
+            self.binding = Binding(_make_plan(), {"echo": RoleSpec(Echo)}, life)
 
-        def ready(self) -> int:
-            return len(self.binding.hosts["echo"].ready())
+        def wait_until_ready(self) -> int:
+            return len(self.binding.hosts["echo"].wait_until_ready())
 
         def end(self) -> None:
             self.binding.stop(at_once=True)
@@ -75,7 +75,7 @@ def _actors() -> tuple[Any, Any]:
                 for rank in range(_WORLD)
             ]
 
-        def ready(self) -> int:
+        def wait_until_ready(self) -> int:
             return len(ray.get([actor.nop.remote() for actor in self.actors]))
 
         def end(self) -> None:
@@ -94,7 +94,7 @@ def _actors() -> tuple[Any, Any]:
     return Ours, ByHand
 
 
-def _plan() -> Any:
+def _make_plan() -> Any:
     """A plan of one group of four on the node this process is on."""
     import ray
 

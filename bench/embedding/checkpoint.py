@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nonet.bench.embedding.keys import scattered
-from nonet.timing import Times
+from nonet.bench.embedding.keys import scatter_ranks
+from nonet.timing import LapTimer
 
 ROWS, DIM, KEYS = 1_000_000, 64, 8192
 
@@ -26,11 +26,13 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
     import torch
 
     torch.set_num_threads(1)
-    world = _filled(rows, dim)
+    world = _make_filled_tables(rows, dim)
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        writes = _writes(world, Path(place), rounds)
-        stall = _stall(world, Path(place))
-        evicting_ms = _opening(_filled(rows, dim, evict="lru", budget_rows=rows * 9 // 10), Path(place))
+        writes = _measure_writes(world, Path(place), rounds)
+        stall = _measure_stalls(world, Path(place))
+        evicting_ms = _measure_opening(
+            _make_filled_tables(rows, dim, evict="lru", budget_rows=rows * 9 // 10), Path(place)
+        )
     size, saves, plains, load_s = writes
     save_s, plain_s = statistics.median(saves), statistics.median(plains)
     one = stall["alone_ms"]
@@ -58,40 +60,40 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
     return {"rows": rows_, "ratio": ratio}
 
 
-def _filled(rows: int, dim: int, **policy: Any) -> Any:
+def _make_filled_tables(rows: int, dim: int, **policy: Any) -> Any:
     import torch
 
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
 
     world = ShardedTables({"item": TableSpec(dim, **policy)}, seed=7)
-    for step, part in enumerate(np.array_split(scattered(np.arange(rows)), max(1, rows // 16384)), 1):
+    for step, part in enumerate(np.array_split(scatter_ranks(np.arange(rows)), max(1, rows // 16384)), 1):
         keys = torch.from_numpy(part)
         world.pull("item", keys)
         world.push("item", keys, torch.ones(len(part), dim), step)
     return world
 
 
-def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float]:
+def _measure_writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float]:
     from nonet.embedding.storage import load, save
 
-    saves, plains, size = Times(), [], 0
+    saves, plains, size = LapTimer(), [], 0
     for number in range(rounds):
         with saves:
             written = save(world, folder / str(number)).wait()
         size = sum(size for _, size in written.values())
-        plains.append(_plain(folder / "plain", size))
+        plains.append(_write_plain(folder / "plain", size))
         if number:
             _remove(folder / str(number))
     other = _empty_like(world)
-    with Times() as loading:
+    with LapTimer() as loading:
         load(other, folder / "0")
     return size, saves.wall_s, plains, loading.last_s
 
 
-def _plain(path: Path, size: int) -> float:
+def _write_plain(path: Path, size: int) -> float:
     data = np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
-    with Times() as taken, path.open("wb", buffering=0) as file:
+    with LapTimer() as taken, path.open("wb", buffering=0) as file:
         left = data.data
         while len(left):
             left = left[file.write(left) :]
@@ -112,7 +114,7 @@ def _empty_like(world: Any) -> Any:
     return ShardedTables(world.specs, seed=7)
 
 
-def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
+def _measure_stalls(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
     """Steps of 8,192 random keys and a matrix product, alone and beside a save in turns, and their waits for its lock.
 
     A turn alone has as many steps as the turn beside a save, so that the longest of both are of as many.
@@ -123,19 +125,19 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
     gc.collect()
     gc.freeze()  # a full collection over torch's modules takes 50 ms, with or without a save
     for _ in range(20):
-        steps.one()
-    alone, beside, opened = [], [], Times()
+        steps.run_step()
+    alone, beside, opened = [], [], LapTimer()
     for turn in range(rounds):
         with opened:
             saving = save(world, folder / f"beside{turn}")
         many = 0
         while not saving.done:
-            beside.append(steps.one())
+            beside.append(steps.run_step())
             many += 1
         saving.wait()
         _remove(folder / f"beside{turn}")
-        steps.one()
-        alone += [steps.one() for _ in range(many)]
+        steps.run_step()
+        alone += [steps.run_step() for _ in range(many)]
     measures: dict[str, float] = {"steps": len(beside), "open_max_ms": 1e3 * max(opened.wall_s)}
     for name, turn in (("alone", alone), ("beside", beside)):
         wall, cpu, stolen = zip(*turn, strict=True)
@@ -152,14 +154,14 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
     return measures | {"wait_max_ms": 1e3 * max(steps.waits.wall_s)}
 
 
-def _opening(world: Any, folder: Path, rounds: int = 4) -> float:
+def _measure_opening(world: Any, folder: Path, rounds: int = 4) -> float:
     """Milliseconds that opening a save takes at most, steps between one and the next."""
     from nonet.embedding.storage import save
 
-    steps, taken = _Steps(world), Times()
+    steps, taken = _Steps(world), LapTimer()
     for turn in range(rounds):
         for _ in range(20):
-            steps.one()
+            steps.run_step()
         with taken:
             saving = save(world, folder / f"opening{turn}")
         saving.wait()
@@ -173,27 +175,27 @@ class _Steps:
     def __init__(self, world: Any):
         import torch
 
-        self._world, self._keys = world, scattered(np.arange(len(world.tables["item"])))
+        self._world, self._keys = world, scatter_ranks(np.arange(len(world.tables["item"])))
         self._source, self._weight = np.random.default_rng(3), torch.randn(768, 768)
         self._product = torch.empty(768, 768)  # kept: memory that is asked for anew is another's stall
-        self._number, self.waits = world.tables["item"].step, Times(wall_s=[0.0])
+        self._number, self.waits = world.tables["item"].step, LapTimer(wall_s=[0.0])
         _time_lock(world.histories["item"].lock, self.waits)
 
-    def one(self) -> tuple[float, float, int]:
+    def run_step(self) -> tuple[float, float, int]:
         """Milliseconds of a step by the wall and by this thread's CPU, and what was stolen meanwhile."""
         import torch
 
         self._number += 1
         keys = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
-        before = _stolen()
-        with Times() as taken:
+        before = _read_stolen_ticks()
+        with LapTimer() as taken:
             got = self._world.pull("item", keys)
             torch.mm(self._weight, self._weight, out=self._product)
             self._world.push("item", keys, got, self._number)
-        return 1e3 * taken.last_s, 1e3 * taken.cpu_s[-1], _stolen() - before
+        return 1e3 * taken.last_s, 1e3 * taken.cpu_s[-1], _read_stolen_ticks() - before
 
 
-def _stolen() -> int:
+def _read_stolen_ticks() -> int:
     """Ticks of 10 ms that this machine's host has given to others while a CPU here had work; 0 where it doesn't say."""
     try:
         with open("/proc/stat") as file:
@@ -202,12 +204,12 @@ def _stolen() -> int:
         return 0
 
 
-def _time_lock(lock: Any, waits: Times) -> None:
+def _time_lock(lock: Any, waits: LapTimer) -> None:
     """Note how long each step waits for this StepLock."""
     take = lock._wait
 
-    def timed() -> None:
+    def wait_timed() -> None:
         with waits:
             take()
 
-    lock._wait = timed
+    lock._wait = wait_timed

@@ -21,7 +21,7 @@ def measure(steps: int = 400, seeds: tuple[int, ...] = (7, 8, 9)) -> dict[str, A
     torch.set_num_threads(1)
     rows, worst = [], {"fp16": 0.0, "bf16": 0.0, "int8": 0.0}
     for seed in seeds:
-        aucs = {name: _auc_of(name, steps, seed) for name in ("fp32", *worst)}
+        aucs = {name: _measure_auc(name, steps, seed) for name in ("fp32", *worst)}
         rows.append({"seed": seed, **aucs})
         for name in worst:
             worst[name] = max(worst[name], abs(aucs[name] - aucs["fp32"]))
@@ -31,37 +31,37 @@ def measure(steps: int = 400, seeds: tuple[int, ...] = (7, 8, 9)) -> dict[str, A
     }
 
 
-def _auc_of(name: str, steps: int, seed: int) -> float:
+def _measure_auc(name: str, steps: int, seed: int) -> float:
     import torch
 
-    from nonet.embedding.exchange import codec
+    from nonet.embedding.exchange import get_codec
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
 
     world = ShardedTables(
         {table: TableSpec(DIM, lr=0.1, init_scale=0.1) for table in ("user", "item")}, seed=seed
     )
-    wire = codec(name)
+    wire = get_codec(name)
 
-    def over(rows: Any) -> Any:
+    def pass_codec(rows: Any) -> Any:
         return wire.decode(wire.encode(rows), DIM)
 
     for step in range(1, steps + 1):
-        keys, label = _pairs(seed, step, BATCH)
-        leaves = {table: over(world.pull(table, key)).requires_grad_() for table, key in keys.items()}
+        keys, label = _draw_pairs(seed, step, BATCH)
+        leaves = {table: pass_codec(world.pull(table, key)).requires_grad_() for table, key in keys.items()}
         score = (leaves["user"] * leaves["item"]).sum(1)
         torch.nn.functional.binary_cross_entropy_with_logits(score, label, reduction="sum").backward()
         for table, key in keys.items():
             # The trainer sums a key's gradients before they travel.
             distinct, inverse = torch.unique(key, return_inverse=True)
             summed = torch.zeros(len(distinct), DIM).index_add_(0, inverse, leaves[table].grad)
-            world.push(table, distinct, over(summed), step)
-    keys, label = _pairs(seed, 0, 100_000)
-    rows = [over(world.pull(table, keys[table], train=False)) for table in ("user", "item")]
-    return _auc((rows[0] * rows[1]).sum(1).numpy(), label.numpy())
+            world.push(table, distinct, pass_codec(summed), step)
+    keys, label = _draw_pairs(seed, 0, 100_000)
+    rows = [pass_codec(world.pull(table, keys[table], train=False)) for table in ("user", "item")]
+    return _compute_auc((rows[0] * rows[1]).sum(1).numpy(), label.numpy())
 
 
-def _pairs(seed: int, step: int, count: int) -> tuple[dict[str, Any], Any]:
+def _draw_pairs(seed: int, step: int, count: int) -> tuple[dict[str, Any], Any]:
     import torch
 
     from nonet.random import rng
@@ -76,7 +76,7 @@ def _pairs(seed: int, step: int, count: int) -> tuple[dict[str, Any], Any]:
     return {"user": torch.from_numpy(user), "item": torch.from_numpy(item)}, label
 
 
-def _auc(score: np.ndarray, label: np.ndarray) -> float:
+def _compute_auc(score: np.ndarray, label: np.ndarray) -> float:
     rank = np.empty(len(score))
     rank[np.argsort(score, kind="stable")] = np.arange(1, len(score) + 1)
     positive = label > 0.5

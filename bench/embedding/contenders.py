@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.bench.embedding.keys import zipf_ranks
+from nonet.bench.embedding.keys import draw_zipf_ranks
 from nonet.embedding import splitmix64
 from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
@@ -27,7 +27,7 @@ _GRADS = 4
 
 
 @cache
-def fbgemm_reason() -> str:
+def explain_missing_fbgemm() -> str:
     """Why FBGEMM cannot take part, empty when it can."""
     try:
         with warnings.catch_warnings():
@@ -38,17 +38,17 @@ def fbgemm_reason() -> str:
     return ""
 
 
-def ids_of(ranks: np.ndarray) -> Tensor:
+def hash_ranks(ranks: np.ndarray) -> Tensor:
     """The unbounded 64-bit ids of these ranks."""
     return torch.from_numpy(splitmix64(ranks + 12345).view(np.int64))
 
 
-def ranks_of(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.ndarray:
+def draw_ranks(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.ndarray:
     """Zipf(1.05) ranks cut off at `rows`, or uniform ones."""
     source = rng(seed, "bench", kind, rows)
     if kind == "uniform":
         return source.integers(0, rows, shape)
-    return zipf_ranks(source, rows, shape)
+    return draw_zipf_ranks(source, rows, shape)
 
 
 class Contenders:
@@ -65,42 +65,44 @@ class Contenders:
         self.grads = [grads[batch % _GRADS] for batch in range(batches)]
         self.offsets = torch.arange(keys + 1)
         self._makers = {
-            "torch index_select": self._index_select,
-            "torch index_select again": self._index_select,  # what two equal sides differ by
-            "core lookup": self._lookup,
-            "TBE forward (CPU)": lambda: self._tbe("EXACT_SGD", train=False),
-            "TBE forward as it comes (CPU)": lambda: self._tbe("EXACT_SGD", train=False, checks="WARNING"),
-            "core train step": lambda: self._step("rowwise_adagrad"),
-            "TBE train step (CPU, no hashing)": lambda: self._tbe("EXACT_ROWWISE_ADAGRAD"),
-            "TBE SGD step (CPU, no hashing)": lambda: self._tbe("EXACT_SGD"),
-            "torch Embedding(sparse) SGD step": self._sparse_sgd,
-            "core Adam step": lambda: self._step("adam"),
-            "torch SparseAdam step": self._sparse_adam,
+            "torch index_select": self._make_index_select,
+            "torch index_select again": self._make_index_select,  # what two equal sides differ by
+            "core lookup": self._make_lookup,
+            "TBE forward (CPU)": lambda: self._make_tbe("EXACT_SGD", train=False),
+            "TBE forward as it comes (CPU)": lambda: self._make_tbe(
+                "EXACT_SGD", train=False, checks="WARNING"
+            ),
+            "core train step": lambda: self._make_train_step("rowwise_adagrad"),
+            "TBE train step (CPU, no hashing)": lambda: self._make_tbe("EXACT_ROWWISE_ADAGRAD"),
+            "TBE SGD step (CPU, no hashing)": lambda: self._make_tbe("EXACT_SGD"),
+            "torch Embedding(sparse) SGD step": self._make_sparse_sgd,
+            "core Adam step": lambda: self._make_train_step("adam"),
+            "torch SparseAdam step": self._make_sparse_adam,
         }
 
     def draw(self, kind: str) -> None:
         """New batches."""
-        ranks = ranks_of(kind, self.rows, self._shape, self.seed)
+        ranks = draw_ranks(kind, self.rows, self._shape, self.seed)
         self.ranks = [torch.from_numpy(batch.astype(np.int64)) for batch in ranks]
-        self.ids = [ids_of(batch) for batch in ranks]
+        self.ids = [hash_ranks(batch) for batch in ranks]
 
-    def calls(self, *names: str) -> dict[str, Callable[[int], Any]]:
+    def make_calls(self, *names: str) -> dict[str, Callable[[int], Any]]:
         """These contenders, made on first use; by default all but the Adams."""
         for name in names or [name for name in self._makers if "Adam" not in name and "comes" not in name]:
-            if name not in self._calls and not (name.startswith("TBE") and fbgemm_reason()):
+            if name not in self._calls and not (name.startswith("TBE") and explain_missing_fbgemm()):
                 self._calls[name] = self._makers[name]()
         return {name: self._calls[name] for name in names or self._calls if name in self._calls}
 
-    def _index_select(self) -> Callable[[int], Any]:
+    def _make_index_select(self) -> Callable[[int], Any]:
         dense = torch.randn(self.rows, self.width)
         return lambda batch: dense.index_select(0, self.ranks[batch])
 
-    def _lookup(self) -> Callable[[int], Any]:
-        table = self._filled("rowwise_adagrad")
+    def _make_lookup(self) -> Callable[[int], Any]:
+        table = self._make_filled_table("rowwise_adagrad")
         return lambda batch: table.lookup(self.ids[batch], train=False)
 
-    def _step(self, optimizer: str) -> Callable[[int], Any]:
-        table = self._filled(optimizer)
+    def _make_train_step(self, optimizer: str) -> Callable[[int], Any]:
+        table = self._make_filled_table(optimizer)
 
         def step(batch: int) -> None:
             table.lookup(self.ids[batch], train=True)
@@ -108,13 +110,13 @@ class Contenders:
 
         return step
 
-    def _filled(self, optimizer: str) -> Any:
+    def _make_filled_table(self, optimizer: str) -> Any:
         table = make_table("bench", TableSpec(self.width, optimizer, lr=0.01), self.seed)
         for start in range(0, self.rows, _FILL):
-            table.lookup(ids_of(np.arange(start, min(start + _FILL, self.rows))), train=True)
+            table.lookup(hash_ranks(np.arange(start, min(start + _FILL, self.rows))), train=True)
         return table
 
-    def _tbe(self, optimizer: str, train: bool = True, checks: str = "NONE") -> Callable[[int], Any]:
+    def _make_tbe(self, optimizer: str, train: bool = True, checks: str = "NONE") -> Callable[[int], Any]:
         ops = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
         common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
         place = (self.rows, self.width, common.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
@@ -135,15 +137,15 @@ class Contenders:
 
         return forward
 
-    def _sparse_sgd(self) -> Callable[[int], Any]:
+    def _make_sparse_sgd(self) -> Callable[[int], Any]:
         layer = torch.nn.Embedding(self.rows, self.width, sparse=True)
-        return self._torch_step(layer, torch.optim.SGD(layer.parameters(), lr=0.01))
+        return self._make_torch_step(layer, torch.optim.SGD(layer.parameters(), lr=0.01))
 
-    def _sparse_adam(self) -> Callable[[int], Any]:
+    def _make_sparse_adam(self) -> Callable[[int], Any]:
         layer = torch.nn.Embedding(self.rows, self.width, sparse=True)
-        return self._torch_step(layer, torch.optim.SparseAdam(list(layer.parameters()), lr=0.01))
+        return self._make_torch_step(layer, torch.optim.SparseAdam(list(layer.parameters()), lr=0.01))
 
-    def _torch_step(
+    def _make_torch_step(
         self, layer: torch.nn.Embedding, optimizer: torch.optim.Optimizer
     ) -> Callable[[int], Any]:
         def step(batch: int) -> None:

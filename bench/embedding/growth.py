@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.bench.embedding.contenders import Contenders, ids_of
-from nonet.bench.timing import Call, interleaved, isolated, ratios
+from nonet.bench.embedding.contenders import Contenders, hash_ranks
+from nonet.bench.timing import Call, compute_ratios, time_interleaved, time_isolated
 from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 _KEYS, _WIDTH = 8192, 64
 _GROWN = 4_000_000
@@ -33,8 +33,8 @@ def grow(seed: int) -> dict[str, Any]:
     for share in (1.0, 0.1):
         table = make_table("bench", TableSpec(_WIDTH), seed)
         steps = int(_GROWN / (_KEYS * share))
-        batches = _arriving(steps, share, seed)
-        _steps(result, table, batches, f"growth, {share:.0%} new keys a step", warm=steps // 10)
+        batches = _draw_arriving_keys(steps, share, seed)
+        _time_steps(result, table, batches, f"growth, {share:.0%} new keys a step", warm=steps // 10)
         del table
         gc.collect()
     return result
@@ -47,61 +47,61 @@ def evict(seed: int) -> dict[str, Any]:
     for words in cases:
         table = make_table("bench", TableSpec(_WIDTH, budget_rows=_FULL, **words), seed)
         for start in range(0, 2 * _FULL, 1 << 16):
-            keys = ids_of(np.arange(start, start + (1 << 16)) + (1 << 40))
+            keys = hash_ranks(np.arange(start, start + (1 << 16)) + (1 << 40))
             table.lookup(keys, train=True)
             table.apply(keys, torch.zeros(len(keys), _WIDTH), table.step + 1)
         case = "eviction, " + " and ".join(f"{key} {value}" for key, value in words.items())
-        _steps(result, table, _arriving(1500, 0.1, seed), case, warm=100)
+        _time_steps(result, table, _draw_arriving_keys(1500, 0.1, seed), case, warm=100)
         result["rows"][-1]["rows"] = len(table)
         del table
         gc.collect()
     return result
 
 
-def hundred_million(seed: int) -> dict[str, Any]:
+def measure_hundred_million(seed: int) -> dict[str, Any]:
     """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and at 1 M rows of 16 and of 64 of each."""
-    inserts = Times()
-    with Times() as filling:
+    inserts = LapTimer()
+    with LapTimer() as filling:
         table = make_table("bench", TableSpec(_NARROW), seed)
         for start in range(0, _MANY, _FILL):
             with inserts:
-                table.lookup(ids_of(np.arange(start, min(start + _FILL, _MANY))), train=True)
+                table.lookup(hash_ranks(np.arange(start, min(start + _FILL, _MANY))), train=True)
     row = {
         "case": "100 M rows x 16",
         "filled_s": filling.last_s,
         "gib": getattr(table, "resident_bytes", float("nan")) / 2**30,
-        "peak_rss_gib": _status_gib("VmHWM"),
+        "peak_rss_gib": _read_status_gib("VmHWM"),
         "slowest 131,072 inserts ms": 1e3 * max(inserts.cpu_s),
     }
     result = {"rows": [row], "ratio": {}}
     result["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
     source = rng(seed, "bench", "100m")
-    ids = [ids_of(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
-    dense = torch.empty(min(_MANY, int(_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
+    ids = [hash_ranks(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
+    dense = torch.empty(min(_MANY, int(_read_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
     ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(96)]
     calls = {
-        **_few_rows(_NARROW, seed),
-        **_few_rows(_WIDTH, seed),
+        **_make_small_lookups(_NARROW, seed),
+        **_make_small_lookups(_WIDTH, seed),
         "core 100 M": lambda batch: table.lookup(ids[batch], train=False),
         "dense": lambda batch: dense.index_select(0, ranks[batch]),
     }
-    for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+    for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
         times = run(calls, 96)
         case = f"100 M rows x 16, {protocol}"
-        result["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
-        [many] = ratios(times, [("core 100 M", "dense")]).values()
+        result["rows"] += [{"case": case, "what": name, **taken.to_row()} for name, taken in times.items()]
+        [many] = compute_ratios(times, [("core 100 M", "dense")]).values()
         against = f"core / {len(dense) / 1e6:.0f} M dense rows"
         result["ratio"][f"{case}: {against}"] = many
         for width in (_NARROW, _WIDTH):
             few = f"1 M x {width}"
-            [ratio] = ratios(times, [(f"core {few}", f"dense {few}")]).values()
+            [ratio] = compute_ratios(times, [(f"core {few}", f"dense {few}")]).values()
             result["ratio"][f"{case}: {against}, over core / dense at {few}"] = many / ratio
     return result
 
 
-def _few_rows(width: int, seed: int) -> dict[str, Call]:
+def _make_small_lookups(width: int, seed: int) -> dict[str, Call]:
     """Lookups of a million rows so wide, of both."""
-    calls = Contenders(1_000_000, width, _KEYS, 96, seed, "uniform").calls(
+    calls = Contenders(1_000_000, width, _KEYS, 96, seed, "uniform").make_calls(
         "core lookup", "torch index_select"
     )
     return {
@@ -110,7 +110,7 @@ def _few_rows(width: int, seed: int) -> dict[str, Call]:
     }
 
 
-def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:
+def _draw_arriving_keys(steps: int, share: float, seed: int) -> Iterable[Tensor]:
     """Batches of which `share` are new ids and the others uniform among those that came before."""
     source, came = rng(seed, "bench", "arriving"), _KEYS
     for _ in range(steps):
@@ -118,13 +118,13 @@ def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:
         old = source.integers(0, came, _KEYS - new)
         ranks = np.concatenate([old, np.arange(came, came + new)])
         came += new
-        yield ids_of(source.permutation(ranks))
+        yield hash_ranks(source.permutation(ranks))
 
 
-def _steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
+def _time_steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
     grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
     out = torch.zeros(_KEYS, _WIDTH)
-    taken = Times()
+    taken = LapTimer()
     for keys in batches:
         with taken:
             table.lookup(keys, train=True, out=out)
@@ -144,11 +144,11 @@ def _steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], case: 
     result["ratio"][f"{case}: p99 / median"] = p99 / median
 
 
-def _status_gib(field: str) -> float:
+def _read_status_gib(field: str) -> float:
     with open("/proc/self/status", encoding="ascii") as lines:
         return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith(field))
 
 
-def _free_gib() -> float:
+def _read_free_gib() -> float:
     with open("/proc/meminfo", encoding="ascii") as lines:
         return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable"))

@@ -10,12 +10,12 @@ _ODD = 0x9E3779B97F4A7C15
 _UNDO = pow(_ODD, -1, 1 << 64)
 
 
-def zipf_ranks(source: np.random.Generator, rows: int, shape: int | tuple[int, ...]) -> np.ndarray:
+def draw_zipf_ranks(source: np.random.Generator, rows: int, shape: int | tuple[int, ...]) -> np.ndarray:
     """Zipf(1.05) ranks below `rows`."""
-    return np.minimum(np.searchsorted(_edges(rows), source.random(shape)), rows - 1)
+    return np.minimum(np.searchsorted(_compute_edges(rows), source.random(shape)), rows - 1)
 
 
-def scattered(ranks: np.ndarray) -> np.ndarray:
+def scatter_ranks(ranks: np.ndarray) -> np.ndarray:
     """64-bit ids; the odd multiplier is a bijection, `number_of` undoes it."""
     return (ranks.astype(np.uint64) * np.uint64(_ODD)).view(np.int64)
 
@@ -26,6 +26,6 @@ def number_of(keys: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _edges(rows: int) -> np.ndarray:
+def _compute_edges(rows: int) -> np.ndarray:
     weight = np.arange(1, rows + 1, dtype=np.float64) ** -1.05
     return np.cumsum(weight) / weight.sum()

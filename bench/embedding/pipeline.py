@@ -14,9 +14,9 @@ import statistics
 import time
 from typing import Any
 
-from nonet.bench.embedding.ranks import be_rank, both_ranks
-from nonet.bench.embedding.wire import DIM, batches
-from nonet.timing import Times
+from nonet.bench.embedding.ranks import run_as_rank, run_both_ranks
+from nonet.bench.embedding.wire import DIM, draw_batches
+from nonet.timing import LapTimer
 
 _STEPS = 40
 _RUNS = (1, None, 1)  # depth of the runs that take turns; None: the depth asked for
@@ -31,7 +31,7 @@ CASES = {
 
 def measure(rounds: int = 3, depth: int = 3) -> dict[str, Any]:
     """Rows of milliseconds a step by case, and the share hidden (median over rounds); `bits equal` is 1.0 when they are."""
-    trainer, shard = both_ranks("nonet.bench.embedding.pipeline", rounds, depth)
+    trainer, shard = run_both_ranks("nonet.bench.embedding.pipeline", rounds, depth)
     rows, ratio = [], {}
     for name, (wire_ms, *_) in CASES.items():
         medians = {key: statistics.median(run[key] for run in trainer[name]) for key in trainer[name][0]}
@@ -43,39 +43,41 @@ def measure(rounds: int = 3, depth: int = 3) -> dict[str, Any]:
     return {"rows": rows, "ratio": ratio}
 
 
-def _rank(rank: int, rounds: str, depth: str) -> Any:
-    return _serves(int(rounds)) if rank else _trains(int(rounds), int(depth))
+def _run_rank(rank: int, rounds: str, depth: str) -> Any:
+    return _serve_shard(int(rounds)) if rank else _train_rank(int(rounds), int(depth))
 
 
-def _world(rank: int) -> Any:
-    from nonet.embedding.exchange import Layout
+def _make_tables(rank: int) -> Any:
+    from nonet.embedding.exchange import RankLayout
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
 
-    return ShardedTables({"item": TableSpec(DIM, init_scale=0.5)}, seed=7, layout=Layout.apart(rank, 1, 1))
+    return ShardedTables(
+        {"item": TableSpec(DIM, init_scale=0.5)}, seed=7, layout=RankLayout.separate(rank, 1, 1)
+    )
 
 
-def _serves(rounds: int) -> list[list[str]]:
+def _serve_shard(rounds: int) -> list[list[str]]:
     """Hashes of the rows after each turn of runs, which see the same batches."""
     turns = []
     for _ in range(rounds * len(CASES)):
         turn = []
         for _ in _RUNS:
-            world = _world(1)
+            world = _make_tables(1)
             world.serve()
-            turn.append(world.tables["item"].state_hash())
+            turn.append(world.tables["item"].hash_state())
         turns.append(turn)
     return turns
 
 
-def _trains(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
+def _train_rank(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
     import torch
 
-    keys = [torch.from_numpy(batch) for batch in batches("zipf", 0)]
+    keys = [torch.from_numpy(batch) for batch in draw_batches("zipf", 0)]
     numbers_of: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     for _ in range(rounds):
         for name, (wire_ms, dense_ms, where) in CASES.items():
-            runs = [_timed(keys, wire_ms, dense_ms, where, run_depth or depth) for run_depth in _RUNS]
+            runs = [_time_run(keys, wire_ms, dense_ms, where, run_depth or depth) for run_depth in _RUNS]
             (first, dense), (on, _), (again, later) = runs
             off, dense = (first + again) / 2, (dense + later) / 2
             shorter = min(off - dense, dense)
@@ -86,14 +88,16 @@ def _trains(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
     return numbers_of
 
 
-def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: int) -> tuple[float, float]:
+def _time_run(
+    keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: int
+) -> tuple[float, float]:
     """Milliseconds a step, and how many of them are dense."""
     import torch
 
     from nonet.embedding.training import PrefetchPipeline
 
-    world, dense = _world(0), Times()
-    _delay(world, wire_ms / 1e3)
+    world, dense = _make_tables(0), LapTimer()
+    _delay_exchanges(world, wire_ms / 1e3)
     weight = torch.randn(256, 256)
 
     def compute(number: int, data: Any, rows: Any) -> Any:
@@ -109,22 +113,22 @@ def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: 
         world, lambda number: keys[number % len(keys)], lambda data: {"item": data}, compute, depth=depth
     )
     world.pull("item", keys[0][:0])  # the shard may still hash the rows of the run before
-    with Times() as taken:
+    with LapTimer() as taken:
         running.run(0, _STEPS)
     world.stop()
     return 1e3 * taken.last_s / _STEPS, 1e3 * sum(dense.wall_s) / _STEPS
 
 
-def _delay(world: Any, seconds: float) -> None:
+def _delay_exchanges(world: Any, seconds: float) -> None:
     """Every exchange of this world takes so much longer."""
     ask = world.wire.ask
 
-    def slow(*arguments: Any, **named: Any) -> Any:
+    def ask_slowly(*arguments: Any, **named: Any) -> Any:
         time.sleep(seconds)
         return ask(*arguments, **named)
 
-    world.wire.ask = slow
+    world.wire.ask = ask_slowly
 
 
 if __name__ == "__main__":
-    be_rank(_rank)
+    run_as_rank(_run_rank)

@@ -14,7 +14,7 @@ from typing import Any
 _LIMIT_S = 300
 
 
-def both_ranks(module: str, *words: object) -> list[Any]:
+def run_both_ranks(module: str, *words: object) -> list[Any]:
     """What the two processes found, by rank. Raises RuntimeError where one fails."""
     with tempfile.TemporaryDirectory() as folder:
         started = [
@@ -27,7 +27,7 @@ def both_ranks(module: str, *words: object) -> list[Any]:
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def be_rank(work: Callable[..., Any]) -> None:
+def run_as_rank(work: Callable[..., Any]) -> None:
     """Be one of the two: `work` takes the rank and the words of the command line; what it returns is what was found."""
     import torch
     import torch.distributed as dist

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.bench.embedding.contenders import Contenders, fbgemm_reason
-from nonet.bench.timing import interleaved, isolated, ratios
-from nonet.embedding.tables import core_status
-from nonet.timing import Times
+from nonet.bench.embedding.contenders import Contenders, explain_missing_fbgemm
+from nonet.bench.timing import compute_ratios, time_interleaved, time_isolated
+from nonet.embedding.tables import get_core_status
+from nonet.timing import LapTimer
 
 KEYS, WIDTH, BATCHES = 8192, 64, 96  # of a million rows, uniform batches touch every second one
 _GIB = 1 << 30
@@ -36,13 +36,13 @@ _RATIOS = [
 
 def rows_1m(seed: int) -> dict[str, Any]:
     """Lookup and train step at a million rows."""
-    return _speed(1_000_000, seed)
+    return _measure_speed(1_000_000, seed)
 
 
 def rows_8m(seed: int) -> dict[str, Any]:
     """The same at eight million rows: 2 GiB a table, so only those of the ratios."""
     names = (*_RATIOS[0], *_RATIOS[1])
-    return _skipped("rows_8m", 11) or _speed(8_000_000, seed, *names)
+    return _skip_without_memory("rows_8m", 11) or _measure_speed(8_000_000, seed, *names)
 
 
 def small(seed: int) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def small(seed: int) -> dict[str, Any]:
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
         made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
-        calls = made.calls("core lookup", _DENSE, *_FORWARDS)
-        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+        calls = made.make_calls("core lookup", _DENSE, *_FORWARDS)
+        for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
             times = run(calls, BATCHES)
             pairs = [(name, ours) for ours in ("core lookup", _DENSE) for name in _FORWARDS]
             _add(result, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
@@ -63,12 +63,12 @@ def small(seed: int) -> dict[str, Any]:
 def adam(seed: int) -> dict[str, Any]:
     """Our Adam against our row-wise Adagrad and torch's SparseAdam."""
     made = Contenders(1_000_000, WIDTH, KEYS, BATCHES, seed, "zipf")
-    calls = made.calls("core train step", "core Adam step", "torch SparseAdam step")
+    calls = made.make_calls("core train step", "core Adam step", "torch SparseAdam step")
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     pairs = [("core Adam step", "core train step"), ("torch SparseAdam step", "core Adam step")]
     for kind in ("zipf", "uniform"):
         made.draw(kind)
-        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+        for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
             _add(result, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
     return result
 
@@ -89,30 +89,30 @@ def eviction(seed: int) -> dict[str, Any]:
 
 def rows_100m(seed: int) -> dict[str, Any]:
     """A hundred million rows of 16."""
-    from nonet.bench.embedding.growth import hundred_million
+    from nonet.bench.embedding.growth import measure_hundred_million
 
-    return _skipped("rows_100m", 14) or hundred_million(seed)
+    return _skip_without_memory("rows_100m", 14) or measure_hundred_million(seed)
 
 
-def _speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
+def _measure_speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     made = Contenders(rows, WIDTH, KEYS, BATCHES, seed, "zipf")
     for ids in ("zipf", "uniform"):
         made.draw(ids)
-        calls = made.calls(*names)
-        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+        calls = made.make_calls(*names)
+        for protocol, run in (("isolated", time_isolated), ("interleaved", time_interleaved)):
             _add(result, run(calls, BATCHES), _RATIOS, f"{rows // 1_000_000} M rows, {ids}, {protocol}")
-    if reason := fbgemm_reason():
+    if reason := explain_missing_fbgemm():
         result["rows"].append({"skipped": "FBGEMM TBE", "reason": reason})
     return result
 
 
-def _add(result: dict[str, Any], times: dict[str, Times], pairs: list[tuple[str, str]], case: str) -> None:
-    result["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
-    result["ratio"] |= {f"{case}: {pair}": value for pair, value in ratios(times, pairs).items()}
+def _add(result: dict[str, Any], times: dict[str, LapTimer], pairs: list[tuple[str, str]], case: str) -> None:
+    result["rows"] += [{"case": case, "what": name, **taken.to_row()} for name, taken in times.items()]
+    result["ratio"] |= {f"{case}: {pair}": value for pair, value in compute_ratios(times, pairs).items()}
 
 
-def _skipped(section: str, gib: int) -> dict[str, Any] | None:
+def _skip_without_memory(section: str, gib: int) -> dict[str, Any] | None:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with open("/proc/meminfo", encoding="ascii") as lines:
         free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), free)
@@ -131,5 +131,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     np.seterr(all="raise")
     result = SECTIONS[sys.argv[1]](int(sys.argv[2]))
-    result["rows"].append({"section": sys.argv[1], "core": str(core_status())})
+    result["rows"].append({"section": sys.argv[1], "core": str(get_core_status())})
     print(json.dumps(result))

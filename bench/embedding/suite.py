@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 }
 
 
-def embedding(seeds: list[int], sections: tuple[str, ...] = SECTIONS) -> dict[str, Any]:
+def bench_embedding(seeds: list[int], sections: tuple[str, ...] = SECTIONS) -> dict[str, Any]:
     """Rows and ratios of these sections; one that cannot run here is a row with its reason."""
     rows: list[dict[str, Any]] = []
     ratio: dict[str, float] = {}

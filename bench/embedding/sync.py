@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nonet.bench.embedding.keys import scattered
-from nonet.timing import Times
+from nonet.bench.embedding.keys import scatter_ranks
+from nonet.timing import LapTimer
 
 ROWS, DIM = 1_000_000, 16
 
@@ -26,31 +26,33 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
 
     torch.set_num_threads(1)
     world = ShardedTables({"item": TableSpec(dim)}, seed=7)
-    keys = scattered(np.arange(rows))
+    keys = scatter_ranks(np.arange(rows))
     for part in np.array_split(keys, 64):
         world.pull("item", torch.from_numpy(part))
     world.push("item", torch.from_numpy(keys), torch.ones(rows, dim), 1)
     replica = ReplicaReader({"item": dim})
-    taken = {"full": Times(), "delta": Times()}
+    taken = {"full": LapTimer(), "delta": LapTimer()}
     size: dict[str, int] = {}
     source, step = np.random.default_rng(3), 1
     for _ in range(rounds):
         with taken["full"]:
             update = make_update(world.tables, step)
             replica.apply(update)
-        size["full"] = _bytes(update)
+        size["full"] = _count_bytes(update)
         touched = torch.from_numpy(keys[source.choice(rows, rows // 100, replace=False)])
         world.push("item", touched, torch.ones(len(touched), dim), step + 1)
         with taken["delta"]:
             update = make_update(world.tables, step + 1, base=step, since=step)
             replica.apply(update)
-        size["delta"] = _bytes(update)
-        size["delta fp16"] = _bytes(make_update(world.tables, step + 1, base=step, since=step, wire="fp16"))
+        size["delta"] = _count_bytes(update)
+        size["delta fp16"] = _count_bytes(
+            make_update(world.tables, step + 1, base=step, since=step, wire="fp16")
+        )
         step += 1
     sample = torch.from_numpy(keys[source.integers(0, rows, 1000)])
-    if not torch.equal(replica.rows("item", sample), world.pull("item", sample, train=False)):
+    if not torch.equal(replica.read_rows("item", sample), world.pull("item", sample, train=False)):
         raise RuntimeError("the replica's rows are not those of the table")
-    median = {name: times.median_s() for name, times in taken.items()}
+    median = {name: times.compute_median_s() for name, times in taken.items()}
     rows_: list[dict[str, Any]] = [
         {"update": name, "seconds": seconds, "bytes": size[name]} for name, seconds in median.items()
     ]
@@ -63,5 +65,5 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
     return {"rows": rows_, "ratio": ratio}
 
 
-def _bytes(update: dict[str, Any]) -> int:
+def _count_bytes(update: dict[str, Any]) -> int:
     return sum(table.nbytes for tables in update["tables"].values() for table in tables)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.bench.embedding.keys import scattered, zipf_ranks
+from nonet.bench.embedding.keys import draw_zipf_ranks, scatter_ranks
 from nonet.embedding.tables import TableSpec, make_table, take
-from nonet.embedding.tiers import ColdTier, TieredTable, Tiers
+from nonet.embedding.tiers import DiskTier, TieredTable, TierSettings
 from nonet.random import rng
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
 
@@ -29,21 +29,21 @@ def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
     """Rows by measure; ratios: points of hit rate below Belady's, tiered step / host step."""
     torch.set_num_threads(1)
     result: dict[str, Any] = {"rows": [], "ratio": {}}
-    coming = zipf_batches(seed, batches)
+    coming = draw_zipf_batches(seed, batches)
     for share in (0.02, 0.05, 0.1):
-        _hits(result, coming, int(ROWS * share), share)
-    result["rows"] += _disk(seed)
-    _steps(result, seed)
+        _measure_hit_rates(result, coming, int(ROWS * share), share)
+    result["rows"] += _measure_disk(seed)
+    _measure_steps(result, seed)
     return result
 
 
-def zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
+def draw_zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
     """Batches of distinct scattered ids [U], of `keys` draws each."""
     source = rng(seed, "bench", "tiers")
-    return [scattered(np.unique(zipf_ranks(source, rows, keys))) for _ in range(count)]
+    return [scatter_ranks(np.unique(draw_zipf_ranks(source, rows, keys))) for _ in range(count)]
 
 
-def belady(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> float:
+def compute_belady_hit_rate(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> float:
     """The hit rate of whom knows every batch: of the rows held and those of a batch, those needed soonest stay."""
     names, flat = np.unique(np.concatenate(coming), return_inverse=True)
     batches = np.split(flat, np.cumsum([len(keys) for keys in coming])[:-1])
@@ -63,35 +63,37 @@ def belady(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> floa
     return hits / lookups
 
 
-def hit_rate(coming: Sequence[np.ndarray], capacity: int, policy: str, ahead: int, warm: int = 100) -> float:
+def measure_hit_rate(
+    coming: Sequence[np.ndarray], capacity: int, policy: str, ahead: int, warm: int = 100
+) -> float:
     """The hit rate of a TieredTable that foresees the keys of `ahead` batches, the one at hand included."""
     host = make_table("bench", TableSpec(1, optimizer="sgd"), 7)
-    table = TieredTable.over(host, Tiers(device_rows=capacity, policy=policy))
+    table = TieredTable.from_host(host, TierSettings(device_rows=capacity, policy=policy))
     assert table.hot is not None
     for at, keys in enumerate(coming):
         if at == warm:
             table.traffic.wanted = table.traffic.loaded = table.traffic.bypassed = 0
         for later in range(at if at else 0, min(at + ahead, len(coming))) if ahead > 1 else ():
             if later == at + ahead - 1 or not at:
-                table.foresee(coming[later], later)
+                table.announce_batch(coming[later], later)
         table.lookup(keys, train=True)
         table.hot.release(at)
     return table.traffic.hit_rate
 
 
-def _hits(result: dict[str, Any], coming: list[np.ndarray], capacity: int, share: float) -> None:
-    best = belady(coming, capacity)
+def _measure_hit_rates(result: dict[str, Any], coming: list[np.ndarray], capacity: int, share: float) -> None:
+    best = compute_belady_hit_rate(coming, capacity)
     row: dict[str, Any] = {"measure": f"hit rate, {share:.0%} of the rows on the device", "belady": best}
     for policy, ahead in (("lru", 1), ("lfu", 1), ("lfu", 8), ("lfu", 32), ("lfu", 128)):
-        rate = row[f"{policy}, {ahead} known"] = hit_rate(coming, capacity, policy, ahead)
+        rate = row[f"{policy}, {ahead} known"] = measure_hit_rate(coming, capacity, policy, ahead)
         result["ratio"][f"{share:.0%}: points below Belady, {policy}, {ahead} known"] = 100 * (best - rate)
     result["rows"].append(row)
 
 
-def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
+def _measure_disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     """Rows of width 64 with row-wise Adagrad's state to disk and back, beside LMDB where it is installed."""
     table = make_table("bench", TableSpec(WIDTH), seed)
-    keys = scattered(np.arange(count * size))
+    keys = scatter_ranks(np.arange(count * size))
     source = rng(seed, "bench", "disk")
     parts = np.split(keys, count)
     for part in parts:
@@ -99,9 +101,12 @@ def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     rows = [take(table, part) for part in parts]
     key_batches = [source.choice(keys, size, replace=False) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder:
-        cold = ColdTier(folder, table.spec)
-        put, read = _us_a_row(cold.put, rows, size), _us_a_row(cold.read, key_batches, size)
-        dropped = _us_a_row(cold.drop, parts[: count // 2], size)
+        cold = DiskTier(folder, table.spec)
+        put, read = (
+            _measure_us_per_row(cold.put, rows, size),
+            _measure_us_per_row(cold.read, key_batches, size),
+        )
+        dropped = _measure_us_per_row(cold.drop, parts[: count // 2], size)
     measures = [
         {
             "measure": "cold tier, us a row",
@@ -116,44 +121,44 @@ def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     except ImportError:
         return [*measures, {"skipped": "LMDB", "reason": "lmdb is not installed"}]
     with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=1 << 30, sync=False) as store:
-        put = _us_a_row(lambda part: _lmdb_put(store, part), rows, size)
-        read = _us_a_row(lambda some: _lmdb_get(store, some), key_batches, size)
+        put = _measure_us_per_row(lambda part: _put_lmdb(store, part), rows, size)
+        read = _measure_us_per_row(lambda some: _get_lmdb(store, some), key_batches, size)
     return [*measures, {"measure": "LMDB, us a row", "put": put, "read": read}]
 
 
-def _lmdb_put(store: Any, rows: Any) -> None:
+def _put_lmdb(store: Any, rows: Any) -> None:
     data = np.concatenate([rows.row, rows.state], axis=1)
     with store.begin(write=True) as writer:
         for key, row in zip(rows.key, data, strict=True):
             writer.put(key.tobytes(), row.tobytes())
 
 
-def _lmdb_get(store: Any, keys: np.ndarray) -> np.ndarray:
+def _get_lmdb(store: Any, keys: np.ndarray) -> np.ndarray:
     with store.begin() as reader:
         return np.frombuffer(b"".join(reader.get(key.tobytes()) for key in keys), np.float32)
 
 
-def _us_a_row(call: Callable[[Any], Any], batches: Sequence[Any], size: int) -> float:
-    times = Times()
+def _measure_us_per_row(call: Callable[[Any], Any], batches: Sequence[Any], size: int) -> float:
+    times = LapTimer()
     for batch in batches:
         times.measure(call, batch)
-    return times.median_us() / size
+    return times.compute_median_us() / size
 
 
-def _steps(result: dict[str, Any], seed: int) -> None:
+def _measure_steps(result: dict[str, Any], seed: int) -> None:
     """A training step (lookup, apply) of a tenth of the rows "on the device" (this CPU) beside the host store alone."""
-    coming = zipf_batches(seed, 60)
+    coming = draw_zipf_batches(seed, 60)
     tables = {"host alone": make_table("bench", TableSpec(WIDTH), seed)}
-    tables["tiered"] = TieredTable.over(
-        make_table("bench", TableSpec(WIDTH), seed), Tiers(device_rows=ROWS // 10)
+    tables["tiered"] = TieredTable.from_host(
+        make_table("bench", TableSpec(WIDTH), seed), TierSettings(device_rows=ROWS // 10)
     )
     grads = torch.randn(KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
-    times = {name: Times() for name in tables}
+    times = {name: LapTimer() for name in tables}
     for step, keys in enumerate(coming, 1):
         for name, table in tables.items():
             with times[name]:
                 table.lookup(keys, train=True)
                 table.apply(keys, grads[: len(keys)], step)
-    medians = {name: 1e3 * taken.from_lap(20).median_s() for name, taken in times.items()}
+    medians = {name: 1e3 * taken.drop_laps_before(20).compute_median_s() for name, taken in times.items()}
     result["rows"].append({"measure": "training step of 3,790 distinct keys x 64, ms", **medians})
     result["ratio"]["tiered step on a CPU / host alone"] = medians["tiered"] / medians["host alone"]

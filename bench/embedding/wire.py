@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from nonet.bench.embedding.keys import number_of, scattered, zipf_ranks
-from nonet.bench.embedding.ranks import be_rank, both_ranks
-from nonet.timing import Times
+from nonet.bench.embedding.keys import draw_zipf_ranks, number_of, scatter_ranks
+from nonet.bench.embedding.ranks import run_as_rank, run_both_ranks
+from nonet.timing import LapTimer
 
 KEYS, DIM, ROWS = 8192, 64, 1_000_000
 _SEED = 7
@@ -33,7 +33,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
     `table`: what holds the rows; "default" is what a ShardedTables uses, "dense" an `index_select` without hashing, which
     shows the wire alone.
     """
-    measures = both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
+    measures = run_both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
     rows = [{"variant": name, **times} for name, times in measures["times"].items()]
     medians = {name: times["median_us"] for name, times in measures["times"].items()}
     ratio = {
@@ -47,7 +47,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
         **{f"bytes {name} / naive": share for name, share in measures["bytes"].items()},
     }
     if ray:
-        rows.append({"variant": "ray calls uniform", **_summary(_through_ray(rounds))})
+        rows.append({"variant": "ray calls uniform", **_summarise_times(_measure_ray(rounds))})
         for name in ("pull apart local", "pull apart"):
             ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
             ratio[f"the same, p10, {name}"] = (
@@ -56,7 +56,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
     return {"rows": rows, "ratio": ratio}
 
 
-def batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
+def draw_batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
     """Batches of 8,192 keys: scattered 64-bit ids of a million, uniform (distinct in a batch) or Zipf 1.05."""
     from nonet.random import rng
 
@@ -64,8 +64,8 @@ def batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
     if kind == "uniform":
         picks = [source.choice(ROWS, KEYS, replace=False) for _ in range(count)]
     else:
-        picks = [zipf_ranks(source, ROWS, KEYS) for _ in range(count)]
-    return [scattered(pick) for pick in picks]
+        picks = [draw_zipf_ranks(source, ROWS, KEYS) for _ in range(count)]
+    return [scatter_ranks(pick) for pick in picks]
 
 
 class DenseRows:
@@ -85,24 +85,24 @@ class DenseRows:
         return self._rows.index_select(0, torch.from_numpy(number_of(keys)))
 
 
-def _rank(rank: int, rounds: str, table: str) -> dict[str, Any]:
+def _run_rank(rank: int, rounds: str, table: str) -> dict[str, Any]:
     import torch.distributed as dist
 
-    variants, bytes_of = _variants(rank, table)
-    taken = {name: Times(time.process_time) for name in variants}
+    variants, bytes_of = _make_variants(rank, table)
+    taken = {name: LapTimer(time.process_time) for name in variants}
     for number in range(int(rounds)):
         for name, once in variants.items():
             dist.barrier()
             taken[name].measure(once, number)
-    taken |= _apart(rank, int(rounds))
+    taken |= _measure_apart(rank, int(rounds))
     dist.barrier()
     if rank:
         return {}
-    times = {name: _summary(each.from_lap(int(rounds) // 5)) for name, each in taken.items()}
+    times = {name: _summarise_times(each.drop_laps_before(int(rounds) // 5)) for name, each in taken.items()}
     return {"times": times, "bytes": bytes_of()}
 
 
-def _apart(rank: int, rounds: int) -> dict[str, Times]:
+def _measure_apart(rank: int, rounds: int) -> dict[str, LapTimer]:
     """Pulls by one trainer from one shard: the work that one caller of Ray's actors asks for.
 
     Over gloo and through shared memory, in turns of ten.
@@ -110,7 +110,7 @@ def _apart(rank: int, rounds: int) -> dict[str, Times]:
     import torch
     import torch.distributed as dist
 
-    from nonet.embedding.exchange import Layout
+    from nonet.embedding.exchange import RankLayout
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
 
@@ -118,20 +118,20 @@ def _apart(rank: int, rounds: int) -> dict[str, Times]:
         name: ShardedTables(
             {"item": TableSpec(DIM)},
             seed=_SEED,
-            layout=Layout.apart(rank, 1, 1),
+            layout=RankLayout.separate(rank, 1, 1),
             local=name.endswith("local"),
         )
         for name in ("pull apart", "pull apart local")
     }
-    taken = {f"{name} uniform": Times(time.process_time) for name in worlds}
-    keys = [torch.from_numpy(batch) for batch in batches("uniform", 0)]
+    taken = {f"{name} uniform": LapTimer(time.process_time) for name in worlds}
+    keys = [torch.from_numpy(batch) for batch in draw_batches("uniform", 0)]
     for turn in range(-1, -(-rounds // 10)):
         for name, world in worlds.items():
             dist.barrier()
             if rank:
                 world.serve()
                 continue
-            for part in np.array_split(scattered(np.arange(ROWS)), 64) if turn < 0 else ():
+            for part in np.array_split(scatter_ranks(np.arange(ROWS)), 64) if turn < 0 else ():
                 world.pull("item", torch.from_numpy(part))
             for number in range(12):
                 # The first two fit the blocks to the batch.
@@ -141,50 +141,50 @@ def _apart(rank: int, rounds: int) -> dict[str, Times]:
     return taken
 
 
-def _through_ray(rounds: int) -> Times:
+def _measure_ray(rounds: int) -> LapTimer:
     """One caller's lookups from one actor: keys inline below Ray's 100 kB, rows written once into shared memory."""
     import ray
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
     @ray.remote(num_cpus=0.5)
-    class Shard:
+    class RayShard:
         def __init__(self) -> None:
             import torch
 
             torch.set_num_threads(1)
             self._table = torch.full((ROWS, DIM), 0.5)
 
-        def rows(self, numbers: np.ndarray) -> np.ndarray:
+        def select_rows(self, numbers: np.ndarray) -> np.ndarray:
             import torch
 
             return self._table.index_select(0, torch.from_numpy(numbers.copy())).numpy()
 
     try:
-        shard, source, taken = Shard.remote(), np.random.default_rng(2), Times(time.process_time)
+        shard, source, taken = RayShard.remote(), np.random.default_rng(2), LapTimer(time.process_time)
         back = source.permutation(KEYS)
         for _ in range(rounds):
             numbers = source.integers(0, ROWS, KEYS)
             with taken:
-                ray.get(shard.rows.remote(numbers))[back]
-        return taken.from_lap(rounds // 5)
+                ray.get(shard.select_rows.remote(numbers))[back]
+        return taken.drop_laps_before(rounds // 5)
     finally:
         ray.shutdown()
 
 
-def _summary(times: Times) -> dict[str, float]:
+def _summarise_times(times: LapTimer) -> dict[str, float]:
     p10_s = statistics.quantiles(times.wall_s, n=10)[0]
     return {
-        "median_us": times.median_us(),
+        "median_us": times.compute_median_us(),
         "p10_us": 1e6 * p10_s,
         "cpu_us": 1e6 * statistics.median(times.cpu_s),
     }
 
 
-def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], dict[str, float]]]:
+def _make_variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], dict[str, float]]]:
     import torch
 
-    from nonet.embedding.exchange import Layout
+    from nonet.embedding.exchange import RankLayout
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
 
@@ -195,25 +195,29 @@ def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], di
         codec: ShardedTables(
             {"item": TableSpec(DIM)},
             seed=_SEED,
-            layout=Layout.fused(rank, 2),
+            layout=RankLayout.fused(rank, 2),
             wire=codec.removesuffix(" local"),
             local=codec.endswith("local"),
             **make,
         )
         for codec in ("fp32", "fp16", "int8", "fp32 local")
     }
-    keys = {name: [torch.from_numpy(batch) for batch in batches(name, rank)] for name in ("uniform", "zipf")}
+    keys = {
+        name: [torch.from_numpy(batch) for batch in draw_batches(name, rank)] for name in ("uniform", "zipf")
+    }
     _fill(worlds, rank)
     bare = {name: _Bare(worlds["fp32"], keys[name]) for name in keys}
 
     def pull(codec: str, name: str) -> Variant:
         return lambda number: worlds[codec].pull("item", keys[name][number % 32], train=False)
 
-    def shares() -> dict[str, float]:
+    def compute_byte_shares() -> dict[str, float]:
         naive = KEYS * (8 + 4 * DIM) * len(keys["zipf"])
         distinct = sum(len(batch.unique()) for batch in keys["zipf"])
         of_row = {
-            codec: world.wire_bytes("item") for codec, world in worlds.items() if not codec.endswith("local")
+            codec: world.count_wire_bytes("item")
+            for codec, world in worlds.items()
+            if not codec.endswith("local")
         }
         return {codec: distinct * (8 + width) / naive for codec, width in of_row.items()}
 
@@ -226,12 +230,12 @@ def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], di
         "pull zipf fp16": pull("fp16", "zipf"),
         "pull zipf int8": pull("int8", "zipf"),
     }
-    return variants, shares
+    return variants, compute_byte_shares
 
 
 def _fill(worlds: dict[str, Any], rank: int) -> None:
     """Every key of the million has a row at its owner before anything is timed."""
-    every = scattered(np.arange(ROWS))
+    every = scatter_ranks(np.arange(ROWS))
     for world in worlds.values():
         for part in np.array_split(every[world.slices.owner(every) == rank], 64):
             world.tables["item"].lookup(part, train=True)
@@ -254,9 +258,9 @@ class _Bare:
         self._selected, self._rows = torch.empty(2 * KEYS, DIM), torch.empty(KEYS, DIM)
         self._out = torch.empty(KEYS, DIM)
         # Which row a key means costs the bare side nothing: it is known before the clock starts.
-        self._numbers = [torch.from_numpy(number_of(self._received(at))) for at in range(len(keys))]
+        self._numbers = [torch.from_numpy(number_of(self._exchange_keys(at))) for at in range(len(keys))]
 
-    def _received(self, at: int) -> np.ndarray:
+    def _exchange_keys(self, at: int) -> np.ndarray:
         """Exchange the keys of a batch once: what this rank is asked for."""
         import torch.distributed as dist
 
@@ -281,4 +285,4 @@ class _Bare:
 
 
 if __name__ == "__main__":
-    be_rank(_rank)
+    run_as_rank(_run_rank)

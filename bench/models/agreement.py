@@ -21,7 +21,9 @@ from nonet.workers.roles.evaluation import load_recommender
 
 
 @torch.no_grad()
-def agreement(run: str = "last", prompts: int = 256, width: int = 16, chunk: int = 64) -> dict[str, Any]:
+def bench_agreement(
+    run: str = "last", prompts: int = 256, width: int = 16, chunk: int = 64
+) -> dict[str, Any]:
     """Of test prompts drawn by the seed: beams, how many are no item of the catalogue, and the largest difference in nats."""
     torch.set_num_threads(1)
     opened = OpenRun.of(run)

@@ -58,7 +58,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def config_of(kind: str) -> dict[str, Any]:
+def make_config(kind: str) -> dict[str, Any]:
     """`model.config` of a tiny one."""
     from transformers import AutoConfig
 

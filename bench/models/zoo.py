@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.bench.models.architectures import NAMES, config_of
+from nonet.bench.models.architectures import NAMES, make_config
 from nonet.errors import ConfigError
 from nonet.models import build_model
 from nonet.models.generation import Trie, beam_search, log_prob
 from nonet.models.hf import write_folder
 from nonet.models.sid_decoder import sid_loss
 from nonet.types import Jagged, SampleBatch
-from nonet.workers import Saving
-from nonet.workers.engines import Learning, make_engine
+from nonet.workers import SaveOptions
+from nonet.workers.engines import OptimizerSettings, make_engine
 from nonet.workers.runtime import Membership
 
 # Shapes: B sequences, N events, U prompts, W beams, L levels.
@@ -36,14 +36,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "backbones.
 BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 
-def zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
+def bench_zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
     """A row an architecture; with `write` also in the table of docs/benchmarks/backbones.md."""
     torch.set_num_threads(1)
     chosen = NAMES if names == "all" else names.split(",")
     animals = [_Animal(kind) for kind in chosen]
-    rows = [animal.row() for animal in animals]
+    rows = [animal.test_all() for animal in animals]
     if write:
-        _write(rows)
+        _write_table(rows)
     whole = sum(all(row[what] == "yes" for what in TESTS) for row in rows)
     return {"rows": rows, "ratio": {"architectures": len(rows), "with every tick": whole}}
 
@@ -56,9 +56,9 @@ class _Animal:
         sids = np.stack(list(itertools.product(*map(range, CODES))))
         self.sids = np.random.default_rng(_SEED).permutation(sids)[:120]
         self.trie = Trie.build(self.sids, CODES)
-        self.batch = _batch(self.sids)
+        self.batch = _make_batch(self.sids)
 
-    def row(self) -> dict[str, Any]:
+    def test_all(self) -> dict[str, Any]:
         """What it can, and why not."""
         row: dict[str, Any] = {"architecture": self.kind, "cache": "-"}
         reasons: dict[str, str] = {}
@@ -76,23 +76,25 @@ class _Animal:
                 row |= dict.fromkeys(TESTS, "no")
                 break
         else:
-            row["cache"] = "keys and values" if self.model().caches else "read again"
+            row["cache"] = "keys and values" if self.build_model().caches else "read again"
         row["reason"] = "; ".join(f"{what}: {said}" for said, what in reasons.items())
         return row
 
-    def model(self, **options: Any) -> Any:
+    def build_model(self, **options: Any) -> Any:
         """A new one, the same every time."""
-        config = config_of(self.kind)
+        config = make_config(self.kind)
         return build_model({"use": "hf", "config": config, **options}, CODES, {}, _SEED).eval()
 
-    def engine(self, **options: Any) -> Any:
+    def start_engine(self, **options: Any) -> Any:
         """The train engine of a new model, as a stage begins."""
-        model = self.model(**options)
-        engine = make_engine({"use": "ddp"}, model.train(), Membership(0, 1), Learning(weight_decay=0.0))
+        model = self.build_model(**options)
+        engine = make_engine(
+            {"use": "ddp"}, model.train(), Membership(0, 1), OptimizerSettings(weight_decay=0.0)
+        )
         engine.restart()
         return engine
 
-    def learned(self, engine: Any, steps: int, lr: float = _LR) -> list[float]:
+    def train_steps(self, engine: Any, steps: int, lr: float = _LR) -> list[float]:
         """Losses of steps of an engine, before each. The batch is the same, and dropout is off: steps are compared."""
         losses = []
         engine.model.eval()
@@ -105,15 +107,15 @@ class _Animal:
         return losses
 
 
-def _adds(animal: _Animal) -> str:
+def _try_states(animal: _Animal) -> str:
     with torch.no_grad():
-        states = animal.model().states(animal.batch, {})
+        states = animal.build_model().states(animal.batch, {})
     return "" if bool(states.isfinite().all()) else "its states are not finite"
 
 
-def _finetunes(animal: _Animal) -> str:
+def _try_finetuning(animal: _Animal) -> str:
     """Six steps of all weights, then six of LoRA's differences alone: the loss falls, and then the backbone stays as it was."""
-    if said := _falls(animal.learned(animal.engine(), 6)):
+    if said := _check_losses_fall(animal.train_steps(animal.start_engine(), 6)):
         return said
     try:
         said = _try_lora(animal)
@@ -124,19 +126,21 @@ def _finetunes(animal: _Animal) -> str:
 
 def _try_lora(animal: _Animal) -> str:
     """Train with LoRA by an engine. Returns what went wrong, "" where the loss fell and the backbone stayed."""
-    engine = animal.engine(lora=_LORA)
-    frozen = [buffer.clone() for buffer in _frozen(engine.model)]
-    said = _falls(animal.learned(engine, 6, 3 * _LR))
-    moved = not all(torch.equal(a, b) for a, b in zip(frozen, _frozen(engine.model), strict=True))
+    engine = animal.start_engine(lora=_LORA)
+    frozen = [buffer.clone() for buffer in _list_frozen_weights(engine.model)]
+    said = _check_losses_fall(animal.train_steps(engine, 6, 3 * _LR))
+    moved = not all(
+        torch.equal(a, b) for a, b in zip(frozen, _list_frozen_weights(engine.model), strict=True)
+    )
     return said or ("the backbone moved" if moved else "")
 
 
-def _frozen(model: Any) -> list[Tensor]:
+def _list_frozen_weights(model: Any) -> list[Tensor]:
     """Weights of layers beside which differences learn."""
     return [part.base.weight for part in model.modules() if hasattr(part, "trained_products")]
 
 
-def _falls(losses: Sequence[float]) -> str:
+def _check_losses_fall(losses: Sequence[float]) -> str:
     return (
         ""
         if losses[-1] < losses[0]
@@ -145,16 +149,16 @@ def _falls(losses: Sequence[float]) -> str:
 
 
 @torch.no_grad()
-def _beams(animal: _Animal) -> str:
-    model = animal.model()
+def _try_beams(animal: _Animal) -> str:
+    model = animal.build_model()
     beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
     twice = [len(set(row)) < _BEAMS for row in beams.item.tolist()]
     return "a beam is not legal, or there twice" if not bool(beams.valid.all()) or any(twice) else ""
 
 
 @torch.no_grad()
-def _agrees(animal: _Animal) -> str:
-    model = animal.model()
+def _try_log_probs(animal: _Animal) -> str:
+    model = animal.build_model()
     beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
     apart = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
     model.caches = False
@@ -163,20 +167,20 @@ def _agrees(animal: _Animal) -> str:
 
 
 @torch.no_grad()
-def _uni(animal: _Animal) -> str:
-    usual, uni = animal.model(), animal.model(attention="uni")
+def _try_uni_attention(animal: _Animal) -> str:
+    usual, uni = animal.build_model(), animal.build_model(attention="uni")
     before, states = (each.states(animal.batch, {}) for each in (usual, uni))
     apart, scale = float((before - states).abs().max()), float(before.abs().max())
     return "" if apart <= 1e-4 * max(1.0, scale) else f"states are {apart:.1g} apart"
 
 
 @torch.no_grad()
-def _saves(animal: _Animal) -> str:
+def _try_saving(animal: _Animal) -> str:
     """transformers reads what was written, and says of codes what we say."""
     from transformers import AutoModelForCausalLM
 
-    model = animal.model()
-    options = {"config": config_of(animal.kind)}
+    model = animal.build_model()
+    options = {"config": make_config(animal.kind)}
     with tempfile.TemporaryDirectory() as folder:
         body = write_folder(model, options, _SEED, Path(folder))
         whole = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -189,16 +193,16 @@ def _saves(animal: _Animal) -> str:
     return "" if apart <= 1e-4 * max(1.0, float(ours.abs().max())) else f"logits are {apart:.1g} apart"
 
 
-def _resumes(animal: _Animal) -> str:
+def _try_resuming(animal: _Animal) -> str:
     """Two steps, a checkpoint of our engine, and two more of one that read it are four steps, bit for bit; with LoRA too."""
-    for options in ({}, {"lora": _LORA}) if not _finetunes(animal) else ({},):
-        straight, stopped, resumed = (animal.engine(**options) for _ in range(3))
-        animal.learned(straight, 4)
-        animal.learned(stopped, 2)
+    for options in ({}, {"lora": _LORA}) if not _try_finetuning(animal) else ({},):
+        straight, stopped, resumed = (animal.start_engine(**options) for _ in range(3))
+        animal.train_steps(straight, 4)
+        animal.train_steps(stopped, 2)
         with tempfile.TemporaryDirectory() as folder:
-            stopped.snapshot(Saving())(Path(folder))
+            stopped.snapshot(SaveOptions())(Path(folder))
             resumed.load(Path(folder), optimizer=True)
-        animal.learned(resumed, 2)
+        animal.train_steps(resumed, 2)
         pairs = zip(straight.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
         if other := [name for (name, a), b in pairs if not torch.equal(a, b)]:
             return f"{len(other)} weights differ, first {other[0]}"
@@ -206,12 +210,13 @@ def _resumes(animal: _Animal) -> str:
 
 
 TESTS: dict[str, Callable[[_Animal], str]] = {
-    "SIDs": _adds, "finetune": _finetunes, "legal beam": _beams, "log-probability": _agrees, "uni": _uni, "save, load": _saves,
-    "resume": _resumes,
+    "SIDs": _try_states, "finetune": _try_finetuning, "legal beam": _try_beams, "log-probability": _try_log_probs,
+    "uni": _try_uni_attention, "save, load": _try_saving,
+    "resume": _try_resuming,
 }  # fmt: skip
 
 
-def _batch(sids: np.ndarray) -> SampleBatch:
+def _make_batch(sids: np.ndarray) -> SampleBatch:
     draw = torch.Generator().manual_seed(_SEED)
     cuts = torch.tensor([0, *itertools.accumulate(_LENGTHS)])
     events = int(cuts[-1])
@@ -224,7 +229,7 @@ def _batch(sids: np.ndarray) -> SampleBatch:
     )  # fmt: skip
 
 
-def _write(rows: Sequence[dict[str, Any]]) -> None:
+def _write_table(rows: Sequence[dict[str, Any]]) -> None:
     """Put rows into the table between the marks of the page, in place of those of the same name; rows that the zoo has no longer
     go. Raises ConfigError where the marks are missing."""
     from importlib.metadata import version

@@ -51,7 +51,7 @@ class StageClock:
         self.at[stage].append(time.perf_counter())
         self.aborted[stage] = shown.get("aborted", 0.0)
 
-    def step_s(self, stage: str) -> float:
+    def measure_step_s(self, stage: str) -> float:
         """Return the mean seconds of a step of a stage, without its first ones and without the last, which is validated."""
         steps = [after - before for before, after in pairwise(self.at[stage][_SKIPPED:-1])]
         return sum(steps) / len(steps)
@@ -66,7 +66,7 @@ class StageClock:
         """Ignore notes."""
 
 
-def asynchronous(
+def bench_asynchronous(
     steps: int = 14, mean_ms: float = 300.0, users: int = 32, repeats: int = 3, staleness: int = 1
 ) -> dict[str, Any]:
     """Run the stages, and return their steps a second.
@@ -104,7 +104,7 @@ def asynchronous(
     rows, ratios = [], {}
     for name in _WORKLOADS:
         seconds = {
-            stale: [clock.step_s(f"{name}_{each}_{stale}") for each in range(repeats)]
+            stale: [clock.measure_step_s(f"{name}_{each}_{stale}") for each in range(repeats)]
             for stale in (0, staleness)
         }
         rows.append(

@@ -24,12 +24,12 @@ class Estimator:
     group: Callable[..., tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]
 
 
-def top(chance_GI: np.ndarray, width: int, draw: np.random.Generator) -> tuple[np.ndarray, None, None]:
+def take_top(chance_GI: np.ndarray, width: int, draw: np.random.Generator) -> tuple[np.ndarray, None, None]:
     """The most likely items, as if they were draws: what peers do."""
     return np.argsort(-chance_GI, axis=1)[:, :width], None, None
 
 
-def independent(
+def draw_independent(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, None, None]:
     """Draws with replacement."""
@@ -38,7 +38,7 @@ def independent(
     return (total_GI[:, None, :] <= mark_GW[:, :, None]).sum(-1), None, None
 
 
-def gumbel(
+def draw_gumbel(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws without replacement, with their weights and inclusion probabilities."""
@@ -55,7 +55,7 @@ def gumbel(
     return item, np.exp(logp) / included, included
 
 
-def tailed(
+def draw_tailed(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The most likely items, and independent draws from the others: a quarter of the group."""
@@ -63,7 +63,7 @@ def tailed(
     sure = np.argsort(-chance_GI, axis=1)[:, : width - tail]
     left_GI = chance_GI.copy()
     np.put_along_axis(left_GI, sure, 0.0, 1)
-    drawn, _, _ = independent(left_GI, tail, draw)
+    drawn, _, _ = draw_independent(left_GI, tail, draw)
     weight = np.take_along_axis(chance_GI, sure, 1)
     rest = np.repeat((1 - weight.sum(1, keepdims=True)) / tail, tail, 1)
     known = np.concatenate([np.ones_like(weight), np.zeros_like(rest)], 1)
@@ -71,22 +71,22 @@ def tailed(
 
 
 ESTIMATORS = (
-    Estimator("GRPO, top W (as peers)", "grpo", top),
-    Estimator("GRPO, draws", "grpo", independent),
-    Estimator("Dr. GRPO, draws", "dr_grpo", independent),
-    Estimator("REINFORCE++, draws", "reinforce_pp", independent),
-    Estimator("RLOO, draws", "rloo", independent),
-    Estimator("GRPO, Gumbel top-W", "grpo", gumbel),
-    Estimator("RLOO, Gumbel top-W", "rloo", gumbel),
-    Estimator("RLOO, beam + tail", "rloo", tailed),
+    Estimator("GRPO, top W (as peers)", "grpo", take_top),
+    Estimator("GRPO, draws", "grpo", draw_independent),
+    Estimator("Dr. GRPO, draws", "dr_grpo", draw_independent),
+    Estimator("REINFORCE++, draws", "reinforce_pp", draw_independent),
+    Estimator("RLOO, draws", "rloo", draw_independent),
+    Estimator("GRPO, Gumbel top-W", "grpo", draw_gumbel),
+    Estimator("RLOO, Gumbel top-W", "rloo", draw_gumbel),
+    Estimator("RLOO, beam + tail", "rloo", draw_tailed),
 )
 
 
-def coefficients(
+def compute_coefficients(
     estimator: Estimator, chance_UI: np.ndarray, reward_UI: np.ndarray, width: int, times: int, seed: int
 ) -> np.ndarray:
     """What every item's score function counts, mean over `times` groups a prompt, [U, I]."""
-    from nonet.plugins import heavy
+    from nonet.plugins import load_heavy
     from nonet.rl import Draws
     from nonet.rl.algorithms import ALGORITHMS
 
@@ -100,7 +100,7 @@ def coefficients(
         drawn = {"draws": Draws(torch.from_numpy(weight), torch.from_numpy(known))}
     valid = torch.ones(item_GW.shape, dtype=torch.bool)
     options = spec.options().model_dump()
-    found = heavy(spec.advantage)(
+    found = load_heavy(spec.advantage)(
         {"reward": torch.from_numpy(reward_GW)}, {"reward": 1.0}, valid, options, lambda sums: sums, **drawn
     )
     place = np.repeat(np.arange(users), times)[:, None] * items + item_GW

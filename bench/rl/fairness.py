@@ -17,7 +17,7 @@ import numpy as np
 
 from nonet.bench.rl.small_world import SmallWorld
 from nonet.errors import ConfigError
-from nonet.random import key
+from nonet.random import hash_words
 
 # Shapes: U prompts, W items of a list, C candidates.
 
@@ -32,7 +32,7 @@ Found = dict[
 ]  # trained reward and NDCG@10 of the users that choose, and of those that report
 
 
-def fairness(*, runs: str = "", rates: str = "") -> dict[str, Any]:
+def bench_fairness(*, runs: str = "", rates: str = "") -> dict[str, Any]:
     """Compare RL with its controls and with re-ranking.
 
     Args:
@@ -56,7 +56,7 @@ def fairness(*, runs: str = "", rates: str = "") -> dict[str, Any]:
     top = Path(runs)
     folders = [top] if (top / "scenario.yaml").exists() else sorted(top.glob("seed-*"))
     tried = [float(rate) for rate in rates.split(",")] if rates else list(RATES)
-    rows = [row for folder in folders for row in _rows(folder, tried)]
+    rows = [row for folder in folders for row in _measure_run(folder, tried)]
     ratio = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method and row["chosen"]]
@@ -67,11 +67,11 @@ def fairness(*, runs: str = "", rates: str = "") -> dict[str, Any]:
     return {"rows": rows, "ratio": ratio}
 
 
-def _rows(folder: Path, rates: list[float]) -> list[dict[str, Any]]:
+def _measure_run(folder: Path, rates: list[float]) -> list[dict[str, Any]]:
     """Return the rows of one run: the curve of each method, and which point of it was chosen."""
-    world, rows = _World(folder), []
+    world, rows = _RunWorld(folder), []
     start = world.measure_reranked(0.0)
-    for method, points in _curves(world, rates).items():
+    for method, points in _make_curves(world, rates).items():
         found = [(title, look()) for title, look in points.items()]
         allowed = [each for each in found if each[1]["choose"][1] >= _LEAST * start["choose"][1]] or found[:1]
         best = max(allowed, key=lambda each: each[1]["choose"][0])[0]
@@ -90,7 +90,7 @@ def _rows(folder: Path, rates: list[float]) -> list[dict[str, Any]]:
     return rows
 
 
-def _curves(world: _World, rates: list[float]) -> dict[str, dict[str, Callable[[], Found]]]:
+def _make_curves(world: _RunWorld, rates: list[float]) -> dict[str, dict[str, Callable[[], Found]]]:
     """Return by method its points: a title, and what looks at it."""
     curves: dict[str, dict[str, Callable[[], Found]]] = {
         "re-ranking": {
@@ -105,7 +105,7 @@ def _curves(world: _World, rates: list[float]) -> dict[str, dict[str, Callable[[
     return curves | {"RL": {"the run's": world.measure_trained}}
 
 
-class _World:
+class _RunWorld:
     """The roles of a run in this process, at the checkpoint that its RL stage began from."""
 
     def __init__(self, folder: Path):
@@ -127,13 +127,13 @@ class _World:
         self.rewards: dict[str, Any] = {}
         for stage, name, options in reward_options(scenario):
             if stage == _STAGE:
-                use = files.address(options.use or name)
+                use = files.make_absolute(options.use or name)
                 worker = RewardWorker(name, use, files.folder, options.options())
                 worker.setup()
                 worker.open(artifacts)
                 self.rewards[name] = worker
         self.users, self.positions = self.rollout.heldout_prompts()
-        third = np.array([key(11, int(user)) % 3 for user in self.users])
+        third = np.array([hash_words(11, int(user)) % 3 for user in self.users])
         self.parts = {"choose": third == 0, "report": third != 0}
         supervised = self.roles.stages[before]
         users = min(max(supervised.users, rl.users), len(self.trainer.corpus.seq))
@@ -142,7 +142,7 @@ class _World:
         passes = max(1, round(rl.steps * rl.users / users))
         self.steps = {
             "passes": passes,
-            "compute": max(passes, _last_step(run.metrics, control_name(_STAGE))),
+            "compute": max(passes, _read_last_step(run.metrics, control_name(_STAGE))),
         }
         self._version = 0
         self._candidates: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
@@ -156,7 +156,7 @@ class _World:
         self._version += 1
         self.rollout.apply(self._version)
 
-    def _beams(self, width: int, *, blind: bool) -> dict[str, Any]:
+    def _generate_beams(self, width: int, *, blind: bool) -> dict[str, Any]:
         from nonet.workers.roles import RolloutRequest
 
         request = RolloutRequest(_STAGE, 0, width, self._version, chunk=64, blind=blind)
@@ -178,7 +178,7 @@ class _World:
         """Return what the start's lists come to, re-ranked by the rewards with a multiplier in nats."""
         if self._candidates is None:
             self._load(self.start)
-            beams = self._beams(_CANDIDATES * self.width, blind=True)
+            beams = self._generate_beams(_CANDIDATES * self.width, blind=True)
             self._candidates = beams, {name: np.array(r.score(beams)) for name, r in self.rewards.items()}
         weights = {name: np.full(len(self.users), self.weights[name]) for name in self.rewards}
         return self._measure(
@@ -194,15 +194,15 @@ class _World:
         self.trainer.train(setup, 0, steps)
         self.trainer.fit_memory()
         self._publish()
-        return self._measure(self._beams(self.width, blind=False))
+        return self._measure(self._generate_beams(self.width, blind=False))
 
     def measure_trained(self) -> Found:
         """Return what the lists of the run's own RL come to."""
         self._load(self.end)
-        return self._measure(self._beams(self.width, blind=False))
+        return self._measure(self._generate_beams(self.width, blind=False))
 
 
-def _last_step(metrics: Path, stage: str) -> int:
+def _read_last_step(metrics: Path, stage: str) -> int:
     """Return the last step that a run's metrics have of a stage, 0 for none."""
     records = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
     return max((int(record["step"]) for record in records if record["stage"] == stage), default=0)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.bench.rl.estimators import ESTIMATORS, Estimator, coefficients
-from nonet.bench.rl.picture import picture_of
+from nonet.bench.rl.estimators import ESTIMATORS, Estimator, compute_coefficients
+from nonet.bench.rl.picture import draw_picture
 from nonet.bench.rl.small_world import SmallWorld, write_world
 
 _BLOCK, _PROMPTS = 2000, 8
 
 
-def gradient(
+def bench_gradient(
     draws: int = 20_000,
     steps: int = 60,
     widths: tuple[int, ...] | list[int] = (4, 16),
@@ -34,17 +34,17 @@ def gradient(
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            world, files = _taught(Path(folder), memory)
+            world, files = _train_world(Path(folder), memory)
             check, rows = _audit(world, draws, list(widths), only)
-            climbed = _climbs(files, steps) if steps else []
+            climbed = _measure_climbs(files, steps) if steps else []
     finally:
         torch.set_num_threads(threads)
     if picture:
-        Path(picture).write_text(picture_of(rows, climbed), encoding="utf-8")
+        Path(picture).write_text(draw_picture(rows, climbed), encoding="utf-8")
     return {"rows": rows + climbed, "ratio": {"exact against brute force, relative": check}}
 
 
-def _taught(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dict[str, str], Path]]:
+def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dict[str, str], Path]]:
     """A taught world; its scenario, artifacts and commit."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import data_setup
@@ -60,11 +60,11 @@ def _taught(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dict[str
 
 def _audit(world: SmallWorld, draws: int, widths: list[int], only: str) -> tuple[float, list[dict[str, Any]]]:
     """How far exact and brute-force gradients are apart, and a row an estimator and width."""
-    prompts = world.prompts(_PROMPTS)
-    reward_UI = world.rewards(*prompts)
+    prompts = world.lease_prompts(_PROMPTS)
+    reward_UI = world.compute_rewards(*prompts)
     weights = [p for p in world.model.parameters() if p.requires_grad]
 
-    def flat(value: torch.Tensor) -> torch.Tensor:
+    def compute_flat_gradient(value: torch.Tensor) -> torch.Tensor:
         grads = torch.autograd.grad(value, weights, allow_unused=True)
         return torch.cat(
             [
@@ -73,18 +73,20 @@ def _audit(world: SmallWorld, draws: int, widths: list[int], only: str) -> tuple
             ]
         )
 
-    exact = flat(world.expected(*prompts, torch.from_numpy(reward_UI)).mean())
-    allowed = torch.from_numpy(world.allowed(*prompts))
-    logp_UI = world.log_prob(*prompts)
+    exact = compute_flat_gradient(world.compute_expected_reward(*prompts, torch.from_numpy(reward_UI)).mean())
+    allowed = torch.from_numpy(world.compute_allowed(*prompts))
+    logp_UI = world.compute_log_probs(*prompts)
     own_UI = torch.where(allowed, logp_UI.double(), -torch.inf).log_softmax(1)
-    brute = flat((own_UI.exp() * torch.from_numpy(reward_UI)).sum(1).mean())
+    brute = compute_flat_gradient((own_UI.exp() * torch.from_numpy(reward_UI)).sum(1).mean())
     chance_UI = own_UI.exp().detach().numpy()
 
-    def of(count_UI: np.ndarray) -> torch.Tensor:
-        return flat((torch.from_numpy(count_UI).float() * world.log_prob(*prompts)).sum() / _PROMPTS)
+    def compute_weighted_gradient(count_UI: np.ndarray) -> torch.Tensor:
+        return compute_flat_gradient(
+            (torch.from_numpy(count_UI).float() * world.compute_log_probs(*prompts)).sum() / _PROMPTS
+        )
 
     rows = [
-        _row(estimator, width, exact, of, chance_UI, reward_UI, draws)
+        _measure_estimator(estimator, width, exact, compute_weighted_gradient, chance_UI, reward_UI, draws)
         for width in widths
         for estimator in ESTIMATORS
         if only in estimator.title
@@ -92,7 +94,7 @@ def _audit(world: SmallWorld, draws: int, widths: list[int], only: str) -> tuple
     return float((exact - brute).norm() / exact.norm()), rows
 
 
-def _row(
+def _measure_estimator(
     estimator: Estimator,
     width: int,
     exact: torch.Tensor,
@@ -104,7 +106,7 @@ def _row(
     """Bias and spread of one estimator: block means give the mean and what it is known to."""
     blocks = 1 if estimator.group.__name__ == "top" else max(4, draws // _BLOCK)
     times = 1 if blocks == 1 else _BLOCK
-    counts = [coefficients(estimator, chance, reward, width, times, seed) for seed in range(blocks)]
+    counts = [compute_coefficients(estimator, chance, reward, width, times, seed) for seed in range(blocks)]
     few = max(1, min(blocks, 20))  # backward passes
     means = [of(np.mean(part, 0)) for part in np.array_split(np.stack(counts), few)]
     mean = torch.stack(means).mean(0)
@@ -147,49 +149,49 @@ _CLIMBERS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
-def _climbs(files: tuple[Path, dict[str, str], Path], steps: int) -> list[dict[str, Any]]:
+def _measure_climbs(files: tuple[Path, dict[str, str], Path], steps: int) -> list[dict[str, Any]]:
     """The exact expected reward of 32 prompts after so many steps on them, as a share of what exact ascent gains."""
     import json
 
     path, folders, commit = files
     world = SmallWorld(path, folders, [], commit)
-    first, ceiling = _ascend(world, steps)
+    first, ceiling = _ascend_exactly(world, steps)
     rows = [{"algorithm": "exact gradient", "from": first, "to": ceiling, "share of the ceiling": 1.0}]
     for title, algorithm, rollout in _CLIMBERS:
         changes = [
             f"stages.rl.algorithm={json.dumps(algorithm)}",
             f"stages.rl.rollout={json.dumps(rollout | {'width': 16})}",
         ]
-        end = _climb(SmallWorld(path, folders, changes, commit), steps)
+        end = _run_updates(SmallWorld(path, folders, changes, commit), steps)
         share = (end - first) / (ceiling - first)
         rows.append({"algorithm": title, "from": first, "to": end, "share of the ceiling": share})
     return rows
 
 
-def _mean_reward(world: SmallWorld) -> torch.Tensor:
-    prompts = world.prompts(32)
-    return world.expected(*prompts, torch.from_numpy(world.rewards(*prompts))).mean()
+def _compute_mean_reward(world: SmallWorld) -> torch.Tensor:
+    prompts = world.lease_prompts(32)
+    return world.compute_expected_reward(*prompts, torch.from_numpy(world.compute_rewards(*prompts))).mean()
 
 
-def _ascend(world: SmallWorld, steps: int) -> tuple[float, float]:
+def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
     """Exact-gradient ascent by the trainer's own optimizer: expected reward before and after."""
-    first = float(_mean_reward(world).detach())
+    first = float(_compute_mean_reward(world).detach())
     for _ in range(steps):
-        world.trainer.dense.backward(-_mean_reward(world).float())
+        world.trainer.dense.backward(-_compute_mean_reward(world).float())
         world.trainer.dense.clip()
         world.trainer.dense.step(world.stages["rl"].lr["peak"])
-    return first, float(_mean_reward(world).detach())
+    return first, float(_compute_mean_reward(world).detach())
 
 
-def _climb(world: SmallWorld, steps: int) -> float:
+def _run_updates(world: SmallWorld, steps: int) -> float:
     """Steps of the shipped rollout and update on the same prompts."""
-    prompts = world.prompts(32)
-    reward_UI = world.rewards(*prompts)
+    prompts = world.lease_prompts(32)
+    reward_UI = world.compute_rewards(*prompts)
     stage = world.stages["rl"]
     for step in range(steps):
-        beams = world.beams(*prompts, step, 16)
+        beams = world.generate_beams(*prompts, step, 16)
         scores = np.take_along_axis(reward_UI, np.maximum(beams["item"], 0), 1)
         world.trainer.update(
             stage, step, beams, {"hit": np.where(beams["valid"], scores, 0).astype(np.float32)}
         )
-    return float(_mean_reward(world).detach())
+    return float(_compute_mean_reward(world).detach())

@@ -9,13 +9,13 @@ from xml.sax.saxutils import escape
 _ROW, _LEFT, _BAR, _COLOURS = 22, 220, 300, ("#2a78d6", "#eb6834", "#1baf7a")
 
 
-def picture_of(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[str, Any]]) -> str:
+def draw_picture(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[str, Any]]) -> str:
     """SVG of two panels of bars, one above the other."""
     bars = [
         (f"{row['estimator']}, W = {row['W']}", row["cosine"], f"{row['cosine']:.3f}", _COLOURS[0])
         for row in estimators
     ]
-    lines, y = _panel("Cosine of the mean gradient to the exact one", bars, 10)
+    lines, y = _draw_panel("Cosine of the mean gradient to the exact one", bars, 10)
     bars = [
         (
             row["algorithm"],
@@ -25,7 +25,7 @@ def picture_of(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[str,
         )
         for row in climbed
     ]
-    more, y = _panel("Share of exact-gradient ascent's gain", bars, y + 20)
+    more, y = _draw_panel("Share of exact-gradient ascent's gain", bars, y + 20)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{y + 10}" font-family="sans-serif" font-size="12">'
         '<rect width="100%" height="100%" fill="#fcfcfb"/>'
@@ -33,7 +33,7 @@ def picture_of(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[str,
     return "\n".join([head, *lines, *more, "</svg>"]) + "\n"
 
 
-def _panel(title: str, bars: Sequence[tuple[str, float, str, str]], top: int) -> tuple[list[str], int]:
+def _draw_panel(title: str, bars: Sequence[tuple[str, float, str, str]], top: int) -> tuple[list[str], int]:
     """Lines of one panel, and where it ends; a bar below 0 is drawn as none."""
     lines = [f'<text x="10" y="{top + 14}" font-weight="bold">{escape(title)}</text>']
     y = top + 24

@@ -35,7 +35,7 @@ def slow(item):
 """
 
 
-class Beams(DistributeWorker):
+class BeamMaker(DistributeWorker):
     """Makes beams of one item each."""
 
     @method(collect="concat")
@@ -60,13 +60,13 @@ class Beams(DistributeWorker):
         return to_wire(rollouts)
 
 
-def rewards(rounds: int = 7) -> dict[str, Any]:
+def bench_rewards(rounds: int = 7) -> dict[str, Any]:
     """Seconds of scoring, the median of `rounds`, beside what the workers sleep."""
     ensure_ray()
     with TemporaryDirectory() as folder:
         pq.write_table(pa.table({"item_id": [1]}), Path(folder) / "items.parquet")
         (Path(folder) / "slow.py").write_text(_SLOW)
-        beams = WorkerGroup(Beams, cpus=0.05, threads=0)
+        beams = WorkerGroup(BeamMaker, cpus=0.05, threads=0)
         slow = WorkerGroup(
             RewardWorker, "slow", "slow.py", folder, {}, workers=_WORKERS, cpus=0.05, threads=0
         )

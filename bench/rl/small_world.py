@@ -52,10 +52,10 @@ def write_world(folder: Path, memory: str) -> Path:
 
 
 class SmallWorld:
-    """Trainer, shard and rollout over the small world, taught or from a commit; `rewards` of its prompts are known exactly."""
+    """Trainer, shard and rollout over the small world, trained here or loaded; its prompts' rewards are known exactly."""
 
     def __init__(
-        self, scenario: Path, folders: dict[str, str], changes: list[str], commit: Path | None = None
+        self, scenario: Path, artifact_dirs: dict[str, str], changes: list[str], commit: Path | None = None
     ):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import run_setup, stage_setups
@@ -67,8 +67,8 @@ class SmallWorld:
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
         self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
-        self.trainer.open(folders)
-        self.rollout.open(folders)
+        self.trainer.open(artifact_dirs)
+        self.rollout.open(artifact_dirs)
         seq = self.trainer.corpus.seq
         self.stages = stage_setups(loaded, len(seq), int(seq.counts()["train"]))
         self.draw = {"use": loaded.stages["rl"].rollout.use, **loaded.stages["rl"].rollout.options()}  # type: ignore[attr-defined]
@@ -94,21 +94,21 @@ class SmallWorld:
         """The dense model, as it is."""
         return self.trainer.model.eval()
 
-    def prompts(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+    def lease_prompts(self, max_prompts: int) -> tuple[np.ndarray, np.ndarray]:
         """RL prompts, the same ones whenever they are asked for."""
-        return self.rollout.lease("rl", 0, most)
+        return self.rollout.lease("rl", 0, max_prompts)
 
-    def expected(self, users: np.ndarray, positions: np.ndarray, reward_UI: Tensor) -> Tensor:
+    def compute_expected_reward(self, users: np.ndarray, positions: np.ndarray, reward_UI: Tensor) -> Tensor:
         """The exact expected reward [U], differentiable in the dense model."""
         from nonet.models.policy import expected_reward
 
         asked = self.rollout._recommender
         cache = asked.prefill(asked.batch(users, positions))
-        allowed = torch.from_numpy(self.allowed(users, positions))
+        allowed = torch.from_numpy(self.compute_allowed(users, positions))
         trie = asked.corpus.trie
         return expected_reward(self.model, cache, trie, asked.votes(users, positions), reward_UI, allowed)
 
-    def log_prob(self, users: np.ndarray, positions: np.ndarray) -> Tensor:
+    def compute_log_probs(self, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Log-probability [U, I] of every item, differentiable."""
         from nonet.models.generation import policy_log_prob
 
@@ -118,7 +118,7 @@ class SmallWorld:
         votes = asked.votes(users, positions)
         return policy_log_prob(self.model, cache, sids, asked.corpus.trie, votes).sum(-1)
 
-    def allowed(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def compute_allowed(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Which items are not masked, [U, I] bool."""
         from nonet.samples.batches import masked
 
@@ -128,7 +128,7 @@ class SmallWorld:
             out[user, hidden[user]] = False
         return out
 
-    def rewards(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def compute_rewards(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """hit + 0.2 x novelty of every item [U, I]: 1 for what the user took next, more for what few took."""
         from nonet.samples.batches import event_at
         from nonet.samples.sequences import TRAIN
@@ -139,7 +139,9 @@ class SmallWorld:
         reward[np.arange(len(users)), seq.item[event_at(seq, users, positions)]] += 1
         return reward
 
-    def beams(self, users: np.ndarray, positions: np.ndarray, step: int, width: int) -> dict[str, Any]:
+    def generate_beams(
+        self, users: np.ndarray, positions: np.ndarray, step: int, width: int
+    ) -> dict[str, Any]:
         """What the rollout answers."""
         from nonet.workers.roles import RolloutRequest
 

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 _LEVELS, _CODES, _USERS, _BEAMS = 3, 256, 64, 32
 _SECTIONS = ("children", "beams", "size")
 
 
-def trie(
+def bench_trie(
     sections: str = "children,beams,size", items: int = 1_000_000, large: int = 10_000_000, rounds: int = 5
 ) -> dict[str, Any]:
     """A row a section. `children`: a look-up of 64 users x 32 beams at every level; `beams`: a million beams of a small catalogue
     with masks, how many are illegal or double; `size`: a trie of `large` items built, saved, and opened by a second process."""
-    made = {"children": lambda: _children(items, rounds), "beams": _beams, "size": lambda: _size(large)}
+    made = {
+        "children": lambda: _measure_children(items, rounds),
+        "beams": _count_illegal_beams,
+        "size": lambda: _measure_size(large),
+    }
     found = {name: made[name]() for name in _SECTIONS if name in sections.split(",")}
     rows = [{"section": name, **row} for name, row in found.items()]
     ratio = {
@@ -32,7 +36,7 @@ def trie(
 _TOLD = ("times as fast as dictionaries", "illegal", "doubled", "build_s", "MB", "open_s", "private_MB")
 
 
-def _sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
+def _draw_sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
     """Random ids [I, levels + 1], the last telling items of one tuple apart."""
     codes_IL = np.random.default_rng(seed).integers(0, codes, (items, levels)).astype(np.int32)
     place = codes_IL.astype(np.int64) @ (codes ** np.arange(levels)[::-1])
@@ -43,7 +47,7 @@ def _sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, t
     return np.concatenate([codes_IL, number[:, None]], 1), (*(codes,) * levels, int(number.max()) + 1)
 
 
-def _children(items: int, rounds: int) -> dict[str, Any]:
+def _measure_children(items: int, rounds: int) -> dict[str, Any]:
     """Children by code of 2,048 prefixes at each of three levels: the trie's one call, and a dictionary of prefixes."""
     import torch
 
@@ -62,10 +66,10 @@ def _children(items: int, rounds: int) -> dict[str, Any]:
     ours, theirs, same = [], [], True
     torch.set_num_threads(1)
     for _ in range(rounds):
-        with Times() as taken:
+        with LapTimer() as taken:
             legal = [made.children(level, nodes[level].view(_USERS, _BEAMS)) >= 0 for level in range(_LEVELS)]
         ours.append(taken.last_s)
-        with Times() as taken:
+        with LapTimer() as taken:
             masks = []
             for level in range(_LEVELS):
                 mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
@@ -77,7 +81,7 @@ def _children(items: int, rounds: int) -> dict[str, Any]:
         same &= all(torch.equal(a.flatten(0, 1), b) for a, b in zip(legal, masks, strict=True))
     by_list = []
     for _ in range(rounds):  # a list a prefix, put into the mask at once: the kinder loop
-        with Times() as taken:
+        with LapTimer() as taken:
             for level in range(_LEVELS):
                 mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
                 for row, prefix in enumerate(prefixes[level]):
@@ -93,14 +97,14 @@ def _children(items: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _beams() -> dict[str, Any]:
+def _count_illegal_beams() -> dict[str, Any]:
     """A million beams of random scores over 20,000 items, half of them with masks: none may be illegal, masked or double."""
     import torch
 
     from nonet.models.generation import Trie, beam_search
     from nonet.types import Jagged
 
-    sids, codes = _sids(20_000, 32, 3, 2)
+    sids, codes = _draw_sids(20_000, 32, 3, 2)
     made, wide, users = Trie.build(sids, codes), 100, 250
     illegal = doubled = seen = 0
     for step in range(40):
@@ -141,19 +145,19 @@ class _Noise:
         return torch.randn(*prefix_UVl.shape[:2], self._codes[level], generator=self._noise)
 
 
-def _size(items: int) -> dict[str, Any]:
+def _measure_size(items: int) -> dict[str, Any]:
     """Seconds to build, bytes on disk; seconds and private bytes of a second process that opens it and walks to 1,000 leaves."""
     from nonet.models.generation import Trie
 
-    sids, codes = _sids(items, _CODES, _LEVELS, 3)
-    with Times() as built:
+    sids, codes = _draw_sids(items, _CODES, _LEVELS, 3)
+    with LapTimer() as built:
         made = Trie.build(sids, codes)
     with tempfile.TemporaryDirectory() as folder:
         made.save(folder)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
-            opened, walked, private = pool.apply(_opened, (folder, items))
+            opened, walked, private = pool.apply(_measure_open, (folder, items))
     return {
         "items": items,
         "codes": str(codes),
@@ -165,26 +169,26 @@ def _size(items: int) -> dict[str, Any]:
     }
 
 
-def _opened(folder: str, items: int) -> tuple[float, float, int]:
+def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
     """Seconds to open, and to walk to a thousand leaves; what this process has for itself alone after that."""
     import torch
 
     from nonet.models.generation import Trie
 
     torch.zeros(1)
-    before = _private()
-    with Times() as taken:
+    before = _read_private_bytes()
+    with LapTimer() as taken:
         trie = Trie.load(folder)
-    with Times() as walked:
+    with LapTimer() as walked:
         leaf = torch.arange(0, trie.n_leaves, max(1, trie.n_leaves // 1000))
         trie.prefixes(trie.levels, leaf)
         for level in range(trie.levels):
             trie.children(level, trie.nodes_of(level, leaf[:1]))
     assert len(trie.leaf_of_item) == items
-    return taken.last_s, walked.last_s, _private() - before
+    return taken.last_s, walked.last_s, _read_private_bytes() - before
 
 
-def _private() -> int:
+def _read_private_bytes() -> int:
     """Bytes of this process that no other shares, and that no file is behind."""
     text = Path("/proc/self/smaps_rollup").read_text()
     rows = dict(line.split(":", 1) for line in text.splitlines()[1:] if ":" in line)

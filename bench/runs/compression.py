@@ -31,22 +31,22 @@ _METRICS = ("recall@10", "ndcg@10")
 _PERIOD = "1d"
 
 
-def compression(seeds: list[int], data: str = "", epochs: int = 3, by: str = "item") -> dict[str, Any]:
+def bench_compression(seeds: list[int], data: str = "", epochs: int = 3, by: str = "item") -> dict[str, Any]:
     """data: a folder with Yoochoose's train_full.tsv, or nothing; epochs of pretraining in each run; by: item or category."""
     with tempfile.TemporaryDirectory(prefix="nonet-bench-compression-") as name:
         folder = Path(name)
-        logs = {"movielens, 30 % repeats": repeated(seeds[0])}
+        logs = {"movielens, 30 % repeats": make_repeated_log(seeds[0])}
         if data:
-            logs["yoochoose"] = _yoochoose(Path(data) / "train_full.tsv")
+            logs["yoochoose"] = _read_yoochoose(Path(data) / "train_full.tsv")
         rows = [
-            _measured(folder / f"log-{number}", name, log, items, by, seeds[0], epochs)
+            _measure_log(folder / f"log-{number}", name, log, items, by, seeds[0], epochs)
             for number, (name, (log, items)) in enumerate(logs.items())
         ]
     ratio = {f"{row['log']}: rows / events": row["rows"] / row["events"] for row in rows}
     return {"rows": rows, "ratio": ratio}
 
 
-def repeated(seed: int) -> tuple[pa.Table, pa.Table]:
+def make_repeated_log(seed: int) -> tuple[pa.Table, pa.Table]:
     """The shipped ratings and items; three rows of ten say again, within a minute, what a user has rated."""
     log = read_interactions(
         "builtin:movielens-small/interactions.parquet", only=["user_id", "item_id", "timestamp"]
@@ -59,7 +59,7 @@ def repeated(seed: int) -> tuple[pa.Table, pa.Table]:
     return both, read_items("builtin:movielens-small/items.parquet")
 
 
-def _yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
+def _read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
     """Clicks by session, to the second, and the items that they name."""
     clicks = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
     log = pa.table(
@@ -73,7 +73,7 @@ def _yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
     return log, pa.table({"item_id": items, "title": [f"item {item}" for item in items.tolist()]})
 
 
-def _measured(
+def _measure_log(
     folder: Path, name: str, log: pa.Table, items: pa.Table, by: str, seed: int, epochs: int
 ) -> dict[str, Any]:
     folder.mkdir()
@@ -82,7 +82,7 @@ def _measured(
     made = compress(log, 86_400, by, items)
     facts = made.facts()
     for kind, events in (("as it is", None), ("compressed", {"compress": _PERIOD, "by": by})):
-        scenario = _scenario(folder, events, "categories" in items.column_names, seed, epochs)
+        scenario = _make_scenario(folder, events, "categories" in items.column_names, seed, epochs)
         path = folder / f"{kind}.yaml"
         path.write_text(yaml.dump(scenario))
         run_scenario(path, folder / kind)
@@ -93,11 +93,11 @@ def _measured(
         "rows / events": facts["rows"] / facts["events"],
         "bytes before / after": facts["bytes_before"] / facts["bytes_after"],
         "expands to the same rows": expand(made).equals(log.combine_chunks()),
-        **_paired(folder),
+        **_compare_runs(folder),
     }
 
 
-def _scenario(folder: Path, events: Any, categories: bool, seed: int, epochs: int) -> dict[str, Any]:
+def _make_scenario(folder: Path, events: Any, categories: bool, seed: int, epochs: int) -> dict[str, Any]:
     data = {"interactions": str(folder / "interactions.parquet"), "items": str(folder / "items.parquet")}
     sources = ["categories", "cooccurrence"] if categories else ["cooccurrence"]
     return {
@@ -118,7 +118,7 @@ def _scenario(folder: Path, events: Any, categories: bool, seed: int, epochs: in
     }
 
 
-def _paired(folder: Path) -> dict[str, Any]:
+def _compare_runs(folder: Path) -> dict[str, Any]:
     """Metrics of both runs' last stage over the test events that both have, and compressed minus plain with its interval."""
     plain, packed = (Tested.of(find_run(str(folder / kind))) for kind in ("as it is", "compressed"))
     place = {event: at for at, event in enumerate(plain.events)}

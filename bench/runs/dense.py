@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nonet.bench.runs.plain_decoder import Decoder, Padded, collate
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 _CHANGES = [
     "model.memory=off",
@@ -31,7 +31,7 @@ _CHANGES = [
 _LEARN, _CLIP, _DECAY, _BETAS = 1e-3, 1.0, 0.1, (0.9, 0.98)
 
 
-def dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str, Any]:
+def bench_dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str, Any]:
     """Milliseconds a step of each, medians over rounds of `steps` steps, by the wall and of CPU time, and ours over theirs in CPU
     time: all of a side works in one thread, and a busy machine's wall says who else wanted the core. `changes`: of the
     scenario, `;` between."""
@@ -44,9 +44,9 @@ def dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str, Any]
             ours = _Ours(Path(folder), steps * (rounds + 1), [each for each in changes.split(";") if each])
             sides: dict[str, Callable[[int], list[float]]] = {"plain": _Plain(ours, None).train}
             if find_spec("deepspeed"):
-                sides["DeepSpeed"] = _Plain(ours, _deepspeed).train
+                sides["DeepSpeed"] = _Plain(ours, _wrap_deepspeed).train
             sides = {"ours": ours.train, **sides}
-            times = {name: Times() for name in sides}
+            times = {name: LapTimer() for name in sides}
             apart = 0.0
             for turn in range(rounds + 1):
                 losses = {}
@@ -65,10 +65,12 @@ def dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str, Any]
                         )
     finally:
         torch.set_num_threads(threads)
-    later = {name: taken.from_lap(1) for name, taken in times.items()}
-    each = {name: taken.cpu_us() / 1000 / steps for name, taken in later.items()}
+    later = {name: taken.drop_laps_before(1) for name, taken in times.items()}
+    each = {name: taken.compute_cpu_us() / 1000 / steps for name, taken in later.items()}
     row = {f"{name} ms": value for name, value in each.items()}
-    row |= {f"{name} ms by the wall": 1000 * taken.median_s() / steps for name, taken in later.items()}
+    row |= {
+        f"{name} ms by the wall": 1000 * taken.compute_median_s() / steps for name, taken in later.items()
+    }
     row |= {"losses apart": apart}
     ratio = {f"ours / {name}": each["ours"] / value for name, value in each.items() if name != "ours"}
     return {"rows": [row], "ratio": ratio}
@@ -96,7 +98,7 @@ class _Ours:
         self.stage = stage_setups(scenario, len(seq), int(seq.counts()["train"]))["pretrain"]
         self.dims, self.options, self.steps, self._at = run.feature_dims(), scenario.model.options(), steps, 0
         self.trainer.begin(self.stage)
-        self.batches, self.keys = self._batches()
+        self.batches, self.keys = self._read_batches()
         self.trainer.begin(self.stage)  # for reading leased its rows
 
     def train(self, steps: int) -> list[float]:
@@ -104,7 +106,7 @@ class _Ours:
         start, self._at = self._at, self._at + steps
         return [record["loss"] for record in self.trainer.train(self.stage, start, self._at)]
 
-    def _batches(self) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+    def _read_batches(self) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
         """All steps' sequences as tensors of their own, and the keys of items and users, by their place in an nn.Embedding."""
         from nonet.workers.roles.learners import SupervisedLearner
 
@@ -115,7 +117,7 @@ class _Ours:
         user = np.unique(np.concatenate([batch.context["user"].numpy() for step in steps for batch in step]))
         items = len(self.trainer.corpus.sids)
         keys = {"item": seq.keys_of_items(np.arange(items)), "user": user}
-        return [[row for batch in step for row in _sequences(batch, user)] for step in steps], keys
+        return [[row for batch in step for row in _split_sequences(batch, user)] for step in steps], keys
 
 
 class _Plain:
@@ -134,7 +136,7 @@ class _Plain:
             with torch.no_grad():
                 embedding.weight.copy_(ours.trainer.sparse.pull(table, torch.from_numpy(known)))
             self.rows[table] = embedding
-        self.legal = _legal(corpus.trie, corpus.sids)
+        self.legal = _list_legal_codes(corpus.trie, corpus.sids)
         groups = [
             {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": _DECAY},
             {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
@@ -167,7 +169,7 @@ class _Plain:
         return float(loss.detach())
 
 
-def _deepspeed(model: Any, optimizer: Any) -> Any:
+def _wrap_deepspeed(model: Any, optimizer: Any) -> Any:
     """DeepSpeed's engine on one rank, ZeRO 1."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in (
@@ -196,7 +198,7 @@ def _deepspeed(model: Any, optimizer: Any) -> Any:
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
 
 
-def _sequences(batch: Any, users: Any) -> Iterator[dict[str, Any]]:
+def _split_sequences(batch: Any, users: Any) -> Iterator[dict[str, Any]]:
     """The sequences of a packed batch, users as places among `users`."""
     offsets = batch.item.offsets.tolist()
     user = np.searchsorted(users, batch.context["user"].numpy())
@@ -214,7 +216,7 @@ def _sequences(batch: Any, users: Any) -> Iterator[dict[str, Any]]:
         yield {**sequence, "user": int(user[number]), "length": stop - start}
 
 
-def _legal(trie: Any, sids: Any) -> list[Any]:
+def _list_legal_codes(trie: Any, sids: Any) -> list[Any]:
     """By level, which codes each item's prefix allows [I, K]."""
     import torch
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from nonet.bench.timing import milliseconds
+from nonet.bench.timing import measure_milliseconds
 
 _PAIRS = 6500  # of a prompt and a node that `all codes` holds at once: 32 MiB with 256 codes
 
 
-def exhaustive(
+def bench_exhaustive(
     items: int = 12_000, codes: int = 256, width: int = 64, prompts: int = 64, rounds: int = 5
 ) -> dict[str, Any]:
     """Milliseconds a prompt, one thread, in turn; and the largest difference of any score, nats."""
@@ -24,7 +24,7 @@ def exhaustive(
     from nonet.models import build_model
     from nonet.models.generation import Trie, score_items
 
-    sids, sizes = beauty_like(items, codes)
+    sids, sizes = draw_beauty_like_sids(items, codes)
     trie = Trie.build(sids, sizes)
     model = build_model({"width": width, "layers": 1}, sizes, {}, seed=0).eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -42,12 +42,12 @@ def exhaustive(
     torch.set_num_threads(1)
     try:
         calls: dict[str, Any] = {
-            "all codes": lambda: _all_codes(model, cache, trie),
+            "all codes": lambda: _score_all_codes(model, cache, trie),
             "steps": lambda: score_items(Plain(), cache, trie),  # type: ignore[arg-type]
             "legal_logits": lambda: score_items(model, cache, trie),
         }
         scores = [call() for call in calls.values()]
-        taken = {name: value / prompts for name, value in milliseconds(calls, rounds).items()}
+        taken = {name: value / prompts for name, value in measure_milliseconds(calls, rounds).items()}
     finally:
         torch.set_num_threads(threads)
     row = {
@@ -63,7 +63,7 @@ def exhaustive(
     return {"rows": [row | taken], "ratio": ratio}
 
 
-def _all_codes(model: Any, cache: Any, trie: Any) -> Any:
+def _score_all_codes(model: Any, cache: Any, trie: Any) -> Any:
     """Scores [U, I] by a masked softmax over all codes of each node."""
     import torch
 
@@ -86,7 +86,7 @@ def _all_codes(model: Any, cache: Any, trie: Any) -> Any:
     return answer
 
 
-def beauty_like(items: int, codes: int) -> tuple[np.ndarray, tuple[int, ...]]:
+def draw_beauty_like_sids(items: int, codes: int) -> tuple[np.ndarray, tuple[int, ...]]:
     """Semantic ids [items, 4] of three skewed levels and a collision level, as full as k-means makes them of Beauty."""
     rng = np.random.default_rng(0)
     near, deep = (1 / (np.arange(codes) + begin) ** 1.15 for begin in (codes / 4, 1))

@@ -1,7 +1,7 @@
 """`nonet bench feed`: on a feed where people come back to items, does everybody rank and mask alike?
 
 Half of the users go round four items of their own, half walk a ring and return to nothing. The roles of a run work in
-this process, without Ray; tests build on the same `Feed`. About 20 s.
+this process, without Ray; tests build on the same `FeedWorld`. About 20 s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ evaluate: {metrics: [recall@1, recall@10, ndcg@10], width: 20}
 """
 
 
-def feed(seeds: Sequence[int]) -> dict[str, Any]:
+def bench_feed(seeds: Sequence[int]) -> dict[str, Any]:
     """A row a policy: recall@10 by exhaustive ranking and by beam, hits of the probe, RL's flat groups."""
     import torch
 
@@ -50,16 +50,16 @@ def feed(seeds: Sequence[int]) -> dict[str, Any]:
     for policy in ("by the data", "allow", "mask"):
         changes = [f"seed={seeds[0]}", *([] if policy == "by the data" else [f"data.repeats={policy}"])]
         with tempfile.TemporaryDirectory() as folder:
-            rows.append({"data.repeats": policy, **_measured(Feed(Path(folder), changes))})
+            rows.append({"data.repeats": policy, **_measure_policy(FeedWorld(Path(folder), changes))})
     apart = max(abs(row["recall@10"] - row["by beam"]) for row in rows)
     return {"rows": rows, "ratio": {"recall@10 exhaustive - beam, at most": apart}}
 
 
-def _measured(made: Feed) -> dict[str, Any]:
+def _measure_policy(made: FeedWorld) -> dict[str, Any]:
     made.train("pretrain")
     repeats = made.facts["data"]["repeats"]
     counter, model = made.evaluator.baseline("transition_counter"), made.evaluate()
-    hits, prompts = made.probe_hits()
+    hits, prompts = made.count_probe_hits()
     flat, groups = made.reinforce(_RL_STEPS)
     return {
         "is": repeats["policy"],
@@ -72,7 +72,7 @@ def _measured(made: Feed) -> dict[str, Any]:
     }
 
 
-class Feed:
+class FeedWorld:
     """Data, trainer, shard, rollout and evaluator of a small run in this process. `changes`: as `--set` takes them."""
 
     def __init__(self, folder: Path, changes: Sequence[str] = ()):
@@ -111,7 +111,7 @@ class Feed:
         self.shard.save(commit)
         return self.evaluator.evaluate(name, commit)
 
-    def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
+    def generate_beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
         """Rollouts of the stage rl on the wire."""
         from nonet.controller.stages import Reinforced
         from nonet.workers.roles import RolloutRequest
@@ -121,23 +121,23 @@ class Feed:
         width = body.rollout.options()["width"]
         return self.rollout.generate(users, positions, RolloutRequest("rl", step, width, 0))
 
-    def probe_hits(self) -> tuple[int, int]:
+    def count_probe_hits(self) -> tuple[int, int]:
         """Prompts of the probe that have the target among their beams, and all of them."""
-        beams = self.beams(*self.rollout.heldout_prompts())
-        return int(hits(beams).any(1).sum()), len(beams["uid"])
+        beams = self.generate_beams(*self.rollout.heldout_prompts())
+        return int(compute_hits(beams).any(1).sum()), len(beams["uid"])
 
     def reinforce(self, steps: int) -> tuple[int, int]:
         """RL on `hit` alone: groups that gave no gradient, and all groups."""
         stage, flat, groups = self.stages["rl"], 0, 0
         self.trainer.begin(stage)
         for step in range(steps):
-            beams = self.beams(*self.rollout.lease("rl", step, stage.users), step)
-            record = self.trainer.update(stage, step, beams, {"hit": hits(beams)})
+            beams = self.generate_beams(*self.rollout.lease("rl", step, stage.users), step)
+            record = self.trainer.update(stage, step, beams, {"hit": compute_hits(beams)})
             flat, groups = flat + int(record["flat_groups"]), groups + int(record["prompts"])
         return flat, groups
 
 
-def hits(beams: dict[str, Any]) -> np.ndarray:
+def compute_hits(beams: dict[str, Any]) -> np.ndarray:
     """The reward `hit` [U, W] of rollouts on the wire."""
     from nonet.rl import from_wire
     from nonet.rl.rewards import hit

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from nonet.bench.timing import milliseconds
+from nonet.bench.timing import measure_milliseconds
 
 _SCENARIO, _WIDTH, _USERS = "quickstart", 16, 64
 
 
-def memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
+def bench_memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
     """Milliseconds, one thread: a supervised step, a rollout of 64 users x 16 beams, an RL update of it, exhaustive scores of 256
     prompts; and their ratios, on / off. Both sides train `warm` steps first, so that beams are of a model."""
     import torch
@@ -22,14 +22,14 @@ def memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            facts = _tokenised(Path(folder))
-            sides = {how: _Side(facts, how, warm) for how in ("off", "on")}
+            facts = _tokenise_data(Path(folder))
+            sides = {how: _MemorySide(facts, how, warm) for how in ("off", "on")}
             calls = {
                 f"{what} {how}": getattr(side, name)
                 for what, name in _CALLS.items()
                 for how, side in sides.items()
             }
-            taken = milliseconds(calls, rounds)
+            taken = measure_milliseconds(calls, rounds)
     finally:
         torch.set_num_threads(threads)
     ratio = {what: taken[f"{what} on CPU"] / taken[f"{what} off CPU"] for what in _CALLS}
@@ -44,7 +44,7 @@ _CALLS = {
 }
 
 
-def _tokenised(folder: Path) -> dict[str, str]:
+def _tokenise_data(folder: Path) -> dict[str, str]:
     """The artifacts of the scenario's data."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import data_setup
@@ -55,10 +55,10 @@ def _tokenised(folder: Path) -> dict[str, str]:
     return {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
 
 
-class _Side:
+class _MemorySide:
     """Trainer, shard and rollout in this process, with the memory on or off."""
 
-    def __init__(self, folders: dict[str, str], memory: str, warm: int):
+    def __init__(self, artifact_dirs: dict[str, str], memory: str, warm: int):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import run_setup, stage_setups
         from nonet.samples.batches import prompts
@@ -71,8 +71,8 @@ class _Side:
         shard, self._trainer, self._rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         self._trainer.place = Place(role="trainer", peers={"embedding": shard})
         self._rollout.place = Place(role="rollout", peers={"trainer": self._trainer, "embedding": shard})
-        self._trainer.open(folders)
-        self._rollout.open(folders)
+        self._trainer.open(artifact_dirs)
+        self._rollout.open(artifact_dirs)
         seq = self._trainer.corpus.seq
         self._stages = stage_setups(scenario, len(seq), int(seq.counts()["train"]))
         self._trainer.begin(self._stages["pretrain"])

@@ -37,15 +37,15 @@ class Padded:
 def collate(rows: Sequence[dict[str, Any]]) -> Padded:
     """Sequences of one batch, padded at the end."""
 
-    def padded(name: str) -> Tensor:
+    def pad_column(name: str) -> Tensor:
         return nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True)
 
-    jagged = {name: padded(name) for name in ("item", "sid", "time", "kind", "half_stars", "target")}
+    jagged = {name: pad_column(name) for name in ("item", "sid", "time", "kind", "half_stars", "target")}
     whole = {name: torch.tensor([row[name] for row in rows]) for name in ("user", "length")}
     return Padded(**jagged, **whole)
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     """Causal attention and a perceptron."""
 
     def __init__(self, width: int, heads: int):
@@ -111,18 +111,18 @@ class Decoder(nn.Module):
         self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
         self.kind = nn.Embedding(TYPES, width)
         self.start = nn.Parameter(torch.zeros(width))
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(layers))
         self.norm, self.depth = nn.LayerNorm(width), Depth(codes, width)
 
     def forward(self, batch: Padded, rows: nn.ModuleDict, legal_ILK: Sequence[Tensor]) -> Tensor:
         """Summed nats of the targets; legal_ILK by level [I, K]: codes that an item's prefix allows."""
-        x_BSD = self.gap(_gaps(batch.time)) + self.kind(batch.kind.clamp(0, TYPES - 1))
+        x_BSD = self.gap(_bucket_gaps(batch.time)) + self.kind(batch.kind.clamp(0, TYPES - 1))
         x_BSD = x_BSD + self.rating(batch.half_stars) + self.row["of_item"](rows["item"](batch.item))
         for level, table in enumerate(self.code):
             x_BSD = x_BSD + table(batch.sid[..., level])
         start_BD = self.start + self.row["of_user"](rows["user"](batch.user))
         x_BSD = torch.cat([start_BD[:, None], x_BSD], 1)
-        cosine, sine = _rotary(x_BSD.shape[1], self.head_width)
+        cosine, sine = _compute_rotary(x_BSD.shape[1], self.head_width)
         for block in self.blocks:
             x_BSD = block(x_BSD, cosine, sine)
         state_MD = self.norm(x_BSD)[:, :-1][batch.target]  # an event is asked of the position before it
@@ -137,13 +137,13 @@ class Decoder(nn.Module):
         return total
 
 
-def _gaps(time_BS: Tensor) -> Tensor:
+def _bucket_gaps(time_BS: Tensor) -> Tensor:
     since = time_BS.diff(dim=1).clamp_min(0)
     bucket = 2 + since.clamp_min(1).double().log2().floor().long().clamp_max(GAPS - 3)
     return functional.pad(bucket.masked_fill(since == 0, 1), (1, 0))
 
 
-def _rotary(positions: int, width: int) -> tuple[Tensor, Tensor]:
+def _compute_rotary(positions: int, width: int) -> tuple[Tensor, Tensor]:
     half = width // 2
     angle = torch.arange(positions)[:, None] * 1000.0 ** (-torch.arange(half) / half)
     cosine, sine = angle.cos(), angle.sin()

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from nonet.timing import Times
+from nonet.timing import LapTimer
 
 _COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
 _APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
@@ -21,34 +21,34 @@ _BESIDE = "roles={rollout: {collocate: trainer}}"
 Report = dict[str, Any]
 
 
-def quickstart(seeds: list[int]) -> dict[str, Any]:
+def bench_quickstart(seeds: list[int]) -> dict[str, Any]:
     """A run for each seed: seconds, peak PSS, recall@10 of baselines and stages; ratios of the means over seeds."""
     rows, reports = [], []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
-            report, seconds = _run(Path(folder) / str(seed), f"seed={seed}")
+            report, seconds = _run_quickstart(Path(folder) / str(seed), f"seed={seed}")
             reports.append(report)
             rows.append(
                 {
                     "seed": seed,
                     "wall_s": seconds,
                     "peak_GB": report["peak_rss_bytes"] / 1e9,
-                    **_recalls(report),
+                    **_read_recalls(report),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
-    return {"rows": rows, "ratio": _ratios(reports, rows)}
+    return {"rows": rows, "ratio": _summarise_ratios(reports, rows)}
 
 
-def repeat(seeds: list[int]) -> dict[str, Any]:
+def bench_repeat(seeds: list[int]) -> dict[str, Any]:
     """The same seed twice, with every role in a process of its own, and collocated: are metrics and weights the same?"""
     seed = seeds[0]
     with tempfile.TemporaryDirectory() as folder:
-        first, _ = _run(Path(folder) / "first", f"seed={seed}")
-        again, _ = _run(Path(folder) / "again", f"seed={seed}")
-        apart, _ = _run(Path(folder) / "apart", f"seed={seed}", _APART)
-        beside, _ = _run(Path(folder) / "beside", f"seed={seed}", _BESIDE)
-        bits = [_weights(Path(folder) / name) for name in ("first", "again", "apart", "beside")]
+        first, _ = _run_quickstart(Path(folder) / "first", f"seed={seed}")
+        again, _ = _run_quickstart(Path(folder) / "again", f"seed={seed}")
+        apart, _ = _run_quickstart(Path(folder) / "apart", f"seed={seed}", _APART)
+        beside, _ = _run_quickstart(Path(folder) / "beside", f"seed={seed}", _BESIDE)
+        bits = [_read_weight_hashes(Path(folder) / name) for name in ("first", "again", "apart", "beside")]
     rows = [
         {
             "run": name,
@@ -64,7 +64,7 @@ def repeat(seeds: list[int]) -> dict[str, Any]:
     return {"rows": rows, "ratio": {"runs that differ": float(sum(not row["same metrics"] for row in rows))}}
 
 
-def _run(folder: Path, *changes: str) -> tuple[Report, float]:
+def _run_quickstart(folder: Path, *changes: str) -> tuple[Report, float]:
     options = [part for change in changes for part in ("--set", change)]
     command = [
         sys.executable,
@@ -76,26 +76,26 @@ def _run(folder: Path, *changes: str) -> tuple[Report, float]:
         str(folder),
         *options,
     ]
-    with Times() as taken:
+    with LapTimer() as taken:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return json.loads((folder / "report.json").read_text(encoding="utf-8")), taken.last_s
 
 
-def _weights(folder: Path) -> dict[str, str]:
+def _read_weight_hashes(folder: Path) -> dict[str, str]:
     """Hashes of the last commit's files: dense weights, optimizer, sparse rows."""
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
     return json.loads((newest / "manifest.json").read_text(encoding="utf-8"))["files"]
 
 
-def _recalls(report: Report) -> dict[str, float]:
+def _read_recalls(report: Report) -> dict[str, float]:
     return {name: scores["recall@10"] for name, scores in {**report["baselines"], **report["stages"]}.items()}
 
 
-def _ratios(reports: list[Report], rows: list[dict[str, Any]]) -> dict[str, float]:
-    def mean(name: str) -> float:
+def _summarise_ratios(reports: list[Report], rows: list[dict[str, Any]]) -> dict[str, float]:
+    def average_column(name: str) -> float:
         return statistics.mean(row[name] for row in rows)
 
-    def ndcg(name: str) -> float:
+    def average_ndcg(name: str) -> float:
         return statistics.mean(
             (report["stages"] | report["baselines"])[name]["ndcg@10"] for report in reports
         )
@@ -104,10 +104,12 @@ def _ratios(reports: list[Report], rows: list[dict[str, Any]]) -> dict[str, floa
     return {
         "wall_s, the longest": max(row["wall_s"] for row in rows),
         "peak_GB, the highest": max(row["peak_GB"] for row in rows),
-        "recall@10 finetune / popularity": mean("finetune") / mean("popularity"),
-        "recall@10 finetune / transition counter": mean("finetune") / mean("transition_counter"),
-        "ndcg@10 finetune / transition counter": ndcg("finetune") / ndcg("transition_counter"),
-        "recall@10 rl / finetune": mean("rl") / mean("finetune"),
+        "recall@10 finetune / popularity": average_column("finetune") / average_column("popularity"),
+        "recall@10 finetune / transition counter": average_column("finetune")
+        / average_column("transition_counter"),
+        "ndcg@10 finetune / transition counter": average_ndcg("finetune")
+        / average_ndcg("transition_counter"),
+        "recall@10 rl / finetune": average_column("rl") / average_column("finetune"),
         "runs where rl is significantly worse than finetune": float(
             sum(report["paired"]["rl-finetune"]["recall@10"]["high"] < 0 for report in reports)
         ),

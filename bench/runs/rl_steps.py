@@ -34,7 +34,7 @@ class _Clock:
         """Not looked at."""
 
 
-def rl_steps(steps: int = 60, users: int = 8) -> dict[str, Any]:
+def bench_rl_steps(steps: int = 60, users: int = 8) -> dict[str, Any]:
     """Median seconds of an RL step of the quickstart's model, all roles apart; `users` a step."""
     # Ray's workers yield to everybody else by default: not while they are timed
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling

@@ -26,7 +26,7 @@ from nonet.samples.preparation import BuildOptions, prepare
 _PHASES = ("tokenise", "train", "evaluate")
 
 
-def scale(
+def bench_scale(
     seeds: list[int],
     events: float = 1e6,
     users: float = 0,
@@ -54,16 +54,16 @@ def scale(
         run_folder = place / "run"
         shutil.rmtree(run_folder, ignore_errors=True)
         if not run:
-            return {"rows": [row | _prepared(data, run_folder, count)], "ratio": {}}
-        (place / "scale.yaml").write_text(_scenario(data, steps, seeds[0]))
-        samples = _run(place / "scale.yaml", run_folder)
-        return {"rows": [row | _measured(run_folder, samples, count)], "ratio": {}}
+            return {"rows": [row | _prepare_alone(data, run_folder, count)], "ratio": {}}
+        (place / "scale.yaml").write_text(_make_scenario(data, steps, seeds[0]))
+        samples = _run_scenario(place / "scale.yaml", run_folder)
+        return {"rows": [row | _summarise_run(run_folder, samples, count)], "ratio": {}}
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _scenario(data: dict[str, str], steps: int, seed: int) -> str:
+def _make_scenario(data: dict[str, str], steps: int, seed: int) -> str:
     return yaml.dump(
         {
             "name": "scale",
@@ -93,14 +93,14 @@ _DATA: dict[str, Any] = {
 }
 
 
-def _prepared(data: dict[str, str], folder: Path, events: int) -> dict[str, Any]:
+def _prepare_alone(data: dict[str, str], folder: Path, events: int) -> dict[str, Any]:
     """Events to sequences alone."""
     folder.mkdir(parents=True)
     options = BuildOptions(data["interactions"], data["items"], {}, **_DATA, targets={})
     made = prepare(options, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     facts = {"seconds": made.seconds, "cpu_s": made.cpu_s}
-    return _preparation(facts, events) | {"peak RSS_GB": round(peak / 1e9, 2)}
+    return _summarise_preparation(facts, events) | {"peak RSS_GB": round(peak / 1e9, 2)}
 
 
 Sample = tuple[
@@ -108,14 +108,14 @@ Sample = tuple[
 ]  # unix seconds, PSS of all processes together, and by what they are
 
 
-def _run(scenario: Path, run: Path) -> list[Sample]:
+def _run_scenario(scenario: Path, run: Path) -> list[Sample]:
     """Run it to its end; its processes' memory about twice a second."""
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
     samples: list[Sample] = []
     with (run.parent / "scale.log").open("w") as log:
         process = subprocess.Popen([*command, "--run-dir", str(run)], stdout=log, stderr=log)
     over = threading.Event()
-    thread = threading.Thread(target=_sample, args=(process.pid, over, samples), daemon=True)
+    thread = threading.Thread(target=_sample_memory, args=(process.pid, over, samples), daemon=True)
     thread.start()
     failed = process.wait()
     over.set()
@@ -125,7 +125,7 @@ def _run(scenario: Path, run: Path) -> list[Sample]:
     return samples
 
 
-def _sample(pid: int, over: threading.Event, samples: list[Sample]) -> None:
+def _sample_memory(pid: int, over: threading.Event, samples: list[Sample]) -> None:
     while not over.wait(0.5):
         parts: dict[str, int] = {}
         try:
@@ -141,7 +141,7 @@ def _sample(pid: int, over: threading.Event, samples: list[Sample]) -> None:
         samples.append((time.time(), sum(parts.values()), parts))
 
 
-def _measured(run: Path, samples: list[Sample], events: int) -> dict[str, Any]:
+def _summarise_run(run: Path, samples: list[Sample], events: int) -> dict[str, Any]:
     wall = json.loads((run / "results" / "wall.json").read_text())
     report = json.loads((run / "report.json").read_text())
     prepared = os.stat(run / "results" / "tokenise.json").st_mtime
@@ -150,7 +150,7 @@ def _measured(run: Path, samples: list[Sample], events: int) -> dict[str, Any]:
     row = {f"{name}_s": round(seconds, 1) for name, seconds in wall.items()}
     facts = run / "artifacts" / "prepared.json"
     if facts.exists():
-        row |= _preparation(json.loads(facts.read_text()), events)
+        row |= _summarise_preparation(json.loads(facts.read_text()), events)
     row["first steps after preparation_s"] = round(min(steps) - prepared, 1)
     cuts = [0.0, prepared, max(steps), float("inf")]
     for phase, start, stop in zip(_PHASES, cuts, cuts[1:], strict=False):
@@ -163,7 +163,7 @@ def _measured(run: Path, samples: list[Sample], events: int) -> dict[str, Any]:
     return row | {f"{name} recall@10": round(values["recall@10"], 4) for name, values in scores.items()}
 
 
-def _preparation(facts: dict[str, Any], events: int) -> dict[str, Any]:
+def _summarise_preparation(facts: dict[str, Any], events: int) -> dict[str, Any]:
     """Of events to sequences: seconds of each step, events a second by the clock, and a core without reading."""
     steps, cpu_s = facts["seconds"], facts["cpu_s"]
     after_reading = sum(seconds for name, seconds in cpu_s.items() if name != "read")

@@ -28,7 +28,7 @@ def write_log(folder: Path, events: int, users: int, items: int, seed: int) -> d
     files = -(-events // _FILE_EVENTS)
     for number in range(files):
         rows = min(_FILE_EVENTS, events - number * _FILE_EVENTS)
-        table = _span(rows, number, files, users, items, seed)
+        table = _make_span(rows, number, files, users, items, seed)
         pq.write_table(
             table, folder / f"events-{number:05}.parquet", compression="zstd", row_group_size=1 << 20
         )
@@ -36,15 +36,15 @@ def write_log(folder: Path, events: int, users: int, items: int, seed: int) -> d
     return {"interactions": str(folder / "events-*.parquet"), "items": str(folder / "items.parquet")}
 
 
-def _span(rows: int, number: int, files: int, users: int, items: int, seed: int) -> pa.Table:
+def _make_span(rows: int, number: int, files: int, users: int, items: int, seed: int) -> pa.Table:
     dice = rng(seed, "scale", "events", number)
     sessions = rows // _SESSION + 1
     session = np.sort(dice.integers(0, sessions, rows))
     user = dice.integers(0, users, sessions)[session]
-    centre = _zipf(dice, sessions, items)[session]
+    centre = _draw_zipf(dice, sessions, items)[session]
     near = (centre + dice.geometric(0.2, rows)) % items
     fresh = int(items * 0.1) * number // files  # what is popular moves on with the spans
-    item = np.where(dice.random(rows) < _NEAR, near, _zipf(dice, rows, items))
+    item = np.where(dice.random(rows) < _NEAR, near, _draw_zipf(dice, rows, items))
     start = _SPAN_S * number // files + dice.integers(0, _SPAN_S // files, sessions)
     second = start[session] + np.arange(rows) % 600
     order = np.argsort(second, kind="stable")
@@ -60,7 +60,7 @@ def _span(rows: int, number: int, files: int, users: int, items: int, seed: int)
     )
 
 
-def _zipf(dice: np.random.Generator, n: int, items: int) -> np.ndarray:
+def _draw_zipf(dice: np.random.Generator, n: int, items: int) -> np.ndarray:
     """Ranks from 0 with P(r) ~ (r + 10)^-1.1, by the inverse of its integral."""
     power = 1 - _ZIPF
     low, high = 10.0**power, (items + 10.0) ** power

@@ -19,7 +19,7 @@ _EVERY_S = 0.0005
 _ROWS = 1024  # numbers of a row: a matrix is as many rows as it takes
 
 
-def weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> dict[str, Any]:
+def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> dict[str, Any]:
     """Peak extra private megabytes of each process, and seconds: a save as it lies, a version whole, and one of which a
     hundredth changed, by `block_kb` blocks; bytes sent of both."""
     import ray
@@ -27,7 +27,7 @@ def weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> 
     from nonet.workers.runtime import ensure_ray
 
     ensure_ray()
-    sides: Any = ray.remote(num_cpus=0)(_Side)
+    sides: Any = ray.remote(num_cpus=0)(_WeightsSide)
     sender, reader = (sides.remote(megabytes, int(bucket_mb * 2**20), block_kb * 1024) for _ in range(2))
     folder = tempfile.mkdtemp()
     try:
@@ -61,33 +61,35 @@ def weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> 
     return {"rows": rows, "ratio": {"peak extra megabytes of a process": most}}
 
 
-class _Side:
+class _WeightsSide:
     """A model in a process of its own: trainer of one rank, or reader."""
 
     def __init__(self, megabytes: int, bucket_bytes: int, block_bytes: int):
         import torch
 
-        from nonet.workers import Incoming, Outgoing
+        from nonet.workers import IncomingWeights, OutgoingWeights
 
         torch.set_num_threads(1)
         self.model = torch.nn.ParameterList(
             torch.nn.Parameter(torch.randn(512, _ROWS)) for _ in range(megabytes // 2)
         )
         self.bucket_bytes = bucket_bytes
-        self.outgoing = Outgoing(self.model.state_dict(), bucket_bytes, block_bytes)
-        self.incoming = Incoming(self.model)
+        self.outgoing = OutgoingWeights(self.model.state_dict(), bucket_bytes, block_bytes)
+        self.incoming = IncomingWeights(self.model)
         self._watch: Any = None
 
     def save(self, folder: str) -> dict[str, float]:
         """Save model and optimizer as a trainer does where nobody steps; peak extra megabytes and seconds."""
-        from nonet.workers import Saving
-        from nonet.workers.engines import Learning, make_engine
+        from nonet.workers import SaveOptions
+        from nonet.workers.engines import OptimizerSettings, make_engine
         from nonet.workers.runtime import Membership
 
-        engine = make_engine({"use": "ddp"}, self.model, Membership(0, 1), Learning(optimizer="adamw"))
-        with _peak() as peak:
+        engine = make_engine(
+            {"use": "ddp"}, self.model, Membership(0, 1), OptimizerSettings(optimizer="adamw")
+        )
+        with _watch_peak() as peak:
             began = time.perf_counter()
-            paths = engine.snapshot(Saving(copy=False, shard_bytes=16 << 20))(Path(folder))
+            paths = engine.snapshot(SaveOptions(copy=False, shard_bytes=16 << 20))(Path(folder))
             seconds = time.perf_counter() - began
         size = sum(path.stat().st_size for path in paths)
         for parameter in self.model:
@@ -101,14 +103,16 @@ class _Side:
         with torch.no_grad():
             for parameter in self.model:
                 parameter[: int(share * len(parameter))] += 1
-        self._watch = _peak()
+        self._watch = _watch_peak()
         self._peak = self._watch.__enter__()
         return len(self.outgoing.buckets)
 
-    def bucket(self, number: int, version: int, base: int | None) -> Any:
+    def pack_bucket(self, number: int, version: int, base: int | None) -> Any:
         """A bucket, packed."""
         named = self.model.state_dict()
-        return self.outgoing.packed(number, {n: named[n] for n in self.outgoing.names(number)}, version, base)
+        return self.outgoing.pack_bucket(
+            number, {n: named[n] for n in self.outgoing.list_tensor_names(number)}, version, base
+        )
 
     def take(self, version: int, bucket: Any) -> int:
         """Keep a bucket; its bytes."""
@@ -119,12 +123,12 @@ class _Side:
         """Take the version over."""
         self.incoming.swap(version)
 
-    def peak(self) -> float:
+    def measure_peak(self) -> float:
         """Extra megabytes since `begin`, at most."""
         self._watch.__exit__(None, None, None)
         return self._peak[0]
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """A checksum of the model."""
         import hashlib
 
@@ -135,13 +139,13 @@ class _Side:
 
 
 @contextmanager
-def _peak() -> Iterator[list[float]]:
+def _watch_peak() -> Iterator[list[float]]:
     """Private megabytes beyond those at the start, at most; known when it is over."""
-    over, most, before = threading.Event(), [0.0], _private_mb()
+    over, most, before = threading.Event(), [0.0], _read_private_mb()
 
     def look() -> None:
         while not over.wait(_EVERY_S):
-            most[0] = max(most[0], _private_mb() - before)
+            most[0] = max(most[0], _read_private_mb() - before)
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
@@ -152,7 +156,7 @@ def _peak() -> Iterator[list[float]]:
         watcher.join()
 
 
-def _private_mb() -> float:
+def _read_private_mb() -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024

@@ -22,7 +22,7 @@ ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Pass:
+class ReadPass:
     """One pass over files: wall and CPU seconds, seconds to the first batch, and what was read."""
 
     seconds: float
@@ -32,29 +32,29 @@ class Pass:
     rows: int
 
 
-def timed(
+def time_pass(
     batches: Callable[[Sequence[str]], Iterable[tuple[torch.Tensor, int]]], files: Sequence[str]
-) -> Pass:
+) -> ReadPass:
     """A pass; batches are (values [N], rows)."""
     began, cpu, first, total, rows = time.perf_counter(), time.process_time(), 0.0, 0, 0
     for values, count in batches(files):
         first = first or time.perf_counter() - began
         total, rows = total + int(values.sum()), rows + count
-    return Pass(time.perf_counter() - began, time.process_time() - cpu, first, total, rows)
+    return ReadPass(time.perf_counter() - began, time.process_time() - cpu, first, total, rows)
 
 
-def ours(
+def make_nonet_reader(
     *, order: str = "groups", ledger: bool = True, packed: bool = False
 ) -> Callable[[Sequence[str]], Iterator[tuple[torch.Tensor, int]]]:
     """The local engine; order: files, groups (shuffled row groups), rows (shuffled inside them too).
 
-    packed: read the packed Arrow beside the files (`packed_beside`).
+    packed: read the packed Arrow beside the files (`pack_beside`).
     """
 
-    def batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+    def read_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
         from nonet.samples.streams import read
 
-        stream = read([packed_beside(file) for file in files] if packed else files).prefetch(4)
+        stream = read([pack_beside(file) for file in files] if packed else files).prefetch(4)
         stream = stream if order == "files" else stream.shuffle(7, in_group=order == "rows")
         feed = stream.open(rows=ROWS)
         account = feed.ledger() if ledger else None
@@ -65,10 +65,10 @@ def ours(
             if account is not None:
                 feed.done(batch, account)
 
-    return batches
+    return read_batches
 
 
-def packed_beside(file: str) -> str:
+def pack_beside(file: str) -> str:
     """Where the packed Arrow of a Parquet file lies; it is made the first time."""
     folder = Path(file).parent / "packed"
     target = folder / f"{Path(file).stem}.arrow"
@@ -77,22 +77,22 @@ def packed_beside(file: str) -> str:
     return str(target)
 
 
-def arrow_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+def read_arrow_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
     """pyarrow's iter_batches on one thread, views as tensors."""
     for file in files:
         for batch in pq.ParquetFile(file).iter_batches(ROWS, use_threads=False):
-            values, _ = _jagged(batch.column("items"))
+            values, _ = _to_jagged(batch.column("items"))
             yield values, len(batch)
 
 
-def ray_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+def read_ray_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
     """Ray Data's iter_torch_batches, collated from Arrow to jagged tensors."""
     import ray.data
     from ray.data.collate_fn import ArrowBatchCollateFn
 
     class Collate(ArrowBatchCollateFn):
         def __call__(self, batch: pa.Table) -> Any:
-            values, offsets = _jagged(batch["items"].combine_chunks())
+            values, offsets = _to_jagged(batch["items"].combine_chunks())
             return {"values": values, "offsets": offsets}
 
     data = ray.data.read_parquet(list(files))
@@ -109,11 +109,11 @@ class _Vectorised(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         info = torch.utils.data.get_worker_info()
         mine = self.files if info is None else self.files[info.id :: info.num_workers]
-        for values, rows in arrow_batches(mine):
+        for values, rows in read_arrow_batches(mine):
             yield values.clone(), rows  # shared memory takes no view of Arrow's
 
 
-def torch_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+def read_torch_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
     """torch's DataLoader, two workers, whole batches."""
     loader = torch.utils.data.DataLoader(
         _Vectorised(files), batch_size=None, num_workers=2, prefetch_factor=2
@@ -144,7 +144,7 @@ def write_files(folder: Path, files: int, rows: int, values: int = 50) -> list[s
     return paths
 
 
-def _jagged(column: pa.Array) -> tuple[torch.Tensor, torch.Tensor]:
+def _to_jagged(column: pa.Array) -> tuple[torch.Tensor, torch.Tensor]:
     offsets = column.offsets.to_numpy()
     values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     return torch.from_dlpack(values), torch.from_numpy(offsets.astype(np.int64) - offsets[0])

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.random import first_integers, rng
+from nonet.random import draw_first_integers, rng
 from nonet.samples.ledger import Order, StepRange, Steps
 from nonet.samples.sequences import RL, Sequences
 from nonet.samples.sources import RlPrompts, SampleRequest, open_source
@@ -21,14 +21,14 @@ from nonet.samples.streams import plan_tasks, read
 _USERS, _EVENTS = 20_000, 20
 
 
-def cost(folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def measure_cost(folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Return rows of what is measured; each is the CPU time of this process."""
-    rows = [_file_source(folder, items) for items in (10_000, 1_000_000)]
-    rows += [_slices(folder, size) for size in (32, 512)]
-    return [*rows, _plan(), _prompts(), *_draws()], {}
+    rows = [_measure_file_source(folder, items) for items in (10_000, 1_000_000)]
+    rows += [_measure_slices(folder, size) for size in (32, 512)]
+    return [*rows, _measure_plan(), _measure_prompts(), *_measure_draws()], {}
 
 
-def _file_source(folder: Path, items: int) -> dict[str, Any]:
+def _measure_file_source(folder: Path, items: int) -> dict[str, Any]:
     """Users a second of `data.source: parquet` in steps of 512, until they are batches."""
     draw = np.random.default_rng(0)
     lists = pa.ListArray.from_arrays(
@@ -51,11 +51,11 @@ def _file_source(folder: Path, items: int) -> dict[str, Any]:
         source.ledger.apply_step(number)
 
     step(0)  # opens the files and hashes the catalogue
-    seconds = _cpu_s(lambda: [step(number) for number in range(1, 31)])
+    seconds = _measure_cpu_s(lambda: [step(number) for number in range(1, 31)])
     return {"cost": f"data.source: parquet, {items:,} items", "users/s": 30 * 512 / seconds}
 
 
-def _slices(folder: Path, size: int) -> dict[str, Any]:
+def _measure_slices(folder: Path, size: int) -> dict[str, Any]:
     """Rows a second of the local engine, rows shuffled, by rows of a slice."""
     path = folder / "flat.parquet"
     if not path.exists():
@@ -63,19 +63,22 @@ def _slices(folder: Path, size: int) -> dict[str, Any]:
         table = pa.table({"user_id": np.arange(count), "item_id": np.arange(count) % 7})
         pq.write_table(table, path, row_group_size=100_000)
     feed = read(str(path)).shuffle(7).prefetch(4).open(rows=size, step_rows=512)
-    seconds = _cpu_s(lambda: [len(batch) for batch in feed.epoch(0)])
+    seconds = _measure_cpu_s(lambda: [len(batch) for batch in feed.epoch(0)])
     return {"cost": f"local engine, {size} rows a slice", "rows/s": feed.rows / seconds}
 
 
-def _plan() -> dict[str, Any]:
+def _measure_plan() -> dict[str, Any]:
     """Seconds until the Ray engine has its read tasks of 1e9 rows in 5,000 row groups."""
     steps = Steps(10**9, 512, 32)
     feed: Any = SimpleNamespace(leaves=[SimpleNamespace(order=Order(np.full(5000, 200_000), 7))], steps=steps)
     epoch = next(StepRange(steps, 0, None, 0, 1).epochs())
-    return {"cost": "Ray engine, plan of 1e9 rows", "ms": 1e3 * _cpu_s(lambda: plan_tasks(feed, epoch))}
+    return {
+        "cost": "Ray engine, plan of 1e9 rows",
+        "ms": 1e3 * _measure_cpu_s(lambda: plan_tasks(feed, epoch)),
+    }
 
 
-def _prompts() -> dict[str, Any]:
+def _measure_prompts() -> dict[str, Any]:
     """Milliseconds of a step's RL prompts out of 20 M events, after the first."""
     users, length = 1_000_000, 20
     split = np.zeros((users, length), np.int8)
@@ -91,23 +94,23 @@ def _prompts() -> dict[str, Any]:
     )
     prompts = RlPrompts(seq, 7, "rl", 64)
     prompts.of_step(0)
-    seconds = _cpu_s(lambda: [prompts.of_step(step) for step in range(1, 101)])
+    seconds = _measure_cpu_s(lambda: [prompts.of_step(step) for step in range(1, 101)])
     return {"cost": "RL prompts of a step, 20 M events", "ms": 10 * seconds}
 
 
-def _draws() -> list[dict[str, Any]]:
+def _measure_draws() -> list[dict[str, Any]]:
     """Milliseconds of 2,048 users' window cuts, one generator each and all at once."""
     users = np.arange(2048)
     words = ("pretrain", "window", 0)
-    each = _cpu_s(lambda: [rng(7, *words, user).integers(0, 50) for user in users.tolist()])
-    together = _cpu_s(lambda: [first_integers(7, words, users, 50) for _ in range(10)]) / 10
+    each = _measure_cpu_s(lambda: [rng(7, *words, user).integers(0, 50) for user in users.tolist()])
+    together = _measure_cpu_s(lambda: [draw_first_integers(7, words, users, 50) for _ in range(10)]) / 10
     return [
         {"cost": "draws for 2,048 users, a generator each", "ms": 1e3 * each},
         {"cost": "draws for 2,048 users, at once", "ms": 1e3 * together},
     ]
 
 
-def _cpu_s(work: Callable[[], Any]) -> float:
+def _measure_cpu_s(work: Callable[[], Any]) -> float:
     began = time.process_time()
     work()
     return time.process_time() - began

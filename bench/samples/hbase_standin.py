@@ -110,7 +110,7 @@ class _Handler:
         return list(self._tables)
 
     def getColumnDescriptors(self, tableName: bytes) -> dict[bytes, Any]:
-        return {name: H.ColumnDescriptor(name=name) for name in self._families[self._known(tableName)]}
+        return {name: H.ColumnDescriptor(name=name) for name in self._families[self._check_table(tableName)]}
 
     def getRowsWithColumns(
         self, tableName: bytes, rows: list[bytes], columns: Any, attributes: Any
@@ -120,8 +120,8 @@ class _Handler:
     def getRowsWithColumnsTs(
         self, tableName: bytes, rows: list[bytes], columns: Any, timestamp: int, attributes: Any
     ) -> list[Any]:
-        table = self._tables[self._known(tableName)]
-        found = (_row(table, row, columns, timestamp) for row in rows)
+        table = self._tables[self._check_table(tableName)]
+        found = (_read_row(table, row, columns, timestamp) for row in rows)
         return [row for row in found if row is not None]
 
     def getRowWithColumns(self, tableName: bytes, row: bytes, columns: Any, attributes: Any) -> list[Any]:
@@ -135,14 +135,14 @@ class _Handler:
     def getVerTs(
         self, tableName: bytes, row: bytes, column: bytes, timestamp: int, numVersions: int, attributes: Any
     ) -> list[Any]:
-        cells = self._tables[self._known(tableName)].get(row, {}).get(column, [])
+        cells = self._tables[self._check_table(tableName)].get(row, {}).get(column, [])
         return [H.TCell(value=value, timestamp=at) for at, value in cells if at < timestamp][:numVersions]
 
     def mutateRows(self, tableName: bytes, rowBatches: Any, attributes: Any) -> None:
         self.mutateRowsTs(tableName, rowBatches, int(1000 * time.time()), attributes)
 
     def mutateRowsTs(self, tableName: bytes, rowBatches: Any, timestamp: int, attributes: Any) -> None:
-        table = self._tables[self._known(tableName)]
+        table = self._tables[self._check_table(tableName)]
         with self._lock:
             for batch in rowBatches:
                 for mutation in batch.mutations:
@@ -154,14 +154,14 @@ class _Handler:
                     )
 
     def scannerOpenWithScan(self, tableName: bytes, scan: Any, attributes: Any) -> int:
-        table, number = self._tables[self._known(tableName)], next(self._numbers)
+        table, number = self._tables[self._check_table(tableName)], next(self._numbers)
         rows = [
             row
             for row in sorted(table)
             if row >= (scan.startRow or b"") and (not scan.stopRow or row < scan.stopRow)
         ]
         self._scans[number] = iter(
-            [found for row in rows if (found := _row(table, row, scan.columns, 1 << 62))]
+            [found for row in rows if (found := _read_row(table, row, scan.columns, 1 << 62))]
         )
         return number
 
@@ -171,13 +171,13 @@ class _Handler:
     def scannerClose(self, id: int) -> None:
         self._scans.pop(id, None)
 
-    def _known(self, table: bytes) -> bytes:
+    def _check_table(self, table: bytes) -> bytes:
         if table not in self._tables:
             raise H.IOError(message=f"TableNotFoundException: {table.decode()}")
         return table
 
 
-def _row(table: Table, row: bytes, columns: Any, before: int) -> Any:
+def _read_row(table: Table, row: bytes, columns: Any, before: int) -> Any:
     cells: dict[bytes, Any] = {}
     for column, versions in table.get(row, {}).items():
         if columns and not any(column == name or column.startswith(name + b":") for name in columns):

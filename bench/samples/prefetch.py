@@ -24,20 +24,20 @@ _AHEAD = {"none ahead": 1, "three batches in flight": 3}
 _CALLS = 3  # of ten steps, each a record; the run's first, where processes warm up, is left out
 
 
-def hidden(folder: Path, port: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def measure_hidden_share(folder: Path, port: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Rows: milliseconds of ten steps and of them waited, medians; the share of the waiting that reading ahead took away."""
     use = f"hbase://127.0.0.1:{port}/items"
-    _fill(use)
+    _fill_store(use)
     rows = []
     for name, ahead in _AHEAD.items():
         path = folder / f"{ahead}.yaml"
-        path.write_text(yaml.dump(_scenario(use, ahead)))
-        rows.append({"reader": name, **_steps(run_scenario(path, folder / f"run-{ahead}"))})
+        path.write_text(yaml.dump(_make_scenario(use, ahead)))
+        rows.append({"reader": name, **_read_step_times(run_scenario(path, folder / f"run-{ahead}"))})
     alone, ahead = (row["waited_ms"] for row in rows)
     return rows, {"join, share of its waiting that reading ahead hides": 1 - ahead / alone}
 
 
-def _fill(use: str) -> None:
+def _fill_store(use: str) -> None:
     ids = read_items("builtin:movielens-small/items.parquet")["item_id"].to_numpy()
     draw = np.random.default_rng(7)
     table = pa.table({"price": draw.random(len(ids)), "shop": draw.integers(0, 99, len(ids))})
@@ -46,7 +46,7 @@ def _fill(use: str) -> None:
     store.close()
 
 
-def _scenario(use: str, ahead: int) -> dict[str, Any]:
+def _make_scenario(use: str, ahead: int) -> dict[str, Any]:
     return {
         "name": "prefetch",
         "seed": 7,
@@ -65,7 +65,7 @@ def _scenario(use: str, ahead: int) -> dict[str, Any]:
     }
 
 
-def _steps(run: Path) -> dict[str, float]:
+def _read_step_times(run: Path) -> dict[str, float]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     series = {
         name: [

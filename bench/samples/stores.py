@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nonet.bench.samples.prefetch import hidden
+from nonet.bench.samples.prefetch import measure_hidden_share
 from nonet.errors import ConfigError
 from nonet.samples.stores import Join, create_store, open_store
 
@@ -30,15 +30,15 @@ _JOINED, _ITEMS = 8192, 20_000
 Made = tuple[list[dict[str, Any]], dict[str, float]]
 
 
-def stores(sections: str = "multi_get,join,history,prefetch", rounds: int = 15) -> dict[str, Any]:
+def bench_stores(sections: str = "multi_get,join,history,prefetch", rounds: int = 15) -> dict[str, Any]:
     """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), history (80,000
     events of 20,000 items as of times behind several versions), prefetch (runs whose samples are joined over a socket, with and
     without reading ahead)."""
     parts: dict[str, Callable[[Path, int], Made]] = {
-        "multi_get": _multi_get,
-        "join": _join,
-        "history": _history,
-        "prefetch": _prefetch,
+        "multi_get": _measure_multi_get,
+        "join": _measure_join,
+        "history": _measure_history,
+        "prefetch": _measure_prefetch,
     }
     made: dict[str, Any] = {"rows": [], "ratio": {}}
     for name in sections.split(","):
@@ -54,7 +54,7 @@ def stores(sections: str = "multi_get,join,history,prefetch", rounds: int = 15) 
     return made
 
 
-def _multi_get(folder: Path, rounds: int) -> Made:
+def _measure_multi_get(folder: Path, rounds: int) -> Made:
     """Values of 1 KB by whole numbers: stores of ours beside LMDB's and Redis' own batch reads."""
     import lmdb
 
@@ -71,25 +71,27 @@ def _multi_get(folder: Path, rounds: int) -> Made:
         writing.cursor().putmulti(list(zip(names, cells, strict=True)))
     asked = [keys[draw.integers(0, _KEYS, _ASKED)] for _ in range(rounds * 8)]
 
-    def getmulti(part: np.ndarray) -> list[bytes]:
+    def get_from_lmdb(part: np.ndarray) -> list[bytes]:
         with plain.begin() as reading:
             return [
                 value
                 for _, value in reading.cursor().getmulti([key.to_bytes(8, "big") for key in part.tolist()])
             ]
 
-    contenders: dict[str, Callable[[np.ndarray], Any]] = {"lmdb getmulti": getmulti}
+    contenders: dict[str, Callable[[np.ndarray], Any]] = {"lmdb getmulti": get_from_lmdb}
     with contextlib.ExitStack() as over:
         over.callback(plain.close)
         addresses = {"packed": str(folder / "packed"), "lmdb store": f"lmdb:{folder / 'lmdb'}"}
-        if port := over.enter_context(_redis(folder)):
+        if port := over.enter_context(_run_redis(folder)):
             addresses["redis store"] = f"redis://127.0.0.1:{port}/bench"
-            contenders["redis mget"] = _mget(port, keys, cells)
+            contenders["redis mget"] = _make_redis_reader(port, keys, cells)
         for name, use in addresses.items():
             store = create_store(use, pa.schema([("value", pa.binary())]), key=pa.int64())
             store.put(keys, table)
             contenders[name] = store.multi_get
-        us = _turns(contenders, asked, lambda got: b"".join(got) if isinstance(got, list) else _bytes(got))
+        us = _time_in_turns(
+            contenders, asked, lambda got: b"".join(got) if isinstance(got, list) else _to_bytes(got)
+        )
     rows: list[dict[str, Any]] = [
         {"reader": name, "us": value, "MB/s": _ASKED * _BYTES / value} for name, value in us.items()
     ]
@@ -101,11 +103,13 @@ def _multi_get(folder: Path, rounds: int) -> Made:
     return rows, ratio
 
 
-def _bytes(got: Any) -> bytes:
+def _to_bytes(got: Any) -> bytes:
     return b"".join(got.values.column("value").to_pylist())
 
 
-def _mget(port: int, keys: np.ndarray, cells: list[bytes]) -> Callable[[np.ndarray], list[bytes]]:
+def _make_redis_reader(
+    port: int, keys: np.ndarray, cells: list[bytes]
+) -> Callable[[np.ndarray], list[bytes]]:
     import redis
 
     server = redis.Redis("127.0.0.1", port)
@@ -115,13 +119,13 @@ def _mget(port: int, keys: np.ndarray, cells: list[bytes]) -> Callable[[np.ndarr
     return lambda part: server.mget([f"plain:{key}" for key in part.tolist()])  # pyright: ignore
 
 
-def _join(folder: Path, rounds: int) -> Made:
+def _measure_join(folder: Path, rounds: int) -> Made:
     """Two columns of 8,192 rows' items as of their times, against a happybase loop that asks a row at a time."""
     import happybase
 
     del folder
     draw = np.random.default_rng(7)
-    with _standin() as port:
+    with _run_standin() as port:
         columns = {"price": "d:price float64", "shop": "d:shop int64"}
         store = open_store(f"hbase://127.0.0.1:{port}/items", columns)
         items = np.arange(_ITEMS)
@@ -132,15 +136,15 @@ def _join(folder: Path, rounds: int) -> Made:
         asked = [np.minimum(draw.zipf(1.2, _JOINED), _ITEMS) - 1 for _ in range(max(3, rounds // 3))]
         times = np.full(_JOINED, 200)
 
-        def loop(part: np.ndarray) -> list[float]:
+        def read_in_loop(part: np.ndarray) -> list[float]:
             found = []
             for key in part.tolist():
                 row: Any = table.row(str(key).encode(), [b"d:price", b"d:shop"], timestamp=200_000)
                 found.append(float(np.frombuffer(row[b"d:price"], ">f8")[0]))
             return found
 
-        us = _turns(
-            {"join": lambda part: join.read(part, times), "happybase loop": loop},
+        us = _time_in_turns(
+            {"join": lambda part: join.read(part, times), "happybase loop": read_in_loop},
             asked,
             lambda got: np.asarray(got if isinstance(got, list) else got["price"]).tobytes(),
         )
@@ -151,7 +155,7 @@ def _join(folder: Path, rounds: int) -> Made:
     return rows, {"join, rows/s over a happybase loop": us["happybase loop"] / us["join"]}
 
 
-def _history(folder: Path, rounds: int) -> Made:
+def _measure_history(folder: Path, rounds: int) -> Made:
     """Count the calls of reads as of the past, where features are written nightly and where items change at their own times."""
     from nonet.bench.samples.hbase_standin import Standin
 
@@ -181,13 +185,13 @@ def _history(folder: Path, rounds: int) -> Made:
     return rows, ratio
 
 
-def _prefetch(folder: Path, rounds: int) -> Made:
+def _measure_prefetch(folder: Path, rounds: int) -> Made:
     del rounds
-    with _standin() as port:
-        return hidden(folder, port)
+    with _run_standin() as port:
+        return measure_hidden_share(folder, port)
 
 
-def _turns(
+def _time_in_turns(
     contenders: dict[str, Callable[[np.ndarray], Any]], asked: list[np.ndarray], flat: Callable[[Any], bytes]
 ) -> dict[str, float]:
     """Median microseconds of each over the same keys, in turn. Raises AssertionError where their answers differ."""
@@ -205,7 +209,7 @@ def _turns(
 
 
 @contextlib.contextmanager
-def _redis(folder: Path) -> Iterator[int]:
+def _run_redis(folder: Path) -> Iterator[int]:
     """The port of a redis-server of its own; 0 where none is installed."""
     program = shutil.which("redis-server")
     if program is None:
@@ -220,7 +224,7 @@ def _redis(folder: Path) -> Iterator[int]:
         stdout=subprocess.DEVNULL,
     )
     try:
-        _answering(port)
+        _wait_until_answering(port)
         yield port
     finally:
         process.kill()
@@ -228,7 +232,7 @@ def _redis(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _standin() -> Iterator[int]:
+def _run_standin() -> Iterator[int]:
     """The port of the stand-in for HBase's protocol, in a process of its own."""
     command = [sys.executable, "-m", "nonet.bench.samples.hbase_standin", "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -240,7 +244,7 @@ def _standin() -> Iterator[int]:
         process.wait()
 
 
-def _answering(port: int) -> None:
+def _wait_until_answering(port: int) -> None:
     until = time.monotonic() + 20
     while True:
         try:

@@ -20,31 +20,33 @@ from typing import Any
 import numpy as np
 
 from nonet.bench.samples.contenders import (
-    Pass,
-    arrow_batches,
-    ours,
-    ray_batches,
-    timed,
-    torch_batches,
+    ReadPass,
+    make_nonet_reader,
+    read_arrow_batches,
+    read_ray_batches,
+    read_torch_batches,
+    time_pass,
     write_files,
 )
-from nonet.bench.samples.cost import cost
+from nonet.bench.samples.cost import measure_cost
 from nonet.errors import ConfigError
 
 _FILES = 4  # of N rows; 4N have four times as many
 
 
-def samples(
+def bench_samples(
     rows: int = 500_000, rounds: int = 5, ray: bool = True, sections: str = "speed,resume,ledger,cost"
 ) -> dict[str, Any]:
     """rows: N. ray: whether Ray takes part (seconds a pass). sections: speed, resume, ledger, cost."""
     folder = Path(tempfile.mkdtemp(prefix="nonet-bench-samples-"))
     made: dict[str, Any] = {"rows": [], "ratio": {}}
     parts: dict[str, Callable[[], tuple[list[Any], dict[str, float]]]] = {
-        "speed": lambda: _speed(write_files(folder, 4 * _FILES, rows // _FILES), rounds, ray),
-        "resume": lambda: _resume(write_files(folder, 4 * _FILES, rows // _FILES), folder, rounds, ray),
-        "ledger": _ledger,
-        "cost": lambda: cost(folder),
+        "speed": lambda: _measure_speed(write_files(folder, 4 * _FILES, rows // _FILES), rounds, ray),
+        "resume": lambda: _measure_resume(
+            write_files(folder, 4 * _FILES, rows // _FILES), folder, rounds, ray
+        ),
+        "ledger": _measure_ledger,
+        "cost": lambda: measure_cost(folder),
     }
     try:
         for name in sections.split(","):
@@ -58,28 +60,28 @@ def samples(
     return made
 
 
-def _speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[str, float]]:
+def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[str, float]]:
     contenders = {
-        "ours, row groups shuffled": ours(),
-        "ours without the ledger": ours(ledger=False),
-        "ours, rows shuffled too": ours(order="rows"),
-        "ours, packed": ours(packed=True),
-        "pyarrow iter_batches": arrow_batches,
-        "DataLoader, 2 workers": torch_batches,
+        "ours, row groups shuffled": make_nonet_reader(),
+        "ours without the ledger": make_nonet_reader(ledger=False),
+        "ours, rows shuffled too": make_nonet_reader(order="rows"),
+        "ours, packed": make_nonet_reader(packed=True),
+        "pyarrow iter_batches": read_arrow_batches,
+        "DataLoader, 2 workers": read_torch_batches,
     }
     if ray:
         _start_ray()
-        contenders["Ray iter_torch_batches"] = ray_batches
+        contenders["Ray iter_torch_batches"] = read_ray_batches
     small, passes = files[:_FILES], {name: ([], []) for name in contenders}
     for batches in contenders.values():
-        timed(batches, small)  # files into the page cache, modules in memory
+        time_pass(batches, small)  # files into the page cache, modules in memory
     for _ in range(rounds):
         for name, batches in contenders.items():
             for which, of in enumerate((small, files)):
-                passes[name][which].append(timed(batches, of))
-    _same([each for pair in passes.values() for each in pair[0]])
-    _same([each for pair in passes.values() for each in pair[1]])
-    facts = {name: _facts(*pair) for name, pair in passes.items()}
+                passes[name][which].append(time_pass(batches, of))
+    _check_same_rows([each for pair in passes.values() for each in pair[0]])
+    _check_same_rows([each for pair in passes.values() for each in pair[1]])
+    facts = {name: _summarise_passes(*pair) for name, pair in passes.items()}
     rows = [{"reader": name, **fact} for name, fact in facts.items()]
     mine, slope, first = facts["ours, row groups shuffled"], "slope krows/s", "first batch ms"
     ratio = {
@@ -102,7 +104,7 @@ def _speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[st
     return rows, ratio
 
 
-def _facts(small: list[Pass], large: list[Pass]) -> dict[str, float]:
+def _summarise_passes(small: list[ReadPass], large: list[ReadPass]) -> dict[str, float]:
     """Fixed seconds and slope out of medians; CPU of this process alone (not of workers or Ray)."""
     n, wide = small[0].rows, large[0].rows
     few, many = (statistics.median(each.seconds for each in passes) for passes in (small, large))
@@ -118,14 +120,16 @@ def _facts(small: list[Pass], large: list[Pass]) -> dict[str, float]:
     }
 
 
-def _same(passes: list[Pass]) -> None:
+def _check_same_rows(passes: list[ReadPass]) -> None:
     if len({(each.total, each.rows) for each in passes}) > 1:
         raise AssertionError(
             f"the readers read different rows: {sorted({(p.rows, p.total) for p in passes})}"
         )
 
 
-def _resume(files: list[str], folder: Path, rounds: int, ray: bool) -> tuple[list[Any], dict[str, float]]:
+def _measure_resume(
+    files: list[str], folder: Path, rounds: int, ray: bool
+) -> tuple[list[Any], dict[str, float]]:
     """Seconds from nothing in memory but modules to the first batch: at the start, and after 99 % of the rows."""
     from nonet.samples.ledger import Ledger, write_snapshot
     from nonet.samples.streams import read
@@ -164,13 +168,13 @@ def _resume(files: list[str], folder: Path, rounds: int, ray: bool) -> tuple[lis
     ]
     ratio = {"resume at 99 % / first batch at 0 %": resumed / begun}
     if ray:
-        theirs = _ray_checkpoint(files, folder)
+        theirs = _measure_ray_checkpoint(files, folder)
         rows.append({"first batch": "Ray's checkpoint at 99 %", "ms": 1e3 * theirs})
         ratio["resume at 99 %, Ray's checkpoint / ours"] = theirs / resumed
     return rows, ratio
 
 
-def _ray_checkpoint(files: list[str], folder: Path) -> float:
+def _measure_ray_checkpoint(files: list[str], folder: Path) -> float:
     """Ray Data's row checkpoint: the ids of 99 % of the rows are there, by `user`; seconds to the first batch, Ray running."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -196,7 +200,7 @@ def _ray_checkpoint(files: list[str], folder: Path) -> float:
         _stop_ray(True)
 
 
-def _ledger() -> tuple[list[Any], dict[str, float]]:
+def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
     """Bytes of a ledger's state: 1e9 rows in order, 10 M of which a random half is done; and what a lease costs."""
     from nonet.samples.ledger import Ledger, Manifest, Slice
 

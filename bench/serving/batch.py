@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.bench.serving.load import median
-from nonet.bench.serving.queue import Result, opened, questions_of
+from nonet.bench.serving.load import compute_median
+from nonet.bench.serving.queue import Result, make_questions, open_engine
 from nonet.deploy.serving.features import OpenRun
 from nonet.deploy.serving.offline import recommend_all
 
@@ -21,12 +21,12 @@ _CHUNKS = (256, 1024, 4096)
 _ALONE, _MERGED = 4096, 64
 
 
-def batch(run: str, rounds: int, users: int = 100_000) -> Result:
+def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
     """Users a second of `nonet recommend --users` over so many users (a run's own, again where it has fewer), a process a core,
     against the engine's own rate times these; and the largest process by chunk, over fewer users."""
     workers = os.cpu_count() or 1
-    made, engine = opened(run)
-    asked = questions_of(made)
+    made, engine = open_engine(run)
+    asked = make_questions(made)
     seconds = []
     for turn in range(rounds):
         some = [asked[(turn * _ALONE + place) % len(asked)] for place in range(min(_ALONE, len(asked)))]
@@ -34,16 +34,16 @@ def batch(run: str, rounds: int, users: int = 100_000) -> Result:
         for start in range(0, len(some), _MERGED):
             engine.answer(some[start : start + _MERGED])
         seconds.append((time.perf_counter() - began) / len(some))
-    alone = 1 / median(seconds)
+    alone = 1 / compute_median(seconds)
     rows = [{"what": "the engine alone", "users/s": alone}]
     with tempfile.TemporaryDirectory() as folder:
         known = OpenRun.of(run).corpus.seq.user_id
         for chunk in _CHUNKS:  # ascending: the system tells the largest child so far
-            file = _table(Path(folder), known, workers * chunk)
+            file = _write_users(Path(folder), known, workers * chunk)
             recommend_all(run, file, Path(folder) / "out.parquet", 10, workers, chunk)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             rows.append({"what": f"chunks of {chunk}", "peak of a process, MB": peak})
-        file = _table(Path(folder), known, users)
+        file = _write_users(Path(folder), known, users)
         began = time.perf_counter()
         recommend_all(run, file, Path(folder) / "out.parquet", 10, workers)
         taken = time.perf_counter() - began
@@ -51,7 +51,7 @@ def batch(run: str, rounds: int, users: int = 100_000) -> Result:
     return rows, {"rate: batch / (engine x processes)": users / taken / (alone * workers)}
 
 
-def _table(folder: Path, known: np.ndarray, count: int) -> Path:
+def _write_users(folder: Path, known: np.ndarray, count: int) -> Path:
     path = folder / f"users-{count}.parquet"
     pq.write_table(pa.table({"user_id": np.resize(known, count)}), path)
     return path

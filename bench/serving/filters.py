@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.bench.serving.load import median
+from nonet.bench.serving.load import compute_median
 from nonet.models import build_model
 from nonet.models.generation import Trie, beam_search
 from nonet.models.inference import FilterCache, ItemFilter
@@ -18,7 +18,7 @@ from nonet.types import Jagged
 _ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS, _SEEN = 1_000_000, 256, 64, 16, 20, 50
 
 
-def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def bench_filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Seconds of the beams of 16 requests, 50 seen items each: no filter, the same, one each; new filters and kept ones."""
     draw = np.random.default_rng(0)
     flat = draw.choice(_CODES**3, _ITEMS, replace=False)
@@ -26,13 +26,13 @@ def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, floa
     trie = Trie.build(sids, (_CODES,) * 3)
     model = build_model({"use": "sid_decoder", "width": _WIDTH}, (_CODES,) * 3, {}, 0).eval()
 
-    def half(name: str) -> ItemFilter:
+    def make_half_filter(name: str) -> ItemFilter:
         return ItemFilter(name, trie.version, draw.random(_ITEMS) < 0.5)
 
     kinds = {
         "none": [None] * _MERGED,
-        "the same": [half("same")] * _MERGED,
-        "one each": [half(str(number)) for number in range(_MERGED)],
+        "the same": [make_half_filter("same")] * _MERGED,
+        "one each": [make_half_filter(str(number)) for number in range(_MERGED)],
     }
     seen = Jagged(draw.integers(0, _ITEMS, _MERGED * _SEEN), np.arange(_MERGED + 1) * _SEEN)
     rows, seconds, fresh = [], {}, {}
@@ -40,10 +40,10 @@ def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, floa
         kept, new = FilterCache(trie), []
         taken = []
         for _ in range(5 * rounds):
-            new.append(_seconds(model, trie, FilterCache(trie), chosen, seen))
-            taken.append(_seconds(model, trie, kept, chosen, seen))
-        seconds[kind] = median(taken[1:])
-        fresh[kind] = median(new)
+            new.append(_measure_seconds(model, trie, FilterCache(trie), chosen, seen))
+            taken.append(_measure_seconds(model, trie, kept, chosen, seen))
+        seconds[kind] = compute_median(taken[1:])
+        fresh[kind] = compute_median(new)
         rows.append({"filters": kind, "s new": fresh[kind], "s kept": seconds[kind], "MB": kept.nbytes / 1e6})
     return rows, {
         "filters: seconds of 16 merged, one each": seconds["one each"],
@@ -52,7 +52,7 @@ def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, floa
 
 
 @torch.no_grad()
-def _seconds(
+def _measure_seconds(
     model: Any, trie: Trie, cache: FilterCache, chosen: list[ItemFilter | None], seen: Jagged
 ) -> float:
     prompts = Cache(torch.randn(len(chosen), _WIDTH))

@@ -41,14 +41,14 @@ class TrieProcessor:
         self.child, self.vocabulary = child, int(offsets[-1])
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        node = self._node(ids[:, self._prompt :])
+        node = self._find_node(ids[:, self._prompt :])
         return scores.masked_fill(self.child[node] < 0, -torch.inf)
 
-    def leaf(self, codes: torch.Tensor) -> torch.Tensor:
+    def find_leaf(self, codes: torch.Tensor) -> torch.Tensor:
         """The leaf that words of all levels lead to, below 0 where they are illegal."""
-        return self._node(codes) - self._leaves
+        return self._find_node(codes) - self._leaves
 
-    def _node(self, codes: torch.Tensor) -> torch.Tensor:
+    def _find_node(self, codes: torch.Tensor) -> torch.Tensor:
         node = torch.zeros(len(codes), dtype=torch.int64)
         for code in codes.unbind(1):
             node = self.child[node, code].clamp_min(0)
@@ -88,7 +88,7 @@ class HuggingFace:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._batched = self._behind_serve()
+        self._batched = self._wrap_in_serve_batch()
 
     def submit(self, history: np.ndarray) -> Future[Any]:
         """Items of a history, dense indices [n]."""
@@ -99,7 +99,7 @@ class HuggingFace:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def _behind_serve(self) -> Any:
+    def _wrap_in_serve_batch(self) -> Any:
         from ray import serve
         from ray.serve import context
         from ray.serve._private.common import DeploymentID, ReplicaID

@@ -19,7 +19,7 @@ _LEAST = 12  # requests of a rate
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadResult:
     """What came of a rate: requests a second asked, p50 and p99 in ms (inf where some failed), and how many failed."""
 
     rate: float
@@ -29,16 +29,18 @@ class Load:
     requests: int
 
 
-def drive(submit: Callable[[int], Future[Any]], users: int, rate: float, seconds: float, seed: int) -> Load:
+def drive_load(
+    submit: Callable[[int], Future[Any]], users: int, rate: float, seconds: float, seed: int
+) -> LoadResult:
     """Ask at a rate for so many seconds; `submit` takes a user's number and gives its answer to be."""
     draw = np.random.default_rng(seed)
     due = np.cumsum(draw.exponential(1 / rate, max(_LEAST, int(rate * seconds))))
-    asked = zipf_users(draw, users, len(due))
+    asked = draw_zipf_users(draw, users, len(due))
     done = np.full(len(due), np.inf)
     futures: list[Future[Any]] = []
     began = time.perf_counter()
 
-    def finished(place: int) -> Callable[[Future[Any]], None]:
+    def make_callback(place: int) -> Callable[[Future[Any]], None]:
         def note(future: Future[Any]) -> None:
             if not future.cancelled() and future.exception() is None:
                 done[place] = time.perf_counter() - began
@@ -54,22 +56,24 @@ def drive(submit: Callable[[int], Future[Any]], users: int, rate: float, seconds
         if place % 64 == 0:
             answered = int(np.isfinite(done[:place]).sum())
         future = submit(user)
-        future.add_done_callback(finished(place))
+        future.add_done_callback(make_callback(place))
         futures.append(future)
     wait(futures, timeout=10)
     taken = done[: len(futures)] - due[: len(futures)]
     failed = int((~np.isfinite(taken)).sum()) + len(due) - len(futures)
     p50, p99 = np.quantile(np.where(np.isfinite(taken), taken, 1e6), [0.5, 0.99]).tolist()
-    return Load(rate, 1e3 * p50, float("inf") if failed > len(due) // 100 else 1e3 * p99, failed, len(due))
+    return LoadResult(
+        rate, 1e3 * p50, float("inf") if failed > len(due) // 100 else 1e3 * p99, failed, len(due)
+    )
 
 
-def zipf_users(draw: np.random.Generator, users: int, count: int) -> np.ndarray:
+def draw_zipf_users(draw: np.random.Generator, users: int, count: int) -> np.ndarray:
     """Users [count]: the n-th most active asks n^-1.1 as often as the first."""
     chance = np.arange(1, users + 1) ** -_ZIPF
     return draw.permutation(users)[draw.choice(users, count, p=chance / chance.sum())]
 
 
-def best_rates(
+def find_best_rates(
     systems: dict[str, Callable[[int], Future[Any]]],
     users: int,
     *,
@@ -78,29 +82,29 @@ def best_rates(
     first: dict[str, float],
     steps: int,
     seed: int,
-) -> tuple[dict[str, float], list[Load]]:
+) -> tuple[dict[str, float], list[LoadResult]]:
     """The highest rate of each that keeps p99, searched in turn step by step: doubled until it fails, then halved between."""
     low, high = dict.fromkeys(systems, 0.0), dict.fromkeys(systems, float("inf"))
     rate = dict(first)
-    loads: list[Load] = []
+    loads: list[LoadResult] = []
     for step in range(steps):
         for name, submit in systems.items():
-            load = drive(submit, users, rate[name], seconds, seed + step)
+            load = drive_load(submit, users, rate[name], seconds, seed + step)
             loads.append(load)
             if load.p99_ms <= p99_ms:
                 low[name] = max(low[name], rate[name])
             else:
                 high[name] = min(high[name], rate[name])
-            rate[name] = _next(low[name], high[name])
+            rate[name] = _choose_next_rate(low[name], high[name])
     return low, loads
 
 
-def _next(low: float, high: float) -> float:
+def _choose_next_rate(low: float, high: float) -> float:
     if not low:
         return high / 2
     return 2 * low if high == float("inf") else float(np.sqrt(low * high))
 
 
-def median(values: Sequence[float]) -> float:
+def compute_median(values: Sequence[float]) -> float:
     """Of several rounds."""
     return float(np.median(np.asarray(values)))

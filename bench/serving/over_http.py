@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 
 from nonet.bench.serving.hugging_face import MOST, WAIT_S, HuggingFace
-from nonet.bench.serving.load import Load, best_rates, drive, median
+from nonet.bench.serving.load import LoadResult, compute_median, drive_load, find_best_rates
 from nonet.bench.serving.queue import P99_MS, Result
 from nonet.deploy.serving import serving
 from nonet.deploy.serving.features import OpenRun
@@ -31,16 +31,16 @@ _CALLERS, _LIMIT, _OTHERS = 997, 5.0, 10.0
 OURS, EMPTY, THEIRS = "over HTTP", "Ray Serve's empty answer", "Hugging Face behind @serve.batch, over HTTP"
 
 
-class Callers:
+class HttpCallers:
     """Many connections to one address; `post` gives status, headers and body to be."""
 
     def __init__(self, url: str):
         self._url, self._loop = url, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._session = asyncio.run_coroutine_threadsafe(self._opened(), self._loop).result()
+        self._session = asyncio.run_coroutine_threadsafe(self._open_session(), self._loop).result()
 
-    async def _opened(self) -> aiohttp.ClientSession:
+    async def _open_session(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=30)
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
@@ -48,9 +48,9 @@ class Callers:
         """Status and headers."""
         return asyncio.run_coroutine_threadsafe(self._post(path, body, caller), self._loop)
 
-    def good(self, path: str, body: dict[str, Any], caller: str) -> Future[None]:
+    def post_checked(self, path: str, body: dict[str, Any], caller: str) -> Future[None]:
         """Fails unless the answer is a success."""
-        return asyncio.run_coroutine_threadsafe(self._good(path, body, caller), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._post_checked(path, body, caller), self._loop)
 
     async def _post(self, path: str, body: dict[str, Any], caller: str) -> tuple[int, dict[str, str]]:
         headers = {"X-Caller": caller, "Authorization": f"Bearer {os.environ['NONET_TOKEN']}"}
@@ -58,7 +58,7 @@ class Callers:
             await answer.read()
             return answer.status, {name.lower(): value for name, value in answer.headers.items()}
 
-    async def _good(self, path: str, body: dict[str, Any], caller: str) -> None:
+    async def _post_checked(self, path: str, body: dict[str, Any], caller: str) -> None:
         status, headers = await self._post(path, body, caller)
         if status != 200 or headers.get("x-version") == "none":
             raise RuntimeError(f"{path}: {status}, version {headers.get('x-version')}")
@@ -70,7 +70,7 @@ class Callers:
         self._thread.join()
 
 
-def http(run: str, rounds: int) -> Result:
+def bench_http(run: str, rounds: int) -> Result:
     """Latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
     opened = OpenRun.of(run)
     os.environ.setdefault("NONET_TOKEN", secrets.token_hex(8))  # names count for limits beside a token
@@ -81,61 +81,73 @@ def http(run: str, rounds: int) -> Result:
     settings = ServeConfig(rate=_LIMIT, burst=_LIMIT, deadline_s=5.0)
     with serving(opened.folder.path, settings, "127.0.0.1", port) as serve:
         _deploy_others(serve, str(opened.folder.path))
-        callers = Callers(f"http://127.0.0.1:{port}")
+        callers = HttpCallers(f"http://127.0.0.1:{port}")
         turn = iter(range(1 << 30))
 
-        def asks(path: str) -> Callable[[int], Future[None]]:
+        def make_submit(path: str) -> Callable[[int], Future[None]]:
             def submit(user: int) -> Future[None]:
                 body = {"user": users[user], "k": 10}
-                return callers.good(path, body, f"caller {next(turn) % _CALLERS}")
+                return callers.post_checked(path, body, f"caller {next(turn) % _CALLERS}")
 
             return submit
 
-        systems = {OURS: asks("/recommend"), EMPTY: asks("/empty"), THEIRS: asks("/generate")}
+        systems = {
+            OURS: make_submit("/recommend"),
+            EMPTY: make_submit("/empty"),
+            THEIRS: make_submit("/generate"),
+        }
         for submit in systems.values():
             submit(0).result(120)
-        rows = _fixed({name: systems[name] for name in (OURS, EMPTY)}, len(users), rounds)
-        best = _best(systems, len(users), rounds)
+        rows = _measure_fixed_rates({name: systems[name] for name in (OURS, EMPTY)}, len(users), rounds)
+        best = _find_best_rates(systems, len(users), rounds)
         rows += [{"system": name, f"requests/s at p99 <= {P99_MS:g} ms": rate} for name, rate in best.items()]
-        limited, ratio = _greedy(callers, systems[OURS], users, rounds)
+        limited, ratio = _measure_greedy_caller(callers, systems[OURS], users, rounds)
         callers.close()
     ratio |= {f"rate: {OURS} / {name}": best[OURS] / max(best[name], 1e-9) for name in (EMPTY, THEIRS)}
     return rows + limited, ratio
 
 
-def _fixed(systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int) -> list[dict[str, Any]]:
-    taken: dict[tuple[str, float], list[Load]] = {}
+def _measure_fixed_rates(
+    systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int
+) -> list[dict[str, Any]]:
+    taken: dict[tuple[str, float], list[LoadResult]] = {}
     for turn in range(rounds):
         for rate in _RATES:
             for name, submit in systems.items():
-                taken.setdefault((name, rate), []).append(drive(submit, users, rate, _SECONDS, turn))
+                taken.setdefault((name, rate), []).append(drive_load(submit, users, rate, _SECONDS, turn))
     return [
         {
             "system": name,
             "requests/s": rate,
-            "p50, ms": median([load.p50_ms for load in loads]),
-            "p99, ms": median([load.p99_ms for load in loads]),
+            "p50, ms": compute_median([load.p50_ms for load in loads]),
+            "p99, ms": compute_median([load.p99_ms for load in loads]),
             "failed": sum(load.failed for load in loads),
         }
         for (name, rate), loads in taken.items()
     ]
 
 
-def _best(systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int) -> dict[str, float]:
+def _find_best_rates(
+    systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int
+) -> dict[str, float]:
     first = dict(zip(systems, (32.0, 128.0, 2.0), strict=True))
     found = [
-        best_rates(systems, users, p99_ms=P99_MS, seconds=3.0, first=first, steps=_STEPS, seed=100 * turn)[0]
+        find_best_rates(
+            systems, users, p99_ms=P99_MS, seconds=3.0, first=first, steps=_STEPS, seed=100 * turn
+        )[0]
         for turn in range(rounds)
     ]
-    return {name: median([rates[name] for rates in found]) for name in systems}
+    return {name: compute_median([rates[name] for rates in found]) for name in systems}
 
 
-def _greedy(callers: Callers, others: Callable[[int], Future[Any]], users: list[Any], rounds: int) -> Result:
+def _measure_greedy_caller(
+    callers: HttpCallers, others: Callable[[int], Future[Any]], users: list[Any], rounds: int
+) -> Result:
     """p99 of others with and without a caller at ten times its limit, and that caller's answers by status."""
     answers: Counter[str] = Counter()
     p99: dict[str, list[float]] = {"before": [], "beside": []}
 
-    def greedy(user: int) -> Future[Any]:
+    def submit_greedy(user: int) -> Future[Any]:
         future = callers.post("/recommend", {"user": users[user], "k": 10}, "greedy")
 
         def count(done: Future[Any]) -> None:
@@ -148,13 +160,13 @@ def _greedy(callers: Callers, others: Callable[[int], Future[Any]], users: list[
         return future
 
     for turn in range(rounds):
-        p99["before"].append(drive(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
-        asked = (greedy, len(users), 10 * _LIMIT, _SECONDS, turn)
-        beside = threading.Thread(target=drive, args=asked)
+        p99["before"].append(drive_load(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
+        asked = (submit_greedy, len(users), 10 * _LIMIT, _SECONDS, turn)
+        beside = threading.Thread(target=drive_load, args=asked)
         beside.start()
-        p99["beside"].append(drive(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
+        p99["beside"].append(drive_load(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
         beside.join()
-    before, after = median(p99["before"]), median(p99["beside"])
+    before, after = compute_median(p99["before"]), compute_median(p99["beside"])
     row = {"system": "a caller at 10x its limit", "others' p99 before, ms": before, "beside it, ms": after}
     return [row | {f"answers: {name}": count for name, count in answers.items()}], {
         "others' p99: beside / before": after / before
@@ -188,11 +200,11 @@ def _deploy_others(serve: Any, run: str) -> None:
             }
 
         @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=WAIT_S)
-        async def answers(self, users: list[Any]) -> list[Any]:
+        async def answer_batch(self, users: list[Any]) -> list[Any]:
             return [beams.tolist() for beams in self._model.generate([self._items[user] for user in users])]
 
         async def __call__(self, request: Any) -> Any:
-            return await self.answers((await request.json())["user"])
+            return await self.answer_batch((await request.json())["user"])
 
     serve.run(Empty.bind(), name="empty", route_prefix="/empty")
     serve.run(Generate.bind(), name="generate", route_prefix="/generate")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nonet.bench.serving.hugging_face import HuggingFace
-from nonet.bench.serving.load import best_rates, median
+from nonet.bench.serving.load import compute_median, find_best_rates
 from nonet.deploy.serving.features import Features, Histories, OpenRun
 from nonet.models.inference import Engine, Question, TensorBatch
 
@@ -22,14 +22,14 @@ _WITHIN_S = 10.0
 Result = tuple[list[dict[str, Any]], dict[str, float]]
 
 
-def opened(run: str) -> tuple[OpenRun, Engine]:
+def open_engine(run: str) -> tuple[OpenRun, Engine]:
     """A run and an engine of its newest commit, published into a folder of the bench's own."""
     made = OpenRun.of(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
     version = made.publish_newest()
     return made, Engine(made.recommender(version), version.number)
 
 
-def questions_of(run: OpenRun) -> list[Question]:
+def make_questions(run: OpenRun) -> list[Question]:
     """What every user of the data would ask: ten items."""
     histories = Histories(run.corpus, run.beside / "events.jsonl")
     features = Features(run.corpus, histories, run.setup.history, run.scenario.evaluate.width)
@@ -37,11 +37,11 @@ def questions_of(run: OpenRun) -> list[Question]:
     return [features.list_of(str(user), None, 10).question for user in users]
 
 
-def merging(run: str, rounds: int) -> Result:
+def bench_merging(run: str, rounds: int) -> Result:
     """Operators and seconds of 16 merged requests against one."""
-    made, engine = opened(run)
-    asked = questions_of(made)
-    counts = {n: _operators(engine, asked[:n]) for n in (1, 16)}
+    made, engine = open_engine(run)
+    asked = make_questions(made)
+    counts = {n: _count_operators(engine, asked[:n]) for n in (1, 16)}
     seconds = {n: [] for n in (1, 4, 16, 64)}
     for turn in range(5 * rounds):
         for n, taken in seconds.items():
@@ -49,18 +49,19 @@ def merging(run: str, rounds: int) -> Result:
             began = time.perf_counter()
             engine.answer(some)
             taken.append((time.perf_counter() - began) / n)
-    rows = [{"merged": n, "ms a request": 1e3 * median(taken)} for n, taken in seconds.items()]
+    rows = [{"merged": n, "ms a request": 1e3 * compute_median(taken)} for n, taken in seconds.items()]
     ratio = {
         "operators of 16 merged / of one": counts[16] / counts[1],
-        "seconds a request: one at a time / 16 merged": median(seconds[1]) / median(seconds[16]),
+        "seconds a request: one at a time / 16 merged": compute_median(seconds[1])
+        / compute_median(seconds[16]),
     }
     return [*rows, *({"merged": n, "operators": count} for n, count in counts.items())], ratio
 
 
-def queue(run: str, rounds: int) -> Result:
+def bench_queue(run: str, rounds: int) -> Result:
     """The rate at p99 <= 200 ms: merged, one at a time, and Hugging Face behind `@serve.batch`."""
-    made, engine = opened(run)
-    asked = questions_of(made)
+    made, engine = open_engine(run)
+    asked = make_questions(made)
     model = engine.model
     other = HuggingFace(
         made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads, made.setup.history,
@@ -69,21 +70,25 @@ def queue(run: str, rounds: int) -> Result:
     merged = TensorBatch(engine.answer, engine.cost)
     alone = TensorBatch(engine.answer, engine.cost, most=1)
 
-    def ours(user: int) -> Future[Any]:
+    def submit_merged(user: int) -> Future[Any]:
         return merged.submit(asked[user], _WITHIN_S)
 
-    def one(user: int) -> Future[Any]:
+    def submit_alone(user: int) -> Future[Any]:
         return alone.submit(asked[user], _WITHIN_S)
 
-    def theirs(user: int) -> Future[Any]:
+    def submit_hugging_face(user: int) -> Future[Any]:
         return other.submit(asked[user].events.item)
 
-    systems = {"merged": ours, "one at a time": one, "Hugging Face behind @serve.batch": theirs}
+    systems = {
+        "merged": submit_merged,
+        "one at a time": submit_alone,
+        "Hugging Face behind @serve.batch": submit_hugging_face,
+    }
     for submit in systems.values():
         submit(0).result(60)
     rates: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(rounds):
-        found, _ = best_rates(
+        found, _ = find_best_rates(
             systems,
             len(asked),
             p99_ms=P99_MS,
@@ -96,7 +101,7 @@ def queue(run: str, rounds: int) -> Result:
             rates[name].append(rate)
     for each in (merged, alone, other):
         each.close()
-    best = {name: median(each) for name, each in rates.items()}
+    best = {name: compute_median(each) for name, each in rates.items()}
     rows = [
         {"system": name, "requests/s at p99 <= 200 ms": best[name], "rounds": [round(r) for r in rates[name]]}
         for name in systems
@@ -105,7 +110,7 @@ def queue(run: str, rounds: int) -> Result:
     return rows, {f"rate: {mine[0]} / {name}": mine[1] / max(rate, 1e-9) for name, rate in others}
 
 
-def _operators(engine: Engine, asked: list[Question]) -> int:
+def _count_operators(engine: Engine, asked: list[Question]) -> int:
     """Operators launched for an answer, without those that others call."""
     engine.answer(asked)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -19,14 +19,14 @@ from nonet.bench.serving.hugging_face import TrieProcessor
 from nonet.models import build_model
 from nonet.models.generation import Trie, beam_search
 from nonet.models.hf import language_model
-from nonet.timing import in_turns
+from nonet.timing import measure_in_turns
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: U users, W beams, L levels, I items.
 _LEVELS, _CODES = 3, 256
 
 
-def rollout(
+def bench_rollout(
     widths: str = "64,256",
     beams: str = "16,64",
     items: int = 10_000,
@@ -38,26 +38,26 @@ def rollout(
 ) -> dict[str, Any]:
     """Rows by model width and beams. stock: also (i), which asks a Python function for every beam and step."""
     torch.set_num_threads(1)
-    trie, sids = _catalogue(items)
+    trie, sids = _make_catalogue(items)
     rows: list[dict[str, Any]] = []
     ratio: dict[str, float] = {}
     for width in map(int, str(widths).split(",")):
         side = _Sides(trie, sids, width, layers, users, events)
         for wide in map(int, str(beams).split(",")):
             calls: dict[str, Callable[[], Any]] = {
-                "ours": lambda side=side, wide=wide: side.ours(wide),
-                "(ii) table": lambda side=side, wide=wide: side.theirs(wide),
+                "ours": lambda side=side, wide=wide: side.search_ours(wide),
+                "(ii) table": lambda side=side, wide=wide: side.search_theirs(wide),
             }
             if stock:
-                calls["(i) prefix_allowed_tokens_fn"] = lambda side=side, wide=wide: side.theirs(
+                calls["(i) prefix_allowed_tokens_fn"] = lambda side=side, wide=wide: side.search_theirs(
                     wide, stock=True
                 )
             found = {name: call() for name, call in calls.items()}  # also warms up
-            times = in_turns(calls, rounds)
+            times = measure_in_turns(calls, rounds)
             a_second = {name: users / statistics.median(taken.cpu_s) for name, taken in times.items()}
             row: dict[str, Any] = {"width": width, "beams": wide}
             row |= {f"users/s, {name}": value for name, value in a_second.items()}
-            row["same items as (ii)"] = _shared(found["ours"], found["(ii) table"])
+            row["same items as (ii)"] = _compute_shared_fraction(found["ours"], found["(ii) table"])
             row["illegal"] = int(sum((each < 0).sum() for each in found.values()))
             rows.append(row)
             for name in list(calls)[1:]:
@@ -65,7 +65,7 @@ def rollout(
     return {"rows": rows, "ratio": ratio}
 
 
-def _catalogue(items: int) -> tuple[Trie, np.ndarray]:
+def _make_catalogue(items: int) -> tuple[Trie, np.ndarray]:
     draw = np.random.default_rng(7)
     sids = np.unique(draw.integers(0, _CODES, (2 * items, _LEVELS)), axis=0)
     sids = draw.permutation(sids)[:items].astype(np.int64)
@@ -89,7 +89,7 @@ class _Sides:
         self._model: Any = build_model({"use": "hf", **options}, trie.codes, {}, 7).eval()
         self._whole: Any = language_model(self._model, options, 7).eval()
         history = np.random.default_rng(11).integers(0, len(sids), (users, events))
-        self._batch = _batch(torch.from_numpy(history), torch.from_numpy(sids[history]))
+        self._batch = _make_batch(torch.from_numpy(history), torch.from_numpy(sids[history]))
         self._first = self._model.backbone.words + 1
         offsets = self._first + torch.tensor([_CODES * level for level in range(_LEVELS)])
         codes = (torch.from_numpy(sids[history]) + offsets).flatten(1)
@@ -103,29 +103,33 @@ class _Sides:
         self._legal = {prefix: sorted(set(codes)) for prefix, codes in self._legal.items()}
 
     @torch.inference_mode()
-    def ours(self, beams: int) -> Tensor:
+    def search_ours(self, beams: int) -> Tensor:
         """Items [U, W]."""
         return beam_search(self._model, self._model.prefill(self._batch, {}), self._trie, beams).item
 
     @torch.inference_mode()
-    def theirs(self, beams: int, *, stock: bool = False) -> Tensor:
+    def search_theirs(self, beams: int, *, stock: bool = False) -> Tensor:
         """Items [U, W]."""
         prompt = self._ids.shape[1]
-        how = {"prefix_allowed_tokens_fn": self._allowed} if stock else {"logits_processor": self._processors}
+        how = (
+            {"prefix_allowed_tokens_fn": self._list_allowed}
+            if stock
+            else {"logits_processor": self._processors}
+        )
         found = self._whole.generate(
             self._ids, attention_mask=torch.ones_like(self._ids), num_beams=beams, num_return_sequences=beams,
             max_new_tokens=_LEVELS, min_new_tokens=_LEVELS, do_sample=False, renormalize_logits=True,
             cache_implementation="static", pad_token_id=0, **how,
         )  # fmt: skip
-        leaf = self._table.leaf(found[:, prompt:])
+        leaf = self._table.find_leaf(found[:, prompt:])
         item = self._trie.tensor("item_of_leaf", 0)[leaf.clamp_min(0)].masked_fill(leaf < 0, -1)
         return item.view(len(self._ids), beams)
 
-    def _allowed(self, row: int, ids: Tensor) -> list[int]:
+    def _list_allowed(self, row: int, ids: Tensor) -> list[int]:
         return self._legal[tuple(ids[self._ids.shape[1] :].tolist())]
 
 
-def _batch(item_UE: Tensor, sid_UEL: Tensor) -> SampleBatch:
+def _make_batch(item_UE: Tensor, sid_UEL: Tensor) -> SampleBatch:
     users, events = item_UE.shape
     cuts = torch.arange(users + 1) * events
     none = torch.zeros(users * events, dtype=torch.int64)
@@ -135,6 +139,6 @@ def _batch(item_UE: Tensor, sid_UEL: Tensor) -> SampleBatch:
     )  # fmt: skip
 
 
-def _shared(ours_UW: Tensor, theirs_UW: Tensor) -> float:
+def _compute_shared_fraction(ours_UW: Tensor, theirs_UW: Tensor) -> float:
     """The share of beams that both sides have."""
     return float((ours_UW[:, :, None] == theirs_UW[:, None]).any(-1).double().mean())

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from nonet.bench.serving.batch import batch
-from nonet.bench.serving.filters import filters
-from nonet.bench.serving.over_http import http
-from nonet.bench.serving.queue import merging, queue
-from nonet.bench.serving.states import states
-from nonet.bench.serving.versions import swaps, versions
+from nonet.bench.serving.batch import bench_batch
+from nonet.bench.serving.filters import bench_filters
+from nonet.bench.serving.over_http import bench_http
+from nonet.bench.serving.queue import bench_merging, bench_queue
+from nonet.bench.serving.states import bench_states
+from nonet.bench.serving.versions import bench_swaps, bench_versions
 from nonet.errors import ConfigError
 
 _SECTIONS = {
-    "merging": merging,
-    "queue": queue,
-    "versions": versions,
-    "swaps": swaps,
-    "states": states,
-    "filters": filters,
-    "http": http,
-    "batch": batch,
+    "merging": bench_merging,
+    "queue": bench_queue,
+    "versions": bench_versions,
+    "swaps": bench_swaps,
+    "states": bench_states,
+    "filters": bench_filters,
+    "http": bench_http,
+    "batch": bench_batch,
 }
 
 
-def serve(
+def bench_serve(
     run: str = "last",
     sections: str = "merging,queue,versions,swaps,states",
     rounds: int = 3,

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.bench.serving.load import median
-from nonet.bench.serving.queue import Result, opened, questions_of
+from nonet.bench.serving.load import compute_median
+from nonet.bench.serving.queue import Result, make_questions, open_engine
 from nonet.deploy.serving.service import Engines
-from nonet.embedding.reading import Layer
+from nonet.embedding.reading import RowLayer
 from nonet.embedding.tables import TableSpec
 from nonet.models.inference import Engine
 from nonet.workers import write_tensors
-from nonet.workers.registry import Contents, Registry, Version
+from nonet.workers.registry import Version, VersionContents, VersionRegistry
 
 _ROWS, _DIM, _SHARE = 1_000_000, 16, 0.01
 
 
-def versions(run: str, rounds: int) -> Result:
+def bench_versions(run: str, rounds: int) -> Result:
     """1 M rows of width 16: bytes of a delta of 1 % beside the full version, and seconds back to it with the same bits."""
     draw = np.random.default_rng(0)
     key = np.sort(draw.integers(-(2**62), 2**62, _ROWS)).astype(np.int64)
@@ -33,34 +33,40 @@ def versions(run: str, rounds: int) -> Result:
     asked = torch.from_numpy(draw.choice(key, 4096))
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
-        registry, dense = Registry(Path(folder) / "registry"), Path(folder) / "model.safetensors"
+        registry, dense = VersionRegistry(Path(folder) / "registry"), Path(folder) / "model.safetensors"
         write_tensors(dense, {"w": torch.randn(1 << 18)})
-        full = registry.publish(Contents(dense, {"item": Layer(key, row, none)}, {}, "t"))
-        before = registry.rows(1, specs).rows("item", asked)
+        full = registry.publish(VersionContents(dense, {"item": RowLayer(key, row, none)}, {}, "t"))
+        before = registry.open_rows(1, specs).read_rows("item", asked)
         base, delta = 1, full
         for _ in range(rounds):
             changed = row.copy()
             changed[draw.choice(_ROWS, int(_SHARE * _ROWS), replace=False)] += 1
-            delta = registry.publish(Contents(dense, {"item": Layer(key, changed, none)}, {}, "t"), base=base)
+            delta = registry.publish(
+                VersionContents(dense, {"item": RowLayer(key, changed, none)}, {}, "t"), base=base
+            )
             began = time.perf_counter()
             registry.rollback(1)
-            again = Registry(registry.root)  # a process that has checked no file yet
-            back = again.rows(again.serving.default or 0, specs).rows("item", asked)
+            again = VersionRegistry(registry.root)  # a process that has checked no file yet
+            back = again.open_rows(again.serving.default or 0, specs).read_rows("item", asked)
             seconds.append(time.perf_counter() - began)
             assert torch.equal(back, before), "rows after a rollback are not those before"
     rows = [
-        {"full, bytes": full.written, "delta of 1 %, bytes": delta.written, "rollback, s": median(seconds)}
+        {
+            "full, bytes": full.written,
+            "delta of 1 %, bytes": delta.written,
+            "rollback, s": compute_median(seconds),
+        }
     ]
     return rows, {"bytes: delta of 1 % / full": delta.written / full.written}
 
 
-def swaps(run: str, rounds: int) -> Result:
+def bench_swaps(run: str, rounds: int) -> Result:
     """20 swaps and 5 rollbacks under load: answers that failed, or whose bits are not those of the version they name."""
-    made, _ = opened(run)
-    asked = questions_of(made)[:32]
-    registry, newest = made.registry, made.registry.numbers()[-1]
-    numbers = [newest, *(_other(made, registry, newest, turn).number for turn in range(2))]
-    expected = {n: Engine(made.recommender(registry.version(n)), n).answer(asked) for n in numbers}
+    made, _ = open_engine(run)
+    asked = make_questions(made)[:32]
+    registry, newest = made.registry, made.registry.list_versions()[-1]
+    numbers = [newest, *(_publish_other(made, registry, newest, turn).number for turn in range(2))]
+    expected = {n: Engine(made.recommender(registry.read_version(n)), n).answer(asked) for n in numbers}
     engines = Engines(made, follow=False, look_s=0.02)
     failed, wrong, answered, stop = [0], [0], [0], threading.Event()
 
@@ -85,51 +91,51 @@ def swaps(run: str, rounds: int) -> Result:
         thread.start()
     times: dict[str, list[float]] = {"swap": [], "rollback": []}
     for turn in range(20):
-        times["swap"].append(_until(engines, registry, numbers[1 + turn % 2] if turn % 4 else newest))
+        times["swap"].append(_time_swap(engines, registry, numbers[1 + turn % 2] if turn % 4 else newest))
         if turn % 4 == 3:
-            times["rollback"].append(_back(engines, registry, newest))
-            _forgive(registry)
+            times["rollback"].append(_time_rollback(engines, registry, newest))
+            _reset_serving(registry)
     stop.set()
     for thread in threads:
         thread.join()
     engines.close()
     row = {"answers": answered[0], "failed": failed[0], "of no version": wrong[0], "swaps": engines.swaps}
-    return [row | {f"{name}, s (median)": median(taken) for name, taken in times.items()}], {}
+    return [row | {f"{name}, s (median)": compute_median(taken) for name, taken in times.items()}], {}
 
 
-def _other(made: Any, registry: Registry, base: int, turn: int) -> Version:
+def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -> Version:
     """A version made from another, whose rows are a little different."""
     commit, manifest = made.newest_commit()
     contents = made.contents(commit, manifest)
     rows = {
-        name: Layer(layer.key, layer.row * np.float32(1.05 + 0.05 * turn), layer.gone)
+        name: RowLayer(layer.key, layer.row * np.float32(1.05 + 0.05 * turn), layer.gone)
         for name, layer in contents.rows.items()
     }
-    changed = Contents(
+    changed = VersionContents(
         contents.dense, rows, contents.counts, contents.catalogue, {"step": -1, "commit": f"bench {turn}"}
     )
     return registry.publish(changed, base=base, serve=False)
 
 
-def _until(engines: Engines, registry: Registry, version: int) -> float:
+def _time_swap(engines: Engines, registry: VersionRegistry, version: int) -> float:
     began = time.perf_counter()
     registry.promote(version)
-    return _waited(engines, version, began)
+    return _wait_for_version(engines, version, began)
 
 
-def _back(engines: Engines, registry: Registry, version: int) -> float:
+def _time_rollback(engines: Engines, registry: VersionRegistry, version: int) -> float:
     began = time.perf_counter()
     registry.rollback(version)
-    return _waited(engines, version, began)
+    return _wait_for_version(engines, version, began)
 
 
-def _waited(engines: Engines, version: int, began: float) -> float:
+def _wait_for_version(engines: Engines, version: int, began: float) -> float:
     while engines.serving.default != version:
         time.sleep(0.002)
     return time.perf_counter() - began
 
 
-def _forgive(registry: Registry) -> None:
+def _reset_serving(registry: VersionRegistry) -> None:
     """Let what was rolled back be served again: the bench goes on with the same versions."""
     serving = registry.serving
     type(serving)(serving.default, {}, (), (), serving.turn + 1).write(registry.root / "serving.json")

@@ -1,7 +1,7 @@
 from .clock import Call as Call
-from .clock import interleaved as interleaved
-from .clock import isolated as isolated
-from .clock import milliseconds as milliseconds
-from .clock import ratios as ratios
-from .clock import summed_up as summed_up
+from .clock import compute_ratios as compute_ratios
+from .clock import measure_milliseconds as measure_milliseconds
+from .clock import summarise_ratios as summarise_ratios
+from .clock import time_interleaved as time_interleaved
+from .clock import time_isolated as time_isolated
 from .whole_run import run_scenario as run_scenario

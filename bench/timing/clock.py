@@ -14,16 +14,16 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nonet.timing import Times, in_turns
+from nonet.timing import LapTimer, measure_in_turns
 
 Call = Callable[[int], Any]  # batch number -> whatever
 
 _BLOCK = 12
 
 
-def isolated(calls: Mapping[str, Call], batches: int, rounds: int = 6) -> dict[str, Times]:
+def time_isolated(calls: Mapping[str, Call], batches: int, rounds: int = 6) -> dict[str, LapTimer]:
     """Blocks of calls in turn; each block runs once to warm up, which does not count, and once more."""
-    times = {name: Times() for name in calls}
+    times = {name: LapTimer() for name in calls}
     for turn in range(rounds):
         block = [(turn * _BLOCK + at) % batches for at in range(_BLOCK)]
         for name, call in calls.items():
@@ -34,9 +34,9 @@ def isolated(calls: Mapping[str, Call], batches: int, rounds: int = 6) -> dict[s
     return times
 
 
-def interleaved(calls: Mapping[str, Call], batches: int, turns: int = 72) -> dict[str, Times]:
+def time_interleaved(calls: Mapping[str, Call], batches: int, turns: int = 72) -> dict[str, LapTimer]:
     """Call by call in turn; every contender sees the batches in an order shifted by its place."""
-    times = {name: Times() for name in calls}
+    times = {name: LapTimer() for name in calls}
     for turn in range(turns + 3):
         for place, (name, call) in enumerate(calls.items()):
             batch = (turn + place * 7) % batches
@@ -47,24 +47,24 @@ def interleaved(calls: Mapping[str, Call], batches: int, turns: int = 72) -> dic
     return times
 
 
-def ratios(times: Mapping[str, Times], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+def compute_ratios(times: Mapping[str, LapTimer], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     """ours / theirs, medians of CPU time, for the pairs whose both sides ran."""
     return {
-        f"{ours} / {theirs}": times[ours].cpu_us() / times[theirs].cpu_us()
+        f"{ours} / {theirs}": times[ours].compute_cpu_us() / times[theirs].compute_cpu_us()
         for ours, theirs in pairs
         if ours in times and theirs in times
     }
 
 
-def summed_up(what: str, ratios: Sequence[float]) -> dict[str, float]:
+def summarise_ratios(label: str, ratios: Sequence[float]) -> dict[str, float]:
     """The ratios' geometric mean and the least; nothing of none."""
     if not ratios:
         return {}
-    return {f"{what}, geometric mean": statistics.geometric_mean(ratios), f"{what}, least": min(ratios)}
+    return {f"{label}, geometric mean": statistics.geometric_mean(ratios), f"{label}, least": min(ratios)}
 
 
-def milliseconds(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def measure_milliseconds(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
-    times = in_turns(steps, rounds)
-    wall = {name: 1e3 * taken.median_s() for name, taken in times.items()}
+    times = measure_in_turns(steps, rounds)
+    wall = {name: 1e3 * taken.compute_median_s() for name, taken in times.items()}
     return wall | {f"{name} CPU": 1e3 * statistics.median(taken.cpu_s) for name, taken in times.items()}

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, ValidationError
 from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, StrictModel
-from nonet.units import Bytes, size_bytes
+from nonet.units import Bytes, parse_bytes
 
 _FIELD = re.compile(r"\{i(?:(//|%)(\d+))?(?::(0?\d+))?\}")
 MEMORY = "memory"
@@ -80,7 +80,7 @@ class ClusterView:
 
 
 def _amount(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float(size_bytes(value))
+    return float(value) if isinstance(value, int | float) else float(parse_bytes(value))
 
 
 Amount = Annotated[float, BeforeValidator(_amount)]

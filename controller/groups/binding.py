@@ -26,8 +26,8 @@ from nonet.controller.plan import GroupPlan, Plan, plan, taken_since
 from nonet.controller.scenario import Scenario
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import PlacementError
-from nonet.workers.devices import Environment
-from nonet.workers.runtime import OWNED, ActorGroup, Life, RoleSpec, Seat
+from nonet.workers.devices import PoolEnvironment
+from nonet.workers.runtime import OWNED, ActorGroup, GroupLifetime, RoleSpec, WorkerResources
 
 NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
@@ -67,7 +67,7 @@ class Binding:
         self,
         plan: Plan,
         specs: Mapping[str, RoleSpec],
-        life: Life = OWNED,
+        life: GroupLifetime = OWNED,
         envs: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         stage: str = "",
@@ -88,7 +88,7 @@ class Binding:
         try:
             if stops:
                 self._end(stops)
-                names = {self._life.name_of(name) for name in stops}
+                names = {self._life.format_name(name) for name in stops}
                 _until(lambda: not names & {left.rpartition("-")[0] for left in self._left()}, GONE_S)
             staying = tuple(group for group in self.groups if group.name not in stops)
             self.groups = (*staying, *starts)
@@ -98,7 +98,7 @@ class Binding:
             self._wait()
             for pool, env in self._envs.items():
                 nodes = {node for group in starts if group.pool == pool for node in group.nodes}
-                Environment.of(env).check(pool, nodes, self._deadlines.start)
+                PoolEnvironment.from_options(env).check_interpreter(pool, nodes, self._deadlines.start)
             for group in starts:
                 self.hosts[group.name] = self._start(group)
         except BaseException:
@@ -119,7 +119,7 @@ class Binding:
 
     def dead(self) -> list[str]:
         """Names of workers that do not answer."""
-        return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.dead()]
+        return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.find_dead_ranks()]
 
     def _end(self, names: Collection[str], *, at_once: bool = False) -> None:
         """End these groups' processes and give their bundles back; their names are free afterwards."""
@@ -147,7 +147,7 @@ class Binding:
             workers=group.workers,
             name=group.name,
             life=replace(self._life, restarts=RESTARTS if _stateless(group) else 0),
-            seat=Seat(
+            seat=WorkerResources(
                 group.device,
                 group.cpus,
                 group.devices,
@@ -191,11 +191,11 @@ def _stateless(group: GroupPlan) -> bool:
     return all(".reward." in role for role in group.roles)
 
 
-def _reserve(group: GroupPlan, life: Life) -> PlacementGroup:
+def _reserve(group: GroupPlan, life: GroupLifetime) -> PlacementGroup:
     return placement_group(
         [dict(group.bundle)] * group.workers,
         strategy="PACK",
-        name=life.name_of(group.name),
+        name=life.format_name(group.name),
         lifetime="detached" if life.detached else None,
         bundle_label_selector=[{"ray.io/node-id": node} for node in group.nodes],
     )

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines
-from nonet.embedding.training import added_up, since_then
+from nonet.embedding.training import merge_counts, sum_shard_counts
 from nonet.errors import ConfigError
 from nonet.workers.roles import RolloutRequest, StageSetup
-from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, Shard, WorkerGroup, together
+from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, Shard, WorkerGroup, get_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class TrainerHandle:
         """Supervised steps [start, stop); a record a step."""
         self._enter(stage.name, "train")
         return self._with_shards(
-            self.group.train(stage, start, stop), self.deadlines.step.times(stop - start)
+            self.group.train(stage, start, stop), self.deadlines.step.scale_by(stop - start)
         )
 
     def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
@@ -138,20 +138,20 @@ class TrainerHandle:
 
     def published(self) -> dict[str, dict[str, int]]:
         """Updates of rows that went to replicas since the processes started: {"full" | "delta": {"updates", "bytes"}}."""
-        return added_up(self.shards.sent().get(self.deadlines.step))
+        return sum_shard_counts(self.shards.sent().get(self.deadlines.step))
 
     def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
         """What the trainers answer; the shards serve meanwhile, and say in the same trip what their tables did."""
         serving = [self.shards.serve()] if self.apart else []
         after = self.shards.counts(), self.shards.replica_bytes()
-        answer, *_, counts, sizes = together(timeout_s, work, *serving, *after)
+        answer, *_, counts, sizes = get_all(timeout_s, work, *serving, *after)
         self._taken(counts)
         self._replica_bytes = sum(sizes)
         return answer
 
     def _taken(self, counts: list[dict[str, dict[str, int]]]) -> None:
         """Add what the shards counted to what nobody has asked for yet."""
-        self._counts = since_then(self._counts or {}, added_up(counts))
+        self._counts = merge_counts(self._counts or {}, sum_shard_counts(counts))
 
 
 class EmbeddingHandle:
@@ -219,7 +219,7 @@ class RolloutHandle:
 
     def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
         """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
-        answer = self.group.ask(
+        answer = self.group.call_rank(
             rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
         )
         return self._through(prompts, answer)

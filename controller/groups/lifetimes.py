@@ -93,7 +93,9 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
     """
 
     def beat() -> list[str]:
-        return [f"{silent} did not answer" for each in list(hosts.values()) for silent in each.beat()]
+        return [
+            f"{silent} did not answer" for each in list(hosts.values()) for silent in each.send_heartbeats()
+        ]
 
     return Heartbeat(beat, timeout_s / 6)
 

@@ -51,8 +51,8 @@ class Offloader:
     def _carry_out(self, move: OffloadMove, away: set[str], phase: str) -> None:
         began, hosts = time.time(), self._hosts[move.group]
         roles = {unit.partition("/")[2] for unit in away if unit.startswith(f"{move.group}/")}
-        moved = hosts.move(
-            sorted(hosts.specs if move.group in away else roles), self._deadlines.step.times(2)
+        moved = hosts.offload_roles(
+            sorted(hosts.specs if move.group in away else roles), self._deadlines.step.scale_by(2)
         )
         size = sum(getattr(each, move.what) for each in moved)
         ended = time.time()

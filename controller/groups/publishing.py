@@ -12,7 +12,7 @@ from typing import Any
 
 from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import GroupFuture, Replicate, together
+from nonet.workers.runtime import GroupFuture, Replicate, get_all
 
 
 def publish(
@@ -45,7 +45,7 @@ def publish(
         rollout.absent = sum(each.get(trainer.deadlines.step) for each in done)
         rollout.owed = [*(each for each in rollout.owed if each not in done), applied]
     else:
-        *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
+        *_, rollout.absent = get_all(trainer.deadlines.step, *came, *waits, applied)
     rollout.weights = version if buckets else None
     trainer.version = version
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None

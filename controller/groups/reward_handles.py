@@ -22,7 +22,7 @@ import numpy as np
 
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import DataError, DeadlineExceeded, NonetError, WorkerFailed, WorkerLost
-from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, all_there
+from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_results
 
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 _GRACE_S = 5.0  # above its time-out, which a rank keeps by itself
@@ -151,8 +151,11 @@ class RewardHandles:
         calls = {name: secrets.token_hex(8) for name in groups}
         futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
         told = {name: groups[name].troubles(future, calls[name]) for name, future in futures.items()}
-        beams.within(self.deadlines.step)
-        while not all_there(_LOOK_S, beams, *futures.values(), *told.values()) and not beams.late_or_done():
+        beams.set_deadline(self.deadlines.step)
+        while (
+            not wait_for_results(_LOOK_S, beams, *futures.values(), *told.values())
+            and not beams.is_late_or_done()
+        ):
             pass  # one wait for all of them, looked up from so that each reward is timed by itself
         beams.settle()
         began = time.monotonic()
@@ -225,7 +228,7 @@ class RewardHandles:
                     f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its "
                     f"workers ({error})"
                 ) from None
-            ranks = future.end_late()
+            ranks = future.restart_late_ranks()
         except WorkerLost as error:
             if strict:
                 raise
@@ -233,8 +236,8 @@ class RewardHandles:
         blank = group.nothing(beams, call, retries=1)
         blank.settle(self.deadlines.start)
         for rank in ranks:
-            future.fill(rank, blank)
-        return future.within(limit).settle()
+            future.replace_result(rank, blank)
+        return future.set_deadline(limit).settle()
 
 
 class _Call:
@@ -255,7 +258,7 @@ class _Call:
         if not any(troubles):
             self._handles.note_barren(self._name, step, None)
             return scores
-        counts = scores.row_counts()
+        counts = scores.get_row_counts()
         starts, total = np.cumsum([0, *counts]), int(sum(counts))
         left = {int(starts[rank]) + each.row: each for rank, wrong in enumerate(troubles) for each in wrong}
         makers = {int(starts[rank]) + each.row: rank for rank, wrong in enumerate(troubles) for each in wrong}
@@ -313,7 +316,7 @@ class _Call:
         try:
             asked.settle()
         except DeadlineExceeded:
-            asked.end_late()
+            asked.restart_late_ranks()
             raise
         wrong = told.get(self._deadlines.step)
         order = [row for part in again for row in part]
@@ -323,7 +326,7 @@ class _Call:
     def _troubles(self, scores: GroupFuture, told: GroupFuture, call: str) -> list[list[Any]]:
         """Return by rank the prompts without a score; they are fetched only where there are some."""
         try:
-            if not any(told.row_counts()):
+            if not any(told.get_row_counts()):
                 return []
             return told.get(self._deadlines.step)
         except NonetError:  # of a rank that was lost since: its scores are others

@@ -37,7 +37,7 @@ from nonet.models.baselines import BASELINES
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.roles.kinds import gang_roles
-from nonet.workers.runtime import ActorGroup, Life, Seat, WorkerGroup
+from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ class RunGroups:
             exhaustive=None if ask.exhaustive is None else ask.exhaustive == "on",
         )
         self._rehearses = any(
-            config["use"] not in BASELINES.shipped() for config in baselines_of(scenario).values()
+            config["use"] not in BASELINES.list_shipped() for config in baselines_of(scenario).values()
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)
-        self._life = Life(run.id, life_s)
+        self._life = GroupLifetime(run.id, life_s)
         self.binding = Binding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
         self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
@@ -116,7 +116,7 @@ class RunGroups:
     def group(self, role: str) -> WorkerGroup:
         """The group that holds a role now. Raises KeyError."""
         name = next(group.name for group in self.binding.groups if role in group.roles)
-        return WorkerGroup.of(self.hosts[name], role)
+        return WorkerGroup.from_actors(self.hosts[name], role)
 
     def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
         """One more reward, in processes that start now, wherever there is room. Raises PlacementError, ConfigError and what it
@@ -134,14 +134,14 @@ class RunGroups:
             workers=options.workers,
             name=role,
             life=life,
-            seat=Seat(cpus=LIGHT_CPUS, threads=0),
+            seat=WorkerResources(cpus=LIGHT_CPUS, threads=0),
             deadlines=self.deadlines,
         )
         self.hosts[role] = hosts
         self._watch()
         try:
-            hosts.ready()
-            group = WorkerGroup.of(hosts, role)
+            hosts.wait_until_ready()
+            group = WorkerGroup.from_actors(hosts, role)
             group.open(self._folders).get(self.deadlines.open)
         except NonetError:
             self.stop_reward(stage, name)
@@ -207,7 +207,7 @@ class RunGroups:
         """Make the handles anew; a changed process group is joined anew, then groups that are fresh open the artifacts."""
         self._folders = dict(folders)
         for name in fresh:
-            self.hosts[name].ready()
+            self.hosts[name].wait_until_ready()
         self.offloader.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
         self.trainer = TrainerHandle(
             self.group("trainer"), self.group("embedding"), self.offloader.enter, self.deadlines
@@ -226,7 +226,7 @@ class RunGroups:
         self.rewards = self._reward_handles()
         groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for names in between_roles(self.scenario).values():
-            groups += [self.group(name) for name in names if self.group(name).offers("open")]
+            groups += [self.group(name) for name in names if self.group(name).has_method("open")]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
@@ -262,7 +262,7 @@ class RunGroups:
         """Trainers and shards in one process group; those of an older one refuse its calls from now on."""
         if self._epoch:
             for name in sorted(self._trainers_and_shards()):
-                self.hosts[name].advance(self._epoch)
+                self.hosts[name].begin_epoch(self._epoch)
         self.trainer.gather(self._epoch)
 
     def _trainers_and_shards(self) -> set[str]:

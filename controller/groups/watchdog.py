@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nonet.workers import Doing
+from nonet.workers import WorkerActivity
 from nonet.workers.roles.kinds import gang_roles
 from nonet.workers.runtime import ActorGroup
 
@@ -25,7 +25,9 @@ class Watchdog:
 
     def tell(self, group: ActorGroup, ranks: Sequence[int]) -> str:
         """What the late ranks of a group, and those they may wait for, are doing; to be added to an error."""
-        seen = {group.name: group.doing()} | {other.name: other.doing() for other in self._partners(group)}
+        seen = {group.name: group.describe_activities()} | {
+            other.name: other.describe_activities() for other in self._partners(group)
+        }
         late = [seen[group.name][rank] for rank in ranks]
         others = [
             one for name, ranked in seen.items() for one in ranked if name != group.name or one not in late
@@ -40,14 +42,14 @@ class Watchdog:
             other for other in self._hosts.values() if other is not group and gang_roles() & set(other.specs)
         ]
 
-    def _write(self, seen: Sequence[Doing]) -> Path:
+    def _write(self, seen: Sequence[WorkerActivity]) -> Path:
         path = self._folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         text = "\n\n".join(f"# {_told(one)}\n{one.stacks}".rstrip() for one in seen)
         path.write_text(text + "\n", encoding="utf-8")
         return path
 
 
-def verdict(late: Sequence[Doing], others: Sequence[Doing] = ()) -> str:
+def verdict(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = ()) -> str:
     """Who hangs and who waits for whom, in words: the late ranks' fault, or that of others they wait for.
 
     No rank is late where all of a group gave up waiting; then it is one of the others.
@@ -69,7 +71,7 @@ def verdict(late: Sequence[Doing], others: Sequence[Doing] = ()) -> str:
     return "; ".join([*parts, *([f"and {left} more"] if left > 0 else [])])
 
 
-def _told(one: Doing) -> str:
+def _told(one: WorkerActivity) -> str:
     if one.silent:
         return f"{one.who} does not answer"
     if not one.call:

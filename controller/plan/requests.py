@@ -13,7 +13,7 @@ from math import floor
 
 from nonet.controller.scenario import Elastic, Pool, Role, Scenario, Topology
 from nonet.errors import ConfigError
-from nonet.workers.devices import device
+from nonet.workers.devices import get_device
 from nonet.workers.roles.kinds import shipped_roles
 
 TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
@@ -121,7 +121,7 @@ def _draft(
             _same("workers", other, roles[other].workers, host, role.workers)
     least, most = _range(role.workers)
     pool = scenario.pools.get(role.pool or "cpu", Pool())
-    resource = device(pool.device).resource or "CPU"
+    resource = get_device(pool.device).resource or "CPU"
     kinds = [roles[name].kind(name) for name in group_roles if name in roles]
     gang = any(kind.gang for kind in kinds) or role.topology != Topology()
     light = all(kind.light for kind in kinds)
@@ -156,7 +156,7 @@ def _light(scenario: Scenario) -> Iterator[GroupRequest]:
 
 def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:
     pool = scenario.pools.get(pool_name or "cpu", Pool())
-    resource = device(pool.device).resource or "CPU"
+    resource = get_device(pool.device).resource or "CPU"
     each = LIGHT_CPUS if resource == "CPU" else 1.0
     return GroupRequest(
         name,

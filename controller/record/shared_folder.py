@@ -13,7 +13,7 @@ from typing import Protocol
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.errors import PlacementError
-from nonet.workers import unreachable
+from nonet.workers import explain_unreachable
 
 # A mount may show a new file a little late.
 _PAUSES_S = (0.0, 1.0, 3.0)
@@ -38,7 +38,7 @@ def check_reached(run: RunFolder, token: str, who: str) -> None:
     problem = ""
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
-        problem = unreachable(run.path / _TOKEN, token)
+        problem = explain_unreachable(run.path / _TOKEN, token)
         if not problem:
             (run.path / _TOKEN).unlink()
             return
@@ -48,7 +48,7 @@ def check_reached(run: RunFolder, token: str, who: str) -> None:
 class Reaching(Protocol):
     """A group of workers, as `ActorGroup` is one."""
 
-    def reach(self, file: str, token: str) -> list[str]: ...
+    def check_shared_file(self, file: str, token: str) -> list[str]: ...
 
 
 def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[str]) -> None:
@@ -64,7 +64,7 @@ def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[s
         problems: list[str] = []
         for pause_s in _PAUSES_S:
             time.sleep(pause_s)
-            answers = [(group, group.reach(str(file), token)) for group in waiting]
+            answers = [(group, group.check_shared_file(str(file), token)) for group in waiting]
             problems = [problem for _, said in answers for problem in said if problem]
             waiting = [group for group, said in answers if any(said)]
             if not waiting:

@@ -68,7 +68,7 @@ class Trace:
         """Fetch the spans of every worker and note them."""
         self._collected = time.monotonic()
         for hosts in groups:
-            for lane, spans in hosts.spans():
+            for lane, spans in hosts.take_spans():
                 for name, start, end, size in spans:
                     self.add(lane, name, start, end, **({"bytes": size} if size else {}))
                     role = hosts.name

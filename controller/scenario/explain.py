@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 from nonet.controller.scenario.hidden import is_hidden
 from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.stage import StageOptions, kind_of
-from nonet.plugins import Files
-from nonet.suggest import suggestion
+from nonet.plugins import PluginFiles
+from nonet.suggest import suggest_inline
 
 # Names of arms of unions, as pydantic has them in paths.
 _WORDLESS = {
@@ -29,7 +29,7 @@ _WORDLESS = {
 }
 
 
-def explain(error: ValidationError, model: type[BaseModel], document: Any, files: Files) -> str:
+def explain(error: ValidationError, model: type[BaseModel], document: Any, files: PluginFiles) -> str:
     """The first problem in one line: path, what is wrong, what is allowed; then how many more there are.
 
     `model`: the class of the whole document.
@@ -45,7 +45,7 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
             others = _with_key(str(loc[-1]), _class_at(loc[:-1], model, document, files))
             text = f"is a key of another `use`{': ' if others else ''}{', '.join(others)}"
         else:
-            text = f"unknown key{suggestion(str(loc[-1]), known)}" + (
+            text = f"unknown key{suggest_inline(str(loc[-1]), known)}" + (
                 f"; known keys: {', '.join(known)}" if known else ""
             )
     elif kind == "missing":
@@ -87,7 +87,9 @@ def _is_arm(part: Any) -> bool:
     return str(part) in _WORDLESS or "[" in str(part)
 
 
-def _class_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files) -> type[BaseModel] | None:
+def _class_at(
+    loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles
+) -> type[BaseModel] | None:
     """The class of what a scenario has where `loc` points; None where that is none."""
     own_name = False
     for part in loc:
@@ -114,7 +116,7 @@ def _with_key(key: str, model: type[BaseModel] | None) -> list[str]:
     return sorted(name for name, options in shipped.items() if key in options.model_fields)
 
 
-def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files) -> list[str]:
+def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
     """Keys that a scenario may have where `loc` points, for suggestions."""
     found = _class_at(loc, model, document, files)
     if found is None:

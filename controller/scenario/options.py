@@ -12,11 +12,11 @@ from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
 from nonet.options import Count, Positive, Rate, StrictModel, Word
-from nonet.plugins import HERE, Files, Registry
+from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.samples.sources import SOURCES
 from nonet.samples.stores import check_address, explain_creation_refusal
 from nonet.samples.tables import TableFormat
-from nonet.suggest import suggestion
+from nonet.suggest import suggest_inline
 from nonet.units import Bytes, Seconds
 from nonet.workers.engines import ENGINES
 from nonet.workers.roles.kinds import ROLES, RoleKind
@@ -144,7 +144,7 @@ _BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
 
 class Source(Replaceable):
     default: ClassVar[str] = "shuffled"
-    registry: ClassVar[Registry[Any] | None] = SOURCES
+    registry: ClassVar[PluginRegistry[Any] | None] = SOURCES
 
 
 class Data(StrictModel):
@@ -310,7 +310,7 @@ class Memory(StrictModel):
 
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    registry: ClassVar[Registry[Any] | None] = MODELS
+    registry: ClassVar[PluginRegistry[Any] | None] = MODELS
     memory: Annotated[
         Literal["on", "off"] | Memory,
         Field(
@@ -395,7 +395,7 @@ class Topology(StrictModel):
 
 class Engine(Replaceable):
     default: ClassVar[str] = "ddp"
-    registry: ClassVar[Registry[Any] | None] = ENGINES
+    registry: ClassVar[PluginRegistry[Any] | None] = ENGINES
 
 
 class Role(StrictModel):
@@ -412,7 +412,7 @@ class Role(StrictModel):
     fuse: str | None = None
     collocate: str | None = None
 
-    _files: Files = PrivateAttr(default=HERE)
+    _files: PluginFiles = PrivateAttr(default=HERE)
 
     @model_validator(mode="after")
     def _known(self, info: ValidationInfo) -> Role:
@@ -423,7 +423,7 @@ class Role(StrictModel):
                 known = [name for name in type(self).model_fields if name != "use"]
                 key = next(iter(own))
                 raise ValueError(
-                    f"{key}: unknown key{suggestion(key, known)}; known keys: {', '.join(sorted(known))}"
+                    f"{key}: unknown key{suggest_inline(key, known)}; known keys: {', '.join(sorted(known))}"
                 )
             return self
         filled = self.kind("").options.model_validate(own).model_dump()
@@ -432,7 +432,7 @@ class Role(StrictModel):
 
     def kind(self, name: str) -> RoleKind:
         """What the role of this name is; one that names no kind and has no shipped one's name can only be planned."""
-        if self.use is None and name not in ROLES.shipped():
+        if self.use is None and name not in ROLES.list_shipped():
             return RoleKind("")
         return ROLES.get(self.use or name, self._files)
 
@@ -461,7 +461,7 @@ class Init(StrictModel):
 
 
 class Baseline(Replaceable):
-    registry: ClassVar[Registry[Any] | None] = BASELINES
+    registry: ClassVar[PluginRegistry[Any] | None] = BASELINES
     name: Annotated[Word | None, Field(description="in the report; by default the last word of `use`")] = None
 
     @property

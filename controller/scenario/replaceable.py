@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 from nonet.controller.scenario.yaml import is_map
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel
-from nonet.plugins import HERE, Files, Registry, is_reference
-from nonet.suggest import suggestion
+from nonet.plugins import HERE, PluginFiles, PluginRegistry, is_reference
+from nonet.suggest import suggest_inline
 
 
-def files_of(info: ValidationInfo[Any]) -> Files:
+def files_of(info: ValidationInfo[Any]) -> PluginFiles:
     """Where the own files of the scenario that is read are."""
-    context: dict[str, Files] = info.context or {}
+    context: dict[str, PluginFiles] = info.context or {}
     return context.get("files", HERE)
 
 
@@ -29,11 +29,11 @@ class Replaceable(BaseModel):
     """A part with `use:`, whose specs are in a `registry`; or in `shipped`, where nothing of one's own can be named yet."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
-    registry: ClassVar[Registry[Any] | None] = None
+    registry: ClassVar[PluginRegistry[Any] | None] = None
     shipped: ClassVar[dict[str, type[StrictModel]]] = {}
     default: ClassVar[str] = ""
     use: Any = ""
-    _files: Files = PrivateAttr(default=HERE)
+    _files: PluginFiles = PrivateAttr(default=HERE)
 
     @model_validator(mode="before")
     @classmethod
@@ -62,7 +62,7 @@ class Replaceable(BaseModel):
     @property
     def address(self) -> Any:
         """`use` as other processes find it: a file as an absolute path."""
-        return self._files.address(self.use)
+        return self._files.make_absolute(self.use)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of what `use` names."""
@@ -73,7 +73,7 @@ class Replaceable(BaseModel):
         """The options of every name that comes with Nonet or is installed."""
         if cls.registry is None:
             return cls.shipped
-        return {name: cls.registry.get(name).options for name in cls.registry.names()}
+        return {name: cls.registry.get(name).options for name in cls.registry.list_names()}
 
     def _option_class(self) -> type[StrictModel] | None:
         """The class that checks the other keys; None where only what is named can."""
@@ -85,7 +85,7 @@ class Replaceable(BaseModel):
         if not isinstance(self.use, str):
             return None
         if self.use not in self.shipped and not is_reference(self.use):
-            near = suggestion(self.use, self.shipped)
+            near = suggest_inline(self.use, self.shipped)
             raise ValueError(
                 f"use: {self.use!r}{near} is neither shipped ({', '.join(self.shipped)}) "
                 "nor file.py[:Name] nor package.module:Name"

@@ -45,8 +45,8 @@ from nonet.controller.scenario.sparse import Sparse
 from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, Word
-from nonet.plugins import HERE, Files
-from nonet.suggest import suggestion
+from nonet.plugins import HERE, PluginFiles
+from nonet.suggest import suggest_inline
 from nonet.workers.roles.kinds import shipped_roles
 
 SOURCES = "sources.json"  # of a run: its copies of own files
@@ -80,9 +80,9 @@ class Scenario(StrictModel):
             description="data: keys that are left out follow from the data. A run's own scenario has the reason of each there"
         ),
     ] = None
-    _files: Files = PrivateAttr(default=HERE)
+    _files: PluginFiles = PrivateAttr(default=HERE)
 
-    def located(self, files: Files) -> Scenario:
+    def located(self, files: PluginFiles) -> Scenario:
         """The same scenario with its own files elsewhere: a run's copies, say."""
         return _rebuilt(_plain(self), files)
 
@@ -132,7 +132,7 @@ class Scenario(StrictModel):
         for path, pool in self._pool_names():
             if pool not in known_pools:
                 raise ValueError(
-                    f"{path}: there is no pool {pool!r}{suggestion(pool, known_pools)}; pools: {', '.join(known_pools)}"
+                    f"{path}: there is no pool {pool!r}{suggest_inline(pool, known_pools)}; pools: {', '.join(known_pools)}"
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
@@ -172,7 +172,7 @@ def load_scenario(
 
 
 def make_scenario(
-    document: Any, source: str = "scenario", files: Files = HERE, stored: Any = None
+    document: Any, source: str = "scenario", files: PluginFiles = HERE, stored: Any = None
 ) -> Scenario:
     """A Scenario from plain dicts, whose own files are `files`. Raises ConfigError that names the key, what was given and
     what is allowed."""
@@ -185,7 +185,7 @@ def make_scenario(
         raise ConfigError(f"{source}: {explain(error, Scenario, document, files)}") from None
 
 
-def _with_settings(document: dict[str, Any], source: str, files: Files, stored: Any) -> dict[str, Any]:
+def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, stored: Any) -> dict[str, Any]:
     """The document with what `settings: data` leaves to the data, or to the run whose scenario is `stored`."""
     settings = document.get("settings")
     if settings is not None and settings != "data" and not yaml.is_map(settings):
@@ -214,7 +214,7 @@ def _with_settings(document: dict[str, Any], source: str, files: Files, stored: 
     return filled | {"settings": fill(filled, Path(files.folder), wanted, _put)}
 
 
-def _without_data(interactions: str, files: Files) -> bool:
+def _without_data(interactions: str, files: PluginFiles) -> bool:
     """Whether a shipped scenario waits for tables of the user's."""
     return Path(files.folder).resolve() == LIBRARY.resolve() and not (
         ":" in interactions or Path(interactions).is_absolute()
@@ -225,7 +225,7 @@ def _put(document: dict[str, Any], path: str, value: Any) -> None:
     put(document, path, value, "settings: data")
 
 
-def _rebuilt(document: Any, files: Files) -> Scenario:
+def _rebuilt(document: Any, files: PluginFiles) -> Scenario:
     """A scenario of keys that are right. Raises pydantic's errors."""
     return Scenario.model_validate(document, context={"files": files})
 
@@ -234,13 +234,13 @@ def _plain(scenario: Scenario) -> dict[str, Any]:
     return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
 
 
-def _files_of(path: Path) -> Files:
+def _files_of(path: Path) -> PluginFiles:
     """Own files of a scenario: beside it; those of a run's are the run's copies."""
     copies = path.parent / SOURCES
     if not copies.exists():
-        return Files(str(path.parent))
+        return PluginFiles(str(path.parent))
     records = json.loads(copies.read_text(encoding="utf-8"))
-    return Files(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
+    return PluginFiles(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
 
 
 def find(source: str | Path) -> Path:
@@ -254,7 +254,7 @@ def find(source: str | Path) -> Path:
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
     raise ConfigError(
-        f"there is no scenario {str(source)!r}{suggestion(str(source), shipped)}; "
+        f"there is no scenario {str(source)!r}{suggest_inline(str(source), shipped)}; "
         f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
     )
 

@@ -16,7 +16,7 @@ from nonet.controller.scenario.options import Role
 from nonet.controller.scenario.replaceable import files_of
 from nonet.controller.scenario.yaml import is_map
 from nonet.options import Positive, Rate, Share, StrictModel, Word
-from nonet.plugins import HERE, Files, Registry
+from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.workers.roles import CHUNK_TOKENS
 
 
@@ -119,7 +119,7 @@ class StageOptions(StrictModel):
     optimizer: OptimizerOptions = OptimizerOptions()
     precision: PrecisionOptions = PrecisionOptions()
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
-    _files: Files = PrivateAttr(default=HERE)
+    _files: PluginFiles = PrivateAttr(default=HERE)
 
     @model_validator(mode="after")
     def _located(self, info: ValidationInfo) -> StageOptions:
@@ -141,12 +141,12 @@ class StageOptions(StrictModel):
     @property
     def learner(self) -> str:
         """The learner that the stage's kind names, as other processes find it; "" for the model's own."""
-        return self._files.address(self.kind.learner)
+        return self._files.make_absolute(self.kind.learner)
 
     @property
     def address(self) -> str:
         """The kind's name, as other processes find it."""
-        return self._files.address(self.use or self.kind_name)
+        return self._files.make_absolute(self.use or self.kind_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class StageKind:
         raise NotImplementedError
 
 
-STAGES = Registry("stage", StageKind, "nonet.controller.stages")
+STAGES = PluginRegistry("stage", StageKind, "nonet.controller.stages")
 
 
 def stage_of(value: Any, info: ValidationInfo) -> Any:
@@ -293,10 +293,10 @@ def stage_of(value: Any, info: ValidationInfo) -> Any:
     return kind_of(value, files_of(info)).options.model_validate(value, context=info.context)
 
 
-def kind_of(value: Any, files: Files = HERE) -> StageKind:
+def kind_of(value: Any, files: PluginFiles = HERE) -> StageKind:
     """The kind of a stage's keys: what `use` names, else the first shipped one that claims them."""
     document = value if is_map(value) else {}
     if "use" in document:
         return STAGES.get(document["use"], files)
-    shipped = [STAGES.get(name) for name in STAGES.shipped()]
+    shipped = [STAGES.get(name) for name in STAGES.list_shipped()]
     return next((kind for kind in shipped if kind.claims(set(document))), STAGES.get("supervised"))

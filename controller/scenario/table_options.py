@@ -16,7 +16,7 @@ from nonet.controller.scenario.sparse import RowOptions, Table, TableDefaults, T
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError
 from nonet.samples.sequences import COUNT, KINDS, SPAN
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 
 
 def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def check_tables(scenario: Scenario) -> None:
             if known is not None and feature not in known:
                 raise ConfigError(
                     f"sparse.tables.{name}: {scenario.model.use} has no feature {feature!r}; there are "
-                    f"{', '.join(known)}.{did_you_mean(feature, known)} "
+                    f"{', '.join(known)}.{suggest_sentence(feature, known)} "
                     f"A table of another name says features: [{known[0]}]"
                 )
             if feature in readers:

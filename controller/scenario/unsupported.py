@@ -9,7 +9,7 @@ from nonet.controller.scenario.options import Elastic, Model, Pool, Role, Weight
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 from nonet.workers.roles.kinds import shipped_roles
 
 
@@ -105,7 +105,7 @@ def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> 
         elif role.engine and (what := _undone(role, scenario)):
             yield f"{path}.{name}.engine: {role.engine.use} with {what}"
         if not _runs(name, role):
-            near = did_you_mean(name, shipped_roles())
+            near = suggest_sentence(name, shipped_roles())
             yield f"{path}.{name} (a role of your own says what it is: use: file.py:SPEC.{near})"
 
 

@@ -14,7 +14,7 @@ from nonet.controller.scenario.scenario import Scenario
 from nonet.controller.scenario.stage import Best, Stop
 from nonet.errors import ConfigError
 from nonet.models import NATS
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 
 PREFERRED = "ndcg@10"
 FEWEST, MOST, LEAST_STEPS = 4, 20, 50
@@ -122,14 +122,14 @@ def check_validation(scenario: Scenario) -> None:
     if best is not None and best not in metrics:
         raise ConfigError(
             f"checkpoint.keep.best: {best!r} is not measured; evaluate.metrics and {NATS} are: {', '.join(metrics)}."
-            f"{did_you_mean(best, metrics)} Add it to evaluate.metrics, or choose one of these"
+            f"{suggest_sentence(best, metrics)} Add it to evaluate.metrics, or choose one of these"
         )
     for name, body in scenario.stages.items():
         by = getattr(getattr(body, "best", None), "by", REWARD)
         if by not in (REWARD, LAST, *metrics):
             raise ConfigError(
                 f"stages.{name}.best.by: {by!r} is neither reward nor measured; evaluate.metrics and {NATS} are: "
-                f"{', '.join(metrics)}.{did_you_mean(by, [REWARD, LAST, *metrics])}"
+                f"{', '.join(metrics)}.{suggest_sentence(by, [REWARD, LAST, *metrics])}"
             )
     asked = ["checkpoint.keep.best"] if best is not None else []
     asked += ["evaluate.every"] if scenario.evaluate.every is not None else []

@@ -197,7 +197,7 @@ class Session:
             start = warm_start(self.scenario)
             data = data_setup(self.scenario, self.folder, start and start.known)
             group = self.groups.group("tokenise")
-            group.hosts.ready()
+            group.hosts.wait_until_ready()
             facts = told_of_rows(
                 group.prepare(data, str(self.run.path)), self.run, self.deadlines.tokenise, self.told
             )

@@ -16,8 +16,8 @@ from nonet.controller.record import Commands
 from nonet.controller.scenario import RewardOptions
 from nonet.controller.session.objectives import SETTABLE, Objectives
 from nonet.errors import ConfigError, NonetError
-from nonet.plugins import file_of
-from nonet.suggest import suggestion
+from nonet.plugins import parse_file
+from nonet.suggest import suggest_inline
 
 if TYPE_CHECKING:
     from nonet.controller.session.session import Session
@@ -81,7 +81,7 @@ class Steering:
         if asked not in stages:
             self._refuse(
                 command,
-                f"there is no stage {asked!r}{suggestion(asked, stages)}; stages: {', '.join(stages)}",
+                f"there is no stage {asked!r}{suggest_inline(asked, stages)}; stages: {', '.join(stages)}",
             )
         elif not self._session.stages[asked].rolls_out:
             self._refuse(command, f"stage {asked!r} has no rewards")
@@ -121,7 +121,7 @@ class Steering:
 
     def _check_copy(self, command: dict[str, Any]) -> None:
         """Raise ConfigError where the run's copy of a reward's file is not what was attached."""
-        file = file_of(command["options"].get("use"))
+        file = parse_file(command["options"].get("use"))
         if file is None:
             return
         place = self._session.run.sources / file
@@ -163,7 +163,7 @@ class Steering:
         there = list(self._objectives.rewards)
         if name not in there:
             raise ConfigError(
-                f"there is no reward {name!r}{suggestion(name, there)}; rewards: {', '.join(there)}"
+                f"there is no reward {name!r}{suggest_inline(name, there)}; rewards: {', '.join(there)}"
             )
         return name
 

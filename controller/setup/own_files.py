@@ -21,7 +21,7 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, document
 from nonet.errors import ConfigError
-from nonet.plugins import Files, file_of
+from nonet.plugins import PluginFiles, parse_file
 
 _MOST_BYTES, _MOST_FILES = 16 << 20, 500  # of a folder that is copied whole
 _LEFT_OUT = ("__pycache__", "runs", "node_modules")
@@ -29,7 +29,7 @@ _LEFT_OUT = ("__pycache__", "runs", "node_modules")
 
 def named_files(scenario: Scenario) -> list[str]:
     """Every `file.py` that some `use:` of the scenario names, once each, as it is written there."""
-    return list(dict.fromkeys(filter(None, map(file_of, _uses(document(scenario))))))
+    return list(dict.fromkeys(filter(None, map(parse_file, _uses(document(scenario))))))
 
 
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
@@ -123,7 +123,7 @@ def _tables(scenario: Scenario, folder: Path) -> set[Path]:
     return {(folder / path).resolve() for path in named if isinstance(path, str) and "://" not in path}
 
 
-def read_copies(run: RunFolder) -> Files:
+def read_copies(run: RunFolder) -> PluginFiles:
     """The copies that a run keeps. Raises ConfigError where one is missing or is not what the run began with."""
     records = run.read_json(run.sources_list.name) or []
     for record in records:
@@ -138,7 +138,9 @@ def read_copies(run: RunFolder) -> Files:
                 f"{place} was changed since the run began (sha256 {digest[:12]}, the run's is {record['sha256'][:12]}): a run "
                 f"goes on with what it began with; put it back, or start a new run with the changed {record['use'] or place.name}"
             )
-    return Files(str(run.sources), {record["use"]: record["copy"] for record in records if record["use"]})
+    return PluginFiles(
+        str(run.sources), {record["use"]: record["copy"] for record in records if record["use"]}
+    )
 
 
 def _name_of_copy(use: str, digest: str) -> str:

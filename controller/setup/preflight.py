@@ -30,15 +30,15 @@ from nonet.controller.setup.worker_setup import (
     stored_sequences,
     targets,
 )
-from nonet.embedding.tiers import Tiers
+from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer import check_tokenizer
-from nonet.plugins import Files
+from nonet.plugins import PluginFiles
 from nonet.rl.rewards import check_options, columns_of, find_reward
 from nonet.samples.profiles import measure
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.samples.stores import Joins, NoStore, open_store
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 from nonet.workers.roles import DataSetup
 
 
@@ -81,7 +81,7 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
         _check_reward(find_reward(options.use or name, folder, name=name), name, options)
     for stage, body in scenario.stages.items():
         for step in getattr(body, "between", ()):
-            between_class(step, Files(str(folder)), f"stages.{stage}.between")
+            between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
     warnings = _check_joins(scenario)
     if (stored := stored_sequences(scenario)) is not None:
         with suppress(NoStore):  # the tokenise stage will make it
@@ -133,7 +133,7 @@ def _check_tiers(scenario: Scenario) -> None:
     specs = setup.specs()
     for name, tiers in setup.tiers.items():
         try:
-            Tiers.of(specs[name], tiers).check(specs[name])
+            TierSettings.from_settings(specs[name], tiers).check(specs[name])
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
@@ -213,7 +213,7 @@ def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[st
     for name, column in reward_columns:
         if column not in there:
             raise ConfigError(
-                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
+                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{suggest_sentence(column, there)}"
             )
 
 
@@ -222,5 +222,5 @@ def _check_stage_columns(scenario: Scenario, there: Sequence[str]) -> None:
         for column in set(body.kind.item_columns(body)) - set(there):
             raise ConfigError(
                 f"stages.{name}.column: items have no column {column!r}; they have {', '.join(there)}."
-                f"{did_you_mean(column, there)}"
+                f"{suggest_sentence(column, there)}"
             )

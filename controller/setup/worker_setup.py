@@ -20,7 +20,7 @@ from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import Surroundings
-from nonet.plugins import OWN, Files, find, heavy
+from nonet.plugins import OWN, PluginFiles, load_heavy, load_reference
 from nonet.samples.sequences import training_end
 from nonet.samples.stores import JoinSetup
 from nonet.samples.tokenised import StoredSequences
@@ -90,7 +90,7 @@ def _engine(scenario: Scenario) -> dict[str, Any]:
 
 def deadlines(scenario: Scenario) -> Deadlines:
     """How long the run's waits may take."""
-    return Deadlines.of(scenario.deadlines.model_dump())
+    return Deadlines.from_seconds(scenario.deadlines.model_dump())
 
 
 def model_options(scenario: Scenario) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in (kinds | beside).items()}
     specs = {
         name: RoleSpec(
-            _sendable(heavy(classes[name])),
+            _sendable(load_heavy(classes[name])),
             tuple(arguments[what] for what in kind.args),
             _own_options(named.get(name)),
         )
@@ -162,9 +162,9 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
 
 def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
     """How a worker of a reward is made."""
-    use = read_copies(run).address(options.use or name)
+    use = read_copies(run).make_absolute(options.use or name)
     told = name, use, str(run.sources), options.options(), joins(scenario), options.timeout_s
-    return RoleSpec(heavy(ROLES.get("reward").cls), told)
+    return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 
 def between_roles(scenario: Scenario) -> dict[str, list[str]]:
@@ -177,9 +177,11 @@ def between_roles(scenario: Scenario) -> dict[str, list[str]]:
     }
 
 
-def between_class(step: Any, files: Files, where: str) -> type[DistributeWorker]:
+def between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeWorker]:
     """The worker that a step between rollout and rewards names. Raises ConfigError where it is none, or cannot take beams."""
-    worker = find(step.use, files, f"{where}: {step.use!r}") if isinstance(step.use, str) else step.use
+    worker = (
+        load_reference(step.use, files, f"{where}: {step.use!r}") if isinstance(step.use, str) else step.use
+    )
     if not (isinstance(worker, type) and issubclass(worker, DistributeWorker)):
         raise ConfigError(f"{where}: {step.use!r} is {worker!r}, which is no nonet.DistributeWorker")
     declaration = getattr(getattr(worker, "apply", None), "__nonet_method__", None)

@@ -29,7 +29,7 @@ from nonet.controller.stages._looks import (
 from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages._overlap import overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
-from nonet.workers.runtime import GroupFuture, end_to_end
+from nonet.workers.runtime import GroupFuture, concat_futures
 
 Stopped = Callable[[], bool]
 Answer = tuple[GroupFuture, dict[str, GroupFuture]]  # beams, and scores by reward
@@ -144,7 +144,7 @@ class _Asynchronous:
         step, part = divmod(number, self.parts)
         prompts = Prompts(self.name, step, self.stage.users)
         beams = self.session.rollout.generate_group(slot, prompts, (part, self.parts))
-        given = self.threads.submit(beams.within(self.session.deadlines.step).settle)
+        given = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
         return given, self.threads.submit(self._scored, step, given)
 
     def _scored(self, step: int, given: Future[GroupFuture]) -> Answer:
@@ -166,8 +166,10 @@ class _Asynchronous:
         else:
             self.session.enter_step(step)
         answers = [self._of_now(step, *answer) for answer in answers]
-        beams = end_to_end([beams for beams, _ in answers])
-        scores = {reward: end_to_end([scores[reward] for _, scores in answers]) for reward in answers[0][1]}
+        beams = concat_futures([beams for beams, _ in answers])
+        scores = {
+            reward: concat_futures([scores[reward] for _, scores in answers]) for reward in answers[0][1]
+        }
         return self.threads.submit(trainer.update, beams, scores)
 
     def _of_now(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:

@@ -24,14 +24,14 @@ from nonet.controller.stages._looks import (
 )
 from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages.supervised import CHUNK_STEPS
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 
 _REHEARSAL_USERS = 8
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Run a stage from where it stands. False when asked to stop before its end; then it is committed."""
-    loop = heavy(session.scenario.stages[name].kind.loop)
+    loop = load_heavy(session.scenario.stages[name].kind.loop)
     return loop(session, name, recorder, stopped)
 
 

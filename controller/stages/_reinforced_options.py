@@ -8,14 +8,14 @@ from pydantic import Field, field_validator, model_validator
 
 from nonet.controller.scenario import Best, Between, Replaceable, RewardOptions, Schedule, StageOptions
 from nonet.options import Count, Positive, Rate, StrictModel, Word
-from nonet.plugins import Registry
+from nonet.plugins import PluginRegistry
 from nonet.rl.algorithms import ALGORITHMS
-from nonet.suggest import suggestion
+from nonet.suggest import suggest_inline
 
 
 class AlgorithmOptions(Replaceable):
     default: ClassVar[str] = "rloo"
-    registry: ClassVar[Registry[Any] | None] = ALGORITHMS
+    registry: ClassVar[PluginRegistry[Any] | None] = ALGORITHMS
 
 
 class _Drawing(StrictModel):
@@ -167,7 +167,7 @@ class Reinforced(StageOptions):
             for name in [*(scene.rewards or ()), *scene.weights]:
                 if name not in self.rewards:
                     raise ValueError(
-                        f"scenes.of.{value}: the stage has no reward {name!r}{suggestion(name, list(self.rewards))}; "
+                        f"scenes.of.{value}: the stage has no reward {name!r}{suggest_inline(name, list(self.rewards))}; "
                         f"rewards: {', '.join(self.rewards)}"
                     )
                 if self.rewards[name].at_least is not None:

@@ -10,7 +10,7 @@ from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder
 from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, Share, StrictModel, Word
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
 CHUNK_STEPS = 10
@@ -92,9 +92,11 @@ class SupervisedKind(StageKind):
     def check_data(self, name: str, body: Supervised, seq: Any) -> None:
         for kind in body.weight:
             if kind not in seq.event_names:
-                known = f"its kinds are {listed(seq.event_names)}" if seq.event_names else "it has no kinds"
+                known = (
+                    f"its kinds are {join_names(seq.event_names)}" if seq.event_names else "it has no kinds"
+                )
                 raise ConfigError(
-                    f"stages.{name}.weight: the data has no event {kind!r}; {known}.{did_you_mean(kind, seq.event_names)}"
+                    f"stages.{name}.weight: the data has no event {kind!r}; {known}.{suggest_sentence(kind, seq.event_names)}"
                 )
 
         if body.propensity is not None:
@@ -150,9 +152,9 @@ SPEC = SupervisedKind()
 def _check_propensity(path: str, column: str, seq: Any) -> None:
     """Raises ConfigError where the column is not there, or holds no chances."""
     if column not in seq.columns:
-        known = f"it carries {listed(seq.columns)}" if seq.columns else "it carries no columns"
+        known = f"it carries {join_names(seq.columns)}" if seq.columns else "it carries no columns"
         raise ConfigError(
-            f"{path}.column: the data has no {column!r}; {known}.{did_you_mean(column, seq.columns)}"
+            f"{path}.column: the data has no {column!r}; {known}.{suggest_sentence(column, seq.columns)}"
         )
     for part in seq.parts():
         values = part.columns[column]

@@ -13,7 +13,7 @@ from nonet.errors import ConfigError
 from nonet.models.ranking import ranks_of_test
 from nonet.samples.batches import event_at, some_prompts
 from nonet.samples.sequences import TEST, Sequences
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: P held-out test events.
 
@@ -61,7 +61,7 @@ class Tested:
         there = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
         if not path.exists():
             raise ConfigError(
-                f"{self.run.id} has no ranks of {subject!r}; it ranked {listed(there)}.{did_you_mean(subject, there)}"
+                f"{self.run.id} has no ranks of {subject!r}; it ranked {join_names(there)}.{suggest_sentence(subject, there)}"
             )
         return ranks_of_test(path)
 

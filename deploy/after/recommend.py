@@ -26,7 +26,7 @@ from nonet.models.ranking import tie_order
 from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import ALLOW, TEST, Sequences
 from nonet.samples.tables import NONE, as_numbers, keys_in
-from nonet.suggest import close_to
+from nonet.suggest import find_close_matches
 from nonet.types import Jagged
 from nonet.workers.roles.evaluation import load_recommender
 
@@ -185,7 +185,7 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
         items, times = found["item"][order], found["time"][order]
         return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
     if not len(rows):
-        near = close_to(user, ids, 3)
+        near = find_close_matches(user, ids, 3)
         raise ConfigError(
             f"there is no user {user!r} in this run"
             + (f"; close: {', '.join(near)}" if near else f"; for example {', '.join(ids[:3])}")
@@ -251,7 +251,7 @@ def _item_of(corpus: Corpus, title: str) -> int:
         ]
         if items:
             return max(items, key=lambda i: events[i])
-    near = close_to(words, bare, 3, 0.5)
+    near = find_close_matches(words, bare, 3, 0.5)
     close = ", ".join(titles[bare.index(text)] for text in near)
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 

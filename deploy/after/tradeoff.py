@@ -22,7 +22,7 @@ from nonet.controller.scenario import holds, load_scenario, make_scenario, put, 
 from nonet.deploy.report import tick_labels, ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
-from nonet.plugins import Files
+from nonet.plugins import PluginFiles
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 340, 70, 50
 _STYLE = """
@@ -168,7 +168,9 @@ def _point(
         put(whole, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
     for path, value in values.items():
         put(whole, path, value, "tradeoff")
-    return api.ScenarioFile(make_scenario(whole, scenario.name, Files(str(source.sources))), source.sources)
+    return api.ScenarioFile(
+        make_scenario(whole, scenario.name, PluginFiles(str(source.sources))), source.sources
+    )
 
 
 def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:

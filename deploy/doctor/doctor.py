@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nonet.controller.cluster import host_memory_bytes
 from nonet.controller.plan import gigabytes
-from nonet.embedding.tables import cache_folder
+from nonet.embedding.tables import get_cache_folder
 from nonet.errors import ConfigError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
@@ -175,7 +175,7 @@ def _folders() -> Iterator[Check]:
     runs = Path(os.environ.get("NONET_RUNS", "runs")).absolute()
     for name, folder in (
         ("runs", runs),
-        ("cache", cache_folder()),
+        ("cache", get_cache_folder()),
         ("temporary", Path(tempfile.gettempdir())),
     ):
         there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -19,7 +19,7 @@ from nonet.controller.scenario import make_scenario, yaml
 from nonet.deploy.new.scenario_page import reward_page, scenario_page
 from nonet.deploy.new.sources import Source, find_source
 from nonet.errors import ConfigError
-from nonet.plugins import Files
+from nonet.plugins import PluginFiles
 from nonet.samples.importers import importer
 from nonet.samples.profiles import profile_text, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
@@ -163,7 +163,7 @@ def _scenario(
     form = TableFormat.from_options(data.get("columns"), data.get("missing"))
     profile = read_profile(str(beside / data["interactions"]), items, form)
     text = scenario_page(name, place.name or str(place), data, profile, str(reward))
-    scenario = make_scenario(yaml.parse(text), name, Files(str(beside)))
+    scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(beside)))
     source = ScenarioFile(scenario, beside)
     said = profile_text(profile).splitlines()
     said += [f"warning: {warning}" for warning in planning.checked(source)]

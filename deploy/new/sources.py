@@ -31,7 +31,7 @@ from nonet.samples.tables import (
     same_item_column,
     time_candidates,
 )
-from nonet.suggest import listed
+from nonet.suggest import join_names
 
 _SHOWN = ".csv, .tsv, .csv.gz, .tsv.gz, .inter, .item, .jsonl"
 _DATA = (*ENDINGS, ".parquet")
@@ -223,14 +223,14 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
     for role, name in columns.items():
         if name not in named:
             raise ConfigError(
-                f"--column {role}={name}: no table of {place} has it; columns: {listed(sorted(there))}"
+                f"--column {role}={name}: no table of {place} has it; columns: {join_names(sorted(there))}"
             )
     whole = [table for table in tables if table.is_interactions]
     whole = whole or [table for table in (each.by_type() for each in tables) if table.is_interactions]
     if chosen := _by_name(whole, "interactions"):
         return chosen
     if len(whole) > 1:
-        names = listed(table.path.name for table in whole)
+        names = join_names(table.path.name for table in whole)
         found = f"--data {place}: {len(whole)} tables have users, items and times ({names})"
         if whole[0].names == whole[1].names:
             raise ConfigError(
@@ -252,7 +252,7 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
         )
     raise ConfigError(
         f"--data {best.path}{_read_as(best)}: no column looks like the {' or the '.join(missing)}; it has "
-        f"{listed(best.names)}. Name it: "
+        f"{join_names(best.names)}. Name it: "
         f"--column {missing[0]}=NAME"
     )
 
@@ -272,13 +272,13 @@ def _items(
         if "item" not in table.item_roles:
             named = interactions.roles.get("item", "item_id")
             raise ConfigError(
-                f"--items {given}{_read_as(table)}: no column looks like the item; it has {listed(table.names)}. "
+                f"--items {given}{_read_as(table)}: no column looks like the item; it has {join_names(table.names)}. "
                 f"Call the column of its ids {named} there, as {interactions.path.name} does, or item_id"
             )
         return table
     of_items = [table for table in tables if table.path != interactions.path and table.is_items]
     if len(of_items) > 1 and _by_name(of_items, "items") is None:
-        names = listed(table.path.name for table in of_items)
+        names = join_names(table.path.name for table in of_items)
         raise ConfigError(
             f"--data {place}: {len(of_items)} tables look like items ({names}); name one with --items"
         )

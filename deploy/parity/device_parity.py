@@ -26,8 +26,8 @@ from nonet.models.generation import Corpus
 from nonet.models.ranking import of_events, tie_order
 from nonet.samples.batches import prompts
 from nonet.samples.sequences import TEST, TRAIN
-from nonet.workers.devices import HOST, PRECISIONS, Environment, device
-from nonet.workers.runtime import ActorGroup, Place, RoleSpec, Seat, WorkerGroup, ensure_ray
+from nonet.workers.devices import HOST, PRECISIONS, PoolEnvironment, get_device
+from nonet.workers.runtime import ActorGroup, Place, RoleSpec, WorkerGroup, WorkerResources, ensure_ray
 
 _WAIT_S = 600.0
 _READY_S = 30.0
@@ -121,7 +121,7 @@ def _pool(scenario: Scenario, name: str) -> Pool:
     if name in scenario.pools:
         return scenario.pools[name]
     try:
-        device(name)
+        get_device(name)
     except ConfigError:
         known = ", ".join(scenario.pools) or "none"
         raise ConfigError(
@@ -137,7 +137,7 @@ def _check_there(sides: Sequence[ParitySide]) -> None:
     ensure_ray()
     there = ray.cluster_resources()
     for side in sides:
-        resource = device(side.pool.device).resource or "CPU"
+        resource = get_device(side.pool.device).resource or "CPU"
         if there.get(resource, 0.0) < 1:
             raise PlacementError(
                 f"pool {side.name!r} needs 1 {resource}, the cluster has {there.get(resource, 0.0):g}: "
@@ -221,7 +221,7 @@ def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
 
     from nonet.workers.roles.evaluation import Probe
 
-    kind = device(side.pool.device)
+    kind = get_device(side.pool.device)
     bundle = {kind.resource or "CPU": 1.0}
     spot = placement_group([bundle], bundle_label_selector=[dict(side.pool.labels)])
     try:
@@ -233,11 +233,11 @@ def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
             )
         env = side.pool.env.model_dump() if side.pool.env else None
         nodes = placement_group_table(spot)["bundles_to_node_id"].values()
-        Environment.of(env).check(side.name, nodes)
+        PoolEnvironment.from_options(env).check_interpreter(side.name, nodes)
         hosts = ActorGroup(
             {"probe": RoleSpec(Probe, (run_setup(scenario), side.precision))},
             name=f"probe of {side.name}",
-            seat=Seat(
+            seat=WorkerResources(
                 device=side.pool.device,
                 cpus=0.0 if kind.resource else 1.0,
                 devices=1.0 if kind.resource else 0.0,
@@ -245,8 +245,8 @@ def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
                 env=env,
             ),
         )
-        hosts.ready()
-        yield WorkerGroup.of(hosts, "probe")
+        hosts.wait_until_ready()
+        yield WorkerGroup.from_actors(hosts, "probe")
         hosts.stop()
     finally:
         remove_placement_group(spot)

@@ -13,7 +13,7 @@ from nonet.controller.scenario import Scenario, document, find, load_scenario, m
 from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
-from nonet.plugins import Files
+from nonet.plugins import PluginFiles
 
 if TYPE_CHECKING:
     from nonet.deploy.run.driver import Run
@@ -35,7 +35,7 @@ class ScenarioFile:
             whole["settings"] = {
                 key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
             }
-        return replace(self, scenario=make_scenario(whole, self.scenario.name, Files(str(self.folder))))
+        return replace(self, scenario=make_scenario(whole, self.scenario.name, PluginFiles(str(self.folder))))
 
     def plan(self, view: ClusterView | None = None) -> Plan:
         """The plan on a cluster view, this machine by default; `.show()` is its text."""

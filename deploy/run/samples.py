@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.controller.scenario import Scenario
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.samples.streams import stats
 
 
@@ -13,7 +13,7 @@ def explained(scenario: Scenario) -> str:
     """Each stage's rows, their order and who reads them."""
     data = scenario.data
     source = data.source.spec
-    plan = heavy(source.explain)(data.source.options(), scenario.seed, data.engine)
+    plan = load_heavy(source.explain)(data.source.options(), scenario.seed, data.engine)
     lines = [
         f"{scenario.name}: source {data.source.use}, seed {scenario.seed}",
         *(f"  {line}" for line in plan),

@@ -16,7 +16,7 @@ from nonet.atomic import write_whole
 from nonet.controller.record import Commands, RunFolder, claim, find_run
 from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
-from nonet.plugins import file_of
+from nonet.plugins import parse_file
 from nonet.rl.rewards import check_options, find_reward
 
 _LOOK_S = 0.1
@@ -130,7 +130,7 @@ def _is_held(folder: RunFolder) -> bool:
 
 def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
     """`use` by the run's own copy of its file, and that one's sha256; what names no file stays as it is."""
-    file = file_of(use)
+    file = parse_file(use)
     if file is None:
         return use, ""
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -8,24 +8,24 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.registry import Registry, Serving, registry_beside
+from nonet.workers.registry import ServingState, VersionRegistry, open_registry
 
 
-def registry_of(run: str) -> Registry:
+def registry_of(run: str) -> VersionRegistry:
     """The registry of a run. Raises ConfigError where nothing was published."""
     beside = find_run(run).path / "serving"
     if not (beside / "registry" / "versions").is_dir():
         raise ConfigError(
             f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit"
         )
-    return registry_beside(beside)
+    return open_registry(beside)
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
     """A row a version, oldest first."""
     registry = registry_of(run)
     serving = registry.serving
-    return [_row(registry, serving, number) for number in registry.numbers()]
+    return [_row(registry, serving, number) for number in registry.list_versions()]
 
 
 def publish_commit(run: str, step: int) -> dict[str, Any]:
@@ -50,9 +50,9 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     return asdict(registry_of(run).rollback(to))
 
 
-def _row(registry: Registry, serving: Serving, number: int) -> dict[str, Any]:
+def _row(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:
     try:
-        version = registry.version(number)
+        version = registry.read_version(number)
     except CheckpointError as error:
         return {"version": number, "state": "torn", "problem": str(error)}
     state = "refused" if number in serving.refused else ""

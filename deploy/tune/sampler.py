@@ -39,7 +39,7 @@ def new_values(
         sampler = optuna.samplers.TPESampler(
             n_startup_trials=max(_LEAST_RANDOM, -(-trials // 3)),
             multivariate=True,
-            seed=random.key(seed, "tune", number) % (1 << 32),
+            seed=random.hash_words(seed, "tune", number) % (1 << 32),
         )
     study = optuna.create_study(direction="minimize" if lower else "maximize", sampler=sampler)
     known = {key.path: _distribution(key) for key in space.keys}

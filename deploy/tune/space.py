@@ -20,7 +20,7 @@ from typing import Any
 
 from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 
 METRIC = "metric"
 KINDS = ("range", "log", "int")
@@ -125,7 +125,7 @@ def _key(where: str, path: str, body: Any) -> Key:
     named = [kind for kind in KINDS if kind in body]
     if len(named) != 1:
         unknown = next((str(name) for name in body if name not in (*KINDS, "step")), "")
-        hint = did_you_mean(unknown, KINDS)
+        hint = suggest_sentence(unknown, KINDS)
         dotted = (
             f" A key within a key is written with dots: {path}.{unknown}." if unknown and not hint else ""
         )

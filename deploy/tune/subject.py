@@ -34,8 +34,8 @@ from nonet.deploy.run import ScenarioFile
 from nonet.deploy.tune.space import METRIC, Space
 from nonet.errors import ConfigError
 from nonet.models import NATS
-from nonet.plugins import Files
-from nonet.suggest import did_you_mean, listed
+from nonet.plugins import PluginFiles
+from nonet.suggest import join_names, suggest_sentence
 
 _LENGTHS = ("epochs", "steps", "tokens")
 _METRIC_KEY = "checkpoint.keep.best"
@@ -82,7 +82,7 @@ class Subject:
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
         """The whole scenario with these values. Raises ConfigError."""
-        return make_scenario(self._with(values), self.source, Files(str(self.folder)))
+        return make_scenario(self._with(values), self.source, PluginFiles(str(self.folder)))
 
     def trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:
         """What a trial runs: stages up to the one that is judged, each with this share of its length."""
@@ -95,7 +95,7 @@ class Subject:
         if evaluate := whole.get("evaluate"):
             evaluate.pop("baselines", None)  # no trial is judged by them; the model's own take no time
             _shorten(evaluate, ("every",), share)
-        return ScenarioFile(make_scenario(whole, self.source, Files(str(self.folder))), self.folder)
+        return ScenarioFile(make_scenario(whole, self.source, PluginFiles(str(self.folder))), self.folder)
 
     def lengths(self, share: Fraction) -> list[Any]:
         """How long the stages of a trial are; rungs where this is the same are one."""
@@ -181,7 +181,7 @@ class Subject:
                 there, name = _at(whole, above), path.removeprefix(f"{above}.").partition(".")[0]
                 if name not in there:
                     raise ConfigError(
-                        f"{where}: {above} has no {name!r}; it has {listed(there)}.{did_you_mean(name, there)}"
+                        f"{where}: {above} has no {name!r}; it has {join_names(there)}.{suggest_sentence(name, there)}"
                     )
         name = path.split(".")[1] if path.startswith("stages.") else self.judged
         if stages.index(name) > stages.index(self.judged):

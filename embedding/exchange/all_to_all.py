@@ -23,9 +23,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nonet.embedding.exchange.codecs import Codec
-from nonet.embedding.exchange.header import COUNT, MORE, PULL, READ, SAME, WORDS, Header, agreed
-from nonet.embedding.exchange.layout import Layout, gone
-from nonet.embedding.exchange.routes import Route
+from nonet.embedding.exchange.header import (
+    COUNT,
+    MORE,
+    PULL,
+    READ,
+    SAME,
+    WORDS,
+    ExchangeHeader,
+    check_agreement,
+)
+from nonet.embedding.exchange.layout import RankLayout, find_missing_ranks
+from nonet.embedding.exchange.routes import KeyRoute
 from nonet.embedding.exchange.shared_memory import LocalWire, connect
 from nonet.errors import WorkerLost
 
@@ -38,7 +47,7 @@ Fill = Callable[[Tensor, Callable[[int], None]], None]
 class KeyRequest:
     """What this rank is asked for: the header, keys [M] in rank order, how many each rank asks [W]."""
 
-    header: Header
+    header: ExchangeHeader
     keys: np.ndarray
     counts: list[int]
 
@@ -53,7 +62,7 @@ class ExchangeTraffic:
 
 
 @dataclass(slots=True)
-class _Room:
+class _BlockCapacity:
     """Keys a block has room for, by rank [W]: given to each, got from each."""
 
     given: list[int]
@@ -61,7 +70,7 @@ class _Room:
 
 
 @dataclass(slots=True)
-class _Buffer:
+class _GrowingBuffer:
     """Memory that is kept between exchanges and only grows."""
 
     data: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -74,23 +83,23 @@ class _Buffer:
 
 
 class Wire:
-    """This rank's end of the exchanges; all ranks call `ask` and then `rows` in the same order."""
+    """This rank's end of the exchanges; all ranks call `exchange_keys` and then `exchange_rows` in the same order."""
 
-    def __init__(self, layout: Layout, group: Any, names: Sequence[str], local: bool = False):
+    def __init__(self, layout: RankLayout, group: Any, names: Sequence[str], local: bool = False):
         self._layout, self._group, self._names = layout, group, names
         self._local: LocalWire | None = None
         self._may_be_local = local  # asked once, before the first exchange, which all ranks take part in
-        self._rooms: dict[tuple[int, int], _Room] = {}
+        self._rooms: dict[tuple[int, int], _BlockCapacity] = {}
         self._last = (0, 0)
         self._pulled: dict[int, tuple[KeyRequest, np.ndarray]] = {}
         self._nobody = [0] * layout.world
-        self._buffers = {name: _Buffer() for name in ("given", "got", "more", "rows")}
+        self._buffers = {name: _GrowingBuffer() for name in ("given", "got", "more", "rows")}
         self.traffic = ExchangeTraffic()
 
-    def ask(
+    def exchange_keys(
         self,
-        header: Header | None,
-        route: Route | None,
+        header: ExchangeHeader | None,
+        route: KeyRoute | None,
         same: bool = False,
         own: np.ndarray = _NO_KEYS,
         meanwhile: Callable[[], None] | None = None,
@@ -101,25 +110,29 @@ class Wire:
         """
         keys, counts = (_NO_KEYS, self._nobody) if route is None or same else (route.keys, route.counts)
         if len(own):
-            keys, counts = self._without_own(keys, counts)
-        room = self._rooms.get(self._last) or _Room(self._nobody, self._nobody)
+            keys, counts = self._remove_own(keys, counts)
+        room = self._rooms.get(self._last) or _BlockCapacity(self._nobody, self._nobody)
         more = any(count > space for count, space in zip(counts, room.given, strict=True))
-        outgoing = self._fill(header, keys, counts, room.given, (int(same), int(more)))
-        blocks = self._blocks(outgoing, room, meanwhile)
+        outgoing = self._fill_blocks(header, keys, counts, room.given, (int(same), int(more)))
+        blocks = self._exchange_blocks(outgoing, room, meanwhile)
         heads = [block[:WORDS].tolist() for block in blocks]
-        settled = agreed(header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names)
+        settled = check_agreement(
+            header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names
+        )
         coming = [head[COUNT] for head in heads]
         parts = [
             block[WORDS : WORDS + min(n, len(block) - WORDS)] for block, n in zip(blocks, coming, strict=True)
         ]
         if any(head[MORE] for head in heads):
             parts = [part.copy() for part in parts]  # the next exchange may overwrite them
-            parts = self._rest(parts, coming, keys, counts, room)
-        self._rooms[self._last] = _Room(_grown(counts, room.given), _grown(coming, room.got))
+            parts = self._exchange_overflow(parts, coming, keys, counts, room)
+        self._rooms[self._last] = _BlockCapacity(
+            _grow_capacity(counts, room.given), _grow_capacity(coming, room.got)
+        )
         self._last = (settled.op, settled.table)
-        return self._asked(settled, parts, [bool(head[SAME]) for head in heads], own)
+        return self._make_request(settled, parts, [bool(head[SAME]) for head in heads], own)
 
-    def rows(
+    def exchange_rows(
         self,
         given: Tensor,
         codec: Codec,
@@ -136,71 +149,71 @@ class Wire:
         sent = given.contiguous() if exact else codec.encode(given)
         shape = (sum(got_counts), sent.shape[1])
         got = self._buffers["rows"].take(shape, sent.dtype) if into is None or not exact else into
-        self._all_to_all(got, sent, got_counts, given_counts)
+        self._exchange(got, sent, got_counts, given_counts)
         return got if exact else codec.decode(got, dim)
 
-    def room(self, count: int, dim: int) -> Tensor:
+    def allocate_rows(self, count: int, dim: int) -> Tensor:
         """float32 [count, dim] that lives until the next exchange of rows."""
         return self._buffers["rows"].take((count, dim), torch.float32)
 
-    def streams(self, codec: Codec) -> bool:
-        """Whether rows go by `answer` and `gather`, later ones still looked up while earlier ones are read: all ranks agree."""
-        return codec.name == "fp32" and self._met() is not None
+    def can_stream(self, codec: Codec) -> bool:
+        """Return whether `stream_rows` and `gather_rows` look up later rows while earlier ones are read; all ranks agree."""
+        return codec.name == "fp32" and self._connect_local() is not None
 
-    def answer(self, counts: list[int], dim: int, fill: Fill) -> None:
+    def stream_rows(self, counts: list[int], dim: int, fill: Fill) -> None:
         """Send every rank its rows, float32 [counts, dim], which `fill` writes into the tensor it is given.
 
-        `fill` says how many of the first ones are there whenever it likes. `gather` or `done` must follow.
+        `fill` says how many of the first ones are there whenever it likes. `gather_rows` or `finish_stream` must follow.
         """
-        local, width = self._streaming(), 4 * dim
-        out = torch.from_numpy(local.outgoing(sum(counts) * width).view(np.float32).reshape(-1, dim))
+        local, width = self._require_local(), 4 * dim
+        out = torch.from_numpy(local.get_outgoing(sum(counts) * width).view(np.float32).reshape(-1, dim))
         self._count(out.nbytes, keys=False)
-        with self._naming_the_lost():
+        with self._translate_errors():
             local.announce([count * width for count in counts])
-        fill(out, lambda rows: local.tell(rows * width))
+        fill(out, lambda rows: local.publish_bytes(rows * width))
 
-    def gather(self, route: Route, own: Tensor) -> Tensor:
+    def gather_rows(self, route: KeyRoute, own: Tensor) -> Tensor:
         """Rows [N, D] of the asked keys, as the others send them; `own` [.., D] are those of this rank's own keys."""
         out = torch.empty(len(route.place), own.shape[1])
-        with self._naming_the_lost():
-            self._streaming().gather(route.place, route.counts, own, out)
+        with self._translate_errors():
+            self._require_local().gather(route.place, route.counts, own, out)
         return out
 
-    def done(self) -> None:
+    def finish_stream(self) -> None:
         """End an exchange whose rows go to others."""
-        with self._naming_the_lost():
-            self._streaming().done()
+        with self._translate_errors():
+            self._require_local().finish()
 
-    def bytes_of(self, given: Tensor, given_counts: list[int], got_counts: list[int]) -> Tensor:
+    def exchange_bytes(self, given: Tensor, given_counts: list[int], got_counts: list[int]) -> Tensor:
         """Send and receive opaque rows, uint8 [M, B]."""
         got = torch.empty(sum(got_counts), given.shape[1], dtype=torch.uint8)
-        self._all_to_all(got, given.contiguous(), got_counts, given_counts)
+        self._exchange(got, given.contiguous(), got_counts, given_counts)
         return got
 
-    def blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
+    def exchange_blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
         """Send uint8 arrays, one to each rank [W], and receive one of each."""
         sizes = torch.tensor([len(blob) for blob in given], dtype=torch.int64)
         coming = torch.empty_like(sizes)
         every = [1] * self._layout.world
-        self._all_to_all(coming, sizes, every, every)
+        self._exchange(coming, sizes, every, every)
         got = torch.empty(int(coming.sum()), dtype=torch.uint8)
-        self._all_to_all(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
-        return _cut(got.numpy(), coming.tolist())
+        self._exchange(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
+        return _split_views(got.numpy(), coming.tolist())
 
-    def forget(self) -> None:
+    def forget_pulls(self) -> None:
         """No push may refer to a pull from before this: the keys' owners have changed."""
         self._pulled.clear()
 
-    def _fill(
+    def _fill_blocks(
         self,
-        header: Header | None,
+        header: ExchangeHeader | None,
         keys: np.ndarray,
         counts: list[int],
         room: list[int],
         flags: tuple[int, int],
     ) -> np.ndarray:
-        blocks = self._block_room(sum(room) + WORDS * len(room))
-        words = header.words() if header else [0] * COUNT
+        blocks = self._allocate_blocks(sum(room) + WORDS * len(room))
+        words = header.to_words() if header else [0] * COUNT
         at, start = 0, 0
         for count, space in zip(counts, room, strict=True):
             blocks[at : at + WORDS] = [*words, count, *flags]
@@ -209,25 +222,25 @@ class Wire:
             at, start = at + WORDS + space, start + count
         return blocks
 
-    def _block_room(self, words: int) -> np.ndarray:
+    def _allocate_blocks(self, words: int) -> np.ndarray:
         """int64 [words], to be sent without a copy where that can be."""
-        local = self._met()
+        local = self._connect_local()
         if local is None:
             return self._buffers["given"].take((words,), torch.int64).numpy()
-        return local.outgoing(8 * words).view(np.int64)
+        return local.get_outgoing(8 * words).view(np.int64)
 
-    def _blocks(
-        self, outgoing: np.ndarray, room: _Room, meanwhile: Callable[[], None] | None
+    def _exchange_blocks(
+        self, outgoing: np.ndarray, room: _BlockCapacity, meanwhile: Callable[[], None] | None
     ) -> list[np.ndarray]:
         """The blocks, int64, that all ranks send; they last until the next exchange."""
         sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
-        local = self._met()
+        local = self._connect_local()
         if local is None:
             got = self._buffers["got"].take((sum(came),), torch.int64)
-            self._all_to_all(got, torch.from_numpy(outgoing), came, sent, meanwhile)
-            return _cut(got.numpy(), came)
+            self._exchange(got, torch.from_numpy(outgoing), came, sent, meanwhile)
+            return _split_views(got.numpy(), came)
         self._count(outgoing.nbytes, keys=True)
-        with self._naming_the_lost():
+        with self._translate_errors():
             blocks = local.swap([8 * words for words in sent], meanwhile)
         return [block.view(np.int64) for block in blocks]
 
@@ -238,43 +251,48 @@ class Wire:
             self.traffic.row_bytes += nbytes
         self.traffic.collectives += 1
 
-    def _met(self) -> LocalWire | None:
+    def _connect_local(self) -> LocalWire | None:
         """The wire through shared memory, where it is wanted and can be."""
         if self._may_be_local:
             self._may_be_local = False
-            with self._naming_the_lost():
+            with self._translate_errors():
                 self._local = connect(self._layout.rank, self._group)
         return self._local
 
-    def _streaming(self) -> LocalWire:
-        assert self._local is not None, "ask `streams` first"
+    def _require_local(self) -> LocalWire:
+        assert self._local is not None, "ask `can_stream` first"
         return self._local
 
-    def _rest(
-        self, parts: list[np.ndarray], coming: list[int], keys: np.ndarray, counts: list[int], room: _Room
+    def _exchange_overflow(
+        self,
+        parts: list[np.ndarray],
+        coming: list[int],
+        keys: np.ndarray,
+        counts: list[int],
+        room: _BlockCapacity,
     ) -> list[np.ndarray]:
         """The keys that had no room in the blocks, in one more all-to-all."""
         left = [max(count - space, 0) for count, space in zip(counts, room.given, strict=True)]
         late = [max(count - space, 0) for count, space in zip(coming, room.got, strict=True)]
-        pieces = zip(_cut(keys, counts), left, strict=True)
+        pieces = zip(_split_views(keys, counts), left, strict=True)
         rest = np.concatenate([piece[len(piece) - count :] for piece, count in pieces])
         got = self._buffers["more"].take((sum(late),), torch.int64)
-        self._all_to_all(got, torch.from_numpy(rest), late, left)
-        return [np.concatenate(pair) for pair in zip(parts, _cut(got.numpy(), late), strict=True)]
+        self._exchange(got, torch.from_numpy(rest), late, left)
+        return [np.concatenate(pair) for pair in zip(parts, _split_views(got.numpy(), late), strict=True)]
 
-    def _without_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
+    def _remove_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
         """Keys and counts less those of this rank."""
         rank = self._layout.rank
         start = sum(counts[:rank])
         left = np.concatenate([keys[:start], keys[start + counts[rank] :]])
         return left, [0 if other == rank else count for other, count in enumerate(counts)]
 
-    def _asked(
-        self, header: Header, parts: list[np.ndarray], same: list[bool], own: np.ndarray
+    def _make_request(
+        self, header: ExchangeHeader, parts: list[np.ndarray], same: list[bool], own: np.ndarray
     ) -> KeyRequest:
         if any(same):
             before, before_own = self._pulled[header.table]
-            pulled = _cut(before.keys, before.counts)
+            pulled = _split_views(before.keys, before.counts)
             if len(before_own):
                 pulled[self._layout.rank] = before_own
             parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
@@ -283,7 +301,7 @@ class Wire:
             self._pulled[header.table] = request, own
         return request
 
-    def _all_to_all(
+    def _exchange(
         self,
         got: Tensor,
         sent: Tensor,
@@ -292,10 +310,10 @@ class Wire:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self._count(sent.nbytes, keys=sent.dtype == torch.int64)
-        local = self._met()
-        with self._naming_the_lost():
+        local = self._connect_local()
+        with self._translate_errors():
             if local is not None:
-                local.all_to_all(got, sent, got_counts, sent_counts, meanwhile)
+                local.exchange(got, sent, got_counts, sent_counts, meanwhile)
                 return
             work = dist.all_to_all_single(
                 got, sent, got_counts, sent_counts, group=self._group, async_op=meanwhile is not None
@@ -305,15 +323,15 @@ class Wire:
                 work.wait()  # type: ignore[union-attr]
 
     @contextmanager
-    def _naming_the_lost(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as cause:
-            raise self._lost(cause) from cause
+            raise self._make_worker_lost(cause) from cause
 
-    def _lost(self, cause: RuntimeError) -> WorkerLost:
+    def _make_worker_lost(self, cause: RuntimeError) -> WorkerLost:
         first_line = str(cause).splitlines()[0]
-        missing = gone(self._layout.rank, self._layout.world)
+        missing = find_missing_ranks(self._layout.rank, self._layout.world)
         who = f"; no sign of life from {missing}" if missing else ""
         return WorkerLost(
             f"{self._layout} of the sparse world waited for the other ranks in vain{who}: {first_line}; "
@@ -321,7 +339,7 @@ class Wire:
         )
 
 
-def _cut(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+def _split_views(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     """Views of consecutive parts."""
     parts, start = [], 0
     for size in sizes:
@@ -330,7 +348,7 @@ def _cut(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     return parts
 
 
-def _grown(counts: list[int], room: list[int]) -> list[int]:
+def _grow_capacity(counts: list[int], room: list[int]) -> list[int]:
     """Room for these counts and an eighth more; what is not used shrinks slowly."""
     return [
         max(count + count // 8 + 16 if count else 0, space - (space + 7) // 8)

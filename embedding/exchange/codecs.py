@@ -31,7 +31,7 @@ class Codec:
     decode: Callable[[Tensor, int], Tensor]
 
 
-def codec(name: str) -> Codec:
+def get_codec(name: str) -> Codec:
     """The codec of this name. Raises ConfigError that lists the others."""
     try:
         return _CODECS[name]
@@ -39,17 +39,17 @@ def codec(name: str) -> Codec:
         raise ConfigError(f"there is no wire codec {name!r}; choose one of: {', '.join(_CODECS)}") from None
 
 
-def _bytes(rows: Tensor) -> Tensor:
+def _view_bytes(rows: Tensor) -> Tensor:
     if not len(rows):  # torch leaves such tensors with strides that cannot be viewed as bytes
         return torch.empty(0, rows.shape[1] * rows.element_size(), dtype=torch.uint8)
     return rows.contiguous().view(torch.uint8)
 
 
-def _half(name: str, dtype: torch.dtype) -> Codec:
+def _make_half_codec(name: str, dtype: torch.dtype) -> Codec:
     largest = torch.finfo(dtype).max
 
     def encode(rows: Tensor) -> Tensor:
-        return _bytes(rows.clamp(-largest, largest).to(dtype))
+        return _view_bytes(rows.clamp(-largest, largest).to(dtype))
 
     def decode(data: Tensor, dim: int) -> Tensor:
         return data.view(dtype).to(torch.float32)
@@ -63,7 +63,7 @@ def _encode_int8(rows: Tensor) -> Tensor:
         bad = torch.nonzero(~torch.isfinite(scale[:, 0]))[:3, 0].tolist()
         raise DataError(f"rows {bad} of {len(rows)} are not finite and cannot travel as int8; send fp32")
     levels = torch.round(rows / scale).to(torch.int8)
-    return torch.cat([levels.view(torch.uint8), _bytes(scale)], dim=1)
+    return torch.cat([levels.view(torch.uint8), _view_bytes(scale)], dim=1)
 
 
 def _decode_int8(data: Tensor, dim: int) -> Tensor:
@@ -73,8 +73,8 @@ def _decode_int8(data: Tensor, dim: int) -> Tensor:
 
 
 _CODECS = {
-    "fp32": Codec("fp32", lambda dim: 4 * dim, _bytes, lambda data, dim: data.view(torch.float32)),
-    "fp16": _half("fp16", torch.float16),
-    "bf16": _half("bf16", torch.bfloat16),
+    "fp32": Codec("fp32", lambda dim: 4 * dim, _view_bytes, lambda data, dim: data.view(torch.float32)),
+    "fp16": _make_half_codec("fp16", torch.float16),
+    "bf16": _make_half_codec("bf16", torch.bfloat16),
     "int8": Codec("int8", lambda dim: dim + _SCALE_BYTES, _encode_int8, _decode_int8),
 }

@@ -22,7 +22,7 @@ WORDS, COUNT, SAME, MORE = 8, 5, 6, 7
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ExchangeHeader:
     """An operation, the table's number, the step, the learning rate (None: the table's own), the slice map's version."""
 
     op: int
@@ -31,33 +31,35 @@ class Header:
     lr: float | None = None
     slices: int = 0
 
-    def words(self) -> list[int]:
+    def to_words(self) -> list[int]:
         """Five int64; a learning rate travels as its bits."""
         lr = _NO_LR if self.lr is None else struct.unpack("<q", struct.pack("<d", self.lr))[0]
         return [self.op, self.table, self.step, lr, self.slices]
 
     @classmethod
-    def of(cls, words: Sequence[int]) -> Header:
+    def from_words(cls, words: Sequence[int]) -> ExchangeHeader:
         """The header that gave these words."""
         op, table, step, lr, slices = words
         rate = None if lr == _NO_LR else struct.unpack("<d", struct.pack("<q", lr))[0]
         return cls(op, table, step, rate, slices)
 
-    def text(self, names: Sequence[str]) -> str:
+    def describe(self, names: Sequence[str]) -> str:
         """For a message, e.g. "push of 'item' at step 12"."""
         named = f" of {names[self.table]!r}" if self.op != STOP else ""
         return f"{_OPS[self.op]}{named} at step {self.step} with lr {self.lr} and slice map {self.slices}"
 
 
-def agreed(mine: Header | None, headers: Iterable[Sequence[int]], names: Sequence[str]) -> Header:
+def check_agreement(
+    mine: ExchangeHeader | None, headers: Iterable[Sequence[int]], names: Sequence[str]
+) -> ExchangeHeader:
     """The one header that all trainers gave; `headers` are their words. Raises NonetError when they differ."""
-    first, *others = (Header.of(words) for words in headers)
+    first, *others = (ExchangeHeader.from_words(words) for words in headers)
     for other in others:
         if other != first:
-            ours = "this one is a shard" if mine is None else f"this one asks a {mine.text(names)}"
+            ours = "this one is a shard" if mine is None else f"this one asks a {mine.describe(names)}"
             raise NonetError(
                 f"trainers of the sparse world differ in what they ask ({ours}; there are a "
-                f"{first.text(names)} and a {other.text(names)}); all of them must pull and push the same tables in "
+                f"{first.describe(names)} and a {other.describe(names)}); all of them must pull and push the same tables in "
                 "the same order"
             )
     return first

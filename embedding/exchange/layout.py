@@ -19,7 +19,7 @@ from nonet.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """Ranks 0..world-1: trainers and shards are ranges of them, equal when fused and disjoint when apart."""
 
     rank: int
@@ -27,21 +27,21 @@ class Layout:
     shards: range
 
     @classmethod
-    def single(cls) -> Layout:
+    def single(cls) -> RankLayout:
         """One process that trains and holds every row."""
         return cls(0, range(1), range(1))
 
     @classmethod
-    def fused(cls, rank: int, world: int) -> Layout:
+    def fused(cls, rank: int, world: int) -> RankLayout:
         """Every rank trains and holds its share of the rows."""
-        return cls(_checked(rank, world), range(world), range(world))
+        return cls(_check_rank(rank, world), range(world), range(world))
 
     @classmethod
-    def apart(cls, rank: int, trainers: int, shards: int) -> Layout:
+    def separate(cls, rank: int, trainers: int, shards: int) -> RankLayout:
         """Ranks 0..trainers-1 train, the `shards` ranks after them hold the rows."""
         if trainers < 1 or shards < 1:
             raise ConfigError(f"a sparse world needs a trainer and a shard, got {trainers} and {shards}")
-        return cls(_checked(rank, trainers + shards), range(trainers), range(trainers, trainers + shards))
+        return cls(_check_rank(rank, trainers + shards), range(trainers), range(trainers, trainers + shards))
 
     @property
     def world(self) -> int:
@@ -61,16 +61,16 @@ class Layout:
     def __str__(self) -> str:
         roles = [
             f"{name} {self.rank - ranks.start} of {len(ranks)}"
-            for name, ranks in self._roles()
+            for name, ranks in self._list_roles()
             if self.rank in ranks
         ]
         return f"rank {self.rank} of {self.world} ({', '.join(roles)})"
 
-    def _roles(self) -> list[tuple[str, range]]:
+    def _list_roles(self) -> list[tuple[str, range]]:
         return [("trainer", self.trainers), ("shard", self.shards)]
 
 
-def _checked(rank: int, world: int) -> int:
+def _check_rank(rank: int, world: int) -> int:
     if not 0 <= rank < world:
         raise ConfigError(f"rank {rank} is not in a sparse world of {world}; ranks count from 0")
     return rank
@@ -79,7 +79,7 @@ def _checked(rank: int, world: int) -> int:
 _GRACE_S = 1.0
 
 
-def gone(rank: int, world: int) -> str:
+def find_missing_ranks(rank: int, world: int) -> str:
     """The ranks that left no mark within a second, e.g. "rank 1", or nothing."""
     from torch.distributed.distributed_c10d import _get_default_store
 

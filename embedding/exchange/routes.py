@@ -1,6 +1,6 @@
 """Where a batch's keys go: each distinct key once, sorted by the rank that owns it.
 
-`route` is pure. A key is found to be a duplicate by stamping positions into cells of its hash, the very hash that gives
+`make_route` is pure. A key is found to be a duplicate by stamping positions into cells of its hash, the very hash that gives
 the slice: no sort over keys. Cells hold positions and never keys, so every key value is legal. 8,192 keys take
 0.24 ms in NumPy; `fast_route` gives the same route by C++.
 
@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from nonet.embedding import SliceMap, splitmix64
-from nonet.embedding.tables import NativeUnavailable, library
+from nonet.embedding.tables import NativeUnavailable, load_library
 
 _SLICE_SHIFT = np.uint64(48)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class KeyRoute:
     """Distinct keys [U] sorted by owner, how many go to each rank [W], and where each asked key stands among them [N]."""
 
     asked: np.ndarray
@@ -41,28 +41,28 @@ class Route:
         """Whether no key was asked for twice."""
         return len(self.keys) == len(self.place)
 
-    def only(self, chosen: np.ndarray) -> Route:
+    def select_keys(self, key_mask: np.ndarray) -> KeyRoute:
         """The route of some of the distinct keys, `chosen` [U] bool, each asked for once."""
-        keys, stop = self.keys[chosen], np.cumsum(self.counts)
-        until = np.concatenate([[0], np.cumsum(chosen)])
+        keys, stop = self.keys[key_mask], np.cumsum(self.counts)
+        until = np.concatenate([[0], np.cumsum(key_mask)])
         counts = [int(until[end] - until[end - count]) for end, count in zip(stop, self.counts, strict=True)]
-        return Route(keys, keys, counts, np.arange(len(keys)))
+        return KeyRoute(keys, keys, counts, np.arange(len(keys)))
 
-    def moved(self, start: int, count: int, first: bool) -> Route:
+    def move_to_end(self, start: int, count: int, unchanged: bool) -> KeyRoute:
         """The route when the `count` rows from `start` stand behind all others; `first`: when they stay where they are."""
         stop = start + count
-        if first or not count or stop == len(self.keys):
+        if unchanged or not count or stop == len(self.keys):
             return self
         to = np.arange(len(self.keys))
         to[start:stop] += len(self.keys) - stop
         to[stop:] -= count
-        return Route(self.asked, self.keys, self.counts, to[self.place])
+        return KeyRoute(self.asked, self.keys, self.counts, to[self.place])
 
-    def spread(self, rows: Tensor) -> Tensor:
+    def spread_rows(self, rows: Tensor) -> Tensor:
         """Rows [U, D] of the distinct keys as rows [N, D] of the asked ones."""
         return rows.index_select(0, torch.from_numpy(self.place))
 
-    def reduce(self, grads: Tensor) -> Tensor:
+    def sum_gradients(self, grads: Tensor) -> Tensor:
         """Gradients [N, D] summed over equal keys in position order: [U, D]."""
         place = torch.from_numpy(self.place)
         if self.distinct:
@@ -74,21 +74,23 @@ class Route:
 Router = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-def route(
+def make_route(
     keys: np.ndarray, slices: SliceMap, world: int, first: int = 0, router: Router | None = None
-) -> Route:
+) -> KeyRoute:
     """The route of keys [N] to shards that are the ranks `first`... of `world`."""
     all_keys = keys.copy()
-    sorted_keys, of_shards, place = (router or by_stamps)(all_keys, slices.owners, slices.shards)
+    sorted_keys, of_shards, place = (router or route_with_numpy)(all_keys, slices.owners, slices.shards)
     counts = [0] * world
     counts[first : first + slices.shards] = of_shards.tolist()
-    return Route(all_keys, sorted_keys, counts, place)
+    return KeyRoute(all_keys, sorted_keys, counts, place)
 
 
-def by_stamps(keys: np.ndarray, owners: np.ndarray, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def route_with_numpy(
+    keys: np.ndarray, owners: np.ndarray, shards: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The router in NumPy."""
     mixed = splitmix64(keys)
-    alike = _representatives(keys, mixed)
+    alike = _find_representatives(keys, mixed)
     distinct = np.flatnonzero(alike == np.arange(len(keys)))
     owner = owners[mixed[distinct] >> _SLICE_SHIFT]
     order = distinct[np.argsort(owner, kind="stable")]
@@ -97,7 +99,7 @@ def by_stamps(keys: np.ndarray, owners: np.ndarray, shards: int) -> tuple[np.nda
     return keys[order], np.bincount(owner, minlength=shards), place[alike]
 
 
-def _representatives(keys: np.ndarray, mixed: np.ndarray) -> np.ndarray:
+def _find_representatives(keys: np.ndarray, mixed: np.ndarray) -> np.ndarray:
     """For each key the position [N] of one that equals it, the same for all equal ones."""
     positions = np.arange(len(keys))
     alike = positions.copy()
@@ -119,17 +121,17 @@ def _representatives(keys: np.ndarray, mixed: np.ndarray) -> np.ndarray:
 _MOST = 1 << 30
 
 
-class _Room(threading.local):
+class _ScratchMemory(threading.local):
     """Scratch memory of a thread, which only grows: to ask for it anew takes a third of a route's time."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def of(self, count: int) -> list[int]:
+    def reserve(self, count: int) -> list[int]:
         """Addresses of the cells, keys and shards of a batch of so many keys."""
         if count > self._count:
             self._kept = (
-                np.empty(_cells(count), np.int32),
+                np.empty(_count_cells(count), np.int32),
                 np.empty(count, np.int64),
                 np.empty(count, np.int32),
             )
@@ -137,32 +139,32 @@ class _Room(threading.local):
         return self._at
 
 
-def _cells(count: int) -> int:
+def _count_cells(count: int) -> int:
     return 1 << max(4, (4 * count - 1).bit_length())
 
 
 @cache
-def best_router() -> Router:
-    """The C++ router; `by_stamps` where there is no core."""
+def select_router() -> Router:
+    """The C++ router; `route_with_numpy` where there is no core."""
     try:
-        call = library().nonet_route
+        call = load_library().nonet_route
     except NativeUnavailable:
-        return by_stamps
-    room = _Room()
+        return route_with_numpy
+    room = _ScratchMemory()
     call.restype = ctypes.c_int64
     call.argtypes = [ctypes.c_void_p, ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
 
-    def by_cells(
+    def route_with_core(
         keys: np.ndarray, owners: np.ndarray, shards: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count = len(keys)
         if not 0 < count < _MOST:
-            return by_stamps(keys, owners, shards)
+            return route_with_numpy(keys, owners, shards)
         keys = np.ascontiguousarray(keys)
         out, place, counts = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(shards, np.int64)
-        cells, *scratch = room.of(count)
+        cells, *scratch = room.reserve(count)
         at = [array.ctypes.data for array in (keys, owners, out, counts, place)]
-        distinct = call(at[0], count, at[1], shards, cells, _cells(count) - 1, *scratch, *at[2:])
+        distinct = call(at[0], count, at[1], shards, cells, _count_cells(count) - 1, *scratch, *at[2:])
         return out[:distinct], counts, place
 
-    return by_cells
+    return route_with_core

@@ -1,7 +1,7 @@
 """All-to-alls between ranks of one machine: payloads in shared memory, a letter about each on the receiver's board.
 
 A byte is copied once into memory that its receiver has mapped and once out of it, where loopback TCP copies it through the
-kernel in packets; not even once at the sender where it writes into `outgoing`. An exchange is one call of the core
+kernel in packets; not even once at the sender where it writes into `get_outgoing`. An exchange is one call of the core
 (native/exchange.cpp) without the GIL, so other threads of the process disturb it little. Every rank writes to every other
 one, even when it has nothing for it, so ranks stay in step: who has everyone's letter of exchange n + 1 knows that all have
 read those of n, hence two halves of memory a rank are enough. Rows may be copied out while later ones are still written
@@ -30,14 +30,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nonet.embedding.tables import NativeUnavailable, library
+from nonet.embedding.tables import NativeUnavailable, load_library
 
 _TOKEN_BYTES, _LEAST_BYTES = 16, 1 << 20
 _CONNECT_S = 10.0
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
-class _Ranks(ctypes.Structure):
+class _RanksStruct(ctypes.Structure):
     """nonet::Ranks."""
 
     _fields_ = [
@@ -45,7 +45,7 @@ class _Ranks(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Numbers:
+class _Int64Array:
     """int64 [count] and its address, which NumPy takes a microsecond to say."""
 
     def __init__(self, count: int):
@@ -59,30 +59,36 @@ class LocalWire:
     def __init__(self, rank: int, peers: dict[int, socket.socket], timeout_s: float):
         world = len(peers) + 1
         self._rank, self._peers, self._world = rank, peers, world
-        self._quick, self._core = _core()
-        self._boards = self._swapped_boards(self._core.nonet_board_bytes(world))
+        self._quick, self._core = _load_core()
+        self._boards = self._swap_boards(self._core.nonet_board_bytes(world))
         # What the peers' letters say, and where their rows begin.
-        self._at, self._count, self._size = (_Numbers(world) for _ in range(3))
-        self._counts, self._starts, self._rows = _Numbers(world), _Numbers(world + 1), _Numbers(world)
+        self._at, self._count, self._size = (_Int64Array(world) for _ in range(3))
+        self._counts, self._starts, self._rows = (
+            _Int64Array(world),
+            _Int64Array(world + 1),
+            _Int64Array(world),
+        )
         self._addresses = np.array([board.ctypes.data for board in self._boards], dtype=np.uint64)
         files = [peers[other].fileno() if other in peers else -1 for other in range(world)]
         self._sockets = np.array(files, dtype=np.int32)
         self._ranks = byref(
-            _Ranks(rank, world, self._addresses.ctypes.data, self._sockets.ctypes.data, int(1e9 * timeout_s))
+            _RanksStruct(
+                rank, world, self._addresses.ctypes.data, self._sockets.ctypes.data, int(1e9 * timeout_s)
+            )
         )
         self._timeout_s, self._number = timeout_s, 0
         self._file, self._memory = -1, _NO_BYTES
         self._told = 0  # the size of our memory that the peers have been told
         self._theirs = [_NO_BYTES] * world
 
-    def outgoing(self, nbytes: int) -> np.ndarray:
+    def get_outgoing(self, nbytes: int) -> np.ndarray:
         """Memory, uint8 [nbytes], that the next exchange sends."""
         if 2 * nbytes > len(self._memory):
             self._grow(2 * max(nbytes * 3 // 2, _LEAST_BYTES))
-        at = self._half(self._number + 1)
+        at = self._get_half_offset(self._number + 1)
         return self._memory[at : at + nbytes]
 
-    def all_to_all(
+    def exchange(
         self,
         got: Tensor,
         given: Tensor,
@@ -91,21 +97,21 @@ class LocalWire:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """What `dist.all_to_all_single` does; RuntimeError when a peer is gone or late."""
-        sent, width = _bytes(given), _row_bytes(given)
-        self.outgoing(len(sent))[:] = sent
+        sent, width = _view_bytes(given), _count_row_bytes(given)
+        self.get_outgoing(len(sent))[:] = sent
         parts = self.swap([count * width for count in given_counts], meanwhile)
-        into, width, start = _bytes(got), _row_bytes(got), 0
+        into, width, start = _view_bytes(got), _count_row_bytes(got), 0
         for rank, (part, count) in enumerate(zip(parts, got_counts, strict=True)):
-            self._expect(rank, len(part), count * width)
+            self._check_size(rank, len(part), count * width)
             into[start : start + len(part)] = part
             start += len(part)
 
     def swap(self, counts: list[int], meanwhile: Callable[[], None] | None = None) -> list[np.ndarray]:
-        """Send what `outgoing` gave last, so many bytes to each rank [W]; the bytes [n] that each rank sends.
+        """Send what `get_outgoing` gave last, so many bytes to each rank [W]; the bytes [n] that each rank sends.
 
         These lie where they came until this rank begins its next exchange.
         """
-        own = self._half(self._number + 1) + sum(counts[: self._rank])
+        own = self._get_half_offset(self._number + 1) + sum(counts[: self._rank])
         self._post(counts, True)
         if meanwhile is not None:
             meanwhile()
@@ -114,17 +120,17 @@ class LocalWire:
         return came
 
     def announce(self, counts: list[int]) -> None:
-        """Begin an exchange whose bytes are not there yet: counts [W] of what `outgoing` gave last, none of them our own.
+        """Begin an exchange whose bytes are not there yet: counts [W] of what `get_outgoing` gave last, none of them our own.
 
-        `tell` says when they are there; `gather` or `done` ends the exchange.
+        `publish_bytes` says when they are there; `gather` or `finish` ends the exchange.
         """
         self._post(counts, False)
 
-    def tell(self, nbytes: int) -> None:
+    def publish_bytes(self, nbytes: int) -> None:
         """The first bytes of those that were announced are there."""
         self._quick.nonet_tell(self._ranks, self._number, nbytes)
 
-    def done(self) -> None:
+    def finish(self) -> None:
         """Wait for the peers' announcements where nothing was asked for."""
         self._await()
 
@@ -133,14 +139,14 @@ class LocalWire:
 
         counts [W]: how many rows each rank has of them; this rank's are `own`, of the type of `out`.
         """
-        came, width = self._await(), _row_bytes(out)
+        came, width = self._await(), _count_row_bytes(out)
         for rank, part in enumerate(came):
             if rank != self._rank:
-                self._expect(rank, len(part), counts[rank] * width)
+                self._check_size(rank, len(part), counts[rank] * width)
         self._rows.array[:] = [part.ctypes.data for part in came]
         self._rows.array[self._rank] = own.data_ptr()
         np.cumsum(counts, out=self._starts.array[1:])
-        self._check(
+        self._check_code(
             self._core.nonet_gather(
                 self._ranks, self._number, self._rows.at, self._starts.at, place.ctypes.data, len(place),
                 width, out.data_ptr(),
@@ -168,12 +174,17 @@ class LocalWire:
             self._told = len(self._memory)
         self._counts.array[:] = counts
         self._quick.nonet_post(
-            self._ranks, self._number, self._half(self._number), self._counts.at, len(self._memory), ready
+            self._ranks,
+            self._number,
+            self._get_half_offset(self._number),
+            self._counts.at,
+            len(self._memory),
+            ready,
         )
 
     def _await(self) -> list[np.ndarray]:
         """The bytes that the peers' letters tell of; none for this rank."""
-        self._check(
+        self._check_code(
             self._core.nonet_await(self._ranks, self._number, self._at.at, self._count.at, self._size.at)
         )
         letters = zip(
@@ -182,11 +193,11 @@ class LocalWire:
         came = []
         for rank, (at, count, size) in enumerate(letters):
             if rank != self._rank and size != len(self._theirs[rank]):
-                self._theirs[rank] = self._mapped_of(rank, size)
+                self._theirs[rank] = self._map_peer_memory(rank, size)
             came.append(self._theirs[rank][at : at + count])
         return came
 
-    def _mapped_of(self, rank: int, size: int) -> np.ndarray:
+    def _map_peer_memory(self, rank: int, size: int) -> np.ndarray:
         """The peer's new memory, of which it sent the file before the letter."""
         try:
             message, files, *_ = socket.recv_fds(self._peers[rank], len(b"memory"), 1)
@@ -195,21 +206,21 @@ class LocalWire:
         if not message:
             raise RuntimeError(f"rank {rank} closed its connection")
         try:
-            return _mapped(files[0], size)
+            return _map_file(files[0], size)
         finally:
             os.close(files[0])
 
-    def _expect(self, rank: int, got: int, expected: int) -> None:
+    def _check_size(self, rank: int, got: int, expected: int) -> None:
         if got != expected:
             raise RuntimeError(f"rank {rank} sent {got} bytes where {expected} were expected")
 
-    def _check(self, code: int) -> None:
+    def _check_code(self, code: int) -> None:
         if code <= -1 - self._world:
             raise RuntimeError(f"rank {-1 - self._world - code} closed its connection")
         if code < 0:
             raise RuntimeError(f"no message from rank {-1 - code} in {self._timeout_s:g} s")
 
-    def _half(self, number: int) -> int:
+    def _get_half_offset(self, number: int) -> int:
         """Where the memory of this exchange begins."""
         return (number & 1) * len(self._memory) // 2
 
@@ -217,28 +228,28 @@ class LocalWire:
         """New memory; the old one lives on where a peer still reads it."""
         if self._file >= 0:
             os.close(self._file)
-        self._file = _new_file(size)
-        self._memory = _mapped(self._file, size)
+        self._file = _create_memory_file(size)
+        self._memory = _map_file(self._file, size)
 
-    def _swapped_boards(self, nbytes: int) -> list[np.ndarray]:
+    def _swap_boards(self, nbytes: int) -> list[np.ndarray]:
         """Every rank's board, mapped; ours goes to all."""
-        file = _new_file(nbytes)
-        own = _mapped(file, nbytes)
+        file = _create_memory_file(nbytes)
+        own = _map_file(file, nbytes)
         for peer in self._peers.values():
             socket.send_fds(peer, [b"board"], [file])
         os.close(file)
         boards = {self._rank: own}
         for rank, peer in self._peers.items():
             theirs = socket.recv_fds(peer, len(b"board"), 1)[1][0]
-            boards[rank] = _mapped(theirs, nbytes)
+            boards[rank] = _map_file(theirs, nbytes)
             os.close(theirs)
         return [boards[rank] for rank in range(self._world)]
 
 
 @cache
-def _core() -> tuple[Any, Any]:
+def _load_core() -> tuple[Any, Any]:
     """The core twice: for calls that take less time than to give the GIL away, and for calls that wait."""
-    core = library()
+    core = load_library()
     quick = ctypes.PyDLL(core._name, handle=core._handle)
     ranks = at = c_void_p
     for binding, name, answer, arguments in (
@@ -255,7 +266,7 @@ def _core() -> tuple[Any, Any]:
 
 def _has_core() -> bool:
     try:
-        return bool(_core())
+        return bool(_load_core())
     except NativeUnavailable:
         return False
 
@@ -271,21 +282,21 @@ def connect(rank: int, group: Any) -> LocalWire | None:
         door.listen(world)
         door.settimeout(_CONNECT_S)
         everyone: list[Any] = [None] * world
-        machine = _machine() if _has_core() else None
+        machine = _get_machine_id() if _has_core() else None
         dist.all_gather_object(everyone, (machine, address, token), group=group)
         peers: dict[int, socket.socket] | None = None
-        if {machine for machine, *_ in everyone} == {_machine()}:
-            peers = _met(rank, door, everyone)
+        if {machine for machine, *_ in everyone} == {_get_machine_id()}:
+            peers = _connect_peers(rank, door, everyone)
         well: list[Any] = [None] * world
         dist.all_gather_object(well, peers is not None, group=group)
     if peers is not None and all(well):
-        return LocalWire(rank, peers, _timeout_s(group))
+        return LocalWire(rank, peers, _get_timeout_s(group))
     for peer in (peers or {}).values():
         peer.close()
     return None
 
 
-def _met(rank: int, door: socket.socket, everyone: list[Any]) -> dict[int, socket.socket] | None:
+def _connect_peers(rank: int, door: socket.socket, everyone: list[Any]) -> dict[int, socket.socket] | None:
     """A connection to every other rank: to lower ones we go, higher ones come; both show the token they were told."""
     peers: dict[int, socket.socket] = {}
     try:
@@ -309,33 +320,33 @@ def _met(rank: int, door: socket.socket, everyone: list[Any]) -> dict[int, socke
     return dict(sorted(peers.items()))
 
 
-def _machine() -> str:
+def _get_machine_id() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
 
 
-def _timeout_s(group: Any) -> float:
+def _get_timeout_s(group: Any) -> float:
     known = group or dist.group.WORLD
     assert known is not None
     backend = known._get_backend(torch.device("cpu"))
     return backend.options._timeout.total_seconds()
 
 
-def _new_file(size: int) -> int:
+def _create_memory_file(size: int) -> int:
     """Memory with a file descriptor, which other processes can map."""
     file = os.memfd_create("nonet-wire")
     os.ftruncate(file, size)
     return file
 
 
-def _mapped(file: int, size: int) -> np.ndarray:
+def _map_file(file: int, size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(file, size), dtype=np.uint8)
 
 
-def _bytes(tensor: Tensor) -> np.ndarray:
+def _view_bytes(tensor: Tensor) -> np.ndarray:
     """A contiguous tensor's bytes, a view."""
     return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else _NO_BYTES
 
 
-def _row_bytes(tensor: Tensor) -> int:
+def _count_row_bytes(tensor: Tensor) -> int:
     return tensor.element_size() * (tensor.numel() // len(tensor)) if len(tensor) else 0

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nonet.embedding.modules.features import jagged_keys
+from nonet.embedding.modules.features import read_jagged_keys
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError, DataError
 from nonet.types import Jagged
@@ -34,7 +34,7 @@ _MOST_WAITING = 1024
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _uncompiled(function: _F) -> _F:
+def _disable_compile(function: _F) -> _F:
     """A look-up changes tables, which a traced graph would not see."""
     return torch.compiler.disable(function)  # type: ignore[return-value]
 
@@ -49,15 +49,15 @@ class TableConfig:
     text: bool = False
 
 
-class Rows(Protocol):
-    """Where rows come from and gradients go: a `ShardedTables`, tables in `LocalRows`, or a reader in `ReadRows`."""
+class RowSource(Protocol):
+    """Where rows come from and gradients go: a `ShardedTables`, tables in `LocalRowSource`, or a reader in `ReaderRowSource`."""
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor: ...
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None: ...
 
 
-class LocalRows:
+class LocalRowSource:
     """Sparse tables of this process, by name, as a source."""
 
     def __init__(self, tables: Mapping[str, Any]):
@@ -72,7 +72,7 @@ class LocalRows:
         self.tables[table].apply(keys, grads, step, lr)
 
 
-class ReadRows:
+class ReaderRowSource:
     """A `SparseReader` as a source that is only read: for rollout, evaluation and serving."""
 
     def __init__(self, reader: Any):
@@ -90,17 +90,17 @@ class ReadRows:
 
 
 @dataclass(slots=True)
-class Pulled:
+class PulledRows:
     """The rows of a batch by table: rows [N, D], offsets [F * B + 1] with the table's features one after another."""
 
     rows: dict[str, Tensor] = field(default_factory=dict)
     offsets: dict[str, Tensor] = field(default_factory=dict)
 
 
-class _Collection(nn.Module):
+class _SparseCollection(nn.Module):
     """What both collections share: asking, and sending gradients back."""
 
-    def __init__(self, tables: Mapping[str, TableConfig], source: Rows):
+    def __init__(self, tables: Mapping[str, TableConfig], source: RowSource):
         super().__init__()
         self.tables, self.source = dict(tables), source
         self.features: dict[str, str] = {}
@@ -115,7 +115,7 @@ class _Collection(nn.Module):
         self.dims = {name: tables[table].spec.dim for name, table in self.features.items()}
         self._waiting: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in tables}
 
-    @_uncompiled
+    @_disable_compile
     def push(self, step: int, lr: float | Mapping[str, float] | None = None) -> None:
         """Send the gradients of every forward since the last push: one optimizer step a table, at `lr` or its own rate.
 
@@ -128,33 +128,35 @@ class _Collection(nn.Module):
             grads = torch.cat([torch.empty(0, config.spec.dim), *(grad.cpu() for _, grad in reached)])
             self.source.push(name, keys, grads, step, lr.get(name) if isinstance(lr, Mapping) else lr)
 
-    def asked(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def list_keys(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The keys [N] that a forward of this batch asks each table for, in that order."""
         return {
-            table: torch.cat([ids for ids, _ in self._asked(batch, table, config).values()])
+            table: torch.cat([ids for ids, _ in self._read_features(batch, table, config).values()])
             for table, config in self.tables.items()
         }
 
-    def forget(self) -> None:
+    def drop_pending(self) -> None:
         """Drop the forwards that no push took up, as after a batch that is left out."""
         for waiting in self._waiting.values():
             waiting.clear()
 
-    def _rows(self, batch: Mapping[str, Any], device: Any) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+    def _pull_rows(
+        self, batch: Mapping[str, Any], device: Any
+    ) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """(table, rows [N, D] of all its features, offsets [B + 1] of each): one pull a table, in the tables' order."""
         making = self.training and torch.is_grad_enabled()
         features_by_table = {
-            table: self._asked(batch, table, config) for table, config in self.tables.items()
+            table: self._read_features(batch, table, config) for table, config in self.tables.items()
         }
         for table, features in features_by_table.items():
             keys = torch.cat([ids for ids, _ in features.values()])
             rows = self.source.pull(table, keys, train=making).to(device)
             if making:
                 rows = rows.detach().requires_grad_()
-                self._wait(table, keys, rows)
+                self._add_pending(table, keys, rows)
             yield table, rows, {name: offsets for name, (_, offsets) in features.items()}
 
-    def _wait(self, table: str, keys: Tensor, rows: Tensor) -> None:
+    def _add_pending(self, table: str, keys: Tensor, rows: Tensor) -> None:
         if len(self._waiting[table]) >= _MOST_WAITING:
             raise ConfigError(
                 f"{_MOST_WAITING} forwards in training mode and no push: call push(step) after backward(), "
@@ -162,7 +164,7 @@ class _Collection(nn.Module):
             )
         self._waiting[table].append((keys, rows))
 
-    def _asked(
+    def _read_features(
         self, batch: Mapping[str, Any], table: str, config: TableConfig
     ) -> dict[str, tuple[Tensor, Tensor]]:
         for name in config.features:
@@ -171,35 +173,35 @@ class _Collection(nn.Module):
                     f"the batch has no feature {name!r}, which table {table!r} reads; it has: "
                     f"{', '.join(batch) or 'nothing'}"
                 )
-        return {name: jagged_keys(name, batch[name], text=config.text) for name in config.features}
+        return {name: read_jagged_keys(name, batch[name], text=config.text) for name in config.features}
 
 
-class EmbeddingCollection(_Collection):
+class EmbeddingCollection(_SparseCollection):
     """Per position: a row an id, ragged as the ids are."""
 
-    @_uncompiled
+    @_disable_compile
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Jagged]:
         """Jagged of rows [N, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
         by_feature: dict[str, Jagged] = {}
-        for _, rows, features in self._rows(batch, device):
+        for _, rows, features in self._pull_rows(batch, device):
             parts = rows.split([int(offsets[-1]) for offsets in features.values()])
             for (name, offsets), part in zip(features.items(), parts, strict=True):
                 by_feature[name] = Jagged(part, offsets.to(device))
         return {name: by_feature[name] for name in self.features}
 
 
-class EmbeddingBagCollection(_Collection):
+class EmbeddingBagCollection(_SparseCollection):
     """Pooled: a row a bag and feature, the sum or mean of its ids' rows; an empty bag is zeros."""
 
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Tensor]:
         """Rows [B, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
         return self.pool(self.pull(batch, device))
 
-    @_uncompiled
-    def pull(self, batch: Mapping[str, Any], device: Any = "cpu") -> Pulled:
+    @_disable_compile
+    def pull(self, batch: Mapping[str, Any], device: Any = "cpu") -> PulledRows:
         """The rows of every feature; all must have equally many bags. Raises DataError that names the feature."""
-        pulled, bags = Pulled(), {}
-        for table, rows, features in self._rows(batch, device):
+        pulled, bags = PulledRows(), {}
+        for table, rows, features in self._pull_rows(batch, device):
             bags |= {name: len(offsets) - 1 for name, offsets in features.items()}
             cuts, count = [torch.zeros(1, dtype=torch.int64)], 0
             for offsets in features.values():
@@ -209,7 +211,7 @@ class EmbeddingBagCollection(_Collection):
         _check_bags(bags)
         return pulled
 
-    def pool(self, pulled: Pulled) -> dict[str, Tensor]:
+    def pool(self, pulled: PulledRows) -> dict[str, Tensor]:
         """Rows [B, D] by feature, from what `pull` gave; plain tensor work."""
         by_feature: dict[str, Tensor] = {}
         for name, config in self.tables.items():

@@ -26,13 +26,13 @@ _WORD = 8
 
 def hash_text(texts: Iterable[str | None] | np.ndarray | pa.Array | pa.ChunkedArray) -> np.ndarray:
     """The key of each text [N], int64; a missing one (None) has a key of its own."""
-    array = _arrow(texts)
-    data, starts, lengths = _bytes_of(array)
+    array = _to_arrow(texts)
+    data, starts, lengths = _get_utf8_bytes(array)
     hashed = splitmix64(lengths.astype(np.uint64))
     active = np.arange(len(lengths))
     for at in range(0, int(lengths.max(initial=0)), _WORD):
         active = active[lengths[active] > at]
-        words = _words(data, starts[active] + at, lengths[active] - at)
+        words = _read_words(data, starts[active] + at, lengths[active] - at)
         hashed[active] = splitmix64(hashed[active] ^ words)
     hashed[array.is_null().to_numpy(zero_copy_only=False)] = _MISSING
     return hashed.view(np.int64)
@@ -41,20 +41,20 @@ def hash_text(texts: Iterable[str | None] | np.ndarray | pa.Array | pa.ChunkedAr
 _MISSING = np.uint64(0x6E6F6E65742D3030)
 
 
-def _arrow(texts: Any) -> pa.Array:
+def _to_arrow(texts: Any) -> pa.Array:
     array: Any = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not isinstance(array, pa.Array):
         array = pa.array(array, pa.string(), from_pandas=True)
     return array.cast(pa.large_string())
 
 
-def jagged_keys(feature: str, value: Any, *, text: bool) -> tuple[Tensor, Tensor]:
+def read_jagged_keys(feature: str, value: Any, *, text: bool) -> tuple[Tensor, Tensor]:
     """Keys [N] int64 and offsets [B + 1] int64 of a feature: a Jagged, or a flat [B] with one id a row.
 
     Raises DataError that names the feature.
     """
     values = value.values if isinstance(value, Jagged) else value
-    keys = _keys(feature, values, text)
+    keys = _to_keys(feature, values, text)
     if not isinstance(value, Jagged):
         return keys, torch.arange(len(keys) + 1)
     offsets = torch.as_tensor(value.offsets)
@@ -71,7 +71,7 @@ def jagged_keys(feature: str, value: Any, *, text: bool) -> tuple[Tensor, Tensor
     return keys, offsets
 
 
-def _keys(feature: str, values: Any, text: bool) -> Tensor:
+def _to_keys(feature: str, values: Any, text: bool) -> Tensor:
     if isinstance(values, Tensor):
         values = values.detach()
         if not text and values.dtype == torch.int64 and values.dim() == 1:
@@ -96,7 +96,7 @@ def _keys(feature: str, values: Any, text: bool) -> Tensor:
     )
 
 
-def _bytes_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _get_utf8_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The UTF-8 bytes of all texts, padded by a word; where each begins, and how long each is (0 where missing)."""
     count = len(array)
     if not count:
@@ -107,7 +107,7 @@ def _bytes_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.concatenate([content, np.zeros(_WORD, np.uint8)]), offsets[:-1], np.diff(offsets)
 
 
-def _words(data: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
+def _read_words(data: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
     """The next 8 bytes of each text as a little-endian uint64, bytes past its end as 0."""
     windows = np.lib.stride_tricks.sliding_window_view(data, _WORD)
     words = np.ascontiguousarray(windows[starts]).view("<u8")[:, 0].astype(np.uint64)

@@ -23,7 +23,7 @@ from nonet.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class RowLayer:
     """key [R] int64 ascending, row [R, D] float32, gone [G] int64 ascending."""
 
     key: np.ndarray
@@ -31,7 +31,7 @@ class Layer:
     gone: np.ndarray
 
     @classmethod
-    def of(cls, tables: Sequence[Any], dim: int) -> Layer:
+    def from_tables(cls, tables: Sequence[Any], dim: int) -> RowLayer:
         """The rows of a full update's Arrow tables of key and row (`make_update`, `update_of`), sorted."""
         keys = [table["key"].to_numpy() for table in tables]
         flat = [table["row"].combine_chunks().flatten().to_numpy(zero_copy_only=False) for table in tables]
@@ -40,31 +40,31 @@ class Layer:
         order = np.argsort(key, kind="stable")
         return cls(key[order], np.ascontiguousarray(row[order], np.float32), np.empty(0, np.int64))
 
-    def changes(self, base: Layer) -> Layer:
+    def diff(self, base: RowLayer) -> RowLayer:
         """What makes this whole table out of another one: rows that are new or other bits, keys that went."""
-        place, there = _find(base.key, self.key)
+        place, there = _find_keys(base.key, self.key)
         same = np.zeros(len(self.key), bool)
         bits, other = self.row.view(np.uint32), np.ascontiguousarray(base.row).view(np.uint32)
         same[there] = (bits[there] == other[place[there]]).all(1)
-        gone = base.key[~_find(self.key, base.key)[1]]
-        return Layer(self.key[~same], self.row[~same], np.asarray(gone))
+        gone = base.key[~_find_keys(self.key, base.key)[1]]
+        return RowLayer(self.key[~same], self.row[~same], np.asarray(gone))
 
-    def over(self, base: Layer) -> Layer:
+    def apply_to(self, base: RowLayer) -> RowLayer:
         """A whole table: this layer's changes put over another whole one."""
-        kept = ~(_find(self.key, base.key)[1] | _find(self.gone, base.key)[1])
+        kept = ~(_find_keys(self.key, base.key)[1] | _find_keys(self.gone, base.key)[1])
         key = np.concatenate([base.key[kept], self.key])
         order = np.argsort(key, kind="stable")
         row = np.concatenate([np.asarray(base.row)[kept], self.row])
-        return Layer(key[order], row[order], np.empty(0, np.int64))
+        return RowLayer(key[order], row[order], np.empty(0, np.int64))
 
-    def files(self) -> dict[str, np.ndarray]:
+    def to_arrays(self) -> dict[str, np.ndarray]:
         """By name what is to be stored; keys that went only where there are some."""
         named = {"key": self.key, "row": self.row}
         return named | ({"gone": self.gone} if len(self.gone) else {})
 
     @classmethod
-    def map(cls, files: Mapping[str, Path]) -> Layer:
-        """Layers as `files` named them, mapped. Raises DataError where one is no array."""
+    def map_files(cls, files: Mapping[str, Path]) -> RowLayer:
+        """Layers as `to_arrays` named them, mapped. Raises DataError where one is no array."""
         try:
             arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
         except (OSError, ValueError) as error:
@@ -72,15 +72,17 @@ class Layer:
         return cls(arrays["key"], arrays["row"], arrays.get("gone", np.empty(0, np.int64)))
 
 
-class MappedRows:
+class MappedReader:
     """A SparseReader over layers, oldest first, by table."""
 
-    def __init__(self, version: int, layers: Mapping[str, Sequence[Layer]], specs: Mapping[str, TableSpec]):
+    def __init__(
+        self, version: int, layers: Mapping[str, Sequence[RowLayer]], specs: Mapping[str, TableSpec]
+    ):
         self.version, self.absent = version, 0
         self._specs = dict(specs)
         self._layers = {name: list(reversed(layers.get(name, ()))) for name in specs}
 
-    def rows(self, table: str, keys: Tensor) -> Tensor:
+    def read_rows(self, table: str, keys: Tensor) -> Tensor:
         """Rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
         if table not in self._specs:
             raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
@@ -89,10 +91,10 @@ class MappedRows:
         left = np.arange(len(wanted))
         absent = 0
         for layer in self._layers[table]:
-            place, there = _find(layer.key, wanted[left])
+            place, there = _find_keys(layer.key, wanted[left])
             out[left[there]] = layer.row[place[there]]
             left = left[~there]
-            gone = _find(layer.gone, wanted[left])[1]
+            gone = _find_keys(layer.gone, wanted[left])[1]
             absent, left = absent + int(gone.sum()), left[~gone]
             if not len(left):
                 break
@@ -100,15 +102,15 @@ class MappedRows:
         return torch.from_numpy(out)
 
 
-def whole(layers: Sequence[Layer]) -> Layer:
+def merge_layers(layers: Sequence[RowLayer]) -> RowLayer:
     """One layer out of a full one and the changes after it."""
     first, *others = layers
     for layer in others:
-        first = layer.over(first)
+        first = layer.apply_to(first)
     return first
 
 
-def _find(key_R: np.ndarray, wanted_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_keys(key_R: np.ndarray, wanted_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The place of each wanted key among ascending ones, and whether it is there."""
     if not len(key_R):
         return np.zeros(len(wanted_N), np.int64), np.zeros(len(wanted_N), bool)

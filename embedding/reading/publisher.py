@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nonet.embedding import SliceMap, within
-from nonet.embedding.exchange import codec
-from nonet.embedding.reading.reader import wire_tables
+from nonet.embedding import SliceMap, is_within
+from nonet.embedding.exchange import get_codec
+from nonet.embedding.reading.reader import to_wire_tables
 from nonet.embedding.tables import RowColumns
-from nonet.embedding.versions import History, Snapshot, open_all
+from nonet.embedding.versions import TableHistory, TableSnapshot, open_all
 from nonet.errors import ConfigError, StaleVersion
 
 _REMEMBERED = 64
@@ -30,10 +30,10 @@ _OPEN = 2
 _HOT_ROOM = 8
 
 
-class Shard(Protocol):
+class PublishableShard(Protocol):
     """What holds the rows: a ShardedTables."""
 
-    histories: dict[str, History]
+    histories: dict[str, TableHistory]
 
     @property
     def slices(self) -> SliceMap: ...
@@ -42,7 +42,7 @@ class Shard(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RowResponse:
     """Rows as bytes [N, B] in a codec, and which keys had one [N] bool."""
 
     data: np.ndarray
@@ -50,10 +50,10 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Version:
+class _OpenVersion:
     """A published version: a snapshot of every table, which slices were here, and how many calls are reading it."""
 
-    tables: dict[str, Snapshot]
+    tables: dict[str, TableSnapshot]
     slices: SliceMap
     ranges: list[range]
     readers: int = 0
@@ -63,14 +63,14 @@ class _Version:
             snapshot.close()
 
 
-class Publisher:
+class VersionPublisher:
     """Publishes the tables of one shard. `publish` is called between steps; the rest at any time, from any thread."""
 
-    def __init__(self, world: Shard):
+    def __init__(self, world: PublishableShard):
         self._world, self._lock = world, threading.Lock()
-        self._open: OrderedDict[int, _Version] = OrderedDict()
+        self._open: OrderedDict[int, _OpenVersion] = OrderedDict()
         self._steps: OrderedDict[int, dict[str, int]] = OrderedDict()
-        self._hot = {name: HotKeys() for name in world.histories}
+        self._hot = {name: HotKeyCounter() for name in world.histories}
 
     @property
     def version(self) -> int:
@@ -81,7 +81,7 @@ class Publisher:
     @property
     def slices(self) -> SliceMap:
         """The slice map that goes with the published version."""
-        with self._reading() as (_, now):
+        with self._hold_version() as (_, now):
             return now.slices
 
     def publish(self, version: int) -> None:
@@ -96,7 +96,7 @@ class Publisher:
         tables = open_all(self._world.histories)
         old = []
         with self._lock:
-            self._open[version] = _Version(tables, self._world.slices, self._world.ranges)
+            self._open[version] = _OpenVersion(tables, self._world.slices, self._world.ranges)
             self._steps[version] = {name: snapshot.step for name, snapshot in tables.items()}
             while len(self._open) > _OPEN:
                 _, gone = self._open.popitem(last=False)
@@ -116,48 +116,52 @@ class Publisher:
         for version in idle:
             version.close()
 
-    def update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
+    def make_update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
         """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
         steps = self._steps.get(have) if have is not None else None
-        with self._reading() as (version, now):
-            if steps and not all(snapshot.knows(steps[name]) for name, snapshot in now.tables.items()):
+        with self._hold_version() as (version, now):
+            if steps and not all(
+                snapshot.is_complete_since(steps[name]) for name, snapshot in now.tables.items()
+            ):
                 steps = None
             parts = {
-                name: snapshot.changes(steps[name] if steps else None)
+                name: snapshot.read_changes(steps[name] if steps else None)
                 for name, snapshot in now.tables.items()
             }
-        return _update(version, have if steps else None, parts, wire)
+        return _make_update(version, have if steps else None, parts, wire)
 
-    def rows(self, table: str, keys: np.ndarray, version: int, wire: str = "fp32") -> Answer:
+    def read_rows(self, table: str, keys: np.ndarray, version: int, wire: str = "fp32") -> RowResponse:
         """The rows of keys [N] at `version`. Raises StaleVersion when it is not open any more or a key lives elsewhere."""
-        with self._reading(version, table) as (_, now):
+        with self._hold_version(version, table) as (_, now):
             if table not in now.tables:
                 raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(now.tables)}")
-            elsewhere = ~within(keys, now.ranges)
+            elsewhere = ~is_within(keys, now.ranges)
             if elsewhere.any():
                 raise StaleVersion(
                     f"{int(elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice "
                     f"map {now.slices.version}, which was published with version {version}; the reader's map is another"
                 )
-            rows, there = now.tables[table].rows(keys)
-        self._hot[table].count(keys)
-        return Answer(codec(wire).encode(rows).numpy(), there)
+            rows, there = now.tables[table].read_rows(keys)
+        self._hot[table].count_keys(keys)
+        return RowResponse(get_codec(wire).encode(rows).numpy(), there)
 
-    def hot(self, count: int, wire: str = "fp32") -> dict[str, Any]:
+    def make_hot_update(self, count: int, wire: str = "fp32") -> dict[str, Any]:
         """A full update of the keys that were asked for most: for replicas of a hot set."""
         parts = {}
-        with self._reading() as (version, now):
+        with self._hold_version() as (version, now):
             for name, snapshot in now.tables.items():
-                keys = self._hot[name].most(count)
-                rows, there = snapshot.rows(keys)
+                keys = self._hot[name].get_hottest(count)
+                rows, there = snapshot.read_rows(keys)
                 none = np.zeros((len(keys), 0), np.float32)
                 zero = np.zeros(len(keys), np.int64)
                 part = RowColumns(keys, rows.numpy(), none, zero, np.zeros(len(keys), bool))
-                parts[name] = part.where(there)
-        return _update(version, None, parts, wire)
+                parts[name] = part.select(there)
+        return _make_update(version, None, parts, wire)
 
     @contextmanager
-    def _reading(self, version: int | None = None, table: str = "") -> Iterator[tuple[int, _Version]]:
+    def _hold_version(
+        self, version: int | None = None, table: str = ""
+    ) -> Iterator[tuple[int, _OpenVersion]]:
         """A version, the newest by default, which is not closed meanwhile, whatever is published."""
         with self._lock:
             if not self._open:
@@ -180,14 +184,14 @@ class Publisher:
                 open_version.close()
 
 
-class HotKeys:
+class HotKeyCounter:
     """The keys that come most, roughly: counts of the most frequent so far, the rare ones dropped now and then."""
 
     def __init__(self, room: int = 1 << 16):
         self._room, self._lock = room, threading.Lock()
         self._keys, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
 
-    def count(self, keys: np.ndarray) -> None:
+    def count_keys(self, keys: np.ndarray) -> None:
         """Note a batch of keys [N]."""
         with self._lock:
             every = np.concatenate([self._keys, keys])
@@ -198,12 +202,14 @@ class HotKeys:
                 top = np.argsort(-self._counts, kind="stable")[: self._room]
                 self._keys, self._counts = self._keys[top], self._counts[top]
 
-    def most(self, count: int) -> np.ndarray:
-        """At most `count` keys, the most frequent first."""
+    def get_hottest(self, count: int) -> np.ndarray:
+        """At most `count_keys` keys, the most frequent first."""
         with self._lock:
             return self._keys[np.argsort(-self._counts, kind="stable")[:count]]
 
 
-def _update(version: int, base: int | None, parts: Mapping[str, RowColumns], wire: str) -> dict[str, Any]:
-    tables = {name: list(wire_tables(part, wire)) for name, part in parts.items()}
+def _make_update(
+    version: int, base: int | None, parts: Mapping[str, RowColumns], wire: str
+) -> dict[str, Any]:
+    tables = {name: list(to_wire_tables(part, wire)) for name, part in parts.items()}
     return {"version": version, "base": base, "tables": tables}

@@ -24,9 +24,9 @@ from nonet.embedding.tables import (
     RowColumns,
     SparseTable,
     TableSpec,
-    columns,
-    columns_of,
-    joined,
+    from_arrow_table,
+    iterate_changes,
+    join_rows,
     make_table,
 )
 from nonet.errors import ConfigError, StaleVersion
@@ -40,7 +40,7 @@ class SparseReader(Protocol):
     @property
     def version(self) -> int: ...
 
-    def rows(self, table: str, keys: Tensor) -> Tensor:
+    def read_rows(self, table: str, keys: Tensor) -> Tensor:
         """Rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
         ...
 
@@ -56,9 +56,9 @@ class LocalReader:
         """How many keys the tables did not have when they were read, by this reader or another."""
         return sum(table.absent for table in self._tables.values())
 
-    def rows(self, table: str, keys: Tensor) -> Tensor:
+    def read_rows(self, table: str, keys: Tensor) -> Tensor:
         """Rows [N, D] of keys [N]; absent ones read the default."""
-        return _known(self._tables, table).lookup(keys, train=False)
+        return _get_table(self._tables, table).lookup(keys, train=False)
 
 
 class ReplicaReader:
@@ -80,7 +80,7 @@ class ReplicaReader:
         }
         self._lock = threading.Lock()
         self._before = 0
-        self._version, self._live = None, self._empty()
+        self._version, self._live = None, self._make_empty_tables()
 
     @property
     def version(self) -> int:
@@ -102,8 +102,8 @@ class ReplicaReader:
             raise StaleVersion(
                 f"this replica has version {have}, the update starts from {base}; send a full update"
             )
-        parts = {name: self._checked(name, tables) for name, tables in update["tables"].items()}
-        live = self._empty() if base is None else self._live
+        parts = {name: self._check_update(name, tables) for name, tables in update["tables"].items()}
+        live = self._make_empty_tables() if base is None else self._live
         if base is None:
             self._write(live, parts)
         with self._lock:
@@ -114,34 +114,34 @@ class ReplicaReader:
             self._version = update["version"]
         return update["version"]
 
-    def rows(self, table: str, keys: Tensor) -> Tensor:
+    def read_rows(self, table: str, keys: Tensor) -> Tensor:
         """Rows [N, D] of keys [N]; absent ones read the default and are counted."""
         with self._lock:
-            return _known(self._live, table).lookup(keys, train=False)
+            return _get_table(self._live, table).lookup(keys, train=False)
 
-    def known(self, table: str, keys: np.ndarray, version: int) -> tuple[Tensor, np.ndarray]:
+    def find_rows(self, table: str, keys: np.ndarray, version: int) -> tuple[Tensor, np.ndarray]:
         """Which keys [N] have a row here at this version, none when another is held, and the rows of those."""
         with self._lock:
-            live = _known(self._live, table)
-            there = live._holds(keys) & (self._version == version)
+            live = _get_table(self._live, table)
+            there = live._contains(keys) & (self._version == version)
             return live.lookup(keys[there], train=False), there
 
-    def _checked(self, name: str, tables: Iterable[pa.Table]) -> list[RowColumns]:
+    def _check_update(self, name: str, tables: Iterable[pa.Table]) -> list[RowColumns]:
         """The update's rows in its order, neighbours of one kind put together."""
-        spec = _known(self._specs, name)
-        parts = [columns_of(table, name, spec.dim) for table in tables]
+        spec = _get_table(self._specs, name)
+        parts = [from_arrow_table(table, name, spec.dim) for table in tables]
         groups = itertools.groupby(parts, key=lambda part: bool(part.deleted.any()))
-        return [joined(list(group), spec) for _, group in groups]
+        return [join_rows(list(group), spec) for _, group in groups]
 
     def _write(self, live: Mapping[str, BaseTable], parts: Mapping[str, list[RowColumns]]) -> None:
         for name, every in parts.items():
             for part in every:
                 if part.deleted.any():
                     live[name]._delete(part.key[part.deleted])
-                    part = part.where(~part.deleted)
+                    part = part.select(~part.deleted)
                 live[name]._upsert(part)
 
-    def _empty(self) -> dict[str, BaseTable]:
+    def _make_empty_tables(self) -> dict[str, BaseTable]:
         return {name: make_table(name, spec, 0) for name, spec in self._specs.items()}
 
 
@@ -163,22 +163,23 @@ def make_update(
             f"an update from base {base} needs the last step it held, got since={since}; give both"
         )
     parts = {
-        name: joined(list(columns(table, ALL_SLICES, since)), table.spec) for name, table in tables.items()
+        name: join_rows(list(iterate_changes(table, ALL_SLICES, since)), table.spec)
+        for name, table in tables.items()
     }
     return {
         "version": version,
         "base": base,
-        "tables": {name: list(wire_tables(part, wire)) for name, part in parts.items()},
+        "tables": {name: list(to_wire_tables(part, wire)) for name, part in parts.items()},
     }
 
 
-def wire_tables(part: RowColumns, wire: str = "fp32") -> Iterator[pa.Table]:
+def to_wire_tables(part: RowColumns, wire: str = "fp32") -> Iterator[pa.Table]:
     """Rows and deletes as tables of key, row and, for deletes, op; keys that only wait for a row stay behind."""
     if wire not in _FLOATS:
         raise ConfigError(f"updates travel as {' or '.join(_FLOATS)}, not {wire!r}")
     waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
     for deleted in (True, False):
-        some = part.where((part.deleted == deleted) & ~waiting)
+        some = part.select((part.deleted == deleted) & ~waiting)
         if len(some.key):
             dim = some.row.shape[1]
             flat = pa.array(some.row.reshape(-1).astype(_FLOATS[wire], copy=False))
@@ -201,7 +202,7 @@ def join_updates(updates: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"version": first["version"], "base": first["base"], "tables": joined}
 
 
-def _known(tables: Mapping[str, Any], name: str) -> Any:
+def _get_table(tables: Mapping[str, Any], name: str) -> Any:
     if name not in tables:
         raise ConfigError(f"there is no sparse table {name!r}; there are: {', '.join(tables) or 'none'}")
     return tables[name]

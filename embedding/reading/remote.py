@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 
 from nonet.embedding import SliceMap
-from nonet.embedding.exchange import best_router, codec, route
-from nonet.embedding.reading.publisher import Answer
+from nonet.embedding.exchange import get_codec, make_route, select_router
+from nonet.embedding.reading.publisher import RowResponse
 from nonet.embedding.reading.reader import ReplicaReader
 from nonet.embedding.tables import BaseTable, KeyIndex, RowColumns, TableSpec, make_table
 from nonet.errors import ConfigError, StaleVersion
 
 # table, keys [N], version, codec -> rows; what a shard's Publisher.rows answers
-Ask = Callable[[str, np.ndarray, int, str], Answer]
+Ask = Callable[[str, np.ndarray, int, str], RowResponse]
 _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 _MOST_CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedVersion:
     """What a reader must know: the version, the slice map, and how to ask each shard."""
 
     version: int
@@ -46,7 +46,7 @@ class RemoteReader:
     def __init__(
         self,
         specs: Mapping[str, TableSpec],
-        refresh: Callable[[], Published],
+        refresh: Callable[[], PublishedVersion],
         *,
         wire: str = "fp32",
         cache_rows: int = 1 << 18,
@@ -55,11 +55,11 @@ class RemoteReader:
     ):
         self._specs = {name: TableSpec(spec.dim, "sgd", default=spec.default) for name, spec in specs.items()}
         self._timeout_s = timeout_s
-        self._refresh, self._codec, self._cache_rows, self._hot = refresh, codec(wire), cache_rows, hot
+        self._refresh, self._codec, self._cache_rows, self._hot = refresh, get_codec(wire), cache_rows, hot
         self.absent, self.calls, self.asked = 0, 0, 0
         self._pool = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="sparse-read")
         self._lock = threading.Lock()  # what is kept is of one version
-        self._move()
+        self._load_published()
 
     @property
     def version(self) -> int:
@@ -68,10 +68,10 @@ class RemoteReader:
 
     def refresh(self) -> int:
         """Move to the published version; returns it."""
-        self._move()
+        self._load_published()
         return self.version
 
-    def rows(self, table: str, keys: Tensor) -> Tensor:
+    def read_rows(self, table: str, keys: Tensor) -> Tensor:
         """Rows [N, D] of keys [N], all of one version; absent ones read the default and are counted."""
         if table not in self._specs:
             raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
@@ -79,30 +79,30 @@ class RemoteReader:
         while True:
             try:
                 with self._lock:
-                    return self._rows(table, keys.numpy())
+                    return self._read_rows(table, keys.numpy())
             except StaleVersion:
                 if time.monotonic() > until:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-            self._move()
+            self._load_published()
 
     def close(self) -> None:
         """End the threads that call."""
         self._pool.shutdown()
 
-    def _rows(self, table: str, keys: np.ndarray) -> Tensor:
+    def _read_rows(self, table: str, keys: np.ndarray) -> Tensor:
         slices = self._now.slices
-        plan = route(keys, slices, slices.shards, 0, best_router())
-        hot, here = self._from_hot_set(table, plan.keys)
-        known = here | self._kept[table]._holds(plan.keys) | (self._gone[table].find(plan.keys) >= 0)
+        plan = make_route(keys, slices, slices.shards, 0, select_router())
+        hot, here = self._read_hot_set(table, plan.keys)
+        known = here | self._kept[table]._contains(plan.keys) | (self._gone[table].find(plan.keys) >= 0)
         self._fetch(table, plan.keys, plan.counts, ~known)
         out = self._kept[table].lookup(plan.keys, train=False)
         out[torch.from_numpy(here)] = hot
         absent = self._gone[table].find(plan.keys) >= 0
         self.absent += int(absent[plan.place].sum())
-        self._bound(table)
-        return plan.spread(out)
+        self._limit_cache(table)
+        return plan.spread_rows(out)
 
     def _fetch(self, table: str, keys: np.ndarray, counts: list[int], missing: np.ndarray) -> None:
         """Ask every shard that owns wanted keys once, all at the same time; keep what they answer."""
@@ -116,37 +116,37 @@ class RemoteReader:
         self.calls, self.asked = self.calls + len(calls), self.asked + sum(len(piece) for _, piece in pieces)
         answers = [self._ask(calls[0])] if len(calls) == 1 else list(self._pool.map(self._ask, calls))
         for (_, piece), answer in zip(pieces, answers, strict=True):
-            self._keep(table, piece, answer)
+            self._cache_answer(table, piece, answer)
 
-    def _ask(self, call: tuple[Ask, str, np.ndarray]) -> Answer:
+    def _ask(self, call: tuple[Ask, str, np.ndarray]) -> RowResponse:
         ask, table, keys = call
         return ask(table, keys, self._now.version, self._codec.name)
 
-    def _keep(self, table: str, keys: np.ndarray, answer: Answer) -> None:
+    def _cache_answer(self, table: str, keys: np.ndarray, answer: RowResponse) -> None:
         rows = self._codec.decode(torch.from_numpy(answer.data), self._specs[table].dim).numpy()
         count = len(keys)
         none, zero = np.zeros((count, 0), np.float32), np.zeros(count, np.int64)
         part = RowColumns(keys, rows, none, zero, np.zeros(count, dtype=bool))
-        self._kept[table]._upsert(part.where(answer.there))
+        self._kept[table]._upsert(part.select(answer.there))
         self._gone[table].add(keys[~answer.there])
 
-    def _from_hot_set(self, table: str, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def _read_hot_set(self, table: str, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """The rows of those keys [N] that the hot set has at this version, and which they are; another thread may move it."""
         if self._hot is None:
             return torch.empty(0, self._specs[table].dim), np.zeros(len(keys), dtype=bool)
-        return self._hot.known(table, keys, self._now.version)
+        return self._hot.find_rows(table, keys, self._now.version)
 
-    def _bound(self, table: str) -> None:
+    def _limit_cache(self, table: str) -> None:
         if len(self._kept[table]) + len(self._gone[table]) > self._cache_rows:
-            self._forget(table)
+            self._clear_cache(table)
 
-    def _forget(self, table: str) -> None:
+    def _clear_cache(self, table: str) -> None:
         self._kept[table], self._gone[table] = make_table(table, self._specs[table], 0), KeyIndex()
 
-    def _move(self) -> None:
+    def _load_published(self) -> None:
         with self._lock:
             self._now = self._refresh()
             self._kept: dict[str, BaseTable] = {}
             self._gone: dict[str, KeyIndex] = {}
             for table in self._specs:
-                self._forget(table)
+                self._clear_cache(table)

@@ -1,3 +1,3 @@
 from .checkpoint import load as load
+from .checkpoint import load_update as load_update
 from .checkpoint import save as save
-from .checkpoint import update_of as update_of

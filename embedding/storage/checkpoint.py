@@ -15,11 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from nonet.background import Writing, Written, thread
-from nonet.embedding import SLICES, slice_of
-from nonet.embedding.reading import wire_tables
-from nonet.embedding.storage.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
-from nonet.embedding.tables import ALL_SLICES, BaseTable, RowColumns, TableSpec, put
+from nonet.background import BackgroundWrite, Written, get_writer_thread
+from nonet.embedding import SLICES, compute_slices
+from nonet.embedding.reading import to_wire_tables
+from nonet.embedding.storage.segments import (
+    SegmentFooter,
+    SegmentWriter,
+    check_spec,
+    read_footer,
+    read_segments,
+)
+from nonet.embedding.tables import ALL_SLICES, BaseTable, RowColumns, TableSpec, put_rows
 from nonet.embedding.training import ShardedTables
 from nonet.embedding.versions import ReadBuffers, open_all
 from nonet.errors import CheckpointError, ConfigError
@@ -29,11 +35,11 @@ _LEAST_SLICES = 64
 _NAME = re.compile(r"(\d+)-(\d+)\.seg")
 
 
-class Saving(Writing):
+class SparseSave(BackgroundWrite):
     """A save that is being written; `wait` until it is durable."""
 
     def __init__(self, world: ShardedTables, folder: Path):
-        thread()  # before the snapshots ask for memory: a thread that starts while they do waits for it
+        get_writer_thread()  # before the snapshots ask for memory: a thread that starts while they do waits for it
         self._world, self._ranges = world, world.ranges
         self._snapshots = open_all(world.histories)
         super().__init__(folder, "sparse rows", self._write_all)
@@ -52,7 +58,7 @@ class Saving(Writing):
 
     def _write(self, name: str, path: Path) -> tuple[str, int]:
         table, snapshot = self._world.tables[name], self._snapshots[name]
-        many = _segment_slices(table)
+        many = _count_segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges)
         # With an eighth to spare, for it must not grow while a step waits.
         room = ReadBuffers(table.spec, len(table) * many // SLICES * 9 // 8)
@@ -60,16 +66,16 @@ class Saving(Writing):
             for block in self._ranges:
                 for start in range(block.start, block.stop, many):
                     slices = range(start, min(start + many, block.stop))
-                    writer.add(slices, snapshot.part(slices, None, room))
+                    writer.add(slices, snapshot.read_slices(slices, None, room))
             return writer.close()
         except BaseException:
             writer.abandon()
             raise
 
 
-def save(world: ShardedTables, folder: Path) -> Saving:
+def save(world: ShardedTables, folder: Path) -> SparseSave:
     """Start to write this rank's rows under `folder`; call it between steps."""
-    return Saving(world, folder)
+    return SparseSave(world, folder)
 
 
 def load(world: ShardedTables, folder: Path) -> None:
@@ -93,37 +99,39 @@ def load(world: ShardedTables, folder: Path) -> None:
         raise
 
 
-def load_table(table: BaseTable, folder: Path, ranges: list[range]) -> None:
+def load_table(table: BaseTable, folder: Path, slice_ranges: list[range]) -> None:
     """Read the rows of these slices into an empty table."""
-    files = _checked(table.name, table.spec, folder, ranges)
+    files = _check_files(table.name, table.spec, folder, slice_ranges)
     for path, footer in files:
-        for part in read_segments(path, ranges, footer):
-            for block in _touched(part.key, ranges):
-                put(table, part, block)
+        for part in read_segments(path, slice_ranges, footer):
+            for block in _select_ranges(part.key, slice_ranges):
+                put_rows(table, part, block)
     # A row that was made and not trained yet is of the step after.
     table.step = max((footer.step for _, footer in files), default=0)
 
 
-def update_of(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) -> dict[str, Any]:
+def load_update(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) -> dict[str, Any]:
     """A commit as a full update for a ReplicaReader."""
     return {
         "version": version,
         "base": None,
         "tables": {
-            name: [table for part in _parts(folder, name, spec) for table in wire_tables(part)]
+            name: [table for part in _read_parts(folder, name, spec) for table in to_wire_tables(part)]
             for name, spec in specs.items()
         },
     }
 
 
-def _segment_slices(table: BaseTable) -> int:
+def _count_segment_slices(table: BaseTable) -> int:
     """Slices of a segment, a power of two: about 2 MB, which holds a training step up for about 5 ms."""
     whole = max(1, len(table)) * table.spec.row_bytes
     most = max(_LEAST_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // whole))
     return 1 << (most.bit_length() - 1)
 
 
-def _checked(table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]) -> list[tuple[Path, Footer]]:
+def _check_files(
+    table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]
+) -> list[tuple[Path, SegmentFooter]]:
     """A table's files, checked: of this table and of one step, none missing."""
     root = folder / "sparse" / table
     files = [(path, read_footer(path)) for path in sorted(root.glob("*.seg")) if _NAME.fullmatch(path.name)]
@@ -146,12 +154,12 @@ def _checked(table: str, spec: TableSpec, folder: Path, ranges: Iterable[range])
     return files
 
 
-def _parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns]:
-    for path, footer in _checked(name, spec, folder, [ALL_SLICES]):
+def _read_parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns]:
+    for path, footer in _check_files(name, spec, folder, [ALL_SLICES]):
         yield from read_segments(path, [ALL_SLICES], footer)
 
 
-def _touched(keys: np.ndarray, ranges: list[range]) -> list[range]:
+def _select_ranges(keys: np.ndarray, ranges: list[range]) -> list[range]:
     """The ranges that one of these keys lies in."""
-    place = slice_of(keys)
+    place = compute_slices(keys)
     return [block for block in ranges if ((place >= block.start) & (place < block.stop)).any()]

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nonet.embedding import splitmix64
-from nonet.embedding.tables import NativeUnavailable, RowColumns, TableSpec, library, state_width
+from nonet.embedding.tables import NativeUnavailable, RowColumns, TableSpec, get_state_width, load_library
 from nonet.embedding.versions import write_out
 from nonet.errors import CheckpointError
 
@@ -39,7 +39,7 @@ _OP = {"upsert": 0, "delete": 1, "wait": 2}
 
 
 @dataclass(frozen=True)
-class Segment:
+class SliceSegment:
     """Slices [start, stop), where their bytes are, how many rows, and the checksum of each column."""
 
     start: int
@@ -51,7 +51,7 @@ class Segment:
 
 
 @dataclass
-class Footer:
+class SegmentFooter:
     """What a file holds: rows of `table` in `slices` ([start, stop) each), as they were at step `step`.
 
     since   None: all of them; anything else is no whole table
@@ -63,7 +63,7 @@ class Footer:
     step: int
     since: int | None = None
     slices: list[list[int]] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[SliceSegment] = field(default_factory=list)
     format: int = FORMAT
 
 
@@ -80,7 +80,10 @@ class SegmentWriter:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         slices = [[block.start, block.stop] for block in ranges]
-        self.path, self.footer = path, Footer(table, spec.dim, state_width(spec), step, None, slices)
+        self.path, self.footer = (
+            path,
+            SegmentFooter(table, spec.dim, get_state_width(spec), step, None, slices),
+        )
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
         self._offset, self._handed_on, self._hash = 0, 0, hashlib.sha256()
         self._write(memoryview(_MAGIC))
@@ -89,22 +92,24 @@ class SegmentWriter:
         """Write a range of slices; nothing where there are no rows."""
         if not len(part.key):
             return
-        arrays = [np.ascontiguousarray(array) for array in _arrays(part)]
-        sums = [checksum(array) for array in arrays]
+        arrays = [np.ascontiguousarray(array) for array in _to_arrays(part)]
+        sums = [compute_checksum(array) for array in arrays]
         policy = part.seen is not None
         start = self._offset
-        self.footer.segments.append(Segment(slices.start, slices.stop, start, len(part.key), policy, sums))
+        self.footer.segments.append(
+            SliceSegment(slices.start, slices.stop, start, len(part.key), policy, sums)
+        )
         for array in arrays:
-            self._write(_raw(array))
+            self._write(_view_bytes(array))
         if self._offset - self._handed_on >= _WRITE_OUT_BYTES:
             write_out(self._file.fileno(), self._handed_on, self._offset - self._handed_on)
             self._handed_on = self._offset
 
     def close(self) -> tuple[str, int]:
         """Put the footer in and wait until the disk has everything; the sha256 of the file and its bytes."""
-        text = np.frombuffer(_text(self.footer), dtype=np.uint8)
-        tail = np.array([len(text), checksum(text)], dtype=np.uint64)
-        for piece in (_raw(text), _raw(tail), memoryview(_MAGIC)):
+        text = np.frombuffer(_to_json(self.footer), dtype=np.uint8)
+        tail = np.array([len(text), compute_checksum(text)], dtype=np.uint64)
+        for piece in (_view_bytes(text), _view_bytes(tail), memoryview(_MAGIC)):
             self._write(piece)
         os.fsync(self._file.fileno())
         self._file.close()
@@ -121,47 +126,49 @@ class SegmentWriter:
             self._offset, view = self._offset + written, view[written:]
 
 
-def _raw(array: np.ndarray) -> memoryview:
+def _view_bytes(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def read_footer(path: Path) -> Footer:
+def read_footer(path: Path) -> SegmentFooter:
     """What a file holds. Raises CheckpointError when it is truncated, corrupted or of another format."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             if size < len(_MAGIC) + _TAIL:
-                raise _torn(path, f"it has {size} bytes")
+                raise _make_torn_error(path, f"it has {size} bytes")
             file.seek(size - _TAIL)
             tail = file.read(_TAIL)
             length, expected = (int(word) for word in np.frombuffer(tail[:16], dtype=np.uint64))
             if tail[16:] != _MAGIC or length > size - _TAIL:
-                raise _torn(path, "its end is not that of a segment file")
+                raise _make_torn_error(path, "its end is not that of a segment file")
             file.seek(size - _TAIL - length)
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if checksum(np.frombuffer(text, dtype=np.uint8)) != expected:
-        raise _torn(path, "its footer does not have its checksum")
+    if compute_checksum(np.frombuffer(text, dtype=np.uint8)) != expected:
+        raise _make_torn_error(path, "its footer does not have its checksum")
     body: dict[str, Any] = json.loads(text)
     if body.get("format") != FORMAT:
         raise CheckpointError(f"{path} has segment format {body.get('format')}, this version reads {FORMAT}")
-    body["segments"] = [Segment(**segment) for segment in body["segments"]]
-    return Footer(**body)
+    body["segments"] = [SliceSegment(**segment) for segment in body["segments"]]
+    return SegmentFooter(**body)
 
 
-def read_segments(path: Path, ranges: Iterable[range], footer: Footer | None = None) -> Iterator[RowColumns]:
+def read_segments(
+    path: Path, ranges: Iterable[range], footer: SegmentFooter | None = None
+) -> Iterator[RowColumns]:
     """The segments that touch one of these ranges of slices, checked. Raises CheckpointError that names a bad one."""
     footer = footer or read_footer(path)
     blocks = [block for block in ranges if len(block)]
     for segment in footer.segments:
         if any(segment.start < block.stop and block.start < segment.stop for block in blocks):
-            yield _read(path, footer, segment)
+            yield _read_segment(path, footer, segment)
 
 
-def check_spec(path: Path, footer: Footer, spec: TableSpec) -> None:
+def check_spec(path: Path, footer: SegmentFooter, spec: TableSpec) -> None:
     """Raises CheckpointError when the file's rows cannot be those of this table."""
-    mine = (spec.dim, state_width(spec))
+    mine = (spec.dim, get_state_width(spec))
     if (footer.dim, footer.state) != mine:
         raise CheckpointError(
             f"{path} holds rows of width {footer.dim} with {footer.state} numbers of state, table {footer.table!r} "
@@ -169,19 +176,19 @@ def check_spec(path: Path, footer: Footer, spec: TableSpec) -> None:
         )
 
 
-def _text(footer: Footer) -> bytes:
+def _to_json(footer: SegmentFooter) -> bytes:
     """As JSON; dataclasses.asdict takes six times as long, 5 ms that a step waits for."""
     return json.dumps(vars(footer), default=vars).encode()
 
 
-def _arrays(part: RowColumns) -> list[np.ndarray]:
+def _to_arrays(part: RowColumns) -> list[np.ndarray]:
     waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
     op = part.deleted * np.uint8(_OP["delete"]) + waiting * np.uint8(_OP["wait"])
     policy = [] if part.seen is None or part.uses is None else [part.seen, part.uses]
     return [part.key, part.row, part.state, part.step, op.astype(np.uint8), *policy]
 
 
-def _read(path: Path, footer: Footer, segment: Segment) -> RowColumns:
+def _read_segment(path: Path, footer: SegmentFooter, segment: SliceSegment) -> RowColumns:
     count = segment.rows
     shapes: list[tuple[tuple[int, ...], type]] = [
         ((count,), np.int64),
@@ -197,7 +204,7 @@ def _read(path: Path, footer: Footer, segment: Segment) -> RowColumns:
         for (shape, dtype), expected in zip(shapes, segment.sums, strict=True):
             array = np.empty(shape, dtype=dtype)
             got = file.readinto(array.reshape(-1).view(np.uint8).data) if array.size else 0
-            if got != array.nbytes or checksum(array) != expected:
+            if got != array.nbytes or compute_checksum(array) != expected:
                 raise CheckpointError(
                     f"{path}: the segment of slices {segment.start} to {segment.stop - 1} is corrupted at byte "
                     f"{segment.offset}; load an older commit"
@@ -208,22 +215,22 @@ def _read(path: Path, footer: Footer, segment: Segment) -> RowColumns:
     return RowColumns(key, row, state, step, op == _OP["delete"], seen, uses, op == _OP["wait"])
 
 
-def _torn(path: Path, why: str) -> CheckpointError:
+def _make_torn_error(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} is truncated or corrupted: {why}; load an older commit")
 
 
 _ODD = np.uint64(0xD1342543DE82EF95)
 
 
-def checksum(data: np.ndarray) -> int:
+def compute_checksum(data: np.ndarray) -> int:
     """64 bits for a contiguous array's bytes."""
-    native = _native()
+    native = _load_native_checksum()
     if native is not None:
         return native(data.ctypes.data, data.nbytes)
-    return checksum_numpy(data)
+    return compute_checksum_numpy(data)
 
 
-def checksum_numpy(data: np.ndarray) -> int:
+def compute_checksum_numpy(data: np.ndarray) -> int:
     """The same, slowly."""
     raw = data.reshape(-1).view(np.uint8)
     padded = np.zeros(8 * (len(raw) // 8 + 1), dtype=np.uint8)
@@ -234,9 +241,9 @@ def checksum_numpy(data: np.ndarray) -> int:
 
 
 @cache
-def _native() -> Callable[[int, int], int] | None:
+def _load_native_checksum() -> Callable[[int, int], int] | None:
     try:
-        call = library().nonet_checksum
+        call = load_library().nonet_checksum
     except NativeUnavailable:
         return None
     call.restype, call.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_int64]

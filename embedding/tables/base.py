@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 
-from nonet.embedding import SLICES, slice_of, splitmix64
-from nonet.embedding.tables.optimizer import row_optimizer
+from nonet.embedding import SLICES, compute_slices, splitmix64
+from nonet.embedding.tables.optimizer import get_row_optimizer
 from nonet.embedding.tables.protocol import DELETE
-from nonet.embedding.tables.rows import WAIT, RowColumns, columns_of, table_of
+from nonet.embedding.tables.rows import WAIT, RowColumns, from_arrow_table, to_arrow_table
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.tables.tombstones import Deleted
+from nonet.embedding.tables.tombstones import TombstoneLog
 from nonet.errors import ConfigError, DataError
-from nonet.random import key as random_key
+from nonet.random import hash_words as random_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,14 +47,14 @@ class BaseTable(ABC):
         self.name, self.dim, self.seed = name, dim, seed
         self.spec = TableSpec(dim, **settings)
         self.step, self.evicted = 0, 0
-        self.deleted = Deleted()
-        self._optimizer = row_optimizer(self.spec.optimizer)
+        self.deleted = TombstoneLog()
+        self._optimizer = get_row_optimizer(self.spec.optimizer)
         self._state_width = self._optimizer.state_width(dim)
         self._eps = self._optimizer.eps if self.spec.eps is None else self.spec.eps
         self._base = np.uint64(random_key(seed, "embedding", name))
 
     @classmethod
-    def of(cls, name: str, spec: TableSpec, seed: int) -> Self:
+    def from_spec(cls, name: str, spec: TableSpec, seed: int) -> Self:
         """The table that `spec` describes."""
         return cls(name, seed=seed, **{field.name: getattr(spec, field.name) for field in fields(spec)})
 
@@ -95,37 +95,37 @@ class BaseTable(ABC):
         keys that still wait for a row (op wait). The order depends on the keys alone: equal tables export equal bytes.
         """
         if since is not None:
-            yield from self._exported_deletes(slices, since)
-        for part in self._chosen(slices, since):
-            yield table_of(part.key, part.row, part.state, part.step, part.seen, part.uses)
+            yield from self._export_deletes(slices, since)
+        for part in self._iterate_rows(slices, since):
+            yield to_arrow_table(part.key, part.row, part.state, part.step, part.seen, part.uses)
         if not self.spec.admits_all:
-            yield from self._exported_waits(slices, since)
+            yield from self._export_waiting(slices, since)
 
     def load(self, tables: Iterable[pa.Table], slices: range = ALL_SLICES) -> None:
         """Upsert or delete the rows of `export`'s tables whose key lies in `slices`; later tables win."""
         for table in tables:
-            part = columns_of(table, self.name, self.dim, self._state_width, waiting=True)
-            place = slice_of(part.key)
+            part = from_arrow_table(table, self.name, self.dim, self._state_width, waiting=True)
+            place = compute_slices(part.key)
             mine = (place >= slices.start) & (place < slices.stop)
             waits = part.waiting if part.waiting is not None else np.zeros(len(mine), dtype=bool)
-            gone, live = part.where(mine & part.deleted), part.where(mine & ~part.deleted & ~waits)
+            gone, live = part.select(mine & part.deleted), part.select(mine & ~part.deleted & ~waits)
             if len(gone.key):
                 self._delete(gone.key)
                 self.deleted.add(gone.key, gone.step)
             self._upsert(live)
             self.step = max(self.step, int(live.step.max(initial=0)))
-            queue = part.where(mine & waits)
+            queue = part.select(mine & waits)
             if len(queue.key) and not self.spec.admits_all:
                 self._set_waiting(queue.key, queue.step)
 
-    def touched_since(self, step: int) -> np.ndarray:
+    def list_touched_since(self, step: int) -> np.ndarray:
         """Keys of the rows made or changed after `step`, sorted."""
-        parts = [part.key for part in self._chosen(ALL_SLICES, step)]
+        parts = [part.key for part in self._iterate_rows(ALL_SLICES, step)]
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
 
-    def state_hash(self) -> str:
+    def hash_state(self) -> str:
         """A sha256 over keys, rows, optimizer state and steps, the same for any order of arrival."""
-        parts = list(self._chosen(ALL_SLICES, None))
+        parts = list(self._iterate_rows(ALL_SLICES, None))
         empty = RowColumns(
             np.empty(0, np.int64), np.empty((0, self.dim), np.float32), np.empty((0, self._state_width), np.float32),
             np.empty(0, np.int64), np.empty(0, bool),
@@ -140,20 +140,20 @@ class BaseTable(ABC):
             digest.update(np.ascontiguousarray(column[order]).tobytes())
         return digest.hexdigest()
 
-    def initial(self, keys: np.ndarray) -> np.ndarray:
+    def compute_initial_rows(self, keys: np.ndarray) -> np.ndarray:
         """The first values [N, D] of the rows of these keys: uniform in [-init_scale, init_scale), as stored."""
         stream = splitmix64(keys.astype(np.uint64) ^ self._base)
         columns = np.arange(1, self.dim + 1, dtype=np.uint64) * _GOLDEN
         bits = splitmix64(stream[:, None] + columns[None, :]) >> np.uint64(40)
         unit = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-        return self._stored(unit * np.float32(self.spec.init_scale))
+        return self._round_to_stored(unit * np.float32(self.spec.init_scale))
 
-    def _stored(self, rows: np.ndarray) -> np.ndarray:
+    def _round_to_stored(self, rows: np.ndarray) -> np.ndarray:
         """Rows rounded as the table stores them, as float32."""
         half = _HALVES.get(self.spec.dtype)
         return rows if half is None else torch.from_numpy(rows).to(half).to(torch.float32).numpy()
 
-    def _rate(self, lr: float | None) -> float:
+    def _resolve_lr(self, lr: float | None) -> float:
         rate = self.spec.lr if lr is None else lr
         if rate == 0 and self.spec.optimizer == "ftrl":
             raise ConfigError(
@@ -168,7 +168,7 @@ class BaseTable(ABC):
                 "count steps over the whole run, or clear() the table first"
             )
 
-    def _without_row(self, lost: np.ndarray) -> DataError:
+    def _make_missing_row_error(self, lost: np.ndarray) -> DataError:
         return DataError(
             f"table {self.name!r} got gradients for {len(lost)} keys that have no row, first "
             f"{lost[:5].tolist()}; look keys up with train=True before applying gradients to them"
@@ -184,22 +184,22 @@ class BaseTable(ABC):
                 f"table {self.name!r} wants real gradients, got {grads.dtype}; take their real part"
             )
 
-    def _exported_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
-        keys, steps = self.deleted.since(since)
-        place = slice_of(keys)
-        gone = (place >= slices.start) & (place < slices.stop) & ~self._holds(keys)
-        yield from self._without_rows(keys[gone], steps[gone], DELETE)
+    def _export_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
+        keys, steps = self.deleted.list_since(since)
+        place = compute_slices(keys)
+        gone = (place >= slices.start) & (place < slices.stop) & ~self._contains(keys)
+        yield from self._export_keys_without_rows(keys[gone], steps[gone], DELETE)
 
-    def _exported_waits(self, slices: range, since: int | None) -> Iterator[pa.Table]:
-        keys, packed = self._waiting()
-        place = slice_of(keys)
+    def _export_waiting(self, slices: range, since: int | None) -> Iterator[pa.Table]:
+        keys, packed = self._list_waiting()
+        place = compute_slices(keys)
         mine = (place >= slices.start) & (place < slices.stop)
         if since is not None:
             mine &= packed >> 32 > since
         order = np.argsort(keys[mine])
-        yield from self._without_rows(keys[mine][order], packed[mine][order], WAIT)
+        yield from self._export_keys_without_rows(keys[mine][order], packed[mine][order], WAIT)
 
-    def _without_rows(self, keys: np.ndarray, steps: np.ndarray, op: str) -> Iterator[pa.Table]:
+    def _export_keys_without_rows(self, keys: np.ndarray, steps: np.ndarray, op: str) -> Iterator[pa.Table]:
         for start in range(0, len(keys), EXPORT_ROWS):
             part = slice(start, start + EXPORT_ROWS)
             count = len(keys[part])
@@ -207,14 +207,14 @@ class BaseTable(ABC):
                 np.zeros((count, width), dtype=np.float32) for width in (self.dim, self._state_width)
             )
             policy = np.zeros(count, dtype=np.int64) if self.spec.evicts else None
-            yield table_of(keys[part], row, state, steps[part], policy, policy, op)
+            yield to_arrow_table(keys[part], row, state, steps[part], policy, policy, op)
 
     @abstractmethod
-    def _chosen(self, slices: range, since: int | None) -> Iterator[RowColumns]:
+    def _iterate_rows(self, slices: range, since: int | None) -> Iterator[RowColumns]:
         """The rows of these slices changed after `since`, by slice and key, at most 65,536 at a time."""
 
     @abstractmethod
-    def _holds(self, keys: np.ndarray) -> np.ndarray:
+    def _contains(self, keys: np.ndarray) -> np.ndarray:
         """Which keys [N] have a row."""
 
     @abstractmethod
@@ -225,14 +225,14 @@ class BaseTable(ABC):
         """Forget the rows of these keys, and that they wait for one."""
 
     @abstractmethod
-    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+    def _list_waiting(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys that wait for a row, and for each its last step << 32 | steps counted."""
 
     @abstractmethod
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None: ...
 
 
-def int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:
+def to_int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:
     """Keys [N] as NumPy; DataError when they are not int64 [n]."""
     if not hasattr(keys, "dtype"):
         raise DataError(

@@ -14,13 +14,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from nonet.embedding import SLICES, slice_of
+from nonet.embedding import SLICES, compute_slices
 from nonet.embedding.tables.base import ALL_SLICES, BaseTable
 from nonet.embedding.tables.native_table import NativeTable
 from nonet.embedding.tables.numpy_table import NumPyTable
-from nonet.embedding.tables.optimizer import row_optimizer
+from nonet.embedding.tables.optimizer import get_row_optimizer
 from nonet.embedding.tables.protocol import DELETE, UPSERT
-from nonet.embedding.tables.rows import WAIT, RowColumns, columns_of, table_of
+from nonet.embedding.tables.rows import WAIT, RowColumns, from_arrow_table, to_arrow_table
 from nonet.embedding.tables.spec import TableSpec
 from nonet.errors import ConfigError
 
@@ -28,9 +28,9 @@ _HASH_BITS, _LISTED_ROWS = 48, 1 << 20
 _NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
 
 
-def state_width(spec: TableSpec) -> int:
+def get_state_width(spec: TableSpec) -> int:
     """Numbers of optimizer state in a row."""
-    return row_optimizer(spec.optimizer).state_width(spec.dim)
+    return get_row_optimizer(spec.optimizer).state_width(spec.dim)
 
 
 def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
@@ -41,7 +41,7 @@ def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
         places = table._index.find(keys)
         at = np.maximum(places, 0)
         if not len(table):
-            return absent(table.spec, keys)
+            return make_absent_rows(table.spec, keys)
         return RowColumns(keys, table._rows[at], table._state[at], table._touched[at], places < 0)
     if hasattr(table, "take"):  # a table of several tiers
         return table.take(keys)  # type: ignore[attr-defined]
@@ -55,53 +55,55 @@ def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
     core.nonet_table_find(handle, key_array.ctypes.data, len(key_array), places.ctypes.data)
     gone = places < 0
     if gone.all():
-        return absent(table.spec, keys)
+        return make_absent_rows(table.spec, keys)
     places[gone] = places[~gone][0]
     pairs = np.ascontiguousarray(np.stack([key_array, places], axis=1))
-    part = table._read(pairs.ctypes.data, 0, len(pairs))
+    part = table._read_chosen(pairs.ctypes.data, 0, len(pairs))
     return RowColumns(keys, part.row, part.state, part.step, gone, part.seen, part.uses)
 
 
-def columns(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
+def iterate_changes(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
     """The rows of these slices that changed after step `since`, by slice and key; then, given `since`, what went."""
-    yield from chosen(table, slices, since)
+    yield from iterate_rows(table, slices, since)
     if since is not None:
-        yield from _others(table, table._exported_deletes(slices, since))
-    yield from waits(table, slices, since)
+        yield from _to_columns(table, table._export_deletes(slices, since))
+    yield from iterate_waiting(table, slices, since)
 
 
-def chosen(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
+def iterate_rows(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
     """The rows of these slices that changed after step `since`, by slice and key."""
     if not isinstance(table, NativeTable):
-        yield from table._chosen(slices, since)
+        yield from table._iterate_rows(slices, since)
         return
     # As many slices a call as list a million rows, 16 MB: calls for 64 slices each would take longer than the walk.
     many = max(1, SLICES * _LISTED_ROWS // max(1, len(table)))
     after = np.iinfo(np.int64).min if since is None else since
     for start in range(slices.start, slices.stop, many):
         stop = min(start + many, slices.stop)
-        yield from table._part(start << _HASH_BITS, (stop << _HASH_BITS) - 1, after)
+        yield from table._read_hash_range(start << _HASH_BITS, (stop << _HASH_BITS) - 1, after)
 
 
-def waits(table: BaseTable, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+def iterate_waiting(
+    table: BaseTable, slices: range = ALL_SLICES, since: int | None = None
+) -> Iterator[RowColumns]:
     """The keys that are counted and have no row yet."""
     if not table.spec.admits_all:
-        yield from _others(table, table._exported_waits(slices, since))
+        yield from _to_columns(table, table._export_waiting(slices, since))
 
 
-def _others(table: BaseTable, parts: Iterable[pa.Table]) -> Iterator[RowColumns]:
+def _to_columns(table: BaseTable, parts: Iterable[pa.Table]) -> Iterator[RowColumns]:
     for part in parts:
-        yield columns_of(part, table.name, table.dim, table._state_width, waiting=True)
+        yield from_arrow_table(part, table.name, table.dim, table._state_width, waiting=True)
 
 
-def joined(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
+def join_rows(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
     """One after the other; every optional column that one of them has."""
     if not parts:
-        return RowColumns(np.empty(0, np.int64), *_blank(spec, 0), np.empty(0, dtype=bool))
+        return RowColumns(np.empty(0, np.int64), *_make_blank_columns(spec, 0), np.empty(0, dtype=bool))
     if len(parts) == 1:
         return parts[0]
 
-    def column(name: str) -> np.ndarray | None:
+    def join_column(name: str) -> np.ndarray | None:
         values_of = [getattr(part, name) for part in parts]
         known = [values for values in values_of if values is not None]
         if not known:
@@ -112,41 +114,41 @@ def joined(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
         ]
         return np.concatenate(filled)
 
-    return RowColumns(*(column(name) for name in _NAMES))  # type: ignore[arg-type]
+    return RowColumns(*(join_column(name) for name in _NAMES))  # type: ignore[arg-type]
 
 
-def by_slice(part: RowColumns) -> RowColumns:
+def sort_by_slice(part: RowColumns) -> RowColumns:
     """The same rows sorted by slice and key, deletes and waits after the rows."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
-    return part.where(np.lexsort((part.key, slice_of(part.key), part.deleted + 2 * waiting)))
+    return part.select(np.lexsort((part.key, compute_slices(part.key), part.deleted + 2 * waiting)))
 
 
-def put(table: BaseTable, part: RowColumns, slices: range | None = None) -> None:
+def put_rows(table: BaseTable, part: RowColumns, slices: range | None = None) -> None:
     """Write these rows into a table, deletes first."""
-    parts = arrow(part)
+    parts = to_arrow(part)
     table.load(parts) if slices is None else table.load(parts, slices)
 
 
-def arrow(part: RowColumns) -> Iterator[pa.Table]:
+def to_arrow(part: RowColumns) -> Iterator[pa.Table]:
     """The same rows as the protocol's tables."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
     for op, chosen in ((DELETE, part.deleted), (UPSERT, ~part.deleted & ~waiting), (WAIT, waiting)):
         if chosen.any():
-            some = part if chosen.all() else part.where(chosen)
-            yield table_of(some.key, some.row, some.state, some.step, some.seen, some.uses, op)
+            some = part if chosen.all() else part.select(chosen)
+            yield to_arrow_table(some.key, some.row, some.state, some.step, some.seen, some.uses, op)
 
 
-def packed_bytes(spec: TableSpec) -> int:
+def count_packed_bytes(spec: TableSpec) -> int:
     """B: the row, its state, its step and whether it is absent."""
-    return 4 * (spec.dim + state_width(spec)) + 16
+    return 4 * (spec.dim + get_state_width(spec)) + 16
 
 
 def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
     """The rows of keys [N] as bytes [N, B], made where absent."""
     if isinstance(table, NativeTable):
-        return table.take_packed(keys, packed_bytes(table.spec))
+        return table.take_packed(keys, count_packed_bytes(table.spec))
     if not len(keys):
-        return torch.empty(0, packed_bytes(table.spec), dtype=torch.uint8)
+        return torch.empty(0, count_packed_bytes(table.spec), dtype=torch.uint8)
     table.lookup(keys, train=True)
     part = take(table, keys)
     pieces = [
@@ -162,36 +164,36 @@ def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
     if isinstance(table, NativeTable):
         table.put_packed(keys, data)
         return
-    part = _unpacked(keys, data, table.spec)
-    part = part.where(~part.deleted)
+    part = _unpack(keys, data, table.spec)
+    part = part.select(~part.deleted)
     table._upsert(part)
     table.step = max(table.step, int(part.step.max(initial=0)))
 
 
-def _unpacked(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
+def _unpack(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
     raw = data.numpy()
-    row, state = 4 * spec.dim, 4 * state_width(spec)
+    row, state = 4 * spec.dim, 4 * get_state_width(spec)
 
-    def cut(start: int, width: int, dtype: type) -> np.ndarray:
+    def cut_columns(start: int, width: int, dtype: type) -> np.ndarray:
         return np.ascontiguousarray(raw[:, start : start + width]).view(dtype)
 
     if not len(keys):
-        return joined([], spec)
-    values = cut(row, state, np.float32) if state else np.zeros((len(raw), 0), np.float32)
-    step = cut(row + state, 8, np.int64).reshape(-1)
-    gone = cut(row + state + 8, 8, np.int64).reshape(-1) != 0
-    return RowColumns(keys, cut(0, row, np.float32), values, step, gone)
+        return join_rows([], spec)
+    values = cut_columns(row, state, np.float32) if state else np.zeros((len(raw), 0), np.float32)
+    step = cut_columns(row + state, 8, np.int64).reshape(-1)
+    gone = cut_columns(row + state + 8, 8, np.int64).reshape(-1) != 0
+    return RowColumns(keys, cut_columns(0, row, np.float32), values, step, gone)
 
 
-def absent(spec: TableSpec, keys: np.ndarray, step: np.ndarray | None = None) -> RowColumns:
+def make_absent_rows(spec: TableSpec, keys: np.ndarray, step: np.ndarray | None = None) -> RowColumns:
     """Keys that have no row, since `step`."""
-    row, state, zero = _blank(spec, len(keys))
+    row, state, zero = _make_blank_columns(spec, len(keys))
     return RowColumns(keys, row, state, zero if step is None else step, np.ones(len(keys), dtype=bool))
 
 
-def _blank(spec: TableSpec, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _make_blank_columns(spec: TableSpec, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (
         np.zeros((count, spec.dim), np.float32),
-        np.zeros((count, state_width(spec)), np.float32),
+        np.zeros((count, get_state_width(spec)), np.float32),
         np.zeros(count, np.int64),
     )

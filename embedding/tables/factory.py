@@ -1,6 +1,6 @@
 """Which table a run uses: the C++ core, or its NumPy twin where the core cannot be had; never silently.
 
-`make_table` is the one place that decides, once a process. `core_status` says what it decided and why, for plans and
+`make_table` is the one place that decides, once a process. `get_core_status` says what it decided and why, for plans and
 metrics; the twin is announced by one warning.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from nonet.embedding.tables.base import BaseTable
-from nonet.embedding.tables.native_library import NativeUnavailable, library
+from nonet.embedding.tables.native_library import NativeUnavailable, load_library
 from nonet.embedding.tables.spec import TableSpec
 
 
@@ -30,35 +30,35 @@ class CoreStatus:
         return f"NumPy twin: {self.reason}"
 
 
-class SlowTables(UserWarning):
+class SlowTablesWarning(UserWarning):
     """Sparse tables run on the NumPy twin."""
 
 
 @cache
-def core_status() -> CoreStatus:
+def get_core_status() -> CoreStatus:
     """What sparse tables of this process run on."""
     try:
-        return CoreStatus(True, library().nonet_isa(None).decode(), "")
+        return CoreStatus(True, load_library().nonet_isa(None).decode(), "")
     except NativeUnavailable as reason:
         return CoreStatus(False, "", str(reason))
 
 
 def make_table(name: str, spec: TableSpec, seed: int) -> BaseTable:
     """The table that `spec` describes, on the core; on the NumPy twin, with one warning, where there is no core."""
-    if core_status().native:
+    if get_core_status().native:
         from nonet.embedding.tables.native_table import NativeTable
 
-        return NativeTable.of(name, spec, seed)
+        return NativeTable.from_spec(name, spec, seed)
     from nonet.embedding.tables.numpy_table import NumPyTable
 
     _warn_once()
-    return NumPyTable.of(name, spec, seed)
+    return NumPyTable.from_spec(name, spec, seed)
 
 
 @cache
 def _warn_once() -> None:
     warnings.warn(
-        f"sparse tables run on the NumPy twin, about ten times slower than the C++ core: {core_status().reason}",
-        SlowTables,
+        f"sparse tables run on the NumPy twin, about ten times slower than the C++ core: {get_core_status().reason}",
+        SlowTablesWarning,
         stacklevel=3,
     )

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nonet.atomic import replacing
+from nonet.atomic import replace_file
 from nonet.errors import NonetError
 
 ABI = 9
@@ -45,7 +45,7 @@ class NativeUnavailable(NonetError):
     """There is no usable library and none can be built; the message says why."""
 
 
-class Policy(ctypes.Structure):
+class PolicyStruct(ctypes.Structure):
     """nonet::Policy."""
 
     _fields_ = [
@@ -58,7 +58,7 @@ class Policy(ctypes.Structure):
     ]
 
 
-class Config(ctypes.Structure):
+class ConfigStruct(ctypes.Structure):
     """nonet::Config."""
 
     _fields_ = [
@@ -69,19 +69,19 @@ class Config(ctypes.Structure):
         ("base", c_uint64),
         *((name, c_float) for name in ("scale", "fill", "eps", "clip", "l1", "l2")),
         ("weight_decay", c_double),
-        ("policy", Policy),
+        ("policy", PolicyStruct),
         ("counters", POINTER(c_int64)),
     ]
 
 
-def free_with(owner: object, *call: Any) -> weakref.finalize[..., Any]:
+def register_finalizer(owner: object, *call: Any) -> weakref.finalize[..., Any]:
     """Call `call[0](*call[1:])` when `owner` goes; not when Python ends, for a daemon thread may still be in the core."""
     finalizer = weakref.finalize(owner, *call)
     finalizer.atexit = False
     return finalizer
 
 
-class Counters:
+class CoreCounters:
     """What a table counts, written by the core in place: rows, evicted (not yet taken), refused, dropped, waiting,
     bytes, absent."""
 
@@ -93,76 +93,80 @@ class Counters:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """The core, ready to call. Raises NativeUnavailable with the reason."""
     if os.environ.get("NONET_CORE") == "numpy":
         raise NativeUnavailable("NONET_CORE=numpy asks for the NumPy twin")
     reasons = []
-    for path in packaged():
-        core, reason = _open(path)
+    for path in list_packaged():
+        core, reason = _open_library(path)
         if core:
             return core
         reasons.append(f"{path.name}: {reason}")
-    built, reason = _open(_compiled(reasons), fresh=True)
+    built, reason = _open_library(_get_compiled(reasons), fresh=True)
     if built is None:
         raise NativeUnavailable(f"the library that was compiled on this node cannot be used: {reason}")
     return built
 
 
-def packaged() -> list[Path]:
+def list_packaged() -> list[Path]:
     """The libraries that came with the package."""
     return sorted(_HERE.glob("_core*.so"))
 
 
-def compiler() -> str | None:
+def find_compiler() -> str | None:
     """The C++ compiler to build with: $CXX, else the first of c++, g++ and clang++ on the path."""
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     return next((path for name in compilers if (path := shutil.which(name))), None)
 
 
-def cache_folder() -> Path:
+def get_cache_folder() -> Path:
     """Return Nonet's cache on this node: below $NONET_CACHE, else below the user's cache."""
     base = os.environ.get("NONET_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return Path(base or os.path.expanduser("~/.cache")) / "nonet"
 
 
-def sources() -> list[Path]:
+def list_sources() -> list[Path]:
     """Every file of the core, in a fixed order."""
     return sorted(path for path in (_HERE / "native").iterdir() if path.suffix in (".h", ".cpp"))
 
 
-def declared() -> list[str]:
+def list_declared() -> list[str]:
     """The functions that the sources export."""
-    units = [path.read_text() for path in sources() if path.suffix == ".cpp"]
+    units = [path.read_text() for path in list_sources() if path.suffix == ".cpp"]
     return sorted({name for unit in units for name in _EXPORTED.findall(unit)})
 
 
-def compile_command(cxx: str, out: Path, *more: str) -> list[str]:
+def make_compile_command(cxx: str, out: Path, *extra_flags: str) -> list[str]:
     """The command that builds the core into the shared library `out`."""
-    units = [str(path) for path in sources() if path.suffix == ".cpp"]
-    return [cxx, *_FLAGS, *_python_headers(), *more, "-shared", *units, "-o", str(out)]
+    units = [str(path) for path in list_sources() if path.suffix == ".cpp"]
+    return [cxx, *_FLAGS, *_get_python_include(), *extra_flags, "-shared", *units, "-o", str(out)]
 
 
-def quicken(table: type, lookup: str, push: str) -> None:
+def install_fast_methods(table: type, lookup: str, push: str) -> None:
     """Give a class of tables methods `lookup` and `_push` that take plain keys (int64 [N], contiguous, in host memory, a
     torch.Tensor or an ndarray) without Python or ctypes between, and leave all else to its methods of these names.
 
     Nothing happens where the library or torch has not what it takes.
     """
-    bind = ctypes.PYFUNCTYPE(c_void_p, c_int32, *[ctypes.py_object] * 4)(("nonet_python_method", library()))
+    bind = ctypes.PYFUNCTYPE(c_void_p, c_int32, *[ctypes.py_object] * 4)(
+        ("nonet_python_method", load_library())
+    )
     for number, general in enumerate((lookup, push)):
         if address := bind(number, table, general, Tensor, np.ndarray):
             method = ctypes.cast(address, ctypes.py_object).value
             setattr(table, method.__name__, method)
 
 
-def _python_headers() -> list[str]:
+def _get_python_include() -> list[str]:
     folder = sysconfig.get_path("include")
     return [f"-I{folder}"] if Path(folder, "Python.h").exists() else []
 
 
-def _open(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
-    if not fresh and path.stat().st_mtime + _SLACK_S < max(source.stat().st_mtime for source in sources()):
+def _open_library(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
+    if not fresh and path.stat().st_mtime + _SLACK_S < max(
+        source.stat().st_mtime for source in list_sources()
+    ):
         return None, "older than its sources"
     try:
         opened = ctypes.CDLL(str(path))
@@ -172,21 +176,21 @@ def _open(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
         speaks = opened.nonet_abi(), opened.nonet_config_bytes()
     except AttributeError:
         return None, "not a library of Nonet's core"
-    if speaks != (ABI, ctypes.sizeof(Config)):
+    if speaks != (ABI, ctypes.sizeof(ConfigStruct)):
         return None, f"speaks ABI {speaks[0]}, this version wants {ABI}"
-    if missing := [name for name in declared() if not hasattr(opened, name)]:
+    if missing := [name for name in list_declared() if not hasattr(opened, name)]:
         return None, f"has no {', '.join(missing)}"
-    return _bound(opened), ""
+    return _bind_signatures(opened), ""
 
 
-def _compiled(reasons: list[str]) -> Path:
+def _get_compiled(reasons: list[str]) -> Path:
     """The library for this machine in the cache, compiled if it isn't there yet."""
-    cxx = compiler()
+    cxx = find_compiler()
     if cxx is None:
         tried = "; ".join(reasons) or "no library came with the package"
         raise NativeUnavailable(f"{tried}; and there is no C++ compiler: install g++ or clang++, or set CXX")
-    folder = cache_folder() / "core"
-    out = folder / f"core-{platform.machine()}-{_digest(cxx)}.so"
+    folder = get_cache_folder() / "core"
+    out = folder / f"core-{platform.machine()}-{_compute_digest(cxx)}.so"
     if out.exists():
         return out
     try:
@@ -194,7 +198,7 @@ def _compiled(reasons: list[str]) -> Path:
         with (folder / f"{out.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not out.exists():
-                _compile(cxx, out)
+                _compile_library(cxx, out)
     except OSError as error:
         raise NativeUnavailable(
             f"cannot write {folder}: {error}; set NONET_CACHE to a folder that can"
@@ -202,32 +206,36 @@ def _compiled(reasons: list[str]) -> Path:
     return out
 
 
-def _compile(cxx: str, out: Path) -> None:
-    with replacing(out) as made:
+def _compile_library(cxx: str, out: Path) -> None:
+    with replace_file(out) as made:
         try:
             subprocess.run(
-                compile_command(cxx, made), check=True, capture_output=True, text=True, timeout=_COMPILE_S
+                make_compile_command(cxx, made),
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_S,
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             first = str(error.stderr or error).strip().splitlines()[:1]
             raise NativeUnavailable(f"{cxx} could not compile the core: {' '.join(first)}") from error
 
 
-def _digest(cxx: str) -> str:
+def _compute_digest(cxx: str) -> str:
     """A name for these sources, this compiler and these flags."""
-    digest = hashlib.sha256(f"{cxx} {_FLAGS} {platform.libc_ver()} {_python_headers() != []}".encode())
+    digest = hashlib.sha256(f"{cxx} {_FLAGS} {platform.libc_ver()} {_get_python_include() != []}".encode())
     version = subprocess.run([cxx, "--version"], capture_output=True, check=False, timeout=30).stdout
     digest.update(version)
-    for path in sources():
+    for path in list_sources():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _bound(opened: ctypes.CDLL) -> ctypes.CDLL:
+def _bind_signatures(opened: ctypes.CDLL) -> ctypes.CDLL:
     pointer, i64 = c_void_p, c_int64
     signatures = {
         "isa": (c_char_p, c_char_p),
-        "table_new": (pointer, POINTER(Config), c_char_p),
+        "table_new": (pointer, POINTER(ConfigStruct), c_char_p),
         "table_free": (None, pointer),
         "table_clear": (c_int32, pointer),
         # Each step's calls say pointer for a 64-bit number too: ctypes takes 0.1 us less for each.

@@ -19,8 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.tables.native_library import Config, Counters, Policy, free_with, library, quicken
+from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, to_int64_keys
+from nonet.embedding.tables.native_library import (
+    ConfigStruct,
+    CoreCounters,
+    PolicyStruct,
+    install_fast_methods,
+    load_library,
+    register_finalizer,
+)
 from nonet.embedding.tables.rows import RowColumns
 from nonet.embedding.tables.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import DataError, NonetError
@@ -40,20 +47,20 @@ class NativeTable(BaseTable):
 
     def __init__(self, name: str, dim: int, *, seed: int, isa: str = "", **settings):
         super().__init__(name, dim, seed=seed, **settings)
-        self._core, self._counters = library(), Counters()
-        _quicken()
+        self._core, self._counters = load_library(), CoreCounters()
+        _install_fast_methods()
         self._strict = self.spec.admits_all and not self.spec.evicts
         self._refused, self._dropped = 0, 0
-        config = _config(self)
+        config = _make_config(self)
         handle = self._core.nonet_table_new(ctypes.byref(config), isa.encode() or None)
         if not handle:
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
         self._handle = handle
         # No garbage collector looks at an array: in a cycle the core outlives the finalizers, which may still look rows up.
         self._end = np.empty(0)
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
-        free_with(self._end, self._core.nonet_table_free, handle)
+        register_finalizer(self._end, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
         return self._counters["rows"]
@@ -61,7 +68,7 @@ class NativeTable(BaseTable):
     @property
     def keys(self) -> np.ndarray:
         """The keys held [R], by slice."""
-        parts = [part.key for part in self._chosen(ALL_SLICES, None)]
+        parts = [part.key for part in self._iterate_rows(ALL_SLICES, None)]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     @property
@@ -87,7 +94,7 @@ class NativeTable(BaseTable):
     def clear(self) -> None:
         """Forget every row, and count steps from 0 again."""
         if self._core.nonet_table_clear(self._handle):
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
         self.step = 0
         self.deleted.clear()
         self._refused, self._dropped = self._counters["refused"], self._counters["dropped"]
@@ -99,15 +106,15 @@ class NativeTable(BaseTable):
 
         `out`, float32 [N, D] and contiguous, saves the allocation; rows given without it cannot be resized.
         """
-        key_tensor = keys if _plain(keys) else _tensor(keys)
+        key_tensor = keys if _is_plain(keys) else _to_tensor(keys)
         count = key_tensor.numel()
-        rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, key_tensor)
+        rows = _new_rows(count, self.dim) if out is None else self._check_out(out, key_tensor)
         if not train:
             self._look(self._handle, key_tensor.data_ptr(), count, rows.data_ptr())
             return rows
         step = self.step + 1 if step is None else index(step)
         if self._lookup(self._handle, key_tensor.data_ptr(), count, rows.data_ptr(), step) < 0:
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
         return rows
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
@@ -115,16 +122,16 @@ class NativeTable(BaseTable):
         before, step = self.step, index(step)
         if step < before:
             self._check_step(step)
-        code = self._push(keys, grads, before, step, self._rate(lr))
+        code = self._push(keys, grads, before, step, self._resolve_lr(lr))
         if code < 0:
-            raise self._failed(code, keys)
+            raise self._make_error(code, keys)
         self.step = step
         if not self._strict and self._counters["evicted"]:
             self._take_evicted(step)
 
     def _push(self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float) -> int:
         """Hand gradients to the core; its code, negative where it could not take them."""
-        key_tensor = keys if _plain(keys) else _tensor(keys)
+        key_tensor = keys if _is_plain(keys) else _to_tensor(keys)
         count = key_tensor.numel()
         if grads.shape != (count, self.dim) or grads.is_complex():
             self._check_grads(key_tensor, grads)
@@ -132,27 +139,29 @@ class NativeTable(BaseTable):
             grads = grads.detach().to("cpu", _F32).contiguous()
         return self._apply(self._handle, key_tensor.data_ptr(), count, grads.data_ptr(), before, step, lr)
 
-    _general, _general_push = lookup, _push  # what is left to Python, see `_quicken`
+    _general, _general_push = lookup, _push  # what is left to Python, see `_install_fast_methods`
 
     def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
         """The rows of keys [N] as bytes [N, record], made where absent: see `bulk.take_packed`."""
-        key_array, out = _array(keys), torch.empty(len(keys), record, dtype=torch.uint8)
+        key_array, out = _to_array(keys), torch.empty(len(keys), record, dtype=torch.uint8)
         code = self._core.nonet_table_take(
-            self._handle, _at(key_array), len(key_array), out.data_ptr(), self.step + 1
+            self._handle, _get_address(key_array), len(key_array), out.data_ptr(), self.step + 1
         )
         if code < 0:
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
         return out
 
     def put_packed(self, keys: np.ndarray, data: Tensor) -> None:
         """Write what `take_packed` gave for these keys; the table's step is at least that of its rows."""
-        key_array, data = _array(keys), data.contiguous()
-        last = self._core.nonet_table_enter(self._handle, _at(key_array), len(key_array), data.data_ptr())
+        key_array, data = _to_array(keys), data.contiguous()
+        last = self._core.nonet_table_enter(
+            self._handle, _get_address(key_array), len(key_array), data.data_ptr()
+        )
         if last < 0:
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
         self.step = max(self.step, last)
 
-    def _checked_out(self, out: Tensor, keys: Tensor) -> Tensor:
+    def _check_out(self, out: Tensor, keys: Tensor) -> Tensor:
         count = len(keys)
         if (
             out.dtype is not _F32
@@ -172,86 +181,93 @@ class NativeTable(BaseTable):
             )
         return out
 
-    def _failed(self, code: int, keys: Tensor | np.ndarray) -> NonetError:
+    def _make_error(self, code: int, keys: Tensor | np.ndarray) -> NonetError:
         if code == _ABSENT_KEYS:
-            unique = np.unique(int64_keys(keys))
-            return self._without_row(unique[~self._holds(unique)])
-        return _out_of_memory(self)
+            unique = np.unique(to_int64_keys(keys))
+            return self._make_missing_row_error(unique[~self._contains(unique)])
+        return _make_memory_error(self)
 
     def _take_evicted(self, step: int) -> None:
         gone = np.empty(self._counters["evicted"], dtype=np.int64)
-        self._core.nonet_table_take_evicted(self._handle, _at(gone))
+        self._core.nonet_table_take_evicted(self._handle, _get_address(gone))
         self.deleted.add(gone, step)
         self.evicted += len(gone)
 
-    def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+    def _iterate_rows(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
         after = np.iinfo(np.int64).min if since is None else since
         for start in range(slices.start, slices.stop, _PART_SLICES):
             stop = min(start + _PART_SLICES, slices.stop)
-            yield from self._part(start << _SHIFT, (stop << _SHIFT) - 1, after)
+            yield from self._read_hash_range(start << _SHIFT, (stop << _SHIFT) - 1, after)
 
-    def _part(self, low: int, high: int, since: int) -> Iterator[RowColumns]:
+    def _read_hash_range(self, low: int, high: int, since: int) -> Iterator[RowColumns]:
         chosen = ctypes.c_void_p()
         count = self._core.nonet_table_choose(self._handle, low, high, since, ctypes.byref(chosen))
         if count < 0:
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
         try:
             for start in range(0, count, EXPORT_ROWS):
-                yield self._read(chosen.value or 0, start, min(EXPORT_ROWS, count - start))
+                yield self._read_chosen(chosen.value or 0, start, min(EXPORT_ROWS, count - start))
         finally:
             self._core.nonet_chosen_free(chosen)
 
-    def _read(self, chosen: int, start: int, count: int) -> RowColumns:
+    def _read_chosen(self, chosen: int, start: int, count: int) -> RowColumns:
         first = chosen + 16 * start  # {key, row}
         key = np.ctypeslib.as_array((ctypes.c_int64 * (2 * count)).from_address(first))[::2].copy()
         row, state = (np.empty((count, width), dtype=np.float32) for width in (self.dim, self._state_width))
         step, seen, uses = (np.zeros(count, dtype=np.int64) for _ in range(3))
         self._core.nonet_table_read(
-            self._handle, first, count, *(_at(column) for column in (row, state, step, seen, uses))
+            self._handle, first, count, *(_get_address(column) for column in (row, state, step, seen, uses))
         )
         policy = (seen, uses) if self.spec.evicts else (None, None)
         return RowColumns(key, row, state, step, np.zeros(count, dtype=bool), *policy)
 
-    def _holds(self, keys: np.ndarray) -> np.ndarray:
-        key_array, places = _array(keys), np.empty(len(keys), dtype=np.int64)
-        self._core.nonet_table_find(self._handle, _at(key_array), len(key_array), _at(places))
+    def _contains(self, keys: np.ndarray) -> np.ndarray:
+        key_array, places = _to_array(keys), np.empty(len(keys), dtype=np.int64)
+        self._core.nonet_table_find(
+            self._handle, _get_address(key_array), len(key_array), _get_address(places)
+        )
         return places >= 0
 
     def _upsert(self, rows: RowColumns) -> None:
-        columns = [_array(column) for column in (rows.key, rows.row, rows.state, rows.step)]
-        policy = [None if column is None else _array(column) for column in (rows.seen, rows.uses)]
+        columns = [_to_array(column) for column in (rows.key, rows.row, rows.state, rows.step)]
+        policy = [None if column is None else _to_array(column) for column in (rows.seen, rows.uses)]
         key, row, state, step = columns
         code = self._core.nonet_table_upsert(
-            self._handle, _at(key), len(key), _at(row), _at(state), _at(step),
-            *(None if column is None else _at(column) for column in policy),
+            self._handle, _get_address(key), len(key), _get_address(row), _get_address(state), _get_address(step),
+            *(None if column is None else _get_address(column) for column in policy),
         )  # fmt: skip
         if code < 0:
-            raise _out_of_memory(self)
+            raise _make_memory_error(self)
 
     def _delete(self, keys: np.ndarray) -> None:
-        key_array = _array(keys)
-        self._core.nonet_table_forget(self._handle, _at(key_array), len(key_array))
+        key_array = _to_array(keys)
+        self._core.nonet_table_forget(self._handle, _get_address(key_array), len(key_array))
 
-    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+    def _list_waiting(self) -> tuple[np.ndarray, np.ndarray]:
         keys, packed = (np.empty(self._counters["waiting"], dtype=np.int64) for _ in range(2))
-        self._core.nonet_table_waiting(self._handle, _at(keys), _at(packed))
+        self._core.nonet_table_waiting(self._handle, _get_address(keys), _get_address(packed))
         return keys, packed
 
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
-        key_array, values = _array(keys), _array(packed)
-        if self._core.nonet_table_wait(self._handle, _at(key_array), _at(values), len(key_array)) < 0:
-            raise _out_of_memory(self)
+        key_array, values = _to_array(keys), _to_array(packed)
+        if (
+            self._core.nonet_table_wait(
+                self._handle, _get_address(key_array), _get_address(values), len(key_array)
+            )
+            < 0
+        ):
+            raise _make_memory_error(self)
 
 
 @cache
-def _quicken() -> None:
+def _install_fast_methods() -> None:
     """Let C do what it can of lookups and pushes; the methods above say what is meant, and do the rest."""
-    quicken(NativeTable, "_general", "_general_push")
+    install_fast_methods(NativeTable, "_general", "_general_push")
 
 
-def _config(table: NativeTable) -> Config:
+def _make_config(table: NativeTable) -> ConfigStruct:
     spec: TableSpec = table.spec
-    policy = Policy(
+    policy = PolicyStruct(
         1 + EVICTIONS.index(spec.evict) if spec.evict else 0,
         spec.admit_count,
         spec.admit_threshold,
@@ -259,7 +275,7 @@ def _config(table: NativeTable) -> Config:
         spec.most_rows,
         spec.group_bits,
     )
-    return Config(
+    return ConfigStruct(
         spec.dim,
         table._state_width,
         FORMATS.index(spec.dtype),
@@ -277,7 +293,7 @@ def _config(table: NativeTable) -> Config:
     )
 
 
-def _plain(keys: Tensor | np.ndarray) -> TypeGuard[Tensor]:
+def _is_plain(keys: Tensor | np.ndarray) -> TypeGuard[Tensor]:
     """Whether the core can read these keys where they lie."""
     return (
         type(keys) is Tensor
@@ -288,20 +304,20 @@ def _plain(keys: Tensor | np.ndarray) -> TypeGuard[Tensor]:
     )
 
 
-def _tensor(keys: Tensor | np.ndarray) -> Tensor:
-    return torch.from_numpy(_array(int64_keys(keys)))
+def _to_tensor(keys: Tensor | np.ndarray) -> Tensor:
+    return torch.from_numpy(_to_array(to_int64_keys(keys)))
 
 
-def _array(values: np.ndarray) -> np.ndarray:
+def _to_array(values: np.ndarray) -> np.ndarray:
     """Contiguous and writable, which is what torch takes without a warning."""
     return np.require(values, requirements=["C", "W"])
 
 
-def _at(array: np.ndarray) -> int:
+def _get_address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def _out_of_memory(table: BaseTable) -> NonetError:
+def _make_memory_error(table: BaseTable) -> NonetError:
     return NonetError(
         f"table {table.name!r} found no memory for more rows; it holds {len(table)} of {table.spec.row_bytes} bytes: "
         "give it a budget (budget_bytes and evict), more shards, or a machine with more memory"

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 # Shapes: N keys asked for, R rows held.
-from nonet.embedding import slice_of, splitmix64
-from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.tables.optimizer import Step
-from nonet.embedding.tables.policy import Admission, due_slices, expired, surplus
+from nonet.embedding import compute_slices, splitmix64
+from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, to_int64_keys
+from nonet.embedding.tables.optimizer import OptimizerSettings
+from nonet.embedding.tables.policy import AdmissionFilter, find_due_slices, find_expired, find_surplus
 from nonet.embedding.tables.rows import RowColumns
 
 
@@ -55,19 +55,19 @@ class NumPyTable(BaseTable):
         self.step, self.refused, self.dropped = 0, 0, 0
         self.deleted.clear()
         self._index = KeyIndex()
-        self._admission = Admission(self.spec, self._base)
+        self._admission = AdmissionFilter(self.spec, self._base)
         self._rows = np.empty((0, self.dim), dtype=np.float32)
         self._state = np.empty((0, self._state_width), dtype=np.float32)
         self._touched, self._seen, self._uses = (np.empty(0, dtype=np.int64) for _ in range(3))
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
         """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
-        key_array = int64_keys(keys)
+        key_array = to_int64_keys(keys)
         step = self.step + 1 if step is None else step
         places = self._index.find(key_array)
         if train:
             if (places < 0).any():
-                self._create(np.unique(key_array[places < 0]), step)
+                self._create_rows(np.unique(key_array[places < 0]), step)
                 places = self._index.find(key_array)
                 self.refused += int((places < 0).sum())
             self._mark_seen(np.unique(places[places >= 0]), step)
@@ -79,29 +79,29 @@ class NumPyTable(BaseTable):
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
-        key_array = int64_keys(keys)
+        key_array = to_int64_keys(keys)
         self._check_grads(key_array, grads)
-        before, rate = self.step, self._rate(lr)
+        before, rate = self.step, self._resolve_lr(lr)
         self._check_step(step)
         unique, inverse = np.unique(key_array, return_inverse=True)
         rows = self._index.find(unique)
         if (rows < 0).any() and self.spec.admits_all and not self.spec.evicts:
-            raise self._without_row(unique[rows < 0])
+            raise self._make_missing_row_error(unique[rows < 0])
         self.step = step
         # index_add_ adds along dimension 0 one position after another: the order the protocol promises.
         summed = torch.zeros(len(unique), self.dim)
         summed.index_add_(0, torch.from_numpy(inverse), grads.detach().to(torch.float32))
         present = rows >= 0
         self.dropped += int((~present[inverse]).sum())
-        self._update(rows[present], summed.numpy()[present], rate)
+        self._update_rows(rows[present], summed.numpy()[present], rate)
         self._touched[rows[present]] = step
         if self.spec.evicts:
-            self._sweep(before, step)
+            self._evict_due(before, step)
 
-    def _create(self, keys: np.ndarray, step: int) -> None:
-        keys = keys[self._admission.admitted(keys, step)]
-        rows = self._append(keys)
-        self._rows[rows] = self.initial(keys)
+    def _create_rows(self, keys: np.ndarray, step: int) -> None:
+        keys = keys[self._admission.admit(keys, step)]
+        rows = self._append_rows(keys)
+        self._rows[rows] = self.compute_initial_rows(keys)
         self._state[rows] = 0
         # A row made for a step is part of that step's changes.
         self._touched[rows] = step
@@ -111,29 +111,31 @@ class NumPyTable(BaseTable):
         self._uses[rows] += (self._seen[rows] != step) | (self._uses[rows] == 0)
         self._seen[rows] = step
 
-    def _append(self, keys: np.ndarray) -> np.ndarray:
+    def _append_rows(self, keys: np.ndarray) -> np.ndarray:
         rows = self._index.add(keys)
         if len(self) > len(self._rows):
             capacity = max(len(self), 2 * len(self._rows), 1024)
             for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
-                setattr(self, name, _grown(getattr(self, name), capacity))
+                setattr(self, name, _grow_array(getattr(self, name), capacity))
         return rows
 
-    def _update(self, rows: np.ndarray, grads: np.ndarray, lr: float) -> None:
+    def _update_rows(self, rows: np.ndarray, grads: np.ndarray, lr: float) -> None:
         values, state = self._rows[rows], self._state[rows]
         spec = self.spec
-        step = Step(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        step = OptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
         self._optimizer.apply(values, state, grads, step)
-        self._rows[rows], self._state[rows] = self._stored(values), state
+        self._rows[rows], self._state[rows] = self._round_to_stored(values), state
 
-    def _sweep(self, before: int, step: int) -> None:
+    def _evict_due(self, before: int, step: int) -> None:
         if self.spec.ttl_steps:
-            self._evict(expired(self.spec, self.keys, self._seen[: len(self)], before, step), step)
-            due = due_slices(self.spec.ttl_steps, before, step)
+            self._evict(find_expired(self.spec, self.keys, self._seen[: len(self)], before, step), step)
+            due = find_due_slices(self.spec.ttl_steps, before, step)
             self._admission.expire(due, step - self.spec.ttl_steps)
         if self.spec.quota:
             count = len(self)
-            self._evict(surplus(self.spec, self.keys, self._seen[:count], self._uses[:count], step), step)
+            self._evict(
+                find_surplus(self.spec, self.keys, self._seen[:count], self._uses[:count], step), step
+            )
 
     def _evict(self, rows: np.ndarray, step: int) -> None:
         gone = self.keys[rows].copy()
@@ -141,8 +143,8 @@ class NumPyTable(BaseTable):
         self.deleted.add(gone, step)
         self.evicted += len(gone)
 
-    def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
-        place = slice_of(self.keys)
+    def _iterate_rows(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+        place = compute_slices(self.keys)
         chosen = (place >= slices.start) & (place < slices.stop)
         if since is not None:
             chosen &= self._touched[: len(self)] > since
@@ -156,13 +158,17 @@ class NumPyTable(BaseTable):
                 self.keys[part], self._rows[part], self._state[part], self._touched[part], upserts, *policy
             )
 
-    def _holds(self, keys: np.ndarray) -> np.ndarray:
+    def _contains(self, keys: np.ndarray) -> np.ndarray:
         return self._index.find(keys) >= 0
 
     def _upsert(self, rows: RowColumns) -> None:
-        self._append(np.unique(rows.key[self._index.find(rows.key) < 0]))
+        self._append_rows(np.unique(rows.key[self._index.find(rows.key) < 0]))
         at = self._index.find(rows.key)
-        self._rows[at], self._state[at], self._touched[at] = self._stored(rows.row), rows.state, rows.step
+        self._rows[at], self._state[at], self._touched[at] = (
+            self._round_to_stored(rows.row),
+            rows.state,
+            rows.step,
+        )
         self._seen[at] = rows.step if rows.seen is None else rows.seen
         self._uses[at] = 1 if rows.uses is None else rows.uses
         for key in rows.key.tolist() if self._admission.waiting else ():
@@ -174,11 +180,11 @@ class NumPyTable(BaseTable):
         if len(remaining) < len(self):
             for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
                 setattr(self, name, getattr(self, name)[remaining])
-            self._index.keep(remaining)
+            self._index.keep_rows(remaining)
         for key in keys.tolist() if self._admission.waiting else ():
             self._admission.waiting.pop(key, None)
 
-    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+    def _list_waiting(self) -> tuple[np.ndarray, np.ndarray]:
         waiting = self._admission.waiting
         return np.array(list(waiting), dtype=np.int64), np.array(list(waiting.values()), dtype=np.int64)
 
@@ -186,7 +192,7 @@ class NumPyTable(BaseTable):
         self._admission.waiting.update(zip(keys.tolist(), packed.tolist(), strict=True))
 
 
-def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
+def _grow_array(array: np.ndarray, capacity: int) -> np.ndarray:
     larger = np.zeros((capacity, *array.shape[1:]), dtype=array.dtype)
     larger[: len(array)] = array
     return larger
@@ -216,7 +222,7 @@ class KeyIndex:
         """The row of each key [N], -1 where the key is absent."""
         rows = np.full(len(keys), _ABSENT, dtype=np.int64)
         open_ = np.arange(len(keys))
-        cells = self._home(keys)
+        cells = self._compute_home(keys)
         while open_.size:
             entries = self._cells[cells]
             taken = entries != _ABSENT
@@ -235,13 +241,13 @@ class KeyIndex:
         self._place(rows)
         return rows
 
-    def keep(self, rows: np.ndarray) -> None:
+    def keep_rows(self, rows: np.ndarray) -> None:
         """Forget every key but those of these rows, and number these anew in the given order."""
         keys = self.keys[rows]
         self.__init__()
         self.add(keys)
 
-    def _home(self, keys: np.ndarray) -> np.ndarray:
+    def _compute_home(self, keys: np.ndarray) -> np.ndarray:
         return (splitmix64(keys) & np.uint64(len(self._cells) - 1)).astype(np.int64)
 
     def _reserve(self, count: int) -> None:
@@ -257,7 +263,7 @@ class KeyIndex:
             self._place(np.arange(self._count, dtype=np.int64))
 
     def _place(self, rows: np.ndarray) -> None:
-        cells = self._home(self._keys[rows])
+        cells = self._compute_home(self._keys[rows])
         while rows.size:
             free = self._cells[cells] == _ABSENT
             self._cells[cells[free]] = rows[free]

@@ -25,7 +25,7 @@ LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OptimizerSettings:
     """The numbers of one step: learning rate, eps, decoupled weight decay, the most a gradient's norm may be, FTRL's."""
 
     lr: float
@@ -37,7 +37,7 @@ class Step:
 
 
 # (rows [N, D], state [N, S], grads [N, D], step): rows and state change in place.
-Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, Step], None]
+Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, OptimizerSettings], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class RowOptimizer:
         """S for rows of width `dim`."""
         return self.width_factor * dim + self.extra
 
-    def apply(self, rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) -> None:
+    def apply(self, rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
         """Move rows and state by gradients, all in place (grads too, where they are clipped)."""
         if step.clip > 0:
-            norm = np.sqrt(square_sum(grads))
+            norm = np.sqrt(sum_squares(grads))
             with np.errstate(divide="ignore"):
                 factor = np.float32(step.clip) / norm
             np.multiply(grads, factor[:, None], out=grads, where=(norm > np.float32(step.clip))[:, None])
@@ -67,7 +67,7 @@ class RowOptimizer:
         self.rule(rows, state, grads, step)
 
 
-def row_optimizer(name: str) -> RowOptimizer:
+def get_row_optimizer(name: str) -> RowOptimizer:
     """The optimizer of this name; ConfigError names the others."""
     try:
         return _OPTIMIZERS[name]
@@ -76,7 +76,7 @@ def row_optimizer(name: str) -> RowOptimizer:
         raise ConfigError(f"a sparse table has no optimizer {name!r}; choose one of: {known}") from None
 
 
-def square_sum(grads: np.ndarray) -> np.ndarray:
+def sum_squares(grads: np.ndarray) -> np.ndarray:
     """The sum of squares of each row [N]: element i in lane i mod 16, lanes added as a tree."""
     count, dim = grads.shape
     padded = np.zeros((count, -(-dim // LANES) * LANES), dtype=np.float32)
@@ -90,33 +90,35 @@ def square_sum(grads: np.ndarray) -> np.ndarray:
     return lanes[:, 0]
 
 
-def _sgd(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) -> None:
+def _apply_sgd(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
     rows -= np.float32(step.lr) * grads
 
 
-def _adagrad(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) -> None:
+def _apply_adagrad(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
     state += grads * grads
     rows -= np.float32(step.lr) * grads / (np.sqrt(state) + np.float32(step.eps))
 
 
-def _rowwise_adagrad(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) -> None:
-    state += (square_sum(grads) / np.float32(grads.shape[1]))[:, None]
+def _apply_rowwise_adagrad(
+    rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings
+) -> None:
+    state += (sum_squares(grads) / np.float32(grads.shape[1]))[:, None]
     rows -= np.float32(step.lr) / (np.sqrt(state) + np.float32(step.eps)) * grads
 
 
-def _adam(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) -> None:
+def _apply_adam(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
     dim = rows.shape[1]
     first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
     steps += 1
     first += np.float32(1 - BETA1) * (grads - first)
     second += np.float32(1 - BETA2) * (grads * grads - second)
     count = steps.astype(np.int64)
-    rate = (step.lr / (1.0 - power_of(BETA1, count))).astype(np.float32)
-    scale = (1.0 / np.sqrt(1.0 - power_of(BETA2, count))).astype(np.float32)
+    rate = (step.lr / (1.0 - compute_power(BETA1, count))).astype(np.float32)
+    scale = (1.0 / np.sqrt(1.0 - compute_power(BETA2, count))).astype(np.float32)
     rows -= rate * first / (np.sqrt(second) * scale + np.float32(step.eps))
 
 
-def _ftrl(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) -> None:
+def _apply_ftrl(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
     dim = rows.shape[1]
     z, n = state[:, :dim], state[:, dim:]
     lr, l1, l2 = np.float32(step.lr), np.float32(step.l1), np.float32(step.l2)
@@ -129,7 +131,7 @@ def _ftrl(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Step) ->
     rows[:] = np.where(size > 0, -moved, np.float32(0.0))
 
 
-def power_of(beta: float, exponent: np.ndarray) -> np.ndarray:
+def compute_power(beta: float, exponent: np.ndarray) -> np.ndarray:
     """beta ** exponent (int64) in float64, by squaring."""
     result, left = np.ones(exponent.shape), exponent.copy()
     while left.any():
@@ -139,10 +141,10 @@ def power_of(beta: float, exponent: np.ndarray) -> np.ndarray:
 
 
 _OPTIMIZERS = {
-    "sgd": RowOptimizer("sgd", _sgd, 0, 0, 0.0, 0),
-    "adagrad": RowOptimizer("adagrad", _adagrad, 1, 0, 1e-10, 1),
-    "rowwise_adagrad": RowOptimizer("rowwise_adagrad", _rowwise_adagrad, 0, 1, 1e-8, 2),
-    "adam": RowOptimizer("adam", _adam, 2, 1, 1e-8, 3),
-    "adamw": RowOptimizer("adamw", _adam, 2, 1, 1e-8, 3),
-    "ftrl": RowOptimizer("ftrl", _ftrl, 2, 0, 1.0, 4),
+    "sgd": RowOptimizer("sgd", _apply_sgd, 0, 0, 0.0, 0),
+    "adagrad": RowOptimizer("adagrad", _apply_adagrad, 1, 0, 1e-10, 1),
+    "rowwise_adagrad": RowOptimizer("rowwise_adagrad", _apply_rowwise_adagrad, 0, 1, 1e-8, 2),
+    "adam": RowOptimizer("adam", _apply_adam, 2, 1, 1e-8, 3),
+    "adamw": RowOptimizer("adamw", _apply_adam, 2, 1, 1e-8, 3),
+    "ftrl": RowOptimizer("ftrl", _apply_ftrl, 2, 0, 1.0, 4),
 }

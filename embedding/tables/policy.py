@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from nonet.embedding import SLICES, slice_of, splitmix64
+from nonet.embedding import SLICES, compute_slices, splitmix64
 from nonet.embedding.tables.spec import TableSpec
 
 _LOW = 0xFFFFFFFF
 
 
-class Admission:
+class AdmissionFilter:
     """Counts the steps in which keys without a row were asked for, and draws."""
 
     def __init__(self, spec: TableSpec, base: np.uint64):
         self._spec, self._base = spec, base
         self.waiting: dict[int, int] = {}  # key -> last step << 32 | steps counted
 
-    def admitted(self, keys: np.ndarray, step: int) -> np.ndarray:
+    def admit(self, keys: np.ndarray, step: int) -> np.ndarray:
         """Which of these distinct keys [N] get a row in this step; the others are counted."""
         if self._spec.admits_all:
             return np.ones(len(keys), dtype=bool)
@@ -37,7 +37,7 @@ class Admission:
     def expire(self, slices: np.ndarray, oldest: int) -> None:
         """Forget the keys of these slices (a mask of all) that were last asked for before step `oldest`."""
         keys = np.fromiter(self.waiting, dtype=np.int64, count=len(self.waiting))
-        for key in keys[slices[slice_of(keys)]].tolist():
+        for key in keys[slices[compute_slices(keys)]].tolist():
             if self.waiting[key] >> 32 < oldest:
                 del self.waiting[key]
 
@@ -52,7 +52,7 @@ class Admission:
         return count
 
 
-def due_slices(ttl_steps: int, before: int, step: int) -> np.ndarray:
+def find_due_slices(ttl_steps: int, before: int, step: int) -> np.ndarray:
     """The slices whose rows' age is looked at when the step moves on, as a mask of all: each within a quarter of the ttl."""
     start, stop = 4 * SLICES * before // ttl_steps, 4 * SLICES * step // ttl_steps
     mask = np.zeros(SLICES, dtype=bool)
@@ -60,13 +60,15 @@ def due_slices(ttl_steps: int, before: int, step: int) -> np.ndarray:
     return mask
 
 
-def expired(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, before: int, step: int) -> np.ndarray:
+def find_expired(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, before: int, step: int) -> np.ndarray:
     """The rows (numbers) that go by age."""
     late = seen < step - spec.ttl_steps
-    return np.flatnonzero(late & due_slices(spec.ttl_steps, before, step)[slice_of(keys)])
+    return np.flatnonzero(late & find_due_slices(spec.ttl_steps, before, step)[compute_slices(keys)])
 
 
-def surplus(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, uses: np.ndarray, step: int) -> np.ndarray:
+def find_surplus(
+    spec: TableSpec, keys: np.ndarray, seen: np.ndarray, uses: np.ndarray, step: int
+) -> np.ndarray:
     """The rows (numbers) that go because their group holds more than its quota."""
     hashes = splitmix64(keys)
     bits = spec.group_bits

@@ -36,7 +36,7 @@ class RowColumns:
     uses: np.ndarray | None = None
     waiting: np.ndarray | None = None
 
-    def where(self, chosen: np.ndarray) -> RowColumns:
+    def select(self, chosen: np.ndarray) -> RowColumns:
         """The rows where this mask [N] holds."""
         seen = None if self.seen is None else self.seen[chosen]
         uses = None if self.uses is None else self.uses[chosen]
@@ -47,7 +47,7 @@ class RowColumns:
         )  # fmt: skip
 
 
-def table_of(
+def to_arrow_table(
     key: np.ndarray,
     row: np.ndarray,
     state: np.ndarray,
@@ -59,8 +59,8 @@ def table_of(
     """An Arrow table of rows that have one `op`."""
     columns = {
         "key": pa.array(key, pa.int64()),
-        "row": _lists(row),
-        "state": _lists(state),
+        "row": _to_lists(row),
+        "state": _to_lists(state),
         "step": pa.array(step, pa.int64()),
         "op": pa.array([op] * len(key), pa.string()),
     }
@@ -69,7 +69,7 @@ def table_of(
     return pa.table(columns)
 
 
-def columns_of(
+def from_arrow_table(
     table: pa.Table, name: str, dim: int, state_width: int = 0, waiting: bool = False
 ) -> RowColumns:
     """The columns of an exported table, checked; `state_width` 0 leaves any state unread, waiting keys by default."""
@@ -77,10 +77,10 @@ def columns_of(
     if missing:
         raise DataError(f"rows of table {name!r} lack the columns {missing}; there are {table.column_names}")
     count = table.num_rows
-    row = _matrix(table, "row", name, dim)
+    row = _read_matrix(table, "row", name, dim)
     none = np.zeros((count, 0), dtype=np.float32)
-    state = _matrix(table, "state", name, state_width) if state_width else none
-    step = _numbers(table, "step")
+    state = _read_matrix(table, "state", name, state_width) if state_width else none
+    step = _read_numbers(table, "step")
     op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
     unknown = set(op) - {UPSERT, DELETE, WAIT}
     if unknown:
@@ -88,7 +88,7 @@ def columns_of(
             f"rows of table {name!r} have ops {sorted(unknown)}; known are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
         )
     policy = {
-        column: _numbers(table, column) if column in table.column_names else None
+        column: _read_numbers(table, column) if column in table.column_names else None
         for column in ("seen", "uses")
     }
     waits = op == WAIT
@@ -102,21 +102,21 @@ def columns_of(
         policy["uses"],
         waits,
     )
-    return columns.where(~waits) if waits.any() and not waiting else columns
+    return columns.select(~waits) if waits.any() and not waiting else columns
 
 
-def _numbers(table: pa.Table, column: str) -> np.ndarray | None:
+def _read_numbers(table: pa.Table, column: str) -> np.ndarray | None:
     return table[column].to_numpy() if column in table.column_names else None
 
 
-def _lists(matrix: np.ndarray) -> pa.Array:
+def _to_lists(matrix: np.ndarray) -> pa.Array:
     if not matrix.shape[1]:
         return pa.array([[]] * len(matrix), pa.list_(pa.float32()))
     flat = pa.array(np.ascontiguousarray(matrix, dtype=np.float32).reshape(-1), pa.float32())
     return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
 
 
-def _matrix(table: pa.Table, column: str, name: str, width: int) -> np.ndarray:
+def _read_matrix(table: pa.Table, column: str, name: str, width: int) -> np.ndarray:
     kind = table[column].type if column in table.column_names else None
     if kind is None or not pa.types.is_fixed_size_list(kind) or kind.list_size != width:
         got = "no such column" if kind is None else str(kind)

@@ -51,9 +51,9 @@ class TableSpec:
     budget_bytes: int = 0
 
     def __post_init__(self) -> None:
-        from nonet.embedding.tables.optimizer import row_optimizer
+        from nonet.embedding.tables.optimizer import get_row_optimizer
 
-        row_optimizer(self.optimizer)
+        get_row_optimizer(self.optimizer)
         for name in ("dim", "admit_count", "ttl_steps", "budget_rows", "budget_bytes"):
             if not isinstance(value := getattr(self, name), Integral):
                 raise ConfigError(f"a sparse table's {name} must be a whole number, got {value!r}")
@@ -73,7 +73,7 @@ class TableSpec:
             )
         if self.optimizer == "ftrl" and not self.lr:
             raise ConfigError("ftrl divides by its lr, which must be above 0, got 0; give it a small one")
-        self._check_words()
+        self._check_names()
         self._check_admission()
         self._check_budget()
 
@@ -90,11 +90,11 @@ class TableSpec:
     @property
     def row_bytes(self) -> int:
         """What a row counts for in a budget: its numbers, its state, key and step, and the policy's counters."""
-        from nonet.embedding.tables.optimizer import row_optimizer
+        from nonet.embedding.tables.optimizer import get_row_optimizer
 
         number = 4 if self.dtype == "fp32" else 2
         policy = 12 if self.ttl_steps or self.budget_rows or self.budget_bytes else 0
-        return number * self.dim + 4 * row_optimizer(self.optimizer).state_width(self.dim) + 16 + policy
+        return number * self.dim + 4 * get_row_optimizer(self.optimizer).state_width(self.dim) + 16 + policy
 
     @property
     def most_rows(self) -> int:
@@ -117,7 +117,7 @@ class TableSpec:
         """The admission probability in units of 2^-24."""
         return min(_ALWAYS, round(self.admit_probability * _ALWAYS))
 
-    def _check_words(self) -> None:
+    def _check_names(self) -> None:
         if self.dtype not in FORMATS:
             raise ConfigError(
                 f"a sparse table's dtype must be one of {', '.join(FORMATS)}, got {self.dtype!r}"

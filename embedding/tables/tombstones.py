@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nonet.embedding import within
+from nonet.embedding import is_within
 from nonet.errors import StaleVersion
 
 
-class Deleted:
+class TombstoneLog:
     """Keys and the steps in which they went; a key may have come back since."""
 
     def __init__(self) -> None:
@@ -29,22 +29,22 @@ class Deleted:
         if len(keys):
             self._parts.append((keys, np.broadcast_to(np.asarray(step, dtype=np.int64), keys.shape)))
 
-    def copy(self) -> Deleted:
+    def copy(self) -> TombstoneLog:
         """The same marks, whatever is added or forgotten from now on."""
-        same = Deleted()
+        same = TombstoneLog()
         same._parts, same._forgotten = list(self._parts), self._forgotten
         return same
 
-    def knows(self, step: int) -> bool:
+    def is_complete_since(self, step: int) -> bool:
         """Whether nothing that went after `step` was forgotten."""
         return step >= self._forgotten
 
-    def since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def list_since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys that went after `step`, sorted and each once, and the last step in which each went.
 
         Raises StaleVersion where some of them were forgotten.
         """
-        if not self.knows(step):
+        if not self.is_complete_since(step):
             raise StaleVersion(
                 f"which keys went after step {step} is not known: up to step {self._forgotten} that was forgotten; "
                 "send or save everything"
@@ -58,9 +58,9 @@ class Deleted:
         last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
         return keys[last], steps[last]
 
-    def leave(self, slices: Sequence[range]) -> None:
+    def drop_slices(self, slices: Sequence[range]) -> None:
         """Drop the keys of these slices: the shard that has them tells of them."""
-        parts = [(keys, steps, ~within(keys, slices)) for keys, steps in self._parts]
+        parts = [(keys, steps, ~is_within(keys, slices)) for keys, steps in self._parts]
         self._parts = [(keys[here], steps[here]) for keys, steps, here in parts if here.any()]
 
     def forget(self, step: int) -> None:

@@ -1,4 +1,4 @@
-from .disk_tier import ColdTier as ColdTier
+from .disk_tier import DiskTier as DiskTier
 from .tiered_table import TieredTable as TieredTable
-from .tiers import Tiers as Tiers
+from .tiers import TierSettings as TierSettings
 from .tiers import report as report

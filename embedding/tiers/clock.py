@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nonet.embedding import SLICES
-from nonet.embedding.tables import BaseTable, RowColumns, joined
+from nonet.embedding.tables import BaseTable, RowColumns, join_rows
 from nonet.embedding.tiers.hot_rows import HotRows
 
 _LEAST_SLICES = 64
@@ -24,7 +24,7 @@ class ClockEvictor:
     def __init__(self) -> None:
         self._at = 0
 
-    def oldest(
+    def select_oldest(
         self, table: BaseTable, budget: int, needed: np.ndarray, hot: HotRows | None
     ) -> Iterator[RowColumns]:
         """Rows that should go until an eighth of the budget is free, some at a time, or until a round finds none.
@@ -35,34 +35,36 @@ class ClockEvictor:
         idle = 0  # slices since a row went
         while excess > 0 and idle < SLICES:
             start = self._at
-            sample = self._sampled(table, needed, hot, min(2 * excess, _LOOK_ROWS))
+            sample = self._sample_rows(table, needed, hot, min(2 * excess, _LOOK_ROWS))
             idle += (self._at - start - 1) % SLICES + 1
             if len(sample.key):
                 oldest = np.argsort(sample.step, kind="stable")[: min(-(-len(sample.key) // 2), excess)]
                 chosen = np.zeros(len(sample.key), bool)
                 chosen[oldest] = True
-                yield sample.where(chosen)
+                yield sample.select(chosen)
                 excess, idle = excess - len(oldest), 0
 
-    def _sampled(self, table: BaseTable, needed: np.ndarray, hot: HotRows | None, look: int) -> RowColumns:
+    def _sample_rows(
+        self, table: BaseTable, needed: np.ndarray, hot: HotRows | None, look: int
+    ) -> RowColumns:
         """About `look` rows that the hand finds next, within a round, without those that stay."""
         parts, count, start = [], 0, self._at
-        width = slices_with(look, len(table))
+        width = count_slices(look, len(table))
         while count < look:
             stop = min(self._at + width, SLICES)
-            for part in table._chosen(range(self._at, stop), None):
+            for part in table._iterate_rows(range(self._at, stop), None):
                 parts.append(part)
                 count += len(part.key)
             self._at = stop % SLICES
             if start in range(self._at, self._at + width):
                 break
-        rows = joined(parts, table.spec)
+        rows = join_rows(parts, table.spec)
         stays = np.isin(rows.key, needed)
         if hot is not None:
-            stays |= hot.holds(rows.key)
-        return rows.where(~stays)
+            stays |= hot.contains(rows.key)
+        return rows.select(~stays)
 
 
-def slices_with(rows: int, held: int) -> int:
+def count_slices(rows: int, held: int) -> int:
     """How many slices have about so many of the rows held, in whole parts of an export."""
     return min(SLICES, max(_LEAST_SLICES, SLICES * rows // max(1, held) // _LEAST_SLICES * _LEAST_SLICES))

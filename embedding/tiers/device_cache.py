@@ -17,8 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.tables import RowColumns, Step, TableSpec, row_optimizer, state_width
-from nonet.embedding.tiers.device_optimizer import device_step, summed
+from nonet.embedding.tables import (
+    OptimizerSettings,
+    RowColumns,
+    TableSpec,
+    get_row_optimizer,
+    get_state_width,
+)
+from nonet.embedding.tiers.device_optimizer import apply_step, sum_gradients
 from nonet.embedding.tiers.slot_index import SlotIndex
 from nonet.errors import ConfigError
 from nonet.random import rng
@@ -34,9 +40,9 @@ _PINNED = np.iinfo(np.int64).max
 _FORESEEN = 1 << 62
 
 
-def device_row_bytes(spec: TableSpec) -> int:
+def count_device_row_bytes(spec: TableSpec) -> int:
     """Bytes of a row and its state on the device."""
-    return _DTYPES[spec.dtype].itemsize * spec.dim + 4 * state_width(spec)
+    return _DTYPES[spec.dtype].itemsize * spec.dim + 4 * get_state_width(spec)
 
 
 class DeviceCache:
@@ -51,10 +57,10 @@ class DeviceCache:
             )
         self.spec, self.capacity, self.policy = spec, rows, policy
         self.device = torch.device(device)
-        self._optimizer = row_optimizer(spec.optimizer)
+        self._optimizer = get_row_optimizer(spec.optimizer)
         self._eps = self._optimizer.eps if spec.eps is None else spec.eps
         self._rows = torch.zeros(rows, spec.dim, dtype=_DTYPES[spec.dtype], device=self.device)
-        self._state = torch.zeros(rows, state_width(spec), device=self.device)
+        self._state = torch.zeros(rows, get_state_width(spec), device=self.device)
         self._seed, self._draws = seed, 0
         self.clear()
 
@@ -69,7 +75,7 @@ class DeviceCache:
     @property
     def nbytes(self) -> int:
         """Bytes on the device, however many rows are held."""
-        return self.capacity * device_row_bytes(self.spec)
+        return self.capacity * count_device_row_bytes(self.spec)
 
     def clear(self) -> None:
         """Forget every row and every batch."""
@@ -83,7 +89,7 @@ class DeviceCache:
         self._free, self._free_count = np.arange(room)[::-1].copy(), room
         self._clock, self._used = 0, 0
 
-    def holds(self, keys: np.ndarray) -> np.ndarray:
+    def contains(self, keys: np.ndarray) -> np.ndarray:
         """Which keys [N] are held."""
         return self._index.find(keys) >= 0
 
@@ -95,27 +101,27 @@ class DeviceCache:
             self._clock += 1
             self._last[distinct] = self._clock
             self._uses[distinct] += 1
-            self._age(len(distinct))
-        return self._rows.index_select(0, self._on_device(slots)).float()
+            self._halve_uses(len(distinct))
+        return self._rows.index_select(0, self._to_device(slots)).float()
 
     def apply(self, keys: np.ndarray, grads: Tensor, step: int, lr: float) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once."""
         slots, inverse = np.unique(self._index.find(keys), return_inverse=True)
-        at, spec = self._on_device(slots), self.spec
+        at, spec = self._to_device(slots), self.spec
         grads = grads.detach().to(self.device, torch.float32)
-        total = summed(grads, self._on_device(inverse.astype(np.int64)), len(slots))
+        total = sum_gradients(grads, self._to_device(inverse.astype(np.int64)), len(slots))
         rows, state = self._rows.index_select(0, at).float(), self._state.index_select(0, at)
-        numbers = Step(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
-        device_step(spec.optimizer, rows, state, total, numbers)
+        numbers = OptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        apply_step(spec.optimizer, rows, state, total, numbers)
         self._rows.index_copy_(0, at, rows.to(self._rows.dtype))
         self._state.index_copy_(0, at, state)
         self._dirty[slots], self._step[slots] = True, step
 
     def admit(self, rows: RowColumns) -> RowColumns:
         """Take as many of these distinct rows, none of them held, in as there is room for."""
-        slots, gone = self._room(len(rows.key))
+        slots, gone = self._make_room(len(rows.key))
         fresh = slice(0, len(slots))
-        self._write(slots, rows.row[fresh], rows.state[fresh])
+        self._write_rows(slots, rows.row[fresh], rows.state[fresh])
         self._index.put(rows.key[fresh], slots)
         self._key[slots], self._step[slots] = rows.key[fresh], rows.step[fresh]
         self._held[slots], self._dirty[slots], self._pins[slots] = True, False, 0
@@ -130,10 +136,10 @@ class DeviceCache:
         self._next[slots[present]] = np.minimum(self._next[slots[present]], step)
         self._pinned.setdefault(step, []).append(keys[present])
 
-    def foresee(self, step: int, keys: np.ndarray) -> None:
+    def announce_batch(self, step: int, keys: np.ndarray) -> None:
         """The batch of `step` will need these distinct keys; steps come in order, a step that was told is kept."""
         if step > self._ahead.last:
-            self._ahead.foresee(step, keys)
+            self._ahead.add_batch(step, keys)
             slots = self._index.find(keys)
             slots = slots[slots >= 0]
             self._next[slots] = np.minimum(self._next[slots], step)
@@ -146,11 +152,11 @@ class DeviceCache:
                 slots = slots[slots >= 0]
                 self._pins[slots] = np.maximum(self._pins[slots] - 1, 0)
                 self._next[slots] = np.where(self._next[slots] <= step, NEVER, self._next[slots])
-        for keys, follows in self._ahead.done(step):
+        for keys, follows in self._ahead.pop_batches(step):
             slots = self._index.find(keys)
             self._next[slots[slots >= 0]] = follows[slots >= 0]
 
-    def changed(self, keys: np.ndarray | None = None) -> RowColumns:
+    def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
         """Copies of the rows (of these keys) that changed since they came; they count as unchanged from here on."""
         if keys is None:
             slots = np.flatnonzero(self._dirty)
@@ -158,49 +164,49 @@ class DeviceCache:
             slots = np.unique(self._index.find(keys))
             slots = slots[slots >= 0]
             slots = slots[self._dirty[slots]]
-        return self._taken(slots)
+        return self._copy_rows(slots)
 
     def overwrite(self, rows: RowColumns) -> None:
         """New values of rows, of which some are held."""
         slots = self._index.find(rows.key)
-        here = rows.where(slots >= 0)
+        here = rows.select(slots >= 0)
         slots = slots[slots >= 0]
-        self._write(slots, here.row, here.state)
+        self._write_rows(slots, here.row, here.state)
         self._step[slots], self._dirty[slots] = here.step, False
 
     def drop(self, keys: np.ndarray) -> None:
         """Forget the rows of these keys, changed or not."""
         slots = self._index.find(keys)
         slots = slots[slots >= 0]
-        self._forget(np.unique(slots))
+        self._release_slots(np.unique(slots))
 
-    def _room(self, count: int) -> tuple[np.ndarray, RowColumns]:
+    def _make_room(self, count: int) -> tuple[np.ndarray, RowColumns]:
         """Up to `count` free places, and what had changed in those that were taken from others."""
         short = count - self._free_count
-        victims = self._victims(short) if short > 0 else np.empty(0, np.int64)
-        gone = self._taken(victims[self._dirty[victims]])
-        self._forget(victims)
+        victims = self._select_victims(short) if short > 0 else np.empty(0, np.int64)
+        gone = self._copy_rows(victims[self._dirty[victims]])
+        self._release_slots(victims)
         count = min(count, self._free_count)
         self._free_count -= count
         return self._free[self._free_count : self._free_count + count].copy(), gone
 
-    def _victims(self, count: int) -> np.ndarray:
+    def _select_victims(self, count: int) -> np.ndarray:
         """The places of at most `count` rows that may leave, those worth least."""
         if _SAMPLE * count < self.capacity:
             self._draws += 1
             source = rng(self._seed, "device-cache", self._draws)
             sample = np.unique(source.integers(0, self.capacity, _SAMPLE * count))
-            slots = self._least(sample, count)
+            slots = self._select_lowest(sample, count)
             if len(slots) == count:
                 return slots
-        return self._least(np.arange(self.capacity), count)
+        return self._select_lowest(np.arange(self.capacity), count)
 
-    def _least(self, slots: np.ndarray, count: int) -> np.ndarray:
-        worth = self._worth(slots)
+    def _select_lowest(self, slots: np.ndarray, count: int) -> np.ndarray:
+        worth = self._compute_priority(slots)
         count = min(count, int((worth != _PINNED).sum()))
         return slots[np.argpartition(worth, count - 1)[:count]] if count else slots[:0]
 
-    def _worth(self, slots: np.ndarray) -> np.ndarray:
+    def _compute_priority(self, slots: np.ndarray) -> np.ndarray:
         """How much rows are worth keeping: needed soon, then used often or lately; int64 [N]."""
         follows = self._next[slots]
         known = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
@@ -208,35 +214,35 @@ class DeviceCache:
         pinned = (self._pins[slots] > 0) | (self._last[slots] == self._clock) | ~self._held[slots]
         return np.where(pinned, _PINNED, worth)
 
-    def _age(self, uses: int) -> None:
+    def _halve_uses(self, uses: int) -> None:
         self._used += uses
         if self._used > _AGE * self.capacity:
             self._uses >>= 1
             self._used = 0
 
-    def _taken(self, slots: np.ndarray) -> RowColumns:
+    def _copy_rows(self, slots: np.ndarray) -> RowColumns:
         """Copies of the rows in these places, on the host."""
         self._dirty[slots] = False
-        at = self._on_device(slots)
+        at = self._to_device(slots)
         row, state = (
             tensor.index_select(0, at).float().cpu().numpy() for tensor in (self._rows, self._state)
         )
         return RowColumns(self._key[slots], row, state, self._step[slots], np.zeros(len(slots), bool))
 
-    def _forget(self, slots: np.ndarray) -> None:
+    def _release_slots(self, slots: np.ndarray) -> None:
         self._index.drop(self._key[slots])
         self._held[slots], self._dirty[slots], self._pins[slots] = False, False, 0
         self._next[slots] = NEVER
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
 
-    def _write(self, slots: np.ndarray, row: np.ndarray, state: np.ndarray) -> None:
-        at = self._on_device(slots)
+    def _write_rows(self, slots: np.ndarray, row: np.ndarray, state: np.ndarray) -> None:
+        at = self._to_device(slots)
         for target, values in ((self._rows, row), (self._state, state)):
             fresh = torch.from_numpy(np.require(values, requirements=["C", "W"]))
             target.index_copy_(0, at, fresh.to(self.device).to(target.dtype))
 
-    def _on_device(self, numbers: np.ndarray) -> Tensor:
+    def _to_device(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)
 
 
@@ -262,7 +268,7 @@ class LookAhead:
         """The last step foreseen, -1 before the first."""
         return next(reversed(self._batches), -1)
 
-    def foresee(self, step: int, keys: np.ndarray) -> None:
+    def add_batch(self, step: int, keys: np.ndarray) -> None:
         """The batch of `step`, later than all before, needs these distinct keys [N]."""
         before = self._latest.find(keys)
         self._next[before[before >= 0] - self._first] = step
@@ -271,7 +277,7 @@ class LookAhead:
         self._next = np.concatenate([self._next, np.full(len(keys), NEVER)])
         self._batches[step] = keys
 
-    def done(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def pop_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For every batch up to `step`: its keys and the step that needs each next, NEVER where none is known."""
         batches = []
         for past in [known for known in self._batches if known <= step]:

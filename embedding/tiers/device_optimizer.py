@@ -15,23 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.tables import BETA1, BETA2, LANES, Step, power_of
+from nonet.embedding.tables import BETA1, BETA2, LANES, OptimizerSettings, compute_power
 
-Rule = Callable[[Tensor, Tensor, Tensor, Step], None]
+Rule = Callable[[Tensor, Tensor, Tensor, OptimizerSettings], None]
 
 
-def device_step(name: str, rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+def apply_step(name: str, rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
     """Move float32 rows [U, D] and state [U, S] by summed gradients [U, D], in place; `name` is the optimizer's."""
     if step.clip > 0:
-        norm = _sqrt(_square_sum(grads))
+        norm = _compute_sqrt(_sum_squares(grads))
         clipped = grads * (torch.full_like(norm, step.clip) / norm)[:, None]
-        grads = torch.where((norm > _f32(step.clip))[:, None], clipped, grads)
+        grads = torch.where((norm > _round_to_float32(step.clip))[:, None], clipped, grads)
     if step.weight_decay:
-        rows.mul_(_f32(1.0 - step.lr * step.weight_decay))
+        rows.mul_(_round_to_float32(1.0 - step.lr * step.weight_decay))
     _RULES[name](rows, state, grads, step)
 
 
-def summed(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
+def sum_gradients(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
     """Gradients [N, D] of equal rows added in position order, from zero: [U, D]."""
     sums = torch.zeros(count, grads.shape[1], device=grads.device)
     if grads.device.type == "cpu":
@@ -40,16 +40,16 @@ def summed(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
     return sums.index_put_((inverse,), grads, accumulate=True)
 
 
-def _f32(value: float) -> float:
+def _round_to_float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _sqrt(values: Tensor) -> Tensor:
+def _compute_sqrt(values: Tensor) -> Tensor:
     # torch's square root on a CPU is MKL's, one unit in the last place off for 7 numbers in 1,000; NumPy's is IEEE.
     return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else torch.sqrt(values)
 
 
-def _square_sum(grads: Tensor) -> Tensor:
+def _sum_squares(grads: Tensor) -> Tensor:
     """optimizer.square_sum: element i in lane i mod 16, lanes added as a tree."""
     count, dim = grads.shape
     padded = torch.nn.functional.pad(grads * grads, (0, -dim % LANES))
@@ -62,56 +62,60 @@ def _square_sum(grads: Tensor) -> Tensor:
     return lanes[:, 0]
 
 
-def _sgd(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
-    rows.sub_(grads * _f32(step.lr))
+def _apply_sgd(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
+    rows.sub_(grads * _round_to_float32(step.lr))
 
 
-def _adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+def _apply_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
     state.add_(grads * grads)
-    rows.sub_(grads * _f32(step.lr) / (_sqrt(state) + _f32(step.eps)))
+    rows.sub_(grads * _round_to_float32(step.lr) / (_compute_sqrt(state) + _round_to_float32(step.eps)))
 
 
-def _rowwise_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+def _apply_rowwise_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
     width = torch.full(
         (), float(grads.shape[1]), device=grads.device
     )  # a tensor: torch multiplies by 1 / a number
-    state.add_((_square_sum(grads) / width)[:, None])
-    rate = torch.full_like(state, _f32(step.lr)) / (_sqrt(state) + _f32(step.eps))
+    state.add_((_sum_squares(grads) / width)[:, None])
+    rate = torch.full_like(state, _round_to_float32(step.lr)) / (
+        _compute_sqrt(state) + _round_to_float32(step.eps)
+    )
     rows.sub_(rate * grads)
 
 
-def _adam(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+def _apply_adam(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
     dim = rows.shape[1]
     first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
     steps.add_(1.0)
-    first.add_((grads - first) * _f32(1 - BETA1))
-    second.add_((grads * grads - second) * _f32(1 - BETA2))
+    first.add_((grads - first) * _round_to_float32(1 - BETA1))
+    second.add_((grads * grads - second) * _round_to_float32(1 - BETA2))
     count = steps.cpu().numpy().astype(np.int64)
-    rate = (step.lr / (1.0 - power_of(BETA1, count))).astype(np.float32)
-    scale = (1.0 / np.sqrt(1.0 - power_of(BETA2, count))).astype(np.float32)
+    rate = (step.lr / (1.0 - compute_power(BETA1, count))).astype(np.float32)
+    scale = (1.0 / np.sqrt(1.0 - compute_power(BETA2, count))).astype(np.float32)
     device = rows.device
     move = torch.from_numpy(rate).to(device) * first
-    rows.sub_(move / (_sqrt(second) * torch.from_numpy(scale).to(device) + _f32(step.eps)))
+    rows.sub_(
+        move / (_compute_sqrt(second) * torch.from_numpy(scale).to(device) + _round_to_float32(step.eps))
+    )
 
 
-def _ftrl(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+def _apply_ftrl(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
     dim = rows.shape[1]
     z, n = state[:, :dim], state[:, dim:]
-    lr, eps = torch.full((), _f32(step.lr), device=rows.device), _f32(step.eps)
-    before = _sqrt(n)
+    lr, eps = torch.full((), _round_to_float32(step.lr), device=rows.device), _round_to_float32(step.eps)
+    before = _compute_sqrt(n)
     n.add_(grads * grads)
-    after = _sqrt(n)
+    after = _compute_sqrt(n)
     z.add_(grads - (after - before) / lr * rows)
-    size = torch.abs(z) - _f32(step.l1)
-    moved = torch.copysign(size, z) / ((after + eps) / lr + _f32(step.l2))
+    size = torch.abs(z) - _round_to_float32(step.l1)
+    moved = torch.copysign(size, z) / ((after + eps) / lr + _round_to_float32(step.l2))
     rows.copy_(torch.where(size > 0, -moved, torch.zeros_like(moved)))
 
 
 _RULES: dict[str, Rule] = {
-    "sgd": _sgd,
-    "adagrad": _adagrad,
-    "rowwise_adagrad": _rowwise_adagrad,
-    "adam": _adam,
-    "adamw": _adam,
-    "ftrl": _ftrl,
+    "sgd": _apply_sgd,
+    "adagrad": _apply_adagrad,
+    "rowwise_adagrad": _apply_rowwise_adagrad,
+    "adam": _apply_adam,
+    "adamw": _apply_adam,
+    "ftrl": _apply_ftrl,
 }

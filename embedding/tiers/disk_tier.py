@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nonet.embedding.tables import ALL_SLICES, RowColumns, TableSpec, state_width
+from nonet.embedding.tables import ALL_SLICES, RowColumns, TableSpec, get_state_width
 from nonet.embedding.tiers.slot_index import SlotIndex
 from nonet.errors import NonetError
 
@@ -30,7 +30,7 @@ _AGAIN = "the run's commits have all rows, start again from the newest"
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class _Segment:
+class _RecordFile:
     """One file of `records` records, filled from its start."""
 
     def __init__(self, path: Path, kind: np.dtype, records: int):
@@ -66,20 +66,20 @@ class _Segment:
         self.path.unlink()
 
 
-class ColdTier:
+class DiskTier:
     """Rows by key in a folder of their own under `folder`; it goes with this object."""
 
     def __init__(self, folder: str | Path, spec: TableSpec, *, segment_bytes: int = SEGMENT_BYTES):
         self.spec = spec
         number = np.float32 if spec.dtype == "fp32" else np.int16
         self._kind = np.dtype(
-            [("key", np.int64), ("step", np.int64), ("row", number, (spec.dim,)), ("state", np.float32, (state_width(spec),))]
+            [("key", np.int64), ("step", np.int64), ("row", number, (spec.dim,)), ("state", np.float32, (get_state_width(spec),))]
         )  # fmt: skip
         self._records = max(1, segment_bytes // self._kind.itemsize)
-        self.folder, lock = _own_folder(Path(folder))
+        self.folder, lock = _create_own_folder(Path(folder))
         weakref.finalize(self, _sweep, self.folder, lock)
         self._index = SlotIndex("cold")
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, _RecordFile] = {}
         self._head = -1
         self.moved = 0  # rows written anew by compaction
 
@@ -96,11 +96,11 @@ class ColdTier:
         """Bytes of the rows held."""
         return len(self) * self._kind.itemsize
 
-    def holds(self, keys: np.ndarray) -> np.ndarray:
+    def contains(self, keys: np.ndarray) -> np.ndarray:
         """Which keys [N] are held."""
         return self._index.find(keys) >= 0
 
-    def keys(self, slices: range = ALL_SLICES) -> Iterator[np.ndarray]:
+    def iterate_keys(self, slices: range = ALL_SLICES) -> Iterator[np.ndarray]:
         """The keys held of these slices, by slice and key, some at a time."""
         for keys, _ in self._index.items(slices):
             yield keys
@@ -108,27 +108,27 @@ class ColdTier:
     def put(self, rows: RowColumns) -> None:
         """Take distinct rows in; a row that is held already is replaced. On a full disk none is."""
         if len(rows.key):
-            places = self._append(self._packed(rows))
-            self._count(self._index.find(rows.key), -1)
+            places = self._append(self._pack(rows))
+            self._count_live(self._index.find(rows.key), -1)
             self._index.put(rows.key, places)
-            self._count(places, 1)
+            self._count_live(places, 1)
             self._compact()
 
     def read(self, keys: np.ndarray) -> RowColumns:
         """The rows of keys [N], in that order; a key that is not held is marked deleted."""
         places = self._index.find(keys)
         records = np.zeros(len(keys), dtype=self._kind)
-        for number, at in self._by_segment(places):
+        for number, at in self._group_by_segment(places):
             records[at] = self._segments[number].records[places[at] % self._records]
         wrong = np.flatnonzero((places >= 0) & (records["key"] != keys))
         if len(wrong):
-            raise _changed(self.folder, len(wrong))
-        return self._unpacked(keys, records, places < 0)
+            raise _make_changed_error(self.folder, len(wrong))
+        return self._unpack(keys, records, places < 0)
 
     def drop(self, keys: np.ndarray) -> None:
         """Forget the rows of these distinct keys; unknown ones are passed over."""
         places = self._index.find(keys)
-        self._count(places, -1)
+        self._count_live(places, -1)
         self._index.drop(keys[places >= 0])
         self._compact()
 
@@ -139,11 +139,11 @@ class ColdTier:
             segment.remove()
         self._segments, self._head = {}, -1
 
-    def _count(self, places: np.ndarray, sign: int) -> None:
-        for number, at in self._by_segment(places):
+    def _count_live(self, places: np.ndarray, sign: int) -> None:
+        for number, at in self._group_by_segment(places):
             self._segments[number].live += sign * len(at)
 
-    def _by_segment(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    def _group_by_segment(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """(segment, positions in `places`), in the order of the file; places below 0 are left out."""
         order = np.argsort(places, kind="stable")
         order = order[np.searchsorted(places[order], 0) :]
@@ -156,7 +156,7 @@ class ColdTier:
         """Write records to the newest files; returns their places [N]."""
         places, done = np.empty(len(records), np.int64), 0
         while done < len(records):
-            head = self._writable()
+            head = self._get_writable()
             count = min(len(records) - done, self._records - head.used)
             places[done : done + count] = self._head * self._records + head.used + np.arange(count)
             try:
@@ -169,23 +169,23 @@ class ColdTier:
             done += count
         return places
 
-    def _writable(self) -> _Segment:
+    def _get_writable(self) -> _RecordFile:
         head = self._segments.get(self._head)
         if head is None or head.used == self._records:
             self._head += 1
-            head = _Segment(self.folder / f"{self._head:08d}.rows", self._kind, self._records)
+            head = _RecordFile(self.folder / f"{self._head:08d}.rows", self._kind, self._records)
             self._segments[self._head] = head
         return head
 
     def _compact(self) -> None:
         """Free files without a live row; write the emptiest anew while more than half of all is dead."""
-        for number in [number for number, segment in self._full() if not segment.live]:
+        for number in [number for number, segment in self._list_full() if not segment.live]:
             self._segments.pop(number).remove()
-        while sum(segment.used for _, segment in self._full()) > 2 * len(self) + self._records:
-            number = min(self._full(), key=lambda item: item[1].live)[0]
+        while sum(segment.used for _, segment in self._list_full()) > 2 * len(self) + self._records:
+            number = min(self._list_full(), key=lambda item: item[1].live)[0]
             self._rewrite(number)
 
-    def _full(self) -> list[tuple[int, _Segment]]:
+    def _list_full(self) -> list[tuple[int, _RecordFile]]:
         return [(number, segment) for number, segment in self._segments.items() if number != self._head]
 
     def _rewrite(self, number: int) -> None:
@@ -194,14 +194,14 @@ class ColdTier:
         live = self._index.find(keys) == number * self._records + np.arange(len(keys))
         records = segment.records[live]
         if len(records) != segment.live:
-            raise _changed(self.folder, segment.live - len(records))
+            raise _make_changed_error(self.folder, segment.live - len(records))
         places = self._append(records)
         self._index.put(keys[live], places)
-        self._count(places, 1)
+        self._count_live(places, 1)
         self.moved += len(records)
         self._segments.pop(number).remove()
 
-    def _packed(self, rows: RowColumns) -> np.ndarray:
+    def _pack(self, rows: RowColumns) -> np.ndarray:
         records = np.empty(len(rows.key), dtype=self._kind)
         half = _HALVES.get(self.spec.dtype)
         row = rows.row if half is None else torch.from_numpy(rows.row).to(half).view(torch.int16).numpy()
@@ -213,7 +213,7 @@ class ColdTier:
         )
         return records
 
-    def _unpacked(self, keys: np.ndarray, records: np.ndarray, gone: np.ndarray) -> RowColumns:
+    def _unpack(self, keys: np.ndarray, records: np.ndarray, gone: np.ndarray) -> RowColumns:
         row, half = np.ascontiguousarray(records["row"]), _HALVES.get(self.spec.dtype)
         if half is not None:
             row = torch.from_numpy(row).view(half).float().numpy()
@@ -222,14 +222,14 @@ class ColdTier:
         )
 
 
-def _changed(folder: Path, rows: int) -> NonetError:
+def _make_changed_error(folder: Path, rows: int) -> NonetError:
     return NonetError(
         f"{rows} rows of the cold tier in {folder} are not where they were written: its files were changed by somebody else; "
         f"{_AGAIN}"
     )
 
 
-def _own_folder(parent: Path) -> tuple[Path, int]:
+def _create_own_folder(parent: Path) -> tuple[Path, int]:
     """A fresh folder and its lock, held while this process lives; unlocked ones are what a killed process left, and go."""
     parent.mkdir(parents=True, exist_ok=True)
     gate = os.open(parent, os.O_RDONLY)
@@ -238,7 +238,7 @@ def _own_folder(parent: Path) -> tuple[Path, int]:
             gate, fcntl.LOCK_EX
         )  # two that start at once would sweep each other's folder before it is locked
         for left in parent.glob(f"{_PREFIX}*"):
-            lock = _locked(left)
+            lock = _try_lock(left)
             if lock is not None:
                 _sweep(left, lock)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -254,7 +254,7 @@ def _sweep(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
+def _try_lock(folder: Path) -> int | None:
     """A lock on this folder, None where somebody has it."""
     try:
         lock = os.open(folder, os.O_RDONLY)

@@ -32,7 +32,7 @@ class HotRows(Protocol):
         """The keys held."""
         ...
 
-    def holds(self, keys: np.ndarray) -> np.ndarray:
+    def contains(self, keys: np.ndarray) -> np.ndarray:
         """Which keys [N] are held."""
         ...
 
@@ -52,7 +52,7 @@ class HotRows(Protocol):
         """Keep the rows of these distinct keys, of which some are held, until `release` of this step."""
         ...
 
-    def foresee(self, step: int, keys: np.ndarray) -> None:
+    def announce_batch(self, step: int, keys: np.ndarray) -> None:
         """The batch of `step` will need these distinct keys."""
         ...
 
@@ -60,7 +60,7 @@ class HotRows(Protocol):
         """The batches up to `step` are done."""
         ...
 
-    def changed(self, keys: np.ndarray | None = None) -> RowColumns:
+    def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
         """Copies of the held rows (of these keys) that changed since they came; they count as unchanged from here on."""
         ...
 

@@ -46,7 +46,7 @@ class SlotIndex:
 
     def items(self, slices: range = ALL_SLICES) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Keys of these slices and their numbers, by slice and key, some at a time."""
-        for part in self._table._chosen(slices, None):
+        for part in self._table._iterate_rows(slices, None):
             yield part.key, np.ascontiguousarray(part.row).view(np.int64).reshape(-1) - 1
 
     def clear(self) -> None:

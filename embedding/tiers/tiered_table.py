@@ -24,22 +24,22 @@ from nonet.embedding.tables import (
     NumPyTable,
     RowColumns,
     TableSpec,
-    by_slice,
-    int64_keys,
-    joined,
+    join_rows,
     make_table,
+    sort_by_slice,
     take,
+    to_int64_keys,
 )
-from nonet.embedding.tiers.clock import ClockEvictor, slices_with
+from nonet.embedding.tiers.clock import ClockEvictor, count_slices
 from nonet.embedding.tiers.device_cache import DeviceCache
-from nonet.embedding.tiers.disk_tier import ColdTier
+from nonet.embedding.tiers.disk_tier import DiskTier
 from nonet.embedding.tiers.hot_rows import HotRows
-from nonet.embedding.tiers.tiers import Tiers, TierTraffic
+from nonet.embedding.tiers.tiers import TierSettings, TierTraffic
 
 
-def tiered(tiers: Tiers) -> Callable[[str, TableSpec, int], TieredTable]:
+def make_tiered_factory(tiers: TierSettings) -> Callable[[str, TableSpec, int], TieredTable]:
     """What makes tables with these tiers, for `ShardedTables(make=...)`."""
-    return lambda name, spec, seed: TieredTable.over(make_table(name, spec, seed), tiers)
+    return lambda name, spec, seed: TieredTable.from_host(make_table(name, spec, seed), tiers)
 
 
 class TieredTable(BaseTable):
@@ -49,7 +49,7 @@ class TieredTable(BaseTable):
     """
 
     def __init__(
-        self, host: BaseTable, hot: HotRows | None = None, cold: ColdTier | None = None, host_rows: int = 0
+        self, host: BaseTable, hot: HotRows | None = None, cold: DiskTier | None = None, host_rows: int = 0
     ):
         spec = host.spec
         settings = {name: getattr(spec, name) for name in spec.__slots__ if name != "dim"}
@@ -61,16 +61,16 @@ class TieredTable(BaseTable):
         self._evictor = ClockEvictor()
 
     @classmethod
-    def over(cls, host: BaseTable, tiers: Tiers) -> TieredTable:
+    def from_host(cls, host: BaseTable, tiers: TierSettings) -> TieredTable:
         """The table that keeps its rows in `host` and in these tiers."""
         tiers.check(host.spec)
-        rows = tiers.rows_on_device(host.spec)
+        rows = tiers.count_device_rows(host.spec)
         hot = (
             DeviceCache(host.spec, rows, device=tiers.device, policy=tiers.policy, seed=host.seed)
             if rows
             else None
         )
-        cold = ColdTier(Path(tiers.folder), host.spec) if tiers.folder else None
+        cold = DiskTier(Path(tiers.folder), host.spec) if tiers.folder else None
         return cls(host, hot, cold, tiers.host_rows)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class TieredTable(BaseTable):
     @property
     def keys(self) -> np.ndarray:
         """The keys held [R], in no promised order."""
-        return np.concatenate([self.host.keys, *(self.cold.keys() if self.cold else ())])
+        return np.concatenate([self.host.keys, *(self.cold.iterate_keys() if self.cold else ())])
 
     @property
     def absent(self) -> int:
@@ -106,13 +106,13 @@ class TieredTable(BaseTable):
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
         """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
-        key_array = int64_keys(keys)
+        key_array = to_int64_keys(keys)
         step = self.step + 1 if step is None else step
         hot = self.hot
         rows = (
-            self._from_device(hot, key_array, train, step)
+            self._read_from_device(hot, key_array, train, step)
             if hot is not None
-            else self._from_memory(key_array, train, step)
+            else self._read_from_memory(key_array, train, step)
         )
         if train:
             self._demote(key_array)
@@ -120,46 +120,46 @@ class TieredTable(BaseTable):
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
-        key_array = int64_keys(keys)
+        key_array = to_int64_keys(keys)
         self._check_grads(key_array, grads)
         self.host.step = self.step
         if self.hot is None:
             self._promote(key_array)
             self.host.apply(key_array, grads, step, lr)
         else:
-            self._apply(self.hot, key_array, grads, step, lr)
+            self._apply_on_device(self.hot, key_array, grads, step, lr)
         self.step, self.evicted = self.host.step, self.host.evicted
         self._demote(key_array)
 
     def prefetch(self, keys: Tensor | np.ndarray, step: int) -> None:
         """Bring the rows of a coming batch to the device and keep them there until `apply` has done `step`."""
         if self.hot is not None:
-            distinct = np.unique(int64_keys(keys))
-            self.hot.foresee(step, distinct)
-            self._admit(self.hot, distinct[~self.hot.holds(distinct)])
+            distinct = np.unique(to_int64_keys(keys))
+            self.hot.announce_batch(step, distinct)
+            self._admit(self.hot, distinct[~self.hot.contains(distinct)])
             self.hot.pin(step, distinct)
 
-    def foresee(self, keys: Tensor | np.ndarray, step: int) -> None:
+    def announce_batch(self, keys: Tensor | np.ndarray, step: int) -> None:
         """Tell what a batch further ahead needs; moves nothing, and lets better rows stay."""
         if self.hot is not None:
-            self.hot.foresee(step, np.unique(int64_keys(keys)))
+            self.hot.announce_batch(step, np.unique(to_int64_keys(keys)))
 
     def flush(self) -> None:
         """Write what changed on the device back to the host."""
         if self.hot is not None:
-            self._write_back(self.hot.changed())
+            self._write_back(self.hot.pop_dirty())
 
     def take(self, keys: np.ndarray) -> RowColumns:
         """The rows of keys [N] with state and step, in that order; a key that has no row is marked deleted."""
         if self.hot is not None:
-            self._write_back(self.hot.changed(keys))
+            self._write_back(self.hot.pop_dirty(keys))
         rows = take(self.host, keys)
         if self.cold is None or not rows.deleted.any():
             return rows
-        return _filled(rows, self.cold.read(keys[rows.deleted]))
+        return _fill_missing(rows, self.cold.read(keys[rows.deleted]))
 
-    def _from_device(self, hot: HotRows, keys: np.ndarray, train: bool, step: int) -> Tensor:
-        here = hot.holds(keys)
+    def _read_from_device(self, hot: HotRows, keys: np.ndarray, train: bool, step: int) -> Tensor:
+        here = hot.contains(keys)
         hot_rows = hot.lookup(keys[here], train=train)
         if train:
             self.traffic.wanted += len(np.unique(keys[here]))
@@ -167,7 +167,7 @@ class TieredTable(BaseTable):
             self.host.lookup(keys[here], train=True, step=step)  # so that the host knows that they were seen
         if here.all():
             return hot_rows
-        rest = self._from_memory(keys[~here], train, step).to(hot.device)
+        rest = self._read_from_memory(keys[~here], train, step).to(hot.device)
         rows = torch.empty(len(keys), self.dim, device=hot.device)
         at = torch.from_numpy(here).to(hot.device)
         rows[at], rows[~at] = hot_rows, rest
@@ -175,11 +175,11 @@ class TieredTable(BaseTable):
             self._admit(hot, np.unique(keys[~here]), needed=True)
         return rows
 
-    def _from_memory(self, keys: np.ndarray, train: bool, step: int) -> Tensor:
+    def _read_from_memory(self, keys: np.ndarray, train: bool, step: int) -> Tensor:
         """Rows of keys that are not on the device, from the host; from disk too, where they stay unless `train`."""
         if train:
             self._promote(keys)
-        cold = self.cold.holds(keys) if self.cold and not train else np.zeros(len(keys), bool)
+        cold = self.cold.contains(keys) if self.cold and not train else np.zeros(len(keys), bool)
         rows = self.host.lookup(keys[~cold], train=train, step=step)
         if not cold.any():
             return rows
@@ -189,8 +189,10 @@ class TieredTable(BaseTable):
         every[at], every[~at] = torch.from_numpy(self.cold.read(keys[cold]).row), rows
         return every
 
-    def _apply(self, hot: HotRows, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
-        here = hot.holds(keys)
+    def _apply_on_device(
+        self, hot: HotRows, keys: np.ndarray, grads: Tensor, step: int, lr: float | None
+    ) -> None:
+        here = hot.contains(keys)
         rest = keys[~here]
         self._promote(rest)
         forgotten = len(self.deleted)
@@ -199,7 +201,7 @@ class TieredTable(BaseTable):
         hot.apply(keys[here], grads[at], step, self.spec.lr if lr is None else lr)
         if len(self.deleted) > forgotten:
             hot_keys = hot.keys
-            hot.drop(hot_keys[~self.host._holds(hot_keys)])
+            hot.drop(hot_keys[~self.host._contains(hot_keys)])
         hot.release(step)
 
     def _admit(self, hot: HotRows, keys: np.ndarray, needed: bool = False) -> None:
@@ -207,9 +209,9 @@ class TieredTable(BaseTable):
         if len(keys):
             self._promote(keys)
             rows = take(self.host, keys)
-            rows = rows.where(~rows.deleted)
+            rows = rows.select(~rows.deleted)
             self._write_back(hot.admit(rows))
-            came = int(hot.holds(rows.key).sum())
+            came = int(hot.contains(rows.key).sum())
             self.traffic.loaded += came
             if needed:
                 self.traffic.wanted += len(rows.key)
@@ -218,10 +220,10 @@ class TieredTable(BaseTable):
     def _write_back(self, rows: RowColumns) -> None:
         if len(rows.key):
             self.traffic.written += len(rows.key)
-            seen, uses = self._marks(rows.key) if self.spec.evicts else (None, None)
+            seen, uses = self._get_usage(rows.key) if self.spec.evicts else (None, None)
             self.host._upsert(RowColumns(rows.key, rows.row, rows.state, rows.step, rows.deleted, seen, uses))
 
-    def _marks(self, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _get_usage(self, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
         """What the host's eviction goes by, which a written row keeps."""
         if isinstance(self.host, NumPyTable):
             at = self.host._index.find(keys)
@@ -232,7 +234,7 @@ class TieredTable(BaseTable):
     def _promote(self, keys: np.ndarray) -> None:
         """Bring the rows of these keys that lie on disk into memory."""
         if self.cold is not None and len(self.cold):
-            cold_keys = np.unique(keys[self.cold.holds(keys)])
+            cold_keys = np.unique(keys[self.cold.contains(keys)])
             if len(cold_keys):
                 self.host._upsert(self.cold.read(cold_keys))
                 self.cold.drop(cold_keys)
@@ -242,21 +244,21 @@ class TieredTable(BaseTable):
         """Send rows to disk until an eighth of the budget is free; not those on the device or of the batch at hand."""
         if self.cold is None or len(self.host) <= self.host_rows:
             return
-        for rows in self._evictor.oldest(self.host, self.host_rows, needed, self.hot):
+        for rows in self._evictor.select_oldest(self.host, self.host_rows, needed, self.hot):
             self.cold.put(rows)
             self.host._delete(rows.key)
             self.demoted += len(rows.key)
 
-    def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+    def _iterate_rows(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
         self.flush()
         if self.cold is None or not len(self.cold):
-            yield from self.host._chosen(slices, since)
+            yield from self.host._iterate_rows(slices, since)
             return
-        yield from merged(self.host, self.cold, slices, since)
+        yield from merge_tiers(self.host, self.cold, slices, since)
 
-    def _holds(self, keys: np.ndarray) -> np.ndarray:
-        present = self.host._holds(keys)
-        return present if self.cold is None else present | self.cold.holds(keys)
+    def _contains(self, keys: np.ndarray) -> np.ndarray:
+        present = self.host._contains(keys)
+        return present if self.cold is None else present | self.cold.contains(keys)
 
     def _upsert(self, rows: RowColumns) -> None:
         if self.cold is not None:
@@ -273,14 +275,14 @@ class TieredTable(BaseTable):
         if self.cold is not None:
             self.cold.drop(np.unique(keys))
 
-    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.host._waiting()
+    def _list_waiting(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.host._list_waiting()
 
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
         self.host._set_waiting(keys, packed)
 
 
-def _filled(rows: RowColumns, more: RowColumns) -> RowColumns:
+def _fill_missing(rows: RowColumns, more: RowColumns) -> RowColumns:
     """`rows` with those that it lacks, in order."""
     lacks = rows.deleted.copy()
     row, state, step = rows.row.copy(), rows.state.copy(), rows.step.copy()
@@ -290,30 +292,30 @@ def _filled(rows: RowColumns, more: RowColumns) -> RowColumns:
     return RowColumns(rows.key, row, state, step, gone)
 
 
-def merged(host: BaseTable, cold: ColdTier, slices: range, since: int | None) -> Iterator[RowColumns]:
+def merge_tiers(host: BaseTable, cold: DiskTier, slices: range, since: int | None) -> Iterator[RowColumns]:
     """The rows of these slices that changed after `since`, at most 65,536 at a time; no key is in both."""
     waiting: list[RowColumns] = []
-    width = slices_with(EXPORT_ROWS, len(host) + len(cold))
+    width = count_slices(EXPORT_ROWS, len(host) + len(cold))
     for start in range(slices.start, slices.stop, width):
-        waiting += _part(host, cold, range(start, min(start + width, slices.stop)), since)
+        waiting += _read_slices(host, cold, range(start, min(start + width, slices.stop)), since)
         if sum(len(part.key) for part in waiting) >= EXPORT_ROWS:
-            yield from _cut(joined(waiting, host.spec))
+            yield from _cut(join_rows(waiting, host.spec))
             waiting = []
     if waiting:
-        yield from _cut(joined(waiting, host.spec))
+        yield from _cut(join_rows(waiting, host.spec))
 
 
-def _part(host: BaseTable, cold: ColdTier, slices: range, since: int | None) -> list[RowColumns]:
-    parts = list(host._chosen(slices, since))
-    for keys in cold.keys(slices):
+def _read_slices(host: BaseTable, cold: DiskTier, slices: range, since: int | None) -> list[RowColumns]:
+    parts = list(host._iterate_rows(slices, since))
+    for keys in cold.iterate_keys(slices):
         rows = cold.read(keys)
-        parts.append(rows if since is None else rows.where(rows.step > since))
-    every = joined(parts, host.spec)
-    return [by_slice(every)] if len(every.key) else []
+        parts.append(rows if since is None else rows.select(rows.step > since))
+    every = join_rows(parts, host.spec)
+    return [sort_by_slice(every)] if len(every.key) else []
 
 
 def _cut(rows: RowColumns) -> Iterator[RowColumns]:
     for start in range(0, len(rows.key), EXPORT_ROWS):
         chosen = np.zeros(len(rows.key), bool)
         chosen[start : start + EXPORT_ROWS] = True
-        yield rows.where(chosen)
+        yield rows.select(chosen)

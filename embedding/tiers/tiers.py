@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from nonet.embedding.tables import TableSpec
-from nonet.embedding.tiers.device_cache import device_row_bytes
+from nonet.embedding.tiers.device_cache import count_device_row_bytes
 from nonet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
+class TierSettings:
     """What each tier may hold.
 
     device, device_rows or device_bytes   where hot rows lie and how many; neither: no such tier
@@ -38,32 +38,32 @@ class Tiers:
     folder: str = ""
 
     @classmethod
-    def of(cls, spec: TableSpec, given: Mapping[str, Any], device: str = "cpu") -> Self:
+    def from_settings(cls, spec: TableSpec, settings_by_name: Mapping[str, Any], device: str = "cpu") -> Self:
         """From a configuration: `host_bytes` in place of host_rows, and the system's scratch space where no folder is named."""
-        settings = dict(given)
+        settings = dict(settings_by_name)
         host_bytes = settings.pop("host_bytes", 0)
         if host_bytes:
-            settings["host_rows"] = _rows(host_bytes, spec.row_bytes, "host")
+            settings["host_rows"] = _convert_to_rows(host_bytes, spec.row_bytes, "host")
         if settings.get("host_rows"):
             settings.setdefault("folder", str(Path(tempfile.gettempdir()) / "nonet-cold"))
         return cls(device=device, **settings)
 
-    def rows_on_device(self, spec: TableSpec) -> int:
+    def count_device_rows(self, spec: TableSpec) -> int:
         """The device's budget in rows; of two the smaller."""
-        budgets = [self.device_rows, self.device_bytes // device_row_bytes(spec)]
+        budgets = [self.device_rows, self.device_bytes // count_device_row_bytes(spec)]
         return min((budget for budget in budgets if budget), default=0)
 
     def check(self, spec: TableSpec) -> None:
         """ConfigError where these tiers cannot serve such a table."""
         if self.device_bytes:
-            _rows(self.device_bytes, device_row_bytes(spec), "device")
+            _convert_to_rows(self.device_bytes, count_device_row_bytes(spec), "device")
         if bool(self.host_rows) != bool(self.folder):
             raise ConfigError(
                 f"a cold tier wants host_rows and a folder, got {self.host_rows} and {self.folder!r}; give both or neither"
             )
-        if self.host_rows and self.host_rows <= 2 * self.rows_on_device(spec):
+        if self.host_rows and self.host_rows <= 2 * self.count_device_rows(spec):
             raise ConfigError(
-                f"host_rows must be more than twice the {self.rows_on_device(spec)} rows of the device, got {self.host_rows}: "
+                f"host_rows must be more than twice the {self.count_device_rows(spec)} rows of the device, got {self.host_rows}: "
                 "every row on the device keeps its place in memory"
             )
         if self.host_rows and spec.evicts:
@@ -73,7 +73,7 @@ class Tiers:
             )
 
 
-def _rows(budget: int, row: int, tier: str) -> int:
+def _convert_to_rows(budget: int, row: int, tier: str) -> int:
     if budget < row:
         raise ConfigError(
             f"{budget} bytes of {tier} hold no row: one takes {row} with its optimizer state. Raise it, or leave it out"

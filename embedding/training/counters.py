@@ -25,19 +25,19 @@ class TableCounters:
 
     def __init__(self, tables: Mapping[str, Any]):
         self._tables = dict(tables)
-        self._before = self._totals()
+        self._before = self._read_totals()
 
     def take(self) -> dict[str, dict[str, int]]:
         """{table: {"rows": held, and of COUNTED what came since the last time}}."""
-        now = self._totals()
+        now = self._read_totals()
         before, self._before = self._before, now
         return {
-            name: {"rows": len(self._tables[name]), **_tiers(self._tables[name])}
+            name: {"rows": len(self._tables[name]), **_report_tiers(self._tables[name])}
             | {what: count - before[name][what] for what, count in counts.items()}
             for name, counts in now.items()
         }
 
-    def _totals(self) -> dict[str, dict[str, int]]:
+    def _read_totals(self) -> dict[str, dict[str, int]]:
         return {
             name: {
                 "admitted": len(table) + table.evicted,
@@ -50,14 +50,14 @@ class TableCounters:
         }
 
 
-def _tiers(table: Any) -> dict[str, int]:
+def _report_tiers(table: Any) -> dict[str, int]:
     """Of a table in tiers: rows in each now, and how many went between them since it was made."""
     if not isinstance(table, TieredTable):
         return {}
     return {name: value for name, value in report(table).items() if isinstance(value, int)}
 
 
-def since_then(
+def merge_counts(
     before: dict[str, dict[str, int]], now: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, int]]:
     """Counts taken one after the other as those of the whole time: COUNTED add up, the others are as they are now."""
@@ -67,7 +67,7 @@ def since_then(
     }
 
 
-def added_up(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+def sum_shard_counts(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """The counts of all shards as those of one."""
     totals: dict[str, dict[str, int]] = {}
     for shard in shards:

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.exchange import Codec, Route
+from nonet.embedding.exchange import Codec, KeyRoute
 from nonet.embedding.tables import TableSpec, make_table, put_packed
 from nonet.embedding.training.sharded_tables import ShardedTables
 
 
-def exact_window(world: ShardedTables) -> bool:
+def can_carry_rows(world: ShardedTables) -> bool:
     """Whether rows can be carried: one trainer, and tables that neither refuse nor forget rows."""
     plain = all(spec.admits_all and not spec.evicts for spec in world.specs.values())
     return plain and len(world.layout.trainers) == 1
@@ -33,7 +33,7 @@ class FetchPlan:
 
     __slots__ = ("fetch", "leave", "route")
 
-    def __init__(self, route: Route, fetch: Route, leave: np.ndarray):
+    def __init__(self, route: KeyRoute, fetch: KeyRoute, leave: np.ndarray):
         self.route, self.fetch, self.leave = route, fetch, leave
 
 
@@ -43,13 +43,13 @@ class FetchPlanner:
     def __init__(self, depth: int):
         self._recent: deque[np.ndarray] = deque(maxlen=depth)  # sorted
 
-    def plan(self, route: Route) -> FetchPlan:
+    def plan(self, route: KeyRoute) -> FetchPlan:
         """The plan of the next batch."""
         recent, now = list(self._recent), np.sort(route.keys)
         full = len(recent) == self._recent.maxlen
         left, between = (recent[0], recent[1:]) if full else (np.empty(0, np.int64), recent)
-        fetch = route.only(_absent(route.keys, between))
-        leave = left[_absent(left, [*between, now])]
+        fetch = route.select_keys(_find_absent(route.keys, between))
+        leave = left[_find_absent(left, [*between, now])]
         self._recent.append(now)
         # A key of the batch that leaves and of this one, and of none between, is fetched again: it is at its owner by then.
         return FetchPlan(route, fetch, leave)
@@ -73,27 +73,27 @@ class InFlightRows:
                 self._table._delete(plan.leave)
             put_packed(self._table, plan.fetch.keys, data)
 
-    def rows(self, route: Route) -> Tensor:
+    def read_rows(self, route: KeyRoute) -> Tensor:
         """The rows [N, D] of a batch as they are, having been over the wire."""
         with self._lock:
             rows = self._table.lookup(route.keys, train=False)
-        return route.spread(self.over_the_wire(rows))
+        return route.spread_rows(self.round_trip(rows))
 
-    def apply(self, route: Route, grads: Tensor, step: int, lr: float | None) -> None:
+    def apply(self, route: KeyRoute, grads: Tensor, step: int, lr: float | None) -> None:
         """Take the step that the owner takes with these summed gradients [U, D]."""
-        sent = self.over_the_wire(grads)
+        sent = self.round_trip(grads)
         with self._lock:
             self._table.step = min(self._table.step, step)
             self._table.apply(route.keys, sent, step, lr)
 
-    def over_the_wire(self, rows: Tensor) -> Tensor:
+    def round_trip(self, rows: Tensor) -> Tensor:
         """What comes out of the wire's codec."""
         if self._codec.name == "fp32":
             return rows
         return self._codec.decode(self._codec.encode(rows), rows.shape[1])
 
 
-def _absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
+def _find_absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
     """Which of the keys [N] are in none of these sorted arrays; a batch of 3,800 in 0.2 ms, where np.isin takes 1."""
     absent = np.ones(len(keys), dtype=bool)
     for other in others:
@@ -103,6 +103,6 @@ def _absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
     return absent
 
 
-def summed(route: Route, grads: Tensor) -> Tensor:
+def sum_gradients(route: KeyRoute, grads: Tensor) -> Tensor:
     """Gradients [N, D] as [U, D]."""
-    return route.reduce(grads.detach().to(torch.float32))
+    return route.sum_gradients(grads.detach().to(torch.float32))

@@ -19,9 +19,15 @@ from typing import Any
 
 from torch import Tensor
 
-from nonet.deadlines import way_out
-from nonet.embedding.exchange import codec
-from nonet.embedding.training.in_flight import FetchPlan, FetchPlanner, InFlightRows, exact_window, summed
+from nonet.deadlines import suggest_longer_deadline
+from nonet.embedding.exchange import get_codec
+from nonet.embedding.training.in_flight import (
+    FetchPlan,
+    FetchPlanner,
+    InFlightRows,
+    can_carry_rows,
+    sum_gradients,
+)
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DeadlineExceeded
 
@@ -35,7 +41,7 @@ _END_S = 5.0  # an exchange that takes longer waits for a rank that is gone
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightBatch:
     """A batch in flight."""
 
     number: int
@@ -71,19 +77,19 @@ class PrefetchPipeline:
         self.depth = depth if learns else 1
         self._learns = learns
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
-        self.carries = self.depth > 1 and exact_window(world)
+        self.carries = self.depth > 1 and can_carry_rows(world)
         self.sparse_s = 0.0  # that the computing thread gave to rows since somebody set it to 0
         self.waited_s = 0.0  # that the computing thread waited until the batch at hand was read
 
     def run(self, start: int, stop: int) -> list[Any]:
         """What `compute` gave for the batches [start, stop). Nothing is in flight before or after."""
         if self.depth == 1:
-            return [self._one(number) for number in range(start, stop)]
-        return _Run(self, start, stop).results()
+            return [self._run_batch(number) for number in range(start, stop)]
+        return _PipelineRun(self, start, stop).run()
 
-    def _one(self, number: int) -> Any:
+    def _run_batch(self, number: int) -> Any:
         began = time.perf_counter()
-        flight = self._flight(number)
+        flight = self._read_batch(number)
         self.waited_s = flight.read_at - began
         rows = {
             table: self._world.pull(table, keys, train=self._learns) for table, keys in flight.keys.items()
@@ -98,12 +104,12 @@ class PrefetchPipeline:
         self.sparse_s += time.perf_counter() - began
         return result
 
-    def _flight(self, number: int) -> Flight:
+    def _read_batch(self, number: int) -> InFlightBatch:
         data = self._read(number)
-        return Flight(number, data, self._keys(data), read_at=time.perf_counter())
+        return InFlightBatch(number, data, self._keys(data), read_at=time.perf_counter())
 
 
-class _Run:
+class _PipelineRun:
     """One run's threads and queues."""
 
     def __init__(self, pipeline: PrefetchPipeline, start: int, stop: int):
@@ -112,7 +118,7 @@ class _Run:
         self._ahead = pipeline.depth if pipeline.carries else 1
         world = self._world
         self._windows = {
-            name: InFlightRows(name, spec, world.codec if world.layout.world > 1 else codec("fp32"))
+            name: InFlightRows(name, spec, world.codec if world.layout.world > 1 else get_codec("fp32"))
             for name, spec in world.specs.items()
             if pipeline.carries
         }
@@ -122,16 +128,18 @@ class _Run:
         self._error: BaseException | None = None
         self._over = threading.Event()
 
-    def results(self) -> list[Any]:
+    def run(self) -> list[Any]:
         threads = [
-            threading.Thread(target=self._guarded, args=(work,), name=f"sparse-{work.__name__}", daemon=True)
-            for work in (self._route, self._wire)
+            threading.Thread(
+                target=self._run_guarded, args=(work,), name=f"sparse-{work.__name__}", daemon=True
+            )
+            for work in (self._route_batches, self._run_wire)
         ]
         for thread in threads:
             thread.start()
         _, wire = threads
         try:
-            results = [self._computed(number) for number in self._numbers]
+            results = [self._compute_batch(number) for number in self._numbers]
             for thread in threads:
                 thread.join(self._pipeline._timeout_s)
         except _Stopped:
@@ -143,51 +151,52 @@ class _Run:
             raise self._error
         if any(thread.is_alive() for thread in threads):
             raise DeadlineExceeded(
-                f"the last updates took longer than {self._pipeline._timeout_s:g} s{way_out(self._pipeline._timeout_s)}"
+                f"the last updates took longer than {self._pipeline._timeout_s:g} s"
+                f"{suggest_longer_deadline(self._pipeline._timeout_s)}"
             )
         return results
 
-    def _computed(self, number: int) -> Any:
+    def _compute_batch(self, number: int) -> Any:
         began = time.perf_counter()
-        flight: Flight = self._next(self._ready, f"the rows of batch {number}")
+        flight: InFlightBatch = self._get_next(self._ready, f"the rows of batch {number}")
         self._pipeline.waited_s = max(0.0, flight.read_at - began)
         rows = flight.rows or {
-            table: self._windows[table].rows(plan.route) for table, plan in flight.plans.items()
+            table: self._windows[table].read_rows(plan.route) for table, plan in flight.plans.items()
         }
         self._pipeline.sparse_s += time.perf_counter() - max(began, flight.read_at)
         grads, result = self._pipeline._compute(number, flight.data, rows)
         began = time.perf_counter()
         if flight.plans and grads is not None:
-            self._updates.put((flight, self._carried(flight, grads)))
+            self._updates.put((flight, self._apply_carried(flight, grads)))
         else:
             self._updates.put((flight, grads))
         self._pipeline.sparse_s += time.perf_counter() - began
         return result
 
-    def _carried(self, flight: Flight, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _apply_carried(self, flight: InFlightBatch, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Summed gradients, applied to the rows here."""
         step, lr = self._pipeline._step(flight.number), self._pipeline._lr
-        whole = {table: summed(plan.route, grads[table]) for table, plan in flight.plans.items()}
+        whole = {table: sum_gradients(plan.route, grads[table]) for table, plan in flight.plans.items()}
         for table, plan in flight.plans.items():
             self._windows[table].apply(plan.route, whole[table], step, lr(flight.number, table))
         return whole
 
-    def _route(self) -> None:
+    def _route_batches(self) -> None:
         planners = {name: FetchPlanner(self._pipeline.depth) for name in self._windows}
         for number in self._numbers:
-            flight = self._pipeline._flight(number)
+            flight = self._pipeline._read_batch(number)
             for table, keys in flight.keys.items() if planners else ():
-                flight.plans[table] = planners[table].plan(self._world.route(keys))
+                flight.plans[table] = planners[table].plan(self._world.make_route(keys))
             self._put(self._routed, flight)
 
-    def _wire(self) -> None:
+    def _run_wire(self) -> None:
         for fetches, number in _schedule(self._numbers, self._ahead):
             if fetches:
-                self._fetch(self._next(self._routed, f"the keys of batch {number}"))
+                self._fetch(self._get_next(self._routed, f"the keys of batch {number}"))
             else:
                 self._update(number)
 
-    def _fetch(self, flight: Flight) -> None:
+    def _fetch(self, flight: InFlightBatch) -> None:
         for table, plan in flight.plans.items():
             self._windows[table].enter(plan, self._world.take(table, plan.fetch))
         if not flight.plans:
@@ -195,7 +204,7 @@ class _Run:
         self._ready.put(flight)
 
     def _update(self, number: int) -> None:
-        flight, grads = self._next(self._updates, f"the gradients of batch {number}")
+        flight, grads = self._get_next(self._updates, f"the gradients of batch {number}")
         if grads is None:
             return
         step, lr = self._pipeline._step(number), self._pipeline._lr
@@ -205,7 +214,7 @@ class _Run:
             else:
                 self._world.push(table, keys, grads[table], step, lr(number, table))
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _run_guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except _Stopped:
@@ -214,7 +223,7 @@ class _Run:
             self._error = self._error or error
             self._over.set()
 
-    def _next(self, source: queue.Queue, what: str) -> Any:
+    def _get_next(self, source: queue.Queue, what: str) -> Any:
         """The next of a queue, unless another thread has failed or it takes too long."""
         left = self._pipeline._timeout_s
         while not self._over.is_set():
@@ -224,11 +233,12 @@ class _Run:
                 left -= _POLL_S
             if left <= 0:
                 raise DeadlineExceeded(
-                    f"{what} did not come within {self._pipeline._timeout_s:g} s{way_out(self._pipeline._timeout_s)}"
+                    f"{what} did not come within {self._pipeline._timeout_s:g} s"
+                    f"{suggest_longer_deadline(self._pipeline._timeout_s)}"
                 )
         raise _Stopped(f"the pipeline stopped while waiting for {what}")
 
-    def _put(self, target: queue.Queue, flight: Flight) -> None:
+    def _put(self, target: queue.Queue, flight: InFlightBatch) -> None:
         while not self._over.is_set():
             try:
                 return target.put(flight, timeout=_POLL_S)

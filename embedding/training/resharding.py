@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from nonet.embedding import SLICES, SliceMap, SliceMove, within
-from nonet.embedding.exchange import Route
+from nonet.embedding import SLICES, SliceMap, SliceMove, is_within
+from nonet.embedding.exchange import KeyRoute
 from nonet.errors import ConfigError, NonetError
 
 if TYPE_CHECKING:
     from nonet.embedding.tables import BaseTable
     from nonet.embedding.training.sharded_tables import ShardedTables
-    from nonet.embedding.versions import History
+    from nonet.embedding.versions import TableHistory
 
 _WORDS = 4
 _EVERYTHING = -1  # rows and deletes since before the first step
@@ -37,16 +37,16 @@ def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
     return SliceMap(slices.shards, owners, slices.version)
 
 
-def reshard(world: ShardedTables, shards: Sequence[int], most: int = 2048) -> Iterator[int]:
+def reshard(world: ShardedTables, shards: Sequence[int], max_slices: int = 2048) -> Iterator[int]:
     """On every trainer, between steps: move until `shards` hold all rows evenly; yields how many slices are left to move.
 
     Each round moves at most `most` slices; train and read between the rounds.
     """
     target = spread_over(world.slices, shards)
-    while moves := world.slices.moves(target, most):
+    while moves := world.slices.plan_moves(target, max_slices):
         batch, count = [], 0
         for move in moves:
-            if count + move.stop - move.start > most and batch:
+            if count + move.stop - move.start > max_slices and batch:
                 break
             batch.append(move)
             count += move.stop - move.start
@@ -54,16 +54,16 @@ def reshard(world: ShardedTables, shards: Sequence[int], most: int = 2048) -> It
         yield int((world.slices.owners != target.owners).sum())
 
 
-def route_of(moves: Sequence[SliceMove], shards: range, world: int) -> Route:
+def make_move_route(moves: Sequence[SliceMove], shards: range, world: int) -> KeyRoute:
     """The moves as keys for every shard: start, stop, source, target."""
     words = np.array(
         [(move.start, move.stop, move.source, move.target) for move in moves], dtype=np.int64
     ).reshape(-1)
     counts = [len(words) if rank in shards else 0 for rank in range(world)]
-    return Route(words, np.tile(words, len(shards)), counts, np.empty(0, dtype=np.int64))
+    return KeyRoute(words, np.tile(words, len(shards)), counts, np.empty(0, dtype=np.int64))
 
 
-def moves_of(keys: np.ndarray, trainers: int) -> list[SliceMove]:
+def parse_moves(keys: np.ndarray, trainers: int) -> list[SliceMove]:
     """The moves that every trainer sent. Raises NonetError when they differ."""
     copies = keys.reshape(trainers, -1)
     if (copies != copies[0]).any():
@@ -79,7 +79,7 @@ def check_moves(moves: Sequence[SliceMove], slices: SliceMap) -> None:
             raise ConfigError(f"{move} does not fit slice map {slices.version} of {slices.shards} shards")
 
 
-def given_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
+def pack_moved_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
     """The rows of these moves, with everything they own, as Arrow bytes."""
     tables = [
         part
@@ -88,44 +88,44 @@ def given_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
         if part.num_rows
     ]
     step = np.array([table.step], dtype=np.int64).view(np.uint8)
-    return np.concatenate([step, *(_framed(part) for part in tables)])
+    return np.concatenate([step, *(_serialise_table(part) for part in tables)])
 
 
-def leave(history: History, moves: Sequence[SliceMove]) -> int:
+def remove_moved_rows(history: TableHistory, moves: Sequence[SliceMove]) -> int:
     """Forget the rows of these moves, but for the open snapshots; how many there were. What waits and went, goes too."""
     table, gone = history.table, 0
     slices = [range(move.start, move.stop) for move in moves]
     with history.lock:
         for move in moves:
             keys = np.concatenate(
-                [part.key for part in table._chosen(range(move.start, move.stop), None)]
+                [part.key for part in table._iterate_rows(range(move.start, move.stop), None)]
                 + [np.empty(0, dtype=np.int64)]
             )
             for snapshot in history.snapshots if len(keys) else ():
-                snapshot.keep(keys)
+                snapshot.keep_rows(keys)
             if len(keys):
                 table._delete(keys)
             gone += len(keys)
-        waiting, _ = table._waiting()
-        table._delete(waiting[within(waiting, slices)])
-        table.deleted.leave(slices)
+        waiting, _ = table._list_waiting()
+        table._delete(waiting[is_within(waiting, slices)])
+        table.deleted.drop_slices(slices)
     return gone
 
 
-def arrive(history: History, data: np.ndarray) -> None:
-    """Take over what `given_rows` gave."""
+def load_moved_rows(history: TableHistory, data: np.ndarray) -> None:
+    """Take over what `pack_moved_rows` gave."""
     table = history.table
     with history.lock:
         # Loading a row that was made and not trained yet would move the table's step on.
         step = max(table.step, int(data[:8].copy().view(np.int64)[0]))
-        for part in _tables(data[8:]):
+        for part in _read_tables(data[8:]):
             table.load([part])
             for snapshot in history.snapshots:
-                snapshot.arrived(part["key"].to_numpy())
+                snapshot.add_moved_keys(part["key"].to_numpy())
         table.step = step
 
 
-def _framed(table: pa.Table) -> np.ndarray:
+def _serialise_table(table: pa.Table) -> np.ndarray:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -133,7 +133,7 @@ def _framed(table: pa.Table) -> np.ndarray:
     return np.concatenate([np.array([len(body)], dtype=np.int64).view(np.uint8), body])
 
 
-def _tables(data: np.ndarray) -> Iterator[pa.Table]:
+def _read_tables(data: np.ndarray) -> Iterator[pa.Table]:
     at = 0
     while at < len(data):
         size = int(data[at : at + 8].copy().view(np.int64)[0])

@@ -28,27 +28,34 @@ from nonet.embedding.exchange import (
     READ,
     STOP,
     TAKE,
-    Header,
+    ExchangeHeader,
     KeyRequest,
-    Layout,
-    Route,
+    KeyRoute,
+    RankLayout,
     Router,
     Wire,
-    best_router,
-    codec,
-    route,
+    get_codec,
+    make_route,
+    select_router,
 )
 from nonet.embedding.tables import (
     NativeTable,
     SparseTable,
     TableSpec,
-    int64_keys,
+    count_packed_bytes,
     make_table,
-    packed_bytes,
     take_packed,
+    to_int64_keys,
 )
-from nonet.embedding.training.resharding import arrive, check_moves, given_rows, leave, moves_of, route_of
-from nonet.embedding.versions import History
+from nonet.embedding.training.resharding import (
+    check_moves,
+    load_moved_rows,
+    make_move_route,
+    pack_moved_rows,
+    parse_moves,
+    remove_moved_rows,
+)
+from nonet.embedding.versions import TableHistory
 from nonet.errors import ConfigError, DataError
 
 # Reading rows takes a third of the time of looking them up: who reads them is done soon after the last one is there.
@@ -69,7 +76,7 @@ class ShardedTables:
         specs: Mapping[str, TableSpec],
         *,
         seed: int,
-        layout: Layout | None = None,
+        layout: RankLayout | None = None,
         group: Any = None,
         wire: str = "fp32",
         make: MakeTable = make_table,
@@ -78,110 +85,114 @@ class ShardedTables:
         local: bool = False,
     ):
         self.specs = dict(specs)
-        self.layout = Layout.single() if layout is None else layout
+        self.layout = RankLayout.single() if layout is None else layout
         self.slices = SliceMap(len(self.layout.shards)) if slices is None else slices
         self._group, self._names = group, list(self.specs)
-        self.codec, self._router = codec(wire), router or best_router()
+        self.codec, self._router = get_codec(wire), router or select_router()
         own_specs = self.specs.items() if self.layout.holds else ()
         self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in own_specs}
-        self.histories = {name: History(table) for name, table in self.tables.items()}
-        self._check()
+        self.histories = {name: TableHistory(table) for name, table in self.tables.items()}
+        self._check_layout()
         self.wire = Wire(self.layout, group, self._names, local)
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, KeyRoute] = {}
 
     @property
     def owned(self) -> range:
         """The slices whose rows this rank holds, when they are one block."""
-        return self.slices.slices(self.shard) if self.layout.holds else range(0)
+        return self.slices.get_slices(self.shard) if self.layout.holds else range(0)
 
     @property
     def ranges(self) -> list[range]:
         """The blocks of slices whose rows this rank holds."""
-        return self.slices.ranges(self.shard) if self.layout.holds else []
+        return self.slices.get_ranges(self.shard) if self.layout.holds else []
 
     @property
     def shard(self) -> int:
         """This rank's number among the shards."""
         return self.layout.rank - self.layout.shards.start
 
-    def wire_bytes(self, table: str) -> int:
+    def count_wire_bytes(self, table: str) -> int:
         """Bytes of one row of this table on the wire."""
         return self.codec.row_bytes(self.specs[table].dim)
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
         """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
-        number = self._number(table, "pull")
+        number = self._get_table_number(table, "pull")
         if self.layout.world == 1:
-            return self._lookup(table, int64_keys(keys), train)
-        plan = self._routes[table] = self.route(keys)
-        header = self._header(PULL if train else READ, number)
+            return self._look_up(table, to_int64_keys(keys), train)
+        plan = self._routes[table] = self.make_route(keys)
+        header = self._make_header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
             return self._pull_fused(table, plan, header)
-        request = self.wire.ask(header, plan)
-        if self.wire.streams(self.codec):
+        request = self.wire.exchange_keys(header, plan)
+        if self.wire.can_stream(self.codec):
             self._stream(request)
-            return self.wire.gather(plan, torch.empty(0, self.specs[table].dim))
-        return plan.spread(self._answer_rows(request, plan.counts))
+            return self.wire.gather_rows(plan, torch.empty(0, self.specs[table].dim))
+        return plan.spread_rows(self._answer_rows(request, plan.counts))
 
-    def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
+    def _pull_fused(self, table: str, plan: KeyRoute, header: ExchangeHeader) -> Tensor:
         """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
         rank = self.layout.rank
         start = sum(plan.counts[:rank])
         own = plan.keys[start : start + plan.counts[rank]]
-        if self.wire.streams(self.codec):
-            mine = self.wire.room(len(own), self.specs[table].dim)
-            request = self.wire.ask(
-                header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine)
+        if self.wire.can_stream(self.codec):
+            mine = self.wire.allocate_rows(len(own), self.specs[table].dim)
+            request = self.wire.exchange_keys(
+                header, plan, own=own, meanwhile=lambda: self._look_up_into(header, own, mine)
             )
             self._stream(request)
-            return self.wire.gather(plan, mine)
-        rows = self.wire.room(len(plan.keys), self.specs[table].dim)
+            return self.wire.gather_rows(plan, mine)
+        rows = self.wire.allocate_rows(len(plan.keys), self.specs[table].dim)
         # Own rows stand before the others' where that is the route's order, else after them.
         first, others = start == 0, len(rows) - len(own)
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
-        request = self.wire.ask(header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine))
+        request = self.wire.exchange_keys(
+            header, plan, own=own, meanwhile=lambda: self._look_up_into(header, own, mine)
+        )
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._lookup(table, request.keys, header.op == PULL)
-        self.wire.rows(answer, self.codec, request.counts, counts, into=theirs)
-        return plan.moved(start, len(own), first).spread(rows)
+        answer = self._look_up(table, request.keys, header.op == PULL)
+        self.wire.exchange_rows(answer, self.codec, request.counts, counts, into=theirs)
+        return plan.move_to_end(start, len(own), first).spread_rows(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Apply the gradients [N, D] of keys [N] as one optimizer step; every trainer calls it."""
-        number = self._number(table, "push")
+        number = self._get_table_number(table, "push")
         expected = (len(keys), self.specs[table].dim)
         if tuple(grads.shape) != expected:
             raise DataError(f"push to table {table!r} wants gradients {expected}, got {tuple(grads.shape)}")
         if self.layout.world == 1:
-            self._apply(table, int64_keys(keys), grads, step, lr)
+            self._apply(table, to_int64_keys(keys), grads, step, lr)
             return
         plan = self._routes.pop(table, None)
-        same = plan is not None and np.array_equal(plan.asked, int64_keys(keys))
-        plan = plan if plan is not None and same else self.route(keys)
-        request = self.wire.ask(self._header(PUSH, number, step, lr), plan, same)
-        self._take_grads(request, plan.reduce(grads.detach().to(torch.float32)), plan.counts)
+        same = plan is not None and np.array_equal(plan.asked, to_int64_keys(keys))
+        plan = plan if plan is not None and same else self.make_route(keys)
+        request = self.wire.exchange_keys(self._make_header(PUSH, number, step, lr), plan, same)
+        self._receive_gradients(request, plan.sum_gradients(grads.detach().to(torch.float32)), plan.counts)
 
-    def route(self, keys: Tensor) -> Route:
+    def make_route(self, keys: Tensor) -> KeyRoute:
         """Where the keys [N] of a batch go; any thread may ask."""
         layout = self.layout
-        return route(int64_keys(keys), self.slices, layout.world, layout.shards.start, self._router)
+        return make_route(to_int64_keys(keys), self.slices, layout.world, layout.shards.start, self._router)
 
-    def take(self, table: str, plan: Route) -> Tensor:
+    def take(self, table: str, plan: KeyRoute) -> Tensor:
         """The route's distinct rows with their optimizer state and steps, as bytes [U, B] (`bulk.take_packed`).
 
         What a pipeline keeps while a batch is in flight. Absent rows are made.
         """
-        header = self._header(TAKE, self._number(table, "take"))
+        header = self._make_header(TAKE, self._get_table_number(table, "take"))
         if self.layout.world == 1:
-            return self._packed(table, plan.keys)
-        return self._answer_packed(self.wire.ask(header, plan), plan.counts)
+            return self._take_packed(table, plan.keys)
+        return self._answer_packed(self.wire.exchange_keys(header, plan), plan.counts)
 
-    def push_summed(self, table: str, plan: Route, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """As `push`, of gradients [U, D] that are summed over equal keys already (`Route.reduce`)."""
-        header = self._header(PUSH, self._number(table, "push"), step, lr)
+    def push_summed(
+        self, table: str, plan: KeyRoute, grads: Tensor, step: int, lr: float | None = None
+    ) -> None:
+        """As `push`, of gradients [U, D] that are summed over equal keys already (`Route.sum_gradients`)."""
+        header = self._make_header(PUSH, self._get_table_number(table, "push"), step, lr)
         if self.layout.world == 1:
             self._apply(table, plan.keys, grads, step, lr)
             return
-        self._take_grads(self.wire.ask(header, plan), grads, plan.counts)
+        self._receive_gradients(self.wire.exchange_keys(header, plan), grads, plan.counts)
 
     def move(self, moves: Sequence[SliceMove]) -> None:
         """Move slices between shards; every trainer calls it between steps. See `reshard`."""
@@ -189,7 +200,9 @@ class ShardedTables:
             raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not move()")
         check_moves(moves, self.slices)
         if self.layout.world > 1:
-            self.wire.ask(self._header(MOVE), route_of(moves, self.layout.shards, self.layout.world))
+            self.wire.exchange_keys(
+                self._make_header(MOVE), make_move_route(moves, self.layout.shards, self.layout.world)
+            )
         self._move(moves)
 
     def _move(self, moves: Sequence[SliceMove]) -> None:
@@ -200,15 +213,15 @@ class ShardedTables:
             for move in moves:
                 if self.layout.holds and move.source == self.shard:
                     by_rank[first + move.target].append(move)
-            blobs = [given_rows(self.tables[name], some) if some else NOTHING for some in by_rank]
-            for rank, blob in enumerate(self.wire.blobs(blobs)):
+            blobs = [pack_moved_rows(self.tables[name], some) if some else NOTHING for some in by_rank]
+            for rank, blob in enumerate(self.wire.exchange_blobs(blobs)):
                 if by_rank[rank]:
-                    leave(self.histories[name], by_rank[rank])
+                    remove_moved_rows(self.histories[name], by_rank[rank])
                 if len(blob):
-                    arrive(self.histories[name], blob)
-        self.slices = self.slices.moved(moves)
+                    load_moved_rows(self.histories[name], blob)
+        self.slices = self.slices.apply_moves(moves)
         self._routes.clear()
-        self.wire.forget()
+        self.wire.forget_pulls()
 
     def serve(self) -> int:
         """A shard's loop: take part in the trainers' exchanges until they stop; returns their number."""
@@ -219,20 +232,20 @@ class ShardedTables:
         exchanges = 0
         nobody = [0] * self.layout.world
         while True:
-            request = self.wire.ask(None, None)
+            request = self.wire.exchange_keys(None, None)
             op = request.header.op
             if op == STOP:
                 return exchanges
             if op == PUSH:
                 dim = self.specs[self._names[request.header.table]].dim
-                self._take_grads(request, torch.empty(0, dim), nobody)
+                self._receive_gradients(request, torch.empty(0, dim), nobody)
             elif op == TAKE:
                 self._answer_packed(request, nobody)
             elif op == MOVE:
-                self._move(moves_of(request.keys, len(self.layout.trainers)))
-            elif self.wire.streams(self.codec):
+                self._move(parse_moves(request.keys, len(self.layout.trainers)))
+            elif self.wire.can_stream(self.codec):
                 self._stream(request)
-                self.wire.done()
+                self.wire.finish_stream()
             else:
                 self._answer_rows(request, nobody)
             exchanges += 1
@@ -240,36 +253,36 @@ class ShardedTables:
     def stop(self) -> None:
         """Let the shards' `serve` return; every trainer calls it. Nothing to do where no shard is apart."""
         if self.layout.trains and self.layout.trainers != self.layout.shards:
-            self.wire.ask(self._header(STOP), None)
+            self.wire.exchange_keys(self._make_header(STOP), None)
 
     def _answer_rows(self, request: KeyRequest, counts: list[int]) -> Tensor:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[request.header.table]
         if self.layout.holds:
-            answer = self._lookup(table, request.keys, request.header.op == PULL)
+            answer = self._look_up(table, request.keys, request.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
-        return self.wire.rows(answer, self.codec, request.counts, counts)
+        return self.wire.exchange_rows(answer, self.codec, request.counts, counts)
 
-    def _take_grads(self, request: KeyRequest, grads: Tensor, counts: list[int]) -> None:
+    def _receive_gradients(self, request: KeyRequest, grads: Tensor, counts: list[int]) -> None:
         table = self._names[request.header.table]
-        received = self.wire.rows(grads, self.codec, counts, request.counts)
+        received = self.wire.exchange_rows(grads, self.codec, counts, request.counts)
         if self.layout.holds:
             self._apply(table, request.keys, received, request.header.step, request.header.lr)
 
     def _answer_packed(self, request: KeyRequest, counts: list[int]) -> Tensor:
         table = self._names[request.header.table]
-        nothing = torch.empty(0, packed_bytes(self.specs[table]), dtype=torch.uint8)
-        answer = self._packed(table, request.keys) if self.layout.holds else nothing
-        return self.wire.bytes_of(answer, request.counts, counts)
+        nothing = torch.empty(0, count_packed_bytes(self.specs[table]), dtype=torch.uint8)
+        answer = self._take_packed(table, request.keys) if self.layout.holds else nothing
+        return self.wire.exchange_bytes(answer, request.counts, counts)
 
-    def _packed(self, table: str, keys: np.ndarray) -> Tensor:
-        with self.histories[table].making(keys):
+    def _take_packed(self, table: str, keys: np.ndarray) -> Tensor:
+        with self.histories[table].hold_for_insert(keys):
             return take_packed(self.tables[table], keys)
 
-    def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
+    def _look_up(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
         history = self.histories[table]
-        with history.making(keys) if train else history.lock:
+        with history.hold_for_insert(keys) if train else history.lock:
             rows = self.tables[table].lookup(keys, train=train)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
@@ -278,12 +291,12 @@ class ShardedTables:
 
         def fill(rows: Tensor, tell: Callable[[int], None]) -> None:
             if self.layout.holds:
-                self._lookup_into(request.header, request.keys, rows, tell)
+                self._look_up_into(request.header, request.keys, rows, tell)
 
-        self.wire.answer(request.counts, self.specs[self._names[request.header.table]].dim, fill)
+        self.wire.stream_rows(request.counts, self.specs[self._names[request.header.table]].dim, fill)
 
-    def _lookup_into(
-        self, header: Header, keys: np.ndarray, out: Tensor, tell: Callable[[int], None] | None = None
+    def _look_up_into(
+        self, header: ExchangeHeader, keys: np.ndarray, out: Tensor, tell: Callable[[int], None] | None = None
     ) -> None:
         """Rows of keys [M] into `out` [M, D]; `tell` hears how many are there, a few times where they are only read.
 
@@ -291,7 +304,7 @@ class ShardedTables:
         """
         table, train = self._names[header.table], header.op == PULL
         history, shard_table = self.histories[table], self.tables[table]
-        with history.making(keys) if train else history.lock:
+        with history.hold_for_insert(keys) if train else history.lock:
             if not isinstance(shard_table, NativeTable):
                 out.copy_(shard_table.lookup(keys, train=train))
             elif train or tell is None or len(keys) <= _FEW:
@@ -312,13 +325,13 @@ class ShardedTables:
             start = stop
 
     def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
-        with self.histories[table].changing(keys, step):
+        with self.histories[table].hold_for_update(keys, step):
             self.tables[table].apply(keys, grads, step, lr)
 
-    def _header(self, op: int, table: int = 0, step: int = 0, lr: float | None = None) -> Header:
-        return Header(op, table, step, lr, self.slices.version)
+    def _make_header(self, op: int, table: int = 0, step: int = 0, lr: float | None = None) -> ExchangeHeader:
+        return ExchangeHeader(op, table, step, lr, self.slices.version)
 
-    def _number(self, table: str, verb: str) -> int:
+    def _get_table_number(self, table: str, verb: str) -> int:
         if not self.layout.trains:
             raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not {verb}()")
         if table not in self.specs:
@@ -327,7 +340,7 @@ class ShardedTables:
             )
         return self._names.index(table)
 
-    def _check(self) -> None:
+    def _check_layout(self) -> None:
         if self.slices.shards != len(self.layout.shards):
             raise ConfigError(
                 f"the slice map has {self.slices.shards} shards, the sparse world {len(self.layout.shards)}"

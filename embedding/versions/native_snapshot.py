@@ -21,9 +21,9 @@ from nonet.embedding.tables import (
     NativeUnavailable,
     RowColumns,
     TableSpec,
-    free_with,
-    library,
-    state_width,
+    get_state_width,
+    load_library,
+    register_finalizer,
 )
 from nonet.errors import NonetError
 
@@ -34,7 +34,7 @@ _ALWAYS = -(1 << 63)  # before every step
 _MOST_CHAINS = 1 << 20  # of the core
 
 
-class _Version(ctypes.Structure):
+class _VersionStruct(ctypes.Structure):
     """nonet::Version."""
 
     _fields_ = [
@@ -43,7 +43,7 @@ class _Version(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Columns(ctypes.Structure):
+class _ColumnsStruct(ctypes.Structure):
     """nonet::Columns."""
 
     _fields_ = [(name, c_void_p) for name in ("key", "row", "state", "step", "seen", "uses")]
@@ -59,28 +59,28 @@ class ReadBuffers:
         self.rows, self.used = 0, 0
         self._resize(max(rows, _LEAST_ROWS))
 
-    def need(self, rows: int) -> None:
+    def ensure_capacity(self, rows: int) -> None:
         """Have room for so many rows after those that are there."""
         if self.used + rows > self.rows:
             self._resize(max(self.used + rows, 3 * self.rows // 2))
 
-    def taken(self) -> RowColumns:
+    def take_rows(self) -> RowColumns:
         """The rows that are there, views that hold until the next use of the room, which is empty again."""
         view = {name: array[: self.used] for name, array in self._arrays.items()}
         gone, self.used = np.zeros(self.used, dtype=bool), 0
         policy = (view.get("seen"), view.get("uses"))
         return RowColumns(view["key"], view["row"], view["state"], view["step"], gone, *policy)
 
-    def free(self) -> _Columns:
+    def get_free_columns(self) -> _ColumnsStruct:
         """Where the next rows go."""
-        return _Columns(**{name: start + self.used * bytes_ for name, start, bytes_ in self._starts})
+        return _ColumnsStruct(**{name: start + self.used * bytes_ for name, start, bytes_ in self._starts})
 
     def _resize(self, rows: int) -> None:
         spec = self._spec
         shapes: dict[str, tuple[tuple[int, ...], type]] = {
             "key": ((rows,), np.int64),
             "row": ((rows, spec.dim), np.float32),
-            "state": ((rows, state_width(spec)), np.float32),
+            "state": ((rows, get_state_width(spec)), np.float32),
             "step": ((rows,), np.int64),
         }
         if spec.evicts:
@@ -96,16 +96,16 @@ class KeptRows:
     """Memory for the rows that are kept of a version; cleared, it serves the next one."""
 
     def __init__(self, table: NativeTable, core: Any):
-        self.handle = core.nonet_kept_new(table.spec.dim, state_width(table.spec), len(table))
+        self.handle = core.nonet_kept_new(table.spec.dim, get_state_width(table.spec), len(table))
         if not self.handle:
-            raise _no_memory(table)
+            raise _make_memory_error(table)
         self._core, self._rows = core, max(len(table), _LEAST_ROWS)
-        free_with(self, core.nonet_kept_free, self.handle)
+        register_finalizer(self, core.nonet_kept_free, self.handle)
 
     def __len__(self) -> int:
         return self._core.nonet_kept_count(self.handle)
 
-    def serves(self, table: NativeTable) -> bool:
+    def can_serve(self, table: NativeTable) -> bool:
         """Whether its chains are short for this table still, which has grown since."""
         return len(table) <= 4 * self._rows or self._rows >= _MOST_CHAINS
 
@@ -114,27 +114,29 @@ class KeptRows:
         self._core.nonet_kept_clear(self.handle)
 
 
-class Pieces:
+class NativeVersion:
     """A live table and the rows kept of it, which make the version of a step; the caller holds the table's lock."""
 
     def __init__(self, table: NativeTable, step: int, core: Any, given: np.ndarray, spare: KeptRows | None):
         self._table, self._core, self._given = table, core, given
-        self.memory = spare if spare is not None and spare.serves(table) else KeptRows(table, core)
-        self._version = _Version(table._handle, self.memory.handle, step, None, 0, 0, given.ctypes.data, 0)
+        self.memory = spare if spare is not None and spare.can_serve(table) else KeptRows(table, core)
+        self._version = _VersionStruct(
+            table._handle, self.memory.handle, step, None, 0, 0, given.ctypes.data, 0
+        )
         self._born = np.empty(0, dtype=np.int64)
         if table.spec.evicts:
             if not core.nonet_watch(byref(self._version)):
-                raise _no_memory(table)
+                raise _make_memory_error(table)
             # What the core points to lives as long as the watch does.
             owned = (table, self.memory, given)
-            self._unwatch = free_with(self, _unwatch, core, table._handle, self._version, owned)
+            self._unwatch = register_finalizer(self, _unwatch, core, table._handle, self._version, owned)
 
     @classmethod
-    def of(
+    def create(
         cls, table: BaseTable, step: int, given: np.ndarray, spare: KeptRows | None = None
-    ) -> Pieces | None:
+    ) -> NativeVersion | None:
         """None where the table is not the core's or the core cannot do this. `given` [65536]: slices that need no keeping."""
-        core = _core()
+        core = _load_core()
         if core is None or not isinstance(table, NativeTable):
             return None
         return cls(table, step, core, given, spare)
@@ -147,22 +149,22 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.memory)
 
-    def born(self, keys: np.ndarray, moved: bool) -> None:
+    def set_new_keys(self, keys: np.ndarray, moved: bool) -> None:
         """Keys [N], sorted, whose live row is not one of the version unless it was kept."""
         self._born = np.ascontiguousarray(keys)
         self._version.born, self._version.born_count = self._born.ctypes.data, len(keys)
         self._version.moved = int(moved)
 
-    def keep(self, keys: np.ndarray) -> None:
+    def keep_rows(self, keys: np.ndarray) -> None:
         """Keep the version's rows of keys [N], as they are, but for the slices that were given out."""
         key_array = np.ascontiguousarray(keys)
         if self._core.nonet_keep(byref(self._version), key_array.ctypes.data, len(key_array)) < 0:
-            raise _no_memory(self._table)
+            raise _make_memory_error(self._table)
 
-    def kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    def find_kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Which of keys [N] were kept; their rows go into `rows` [N, D] where given."""
         if self._version.broken:
-            raise _no_memory(self._table)
+            raise _make_memory_error(self._table)
         key_array, present = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
         into = None if rows is None else rows.ctypes.data
         self._core.nonet_kept_find(
@@ -175,21 +177,21 @@ class Pieces:
         after = _ALWAYS if since is None else since
         low, high = slices.start << _SHIFT, (slices.stop << _SHIFT) - 1
         while True:
-            columns, left = room.free(), room.rows - room.used
+            columns, left = room.get_free_columns(), room.rows - room.used
             count = self._core.nonet_piece(byref(self._version), low, high, after, byref(columns), left)
             if count >= 0:
                 room.used += count
                 return
             if count == _NO_MEMORY:
-                raise _no_memory(self._table)
-            room.need(-2 - count)
+                raise _make_memory_error(self._table)
+            room.ensure_capacity(-2 - count)
 
 
-def _unwatch(core: Any, table: int, version: _Version, owned: tuple[Any, ...]) -> None:
+def _unwatch(core: Any, table: int, version: _VersionStruct, owned: tuple[Any, ...]) -> None:
     core.nonet_unwatch(table, byref(version))
 
 
-def _no_memory(table: NativeTable) -> NonetError:
+def _make_memory_error(table: NativeTable) -> NonetError:
     return NonetError(
         f"there is no memory to keep rows of table {table.name!r} while they are read; "
         "save less often, or give the shard more memory"
@@ -198,26 +200,26 @@ def _no_memory(table: NativeTable) -> NonetError:
 
 def write_out(file: int, offset: int, nbytes: int) -> None:
     """Let the system begin to write these bytes of an open file to the disk; does not wait, does nothing where it can't."""
-    core = _core()
+    core = _load_core()
     if core is not None:
         core.nonet_write_out(file, offset, nbytes)
 
 
 @cache
-def _core() -> Any:
+def _load_core() -> Any:
     try:
-        core = library()
+        core = load_library()
         signatures = {
             "nonet_kept_new": (c_void_p, c_int64, c_int64, c_int64),
             "nonet_kept_free": (None, c_void_p),
             "nonet_kept_clear": (None, c_void_p),
             "nonet_kept_count": (c_int64, c_void_p),
-            "nonet_kept_find": (None, POINTER(_Version), c_void_p, c_int64, c_void_p, c_void_p),
-            "nonet_keep": (c_int64, POINTER(_Version), c_void_p, c_int64),
-            "nonet_watch": (c_int32, POINTER(_Version)),
-            "nonet_unwatch": (None, c_void_p, POINTER(_Version)),
+            "nonet_kept_find": (None, POINTER(_VersionStruct), c_void_p, c_int64, c_void_p, c_void_p),
+            "nonet_keep": (c_int64, POINTER(_VersionStruct), c_void_p, c_int64),
+            "nonet_watch": (c_int32, POINTER(_VersionStruct)),
+            "nonet_unwatch": (None, c_void_p, POINTER(_VersionStruct)),
             "nonet_piece": (
-                c_int64, POINTER(_Version), c_uint64, c_uint64, c_int64, POINTER(_Columns), c_int64,
+                c_int64, POINTER(_VersionStruct), c_uint64, c_uint64, c_int64, POINTER(_ColumnsStruct), c_int64,
             ),
             "nonet_write_out": (None, c_int32, c_int64, c_int64),
         }  # fmt: skip

@@ -9,7 +9,8 @@ keeps those as well, the NumPy twin is copied whole when the snapshot is opened.
 The lock between training steps and whoever reads rows in the background: a step waits for one holder, never for a queue.
 
 A thread that lets a lock go and takes it again at once usually gets it before one that sleeps on it wakes up, so a writer
-of many short pieces could keep a step waiting for all of them. Here the background asks `patient`ly: not while a step waits.
+of many short pieces could keep a step waiting for all of them. Here the background
+uses `hold_patiently`: not while a step waits.
 """
 
 from __future__ import annotations
@@ -25,77 +26,77 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding import SLICES, slice_of
+from nonet.embedding import SLICES, compute_slices
 from nonet.embedding.tables import (
     ALL_SLICES,
     BaseTable,
     RowColumns,
-    absent,
-    by_slice,
-    chosen,
-    joined,
+    iterate_rows,
+    iterate_waiting,
+    join_rows,
+    make_absent_rows,
     make_table,
+    sort_by_slice,
     take,
-    waits,
 )
-from nonet.embedding.versions.native_snapshot import KeptRows, Pieces, ReadBuffers
+from nonet.embedding.versions.native_snapshot import KeptRows, NativeVersion, ReadBuffers
 from nonet.errors import ConfigError, StaleVersion
 
 _READ_SLICES = 1 << 12
 _PIECE_SLICES, _PIECE_BYTES = 64, 300_000
 
 
-class History:
-    """The open snapshots of a table; every change of the table goes through `changing`."""
+class TableHistory:
+    """The open snapshots of a table; every change of the table goes through `hold_for_update`."""
 
     def __init__(self, table: BaseTable):
         self.table, self.lock = table, StepLock()
-        self._open: list[Snapshot] = []
+        self._open: list[TableSnapshot] = []
         self._spare: KeptRows | None = None
 
     @property
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[TableSnapshot]:
         """Those that are open."""
         return list(self._open)
 
-    def open(self) -> Snapshot:
+    def open(self) -> TableSnapshot:
         """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
         with self.lock:
-            snapshot = Snapshot(self, self._spare)
+            snapshot = TableSnapshot(self, self._spare)
             self._spare = None
             self._open.append(snapshot)
             return snapshot
 
-    def close(self, snapshot: Snapshot) -> None:
+    def close(self, snapshot: TableSnapshot) -> None:
         """Forget what the snapshot kept; it cannot be read any more."""
         with self.lock:
             self._open.remove(snapshot)
-        memory = snapshot.ended()
+        memory = snapshot.release_memory()
         if memory is not None:
             memory.clear()
             self._spare = memory
 
     @contextmanager
-    def changing(self, keys: np.ndarray, step: int) -> Iterator[None]:
+    def hold_for_update(self, keys: np.ndarray, step: int) -> Iterator[None]:
         """Hold this around `apply` of these keys at `step`."""
         with self.lock:
             if self._open:
-                self._keep(keys, step)
+                self._keep_rows(keys, step)
             yield
 
     @contextmanager
-    def making(self, keys: np.ndarray) -> Iterator[None]:
+    def hold_for_insert(self, keys: np.ndarray) -> Iterator[None]:
         """Hold this around a lookup of these keys that may make rows."""
         with self.lock:
             # Rows made after a later step carry a later step, which says that they are not the version's.
             young = [snapshot for snapshot in self._open if snapshot.step == self.table.step]
             if young:
-                absent = keys[~self.table._holds(keys)]
+                absent = keys[~self.table._contains(keys)]
                 for snapshot in young if len(absent) else ():
-                    snapshot.born(absent)
+                    snapshot.add_new_keys(absent)
             yield
 
-    def _keep(self, keys: np.ndarray, step: int) -> None:
+    def _keep_rows(self, keys: np.ndarray, step: int) -> None:
         behind = [snapshot.step for snapshot in self._open if step <= snapshot.step]
         if behind:
             raise ConfigError(
@@ -103,12 +104,12 @@ class History:
                 "open snapshots between steps"
             )
         for snapshot in self._open:
-            snapshot.keep(keys)
+            snapshot.keep_rows(keys)
 
 
-def open_all(histories: Mapping[str, History]) -> dict[str, Snapshot]:
+def open_all(histories: Mapping[str, TableHistory]) -> dict[str, TableSnapshot]:
     """A snapshot of every table; of none where one has no memory for it, since nobody would close the others."""
-    opened: dict[str, Snapshot] = {}
+    opened: dict[str, TableSnapshot] = {}
     try:
         for name, history in histories.items():
             opened[name] = history.open()
@@ -119,10 +120,10 @@ def open_all(histories: Mapping[str, History]) -> dict[str, Snapshot]:
     return opened
 
 
-class Snapshot:
-    """Made by `History.open`: rows by key (`rows`), or slices once each (`part`), of the version of step `step`."""
+class TableSnapshot:
+    """Made by `History.open`: rows by key (`read_rows`), or slices once each (`read_slices`), of the version of step `step`."""
 
-    def __init__(self, history: History, spare: KeptRows | None = None):
+    def __init__(self, history: TableHistory, spare: KeptRows | None = None):
         self.step = history.table.step
         self._history, self._table = history, history.table
         self.spec = history.table.spec
@@ -131,12 +132,12 @@ class Snapshot:
         self._born, self._moved = np.empty(0, dtype=np.int64), False
         self._deleted = table.deleted.copy()
         self._gone: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._waits = joined(list(waits(table)), table.spec)
-        self._pieces = Pieces.of(table, self.step, self._given, spare)
+        self._waits = join_rows(list(iterate_waiting(table)), table.spec)
+        self._pieces = NativeVersion.create(table, self.step, self._given, spare)
         self._copied = table.spec.evicts and self._pieces is None
         if self._pieces is None:
             self._kept = make_table(table.name, table.spec, 0)
-        for part in table._chosen(ALL_SLICES, None) if self._copied else ():
+        for part in table._iterate_rows(ALL_SLICES, None) if self._copied else ():
             self._kept._upsert(part)
 
     @property
@@ -144,56 +145,60 @@ class Snapshot:
         """Rows that were kept as they were."""
         return len(self._kept if self._pieces is None else self._pieces)
 
-    def ended(self) -> KeptRows | None:
+    def release_memory(self) -> KeptRows | None:
         """Keep nothing more; the memory for another snapshot, where it is the core's."""
         if self._pieces is None:
             return None
         self._pieces.close()
         return self._pieces.memory
 
-    def keep(self, keys: np.ndarray) -> None:
+    def keep_rows(self, keys: np.ndarray) -> None:
         """The rows of these keys are about to change: keep those of this version as they are."""
         if self._pieces is not None:
-            self._pieces.keep(keys)
+            self._pieces.keep_rows(keys)
         elif not self._copied:
             before = take(self._table, np.unique(keys))
-            first = self._untouched(before) & ~self._given[slice_of(before.key)]
+            first = self._find_unchanged(before) & ~self._given[compute_slices(before.key)]
             if first.any():
-                self._kept._upsert(before if first.all() else before.where(first))
+                self._kept._upsert(before if first.all() else before.select(first))
 
-    def born(self, keys: np.ndarray) -> None:
+    def add_new_keys(self, keys: np.ndarray) -> None:
         """Keys that had no row in this version and may get one."""
         self._born = np.union1d(self._born, keys)
         if self._pieces is not None:
-            self._pieces.born(self._born, self._moved)
+            self._pieces.set_new_keys(self._born, self._moved)
 
-    def arrived(self, keys: np.ndarray) -> None:
+    def add_moved_keys(self, keys: np.ndarray) -> None:
         """Rows that came from another shard: in this version they were there, not here."""
         self._moved = True
-        self.born(keys)
+        self.add_new_keys(keys)
 
-    def part(self, slices: range, since: int | None = None, room: ReadBuffers | None = None) -> RowColumns:
+    def read_slices(
+        self, slices: range, since: int | None = None, room: ReadBuffers | None = None
+    ) -> RowColumns:
         """The rows of these slices changed after step `since`, by slice and key; each slice can be asked for once.
 
         Taken piece by piece, about 0.3 MB each, so that a training step never waits for long. Into `room` where given, and
         then they may not outlive its next use.
         """
-        old, parts = self._waiting(slices), []
+        old, parts = self._select_waiting(slices), []
         if self._pieces is not None:
             room = ReadBuffers(self.spec) if room is None else room
             for piece in self._cut(slices, 1):
-                with self._reading(patient=True):
+                with self._hold_for_read(patient=True):
                     self._pieces.read(piece, since, room)
                     self._given[piece.start : piece.stop] = True
-            parts.append(room.taken())
+            parts.append(room.take_rows())
         for piece in self._cut(slices, _PIECE_SLICES) if self._pieces is None else ():
-            with self._reading(patient=True):
+            with self._hold_for_read(patient=True):
                 if not self._copied:
-                    parts.extend(self._same(part) for part in chosen(self._table, piece, since))
-                old.extend(chosen(self._kept, piece, since))
+                    parts.extend(
+                        self._select_unchanged(part) for part in iterate_rows(self._table, piece, since)
+                    )
+                old.extend(iterate_rows(self._kept, piece, since))
                 self._given[piece.start : piece.stop] = True
-        every = joined([*parts, *old], self.spec)
-        return by_slice(every) if old else every
+        every = join_rows([*parts, *old], self.spec)
+        return sort_by_slice(every) if old else every
 
     def _cut(self, slices: range, least: int) -> Iterator[range]:
         """Ranges of about 0.3 MB, of `least` slices or more."""
@@ -202,50 +207,50 @@ class Snapshot:
         for start in range(slices.start, slices.stop, step):
             yield range(start, min(start + step, slices.stop))
 
-    def knows(self, since: int) -> bool:
+    def is_complete_since(self, since: int) -> bool:
         """Whether it can tell every key that went after step `since`."""
-        return self._deleted.knows(since)
+        return self._deleted.is_complete_since(since)
 
-    def gone(self, slices: range, since: int) -> list[RowColumns]:
-        """Keys of these slices that went after step `since`; some may have come back. Raises StaleVersion: see `knows`."""
+    def list_deleted(self, slices: range, since: int) -> list[RowColumns]:
+        """Return keys of these slices removed after step `since`, or raise StaleVersion (see `is_complete_since`)."""
         if since not in self._gone:
-            self._gone[since] = self._deleted.since(since)
+            self._gone[since] = self._deleted.list_since(since)
         keys, steps = self._gone[since]
-        place = slice_of(keys)
+        place = compute_slices(keys)
         mine = (place >= slices.start) & (place < slices.stop)
-        return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+        return [make_absent_rows(self.spec, keys[mine], steps[mine])] if mine.any() else []
 
-    def changes(self, since: int | None = None) -> RowColumns:
+    def read_changes(self, since: int | None = None) -> RowColumns:
         """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
 
         Without the core a row that changes while this is read may be there twice, with the same content.
         """
-        every = [] if since is None else self.gone(ALL_SLICES, since)
+        every = [] if since is None else self.list_deleted(ALL_SLICES, since)
         if self._pieces is not None:
             room = ReadBuffers(self.spec)
             for piece in self._cut(ALL_SLICES, 1):
-                with self._reading(patient=True):
+                with self._hold_for_read(patient=True):
                     self._pieces.read(piece, since, room)
-            return joined([*every, room.taken()], self.spec)
+            return join_rows([*every, room.take_rows()], self.spec)
         for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
-            with self._reading(patient=True):
-                parts = chosen(self._table, range(start, start + _READ_SLICES), since)
-                every.extend(self._same(part) for part in parts)
-        with self._reading():
-            every.extend(chosen(self._kept, ALL_SLICES, since))
-        return joined(every, self.spec)
+            with self._hold_for_read(patient=True):
+                parts = iterate_rows(self._table, range(start, start + _READ_SLICES), since)
+                every.extend(self._select_unchanged(part) for part in parts)
+        with self._hold_for_read():
+            every.extend(iterate_rows(self._kept, ALL_SLICES, since))
+        return join_rows(every, self.spec)
 
-    def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def read_rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""
-        with self._reading():
+        with self._hold_for_read():
             now = take(self._table, keys)
-            there = self._untouched(now) & (not self._copied)
+            there = self._find_unchanged(now) & (not self._copied)
             out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
             if self._pieces is not None:
-                old = self._pieces.kept(keys, out)
+                old = self._pieces.find_kept(keys, out)
             else:
                 old = ~there
-                old[old] = self._kept._holds(keys[old])
+                old[old] = self._kept._contains(keys[old])
                 if old.any():
                     out[old] = self._kept.lookup(keys[old], train=False).numpy()
         return torch.from_numpy(out), there | old
@@ -255,16 +260,16 @@ class Snapshot:
         self._history.close(self)
 
     @contextmanager
-    def _reading(self, patient: bool = False) -> Iterator[None]:
-        """Hold the table's lock; `patient`ly between the steps that want it. Raises StaleVersion after `close`."""
-        with self._history.lock.patient() if patient else self._history.lock:
+    def _hold_for_read(self, patient: bool = False) -> Iterator[None]:
+        """Hold the table's lock; `hold_patiently`ly between the steps that want it. Raises StaleVersion after `close`."""
+        with self._history.lock.hold_patiently() if patient else self._history.lock:
             if self not in self._history.snapshots:
                 raise StaleVersion(
                     f"the version of table {self._table.name!r} at step {self.step} was read after it was closed"
                 )
             yield
 
-    def _untouched(self, live: RowColumns) -> np.ndarray:
+    def _find_unchanged(self, live: RowColumns) -> np.ndarray:
         """Which rows [N] of the table are still those of this version."""
         same = ~live.deleted & (live.step <= self.step)
         if self._moved:
@@ -273,20 +278,20 @@ class Snapshot:
             unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
         if len(unsure):
             keys = live.key[unsure]
-            copied = self._kept._holds(keys) if self._pieces is None else self._pieces.kept(keys)
+            copied = self._kept._contains(keys) if self._pieces is None else self._pieces.find_kept(keys)
             same[unsure] = ~copied & ~np.isin(keys, self._born)
         return same
 
-    def _same(self, live: RowColumns) -> RowColumns:
-        same = self._untouched(live)
-        return live if same.all() else live.where(same)
+    def _select_unchanged(self, live: RowColumns) -> RowColumns:
+        same = self._find_unchanged(live)
+        return live if same.all() else live.select(same)
 
-    def _waiting(self, slices: range) -> list[RowColumns]:
+    def _select_waiting(self, slices: range) -> list[RowColumns]:
         if not len(self._waits.key):
             return []
-        place = slice_of(self._waits.key)
+        place = compute_slices(self._waits.key)
         mine = (place >= slices.start) & (place < slices.stop)
-        return [self._waits.where(mine)] if mine.any() else []
+        return [self._waits.select(mine)] if mine.any() else []
 
 
 _LOOK_S = 1e-4  # a waiting step takes the lock within tens of microseconds of its release
@@ -307,7 +312,7 @@ class StepLock:
         self._lock.release()
 
     @contextmanager
-    def patient(self) -> Iterator[None]:
+    def hold_patiently(self) -> Iterator[None]:
         """Hold it when no step waits for it."""
         while True:
             while self._waiting:

@@ -19,7 +19,7 @@ from torch import Tensor
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
 from nonet.models.ranking import per_event, rank_of_target_np
-from nonet.random import key, rng
+from nonet.random import hash_words, rng
 from nonet.samples.batches import masked, prompt_batch, prompts, training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences
 from nonet.types import SampleBatch
@@ -99,7 +99,7 @@ class SasRec:
         for number in range(1, self._options.epochs + 1):
             began = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key(self._seed, "sasrec", trial, number))
+                torch.manual_seed(hash_words(self._seed, "sasrec", trial, number))
                 self._epoch(net, optimizer, seq, trial, number)
             ndcg = self._judged(net, seq, users, positions)
             weights = {name: weight.clone() for name, weight in net.state_dict().items()}
@@ -161,7 +161,7 @@ class SasRec:
         """A network with weights drawn from the seed, torch's own generator left as it was."""
         options = self._options
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(self._seed, "sasrec", "weights"))
+            torch.manual_seed(hash_words(self._seed, "sasrec", "weights"))
             net = SasRecNet(len(self._no_sids), options.width, options.layers, options.heads, dropout)
         return net.eval()
 

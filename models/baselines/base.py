@@ -23,7 +23,7 @@ from pydantic import create_model
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
-from nonet.plugins import Registry, heavy
+from nonet.plugins import PluginRegistry, load_heavy
 from nonet.samples.sequences import TRAIN
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class BaselineSpec:
     quick: bool = False
 
 
-class _Registry(Registry[BaselineSpec]):
+class _Registry(PluginRegistry[BaselineSpec]):
     """A class with both calls is its own spec."""
 
-    def _checked(self, use: str, value: Any) -> BaselineSpec:
+    def _check_type(self, use: str, value: Any) -> BaselineSpec:
         if isinstance(value, type) and not isinstance(value, BaselineSpec):
             missing = [name for name in ("fit", "scores") if not callable(getattr(value, name, None))]
             if missing:
@@ -85,7 +85,7 @@ class _Registry(Registry[BaselineSpec]):
                     "fit(seq, splits), which returns itself, and scores(seq, users, positions), [prompts, items]"
                 )
             return BaselineSpec(value, _options_of(value))
-        return super()._checked(use, value)
+        return super()._check_type(use, value)
 
 
 BASELINES = _Registry("baseline", BaselineSpec, "nonet.models.baselines")
@@ -105,7 +105,7 @@ def make_baseline(
     """
     options = dict(config)
     use = options.pop("use")
-    cls = heavy(BASELINES.get(use).build)
+    cls = load_heavy(BASELINES.get(use).build)
     named = inspect.signature(cls).parameters
     there = zip(_GIVEN, (seed, history, transitions), strict=True)
     given = {key: value for key, value in there if key in named}

@@ -11,7 +11,7 @@ import numpy as np
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 METRICS = ("auc", "log_loss")
 _LEAST = 1e-7
@@ -22,7 +22,8 @@ def check_metric(name: str) -> None:
     """Raises ConfigError for a name that is no metric of clicks."""
     if name not in METRICS:
         raise ConfigError(
-            f"evaluate.metrics: {name!r} does not measure clicks; there are {listed(METRICS)}.{did_you_mean(name, METRICS)}"
+            f"evaluate.metrics: {name!r} does not measure clicks; there are {join_names(METRICS)}."
+            f"{suggest_sentence(name, METRICS)}"
         )
 
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from nonet.embedding.modules import EmbeddingBagCollection, ReadRows, TableConfig
+from nonet.embedding.modules import EmbeddingBagCollection, ReaderRowSource, TableConfig
 from nonet.embedding.reading import ReplicaReader
-from nonet.embedding.storage import update_of
+from nonet.embedding.storage import load_update
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm.deepfm import DeepFM
@@ -127,8 +127,8 @@ class ClickModel:
         configs = self.setup.configs()
         specs = {name: table.spec for name, table in configs.items()}
         reader = ReplicaReader(specs)
-        reader.apply(update_of(folder, specs))
-        self.bags = EmbeddingBagCollection(configs, ReadRows(reader)).eval()
+        reader.apply(load_update(folder, specs))
+        self.bags = EmbeddingBagCollection(configs, ReaderRowSource(reader)).eval()
         self.model = self.setup.build().eval()
         self.model.load_state_dict(load_file(folder / "dense" / "model.safetensors"))
         stored = np.load(folder / _EVENTS)

@@ -89,7 +89,7 @@ class Recommender:
     def rows(self, batch: SampleBatch) -> dict[str, Tensor]:
         """The sparse rows of a batch (on the host) by feature, on the model's device."""
         return {
-            feature: self.reader.rows(table, keys_of(batch, feature)).to(self.device)
+            feature: self.reader.read_rows(table, keys_of(batch, feature)).to(self.device)
             for feature, table in self.features.items()
         }
 
@@ -156,7 +156,7 @@ class Recommender:
         version = None if isinstance(self.reader, LocalReader) else self.reader.version
         if version is None or version != self._read_version:
             keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
-            voters.read(self.reader.rows(self.features["item"], keys))
+            voters.read(self.reader.read_rows(self.features["item"], keys))
             self._read_version = version
 
     def prefill(self, batch: SampleBatch) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.errors import ConfigError
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 FEW_WORDS = 16
 """Rows of a drawn backbone's own vocabulary where its config does not say: without a tokenizer nothing reads them."""
@@ -54,7 +54,7 @@ def folder_keys(path: str) -> dict[str, Any]:
         raise ConfigError(f"model.path: {path} is no folder of this machine; copy the model here first")
     if not file.is_file():
         there = (
-            listed(sorted(each.name for each in Path(path).iterdir()))
+            join_names(sorted(each.name for each in Path(path).iterdir()))
             if Path(path).is_dir()
             else "no such folder"
         )
@@ -92,7 +92,7 @@ def _of_keys(keys: dict[str, Any]) -> Any:
     known = {*usual.to_dict(), *getattr(usual, "attribute_map", {}), "attn_implementation"}
     for key in keys:
         if key not in known:
-            raise ConfigError(f"model.config.{key}: {kind} has no such key.{did_you_mean(key, known)}")
+            raise ConfigError(f"model.config.{key}: {kind} has no such key.{suggest_sentence(key, known)}")
     if "vocab_size" not in keys:
         keys = {"vocab_size": FEW_WORDS, **dict.fromkeys(_SPECIAL), **keys}
     try:
@@ -108,9 +108,11 @@ def _known_type(kind: str, where: str) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     if kind not in CONFIG_MAPPING_NAMES:
-        raise ConfigError(f"{where}: transformers knows no model_type {kind!r}.{did_you_mean(kind, CAUSAL)}")
+        raise ConfigError(
+            f"{where}: transformers knows no model_type {kind!r}.{suggest_sentence(kind, CAUSAL)}"
+        )
     if kind not in CAUSAL:
-        raise ConfigError(f"{where}: {kind} is no causal language model.{did_you_mean(kind, CAUSAL)}")
+        raise ConfigError(f"{where}: {kind} is no causal language model.{suggest_sentence(kind, CAUSAL)}")
 
 
 def _line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nonet.errors import ConfigError
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 
 class Lora(nn.Module):
@@ -81,6 +81,7 @@ def wanted(targets: Sequence[str] | None, places: Sequence[str]) -> set[str]:
     for target in targets or ():
         if target not in names:
             raise ConfigError(
-                f"model.lora.targets: the backbone has no layer {target!r}; it has {listed(names)}.{did_you_mean(target, names)}"
+                f"model.lora.targets: the backbone has no layer {target!r}; it has {join_names(names)}."
+                f"{suggest_sentence(target, names)}"
             )
     return set(targets or names)

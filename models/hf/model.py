@@ -25,7 +25,7 @@ from nonet.models.hf.config import SIDS
 from nonet.models.hf.layout import Events, Layout, gaps
 from nonet.models.hf.text import layout_of
 from nonet.models.sid_decoder import GAPS, RATINGS, TYPES
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: B sequences, N events, S positions, T = B * S flat positions, M targets, U prompts, W nodes, L levels, K codes of a
@@ -125,7 +125,7 @@ class HfRecommender(nn.Module):
 
     def alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
         """Summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
-        return heavy("nonet.models.hf.align:alignment_loss")(self, sid_nL, texts)
+        return load_heavy("nonet.models.hf.align:alignment_loss")(self, sid_nL, texts)
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
         return self.layout.events(batch).asked(ahead)[batch.loss_mask.values]
@@ -352,6 +352,6 @@ def build(
     if options.get("path"):
         model.base_sha256 = sha256_of_folder(str(options["path"]))
     if options.get("path") and (Path(options["path"]) / SIDS).is_file():
-        heavy("nonet.models.hf.export:known_rows")(model, Path(options["path"]))
+        load_heavy("nonet.models.hf.export:known_rows")(model, Path(options["path"]))
     model.choose_caching()
     return model

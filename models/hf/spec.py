@@ -18,7 +18,7 @@ from nonet.errors import ConfigError
 from nonet.models import ModelSize, ModelSpec, Options, Surroundings
 from nonet.models.hf.config import HISTORY, SIDS, check_installed, is_local, read_config, text_config
 from nonet.options import Positive, Rate, StrictModel
-from nonet.plugins import HERE, Files
+from nonet.plugins import HERE, PluginFiles
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # layers, width, feed-forward width, key/value width, vocabulary: from the published config.json of each
@@ -86,7 +86,7 @@ class HfModel(StrictModel):
     @classmethod
     def _beside(cls, path: str | None, info: ValidationInfo) -> str | None:
         """A folder beside the scenario, as processes find it that work elsewhere."""
-        files: Files = (info.context or {}).get("files", HERE)
+        files: PluginFiles = (info.context or {}).get("files", HERE)
         here = Path(files.folder, path) if path and is_local(path) else None
         return str(here.resolve()) if here is not None and here.is_dir() else path
 

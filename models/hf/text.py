@@ -13,7 +13,7 @@ from typing import Any
 from nonet.errors import ConfigError
 from nonet.models.hf.config import HISTORY, check_installed
 from nonet.models.hf.layout import Layout
-from nonet.suggest import listed
+from nonet.suggest import join_names
 
 FILES = (
     "tokenizer.json",
@@ -47,7 +47,9 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
     folder = tokenizer_folder(options)
     if not has_tokenizer(folder):
         there = (
-            "there is no folder to look in" if folder is None else f"{folder} holds none of {listed(FILES)}"
+            "there is no folder to look in"
+            if folder is None
+            else f"{folder} holds none of {join_names(FILES)}"
         )
         raise ConfigError(
             f"{why} needs a tokenizer, and {there}; give model.tokenizer: a folder that has one"

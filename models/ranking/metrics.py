@@ -15,7 +15,7 @@ import numpy as np
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
 # Shapes: P prompts (held-out events), I items of the catalogue, U users, W recommended items.
@@ -40,8 +40,8 @@ def parse_metric(name: str) -> tuple[str, int | None]:
     kind, k = (match[1], int(match[2]) if match[2] else None) if match else (str(name), None)
     if kind not in _NAMES:
         raise ConfigError(
-            f"evaluate.metrics: unknown metric {name!r}; there are {listed(f'{m}@k' for m in _NAMES)}."
-            f"{did_you_mean(kind, _NAMES)}"
+            f"evaluate.metrics: unknown metric {name!r}; there are {join_names(f'{m}@k' for m in _NAMES)}."
+            f"{suggest_sentence(kind, _NAMES)}"
         )
     if k == 0 or (k is None and kind != "coverage"):
         raise ConfigError(
@@ -83,7 +83,9 @@ def rank_of_target_np(
     tie = tie_order(np.zeros(I), 0) if tie_I is None else tie_I
     if np.isnan(scores_PI).any():
         bad = np.flatnonzero(np.isnan(scores_PI).any(axis=1))
-        raise DataError(f"{len(bad)} of {P} prompts have a score that is NaN, the first: {listed(bad[:5])}.")
+        raise DataError(
+            f"{len(bad)} of {P} prompts have a score that is NaN, the first: {join_names(bad[:5])}."
+        )
     own = scores_PI[np.arange(P), target_P][:, None]
     own_tie = tie[target_P][:, None]
     ahead = (scores_PI > own).sum(1) + ((scores_PI == own) & (tie < own_tie)).sum(1)

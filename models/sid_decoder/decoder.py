@@ -197,7 +197,7 @@ class SidDecoder(nn.Module):
         time_N = batch.time.values
         since_N = time_N - time_N[batch.item.offsets[sequence_N]]  # a start stands at its first event's time
         time_T = nothing_T.index_copy(0, after_N, since_N.clamp_max(_LATEST)).int()
-        return UniMask.hstu().table(cuts_B1), time_T
+        return UniMask.hstu().build_table(cuts_B1), time_T
 
     def _events(self, batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
         x_ND = self.gap(_gaps(batch, before_B))

@@ -28,7 +28,7 @@ from nonet.models.hf import check_encoder, encode
 from nonet.models.tokenizer.text_sources import encoders, name_of, texts
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN, Pairs, Sequences, best_neighbours
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -237,7 +237,7 @@ def _kind(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "
     there = ["cooccurrence", *(column for column in items.column_names if column not in _NOT_TASTE)]
     raise DataError(
         f"tokenizer.vectors names {name!r}, which is neither a column of the items nor a .npy or .parquet file; "
-        f"there are: {', '.join(there)}.{did_you_mean(name, there)}"
+        f"there are: {', '.join(there)}.{suggest_sentence(name, there)}"
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from nonet.options import Positive, Rate, StrictModel
-from nonet.plugins import Registry
+from nonet.plugins import PluginRegistry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,4 +168,4 @@ def has_kl(options: Options) -> bool:
     return options["kl"] > 0
 
 
-ALGORITHMS = Registry("algorithm", Algorithm, "nonet.rl.algorithms")
+ALGORITHMS = PluginRegistry("algorithm", Algorithm, "nonet.rl.algorithms")

@@ -27,7 +27,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.checks import score_checked
-from nonet.suggest import close_to
+from nonet.suggest import find_close_matches
 from nonet.types import Rollouts
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _column(r: Rollouts, name: str) -> Any:
 def _suggestion(word: str, allowed: Sequence[str]) -> str:
     if not allowed:
         return "; it takes none"
-    for near in close_to(word, allowed):
+    for near in find_close_matches(word, allowed):
         return f"; did you mean {near!r}" + (f" (of {', '.join(allowed)})?" if len(allowed) > 1 else "?")
     return f"; there are: {', '.join(allowed)}"
 

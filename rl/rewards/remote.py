@@ -23,7 +23,7 @@ import numpy as np
 
 from nonet.contracts import check_class, find_entry_point
 from nonet.errors import ConfigError, DataError
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.checks import Unreachable
 from nonet.types import Jagged, Rollouts
@@ -88,7 +88,7 @@ def reward_at(use: str, title: str) -> type[Reward]:
         raise ConfigError(
             f"{title}: no reward is reached by {scheme}://; there are http://, https:// and actor://namespace/name"
         )
-    cls = heavy(SCHEMES[scheme] if point is None else point.value)
+    cls = load_heavy(SCHEMES[scheme] if point is None else point.value)
     if point is not None:
         check_class(cls, Reward, f"reward scheme {scheme!r}", "docs/reference/rewards.md")
     check_url = getattr(cls, "check_url", None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nonet.random import first_integers
+from nonet.random import draw_first_integers
 from nonet.samples.batches.chunks import bounded
 from nonet.samples.batches.prompt_rows import event_at, ranges, visible
 from nonet.samples.sequences import Sequences
@@ -130,7 +130,7 @@ def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch
     total = seq.train_lengths[rows]
     first = np.minimum(total, history)
     long = np.flatnonzero(total > history)
-    drawn = first_integers(seed, (stage, "window", epoch), rows[long], history)
+    drawn = draw_first_integers(seed, (stage, "window", epoch), rows[long], history)
     first[long] = np.where(drawn > 0, drawn, history)
     count = np.where(total > 0, 1 + -(-(total - first) // history), 0)
     nth, _ = ranges(np.zeros(len(rows), np.int64), count)

@@ -29,11 +29,11 @@ import pyarrow as pa
 import torch
 
 from nonet.errors import ConfigError
-from nonet.random import key
+from nonet.random import hash_words
 from nonet.samples.batches.prompt_rows import ranges
 from nonet.samples.sequences import NEVER, TRAIN, Sequences
 from nonet.samples.tables import NONE, as_numbers, keys_in
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
 MOMENT = ("hour", "weekday", "recency")
@@ -127,7 +127,7 @@ class Clicks:
         for name in features:
             if name not in known:
                 raise ConfigError(
-                    f"a click model has no feature {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
+                    f"a click model has no feature {name!r}; there are {join_names(known)}.{suggest_sentence(name, known)}"
                 )
         facts = ItemFacts.of(items)
         keys = None
@@ -262,4 +262,4 @@ def _space(name: str) -> int:
         return 0
     if name in FEATURES:
         return (1 + FEATURES.index(name)) * _SPACE
-    return (1 + len(FEATURES) + key(0, "column", name) % _COLUMNS) * _SPACE
+    return (1 + len(FEATURES) + hash_words(0, "column", name) % _COLUMNS) * _SPACE

@@ -35,7 +35,7 @@ from nonet.samples.tables import (
     same_item_column,
     time_candidates,
 )
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -136,14 +136,14 @@ def _files(src: Path, items: PathLike | None) -> tuple[Path, Path | None]:
 def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str, sure: bool) -> None:
     for role, source in (columns or {}).items():
         if source not in there:
-            near = did_you_mean(source, there)
+            near = suggest_sentence(source, there)
             if not sure:
                 raise DataError(
                     f"{what}: columns says {role}: {source}, which is not there; the first line does not look "
                     f"like names of columns"
                 )
             raise DataError(
-                f"{what}: columns says {role}: {source}, which is not there; it has {listed(there)}.{near}"
+                f"{what}: columns says {role}: {source}, which is not there; it has {join_names(there)}.{near}"
             )
 
 
@@ -209,7 +209,7 @@ def _with_finest_times(
         return dict(chosen)
     best = finest_times(table, candidates, bare_name(chosen["time"]))
     if notes is not None:
-        notes.append(f"time = {best}, the finest complete one of {listed(candidates)}")
+        notes.append(f"time = {best}, the finest complete one of {join_names(candidates)}")
     return {**chosen, "time": best}
 
 

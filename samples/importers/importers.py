@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from nonet.atomic import replacing
+from nonet.atomic import replace_file
 from nonet.errors import ConfigError, DataError
 from nonet.samples.importers.text_form import lines_of, text_form
 from nonet.samples.sequences import catalogue_index
 from nonet.samples.tables import MISSING, TableFormat, check_interactions, check_items
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 Counts = dict[str, int]
 PathLike = str | os.PathLike[str]
@@ -38,7 +38,7 @@ def importer(name: str) -> Callable[..., Counts]:
     formats = {"movielens": import_movielens, "csv": import_csv, "sequences": import_sequences}
     if name not in formats:
         raise ConfigError(
-            f"no import format {name!r}; there are {listed(formats)}.{did_you_mean(name, formats)}"
+            f"no import format {name!r}; there are {join_names(formats)}.{suggest_sentence(name, formats)}"
         )
     return formats[name]
 
@@ -63,7 +63,7 @@ def write_tables(
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as drafts:  # both are written before either takes its name
         for name, table in tables.items():
-            draft = drafts.enter_context(replacing(folder / name))
+            draft = drafts.enter_context(replace_file(folder / name))
             pq.write_table(table, draft, compression="zstd", compression_level=9)
     users = len(interactions["user_id"].unique())
     return {"users": users, "items": len(items), "events": len(interactions)}
@@ -90,7 +90,7 @@ def check_names(names: list[str], what: str) -> None:
     """Raise DataError where a name is there more than once."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{what}: columns {listed(twice)} are there more than once; rename or drop them.")
+        raise DataError(f"{what}: columns {join_names(twice)} are there more than once; rename or drop them.")
 
 
 def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from nonet.samples.profiles.profile import Profile
-from nonet.suggest import listed
+from nonet.suggest import join_names
 
 _UNITS = ((604800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
@@ -36,7 +36,7 @@ def _rows(p: Profile) -> Iterator[tuple[str, str]]:
     if p.drift is not None:
         yield "drift", f"{p.drift:.1%} of the newest tenth of the events are of items not seen before it"
     if p.kinds:
-        yield "kinds", listed((f"{name} {count / p.events:.1%}" for name, count in p.kinds.items()), 6)
+        yield "kinds", join_names((f"{name} {count / p.events:.1%}" for name, count in p.kinds.items()), 6)
     if p.ratings:
         values = sorted(p.ratings)
         yield "ratings", f"{values[0]:g} to {values[-1]:g}, {len(values)} values"
@@ -46,7 +46,7 @@ def _rows(p: Profile) -> Iterator[tuple[str, str]]:
             f"numbers with zeros in front, such as {example}: they are kept as text; write them alike in every table",
         )
     if p.columns:
-        yield "item columns", listed((f"{column.name} ({column.kind})" for column in p.columns), 8)
+        yield "item columns", join_names((f"{column.name} ({column.kind})" for column in p.columns), 8)
 
 
 def _times(p: Profile) -> str:

@@ -23,7 +23,7 @@ from nonet.samples.sequences.compression import REPEAT_KINDS, REPEAT_TIMES, Fold
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
 from nonet.samples.sequences.split import TRAIN, split_events, training_end
 from nonet.samples.tables import as_numbers, condition, keys_in, matches, names_in
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -151,7 +151,7 @@ def catalogue_index(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.
         first = pc.unique(absent.combine_chunks()).to_pylist()
         raise DataError(
             f"{index.null_count} of {len(index)} interactions name an item that is not in the items table; "
-            f"{len(first)} ids, the first: {listed(first[:5])}. "
+            f"{len(first)} ids, the first: {join_names(first[:5])}. "
             + (
                 _written_otherwise(first, catalogue)
                 or "Add those items, or drop the interactions with data.where."
@@ -227,7 +227,7 @@ def least_events(keep: Mapping[str, int]) -> tuple[int, int]:
         if name not in ("item_events", "user_events"):
             known = ("item_events", "user_events")
             raise ConfigError(
-                f"keep: unknown key {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
+                f"keep: unknown key {name!r}; there are {join_names(known)}.{suggest_sentence(name, known)}"
             )
         if isinstance(least, bool) or not isinstance(least, int) or least < 0:
             raise ConfigError(f"keep: {name}: {least!r} is no count; it wants a whole number, 0 or more.")
@@ -253,8 +253,10 @@ def carried_columns(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[l
     if columns is not None:
         for name in columns:
             if name not in schema.names:
-                near = did_you_mean(name, schema.names)
-                raise ConfigError(f"no interaction column {name!r}.{near} There are: {listed(schema.names)}.")
+                near = suggest_sentence(name, schema.names)
+                raise ConfigError(
+                    f"no interaction column {name!r}.{near} There are: {join_names(schema.names)}."
+                )
             kind = schema.field(name).type
             if not _fits(kind):
                 raise ConfigError(f"interaction column {name!r} is {kind}; it must hold numbers or text.")

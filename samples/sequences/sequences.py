@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.atomic import replacing
+from nonet.atomic import replace_file
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
 from nonet.samples.sequences.compression import FoldedRepeats
@@ -234,7 +234,7 @@ class Sequences:
         path = Path(folder) / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
-            replacing(path) as draft,
+            replace_file(path) as draft,
             pq.ParquetWriter(draft, self._schema(), compression="lz4", **_PLAIN) as writer,
         ):
             for table in self._groups():

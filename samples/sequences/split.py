@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nonet.errors import ConfigError, DataError
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 TRAIN, RL, VALID, TEST = 0, 1, 2, 3
 NAMES = ("train", "rl", "valid", "test")
@@ -44,13 +44,13 @@ def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any])
     use = split.get("use", "leave_last_out")
     if use not in _SPLITS:
         raise ConfigError(
-            f"split: use: {use!r} is no split; there are {listed(_SPLITS)}.{did_you_mean(str(use), _SPLITS)}"
+            f"split: use: {use!r} is no split; there are {join_names(_SPLITS)}.{suggest_sentence(str(use), _SPLITS)}"
         )
     for name in split:
         if name not in ("use", "test", "valid", "rl"):
             known = ("test", "valid", "rl")
             raise ConfigError(
-                f"split: unknown key {name!r}; {use} takes {listed(known)}.{did_you_mean(name, known)}"
+                f"split: unknown key {name!r}; {use} takes {join_names(known)}.{suggest_sentence(name, known)}"
             )
     return _SPLITS[use](offsets, time, split)
 
@@ -116,7 +116,7 @@ def seconds(duration: str | int | float, name: str = "duration") -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
     if not match or match[2] not in _UNIT_S:
         raise ConfigError(
-            f"split: {name}: {duration!r} is no duration. Write a number and a unit of {listed(_UNIT_S)}, "
+            f"split: {name}: {duration!r} is no duration. Write a number and a unit of {join_names(_UNIT_S)}, "
             "such as 1d."
         )
     return int(float(match[1]) * _UNIT_S[match[2]])

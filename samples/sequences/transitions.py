@@ -21,7 +21,7 @@ from nonet.samples.sequences.flat import GrowingFile, release_pages
 from nonet.samples.sequences.pairs import Pairs, best_neighbours
 from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: I items, E neighbours kept, N events, F of them fitted.
 
@@ -192,10 +192,12 @@ def of_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
     for kind in options.events:
         if kind not in seq.event_names:
             known = (
-                f"its kinds are {listed(seq.event_names)}" if seq.event_names else "it has no kinds of events"
+                f"its kinds are {join_names(seq.event_names)}"
+                if seq.event_names
+                else "it has no kinds of events"
             )
             raise ConfigError(
-                f"model.memory.events: the data has no event {kind!r}; {known}.{did_you_mean(kind, seq.event_names)}"
+                f"model.memory.events: the data has no event {kind!r}; {known}.{suggest_sentence(kind, seq.event_names)}"
             )
     return np.isin(seq.event, [seq.event_names.index(kind) for kind in options.events])
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
-from nonet.plugins import Registry, heavy
-from nonet.suggest import did_you_mean, listed
+from nonet.plugins import PluginRegistry, load_heavy
+from nonet.suggest import join_names, suggest_sentence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,17 +140,18 @@ class Counted(Protocol):
     def ledger(self) -> Ledger: ...
 
 
-SOURCES = Registry("source", SampleSource, "nonet.samples.sources")
+SOURCES = PluginRegistry("source", SampleSource, "nonet.samples.sources")
 
 
 def open_source(config: Options, request: SampleRequest) -> Samples:
     """The source that `config["use"]` names, opened. Raises ConfigError where it lacks a feature that the model reads."""
     options = dict(config)
     use = options.pop("use", "shuffled")
-    samples = heavy(SOURCES.get(use).open)(request, options)
+    samples = load_heavy(SOURCES.get(use).open)(request, options)
     for name in request.features:
         if name not in samples.schema:
             raise ConfigError(
-                f"source {use!r} has no feature {name!r}; it has {listed(samples.schema)}.{did_you_mean(name, samples.schema)}"
+                f"source {use!r} has no feature {name!r}; it has {join_names(samples.schema)}."
+                f"{suggest_sentence(name, samples.schema)}"
             )
     return samples

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from nonet.contracts import check_class, find_entry_point
 from nonet.errors import ConfigError
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.samples.stores.base import Store
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 _GROUP = "nonet.stores"  # entry points of other packages: a scheme of addresses and a subclass of Store
 _PAGE = "docs/how-to/stores.md"
@@ -65,8 +65,8 @@ def find_store_class(scheme: str) -> Any:
     title = f"store {scheme!r}"
     point = find_entry_point(scheme, _GROUP, title, _SHIPPED)
     if point is None:
-        return heavy(_SHIPPED[scheme])
-    cls = heavy(point.value)
+        return load_heavy(_SHIPPED[scheme])
+    cls = load_heavy(point.value)
     check_class(cls, Store, title, _PAGE)
     if not cls.made_elsewhere and not callable(getattr(cls, "create", None)):
         raise ConfigError(f"{title} ({point.value}): class {cls.__name__} has no create; see {_PAGE}")
@@ -81,8 +81,8 @@ def _check_options(cls: Any, use: str, options: Mapping[str, Any]) -> None:
         return  # it checks its own
     for name in options:
         if name not in known:
-            there = f"there are {listed(known)}" if known else "it has none"
-            raise ConfigError(f"store {use}: no option {name!r}; {there}.{did_you_mean(name, known)}")
+            there = f"there are {join_names(known)}" if known else "it has none"
+            raise ConfigError(f"store {use}: no option {name!r}; {there}.{suggest_sentence(name, known)}")
 
 
 def split_address(use: str) -> tuple[str, str]:
@@ -91,7 +91,7 @@ def split_address(use: str) -> tuple[str, str]:
     if not colon or "/" in scheme:
         return "packed", use
     if find_entry_point(scheme, _GROUP, f"store {scheme!r}", _SHIPPED) is None and scheme not in _SHIPPED:
-        raise ConfigError(f"store {use!r}: there are {_SHOWN}.{did_you_mean(scheme, _SHIPPED)}")
+        raise ConfigError(f"store {use!r}: there are {_SHOWN}.{suggest_sentence(scheme, _SHIPPED)}")
     if "@" in urlsplit(use).netloc:
         place = use.rpartition("@")[2]
         raise ConfigError(

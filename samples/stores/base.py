@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 _FORMAT = 1
 
@@ -127,7 +127,7 @@ class Store(ABC):
         for name in columns or ():
             if name not in there:
                 raise ConfigError(
-                    f"{self.name}: no column {name!r}; it has {listed(there)}.{did_you_mean(name, there)}"
+                    f"{self.name}: no column {name!r}; it has {join_names(there)}.{suggest_sentence(name, there)}"
                 )
         return list(there if columns is None else columns)
 
@@ -137,7 +137,7 @@ class Store(ABC):
         self.checked_columns(table.column_names)
         if missing := [name for name in self.schema.names if name not in table.column_names]:
             raise DataError(
-                f"{self.name}: a row has all columns; {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+                f"{self.name}: a row has all columns; {join_names(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
         arrays = []
         for field in self.schema:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 
 _FIXED = {
     "int64": (">i8", pa.int64()),
@@ -35,7 +35,7 @@ class Cells:
         if self.kind not in KINDS:
             raise ConfigError(
                 f"column {self.name!r}: there is no type {self.kind!r}; there are {', '.join(KINDS)}."
-                f"{did_you_mean(self.kind, KINDS)}"
+                f"{suggest_sentence(self.kind, KINDS)}"
             )
 
     @property

@@ -27,7 +27,7 @@ from nonet.samples.tables import (
     unit_by_size,
     unix_seconds,
 )
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 _PART = 1 << 22  # rows that are written at once
@@ -117,7 +117,8 @@ class Filling:
         for name in (self.key, self.time, *(self.columns or ())):
             if name is not None and name not in schema.names:
                 raise ConfigError(
-                    f"{self.source}: no column {name!r}; there are {listed(schema.names)}.{did_you_mean(name, schema.names)}"
+                    f"{self.source}: no column {name!r}; there are {join_names(schema.names)}."
+                    f"{suggest_sentence(name, schema.names)}"
                 )
         return schema
 
@@ -171,7 +172,7 @@ def got(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dic
         try:
             typed = np.array([int(key) for key in keys], np.int64)
         except ValueError:
-            raise DataError(f"{store.name}: keys are whole numbers, got {listed(keys)}") from None
+            raise DataError(f"{store.name}: keys are whole numbers, got {join_names(keys)}") from None
     values, offsets = store.multi_get(typed, None, None if as_of is None else [as_of] * len(keys))
     rows = values.to_pylist()
     return [

@@ -23,7 +23,7 @@ from nonet.samples.stores.base import Rows, Store, aligned, distinct
 from nonet.samples.stores.cells import Cells
 from nonet.samples.stores.hbase_connections import HBaseConnections, HBasePlace
 from nonet.samples.stores.hbase_versions import VersionSearch
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 _UNITS = {"ms": 1000, "s": 1}
 _PLACE = tuple(HBasePlace.__dataclass_fields__)[2:]
@@ -64,7 +64,8 @@ class HBaseStore(Store):
         for option in place:
             if option not in _PLACE:
                 raise ConfigError(
-                    f"{self.name}: no option {option!r}; there are {listed(_PLACE)}.{did_you_mean(option, _PLACE)}"
+                    f"{self.name}: no option {option!r}; there are {join_names(_PLACE)}."
+                    f"{suggest_sentence(option, _PLACE)}"
                 )
         self.key = pa.int64() if keys == "int64" else pa.string()
         self._table, self._scale, self._batch = table.encode(), _UNITS[unit], batch
@@ -82,7 +83,8 @@ class HBaseStore(Store):
         if self._table not in tables:
             known = [table.decode(errors="replace") for table in tables]
             raise ConfigError(
-                f"{self.name}: there is no such table; there are {listed(known)}.{did_you_mean(self._table.decode(), known)}"
+                f"{self.name}: there is no such table; there are {join_names(known)}."
+                f"{suggest_sentence(self._table.decode(), known)}"
             )
         families = self._wire.read(lambda connection: connection.table(self._table).families())
         there = [name.decode().rstrip(":") for name in families]
@@ -97,8 +99,8 @@ class HBaseStore(Store):
             family = source.decode().partition(":")[0]
             if family not in there:
                 raise ConfigError(
-                    f"{self.name}: column {name!r} is in family {family!r}; the table has {listed(there)}."
-                    f"{did_you_mean(family, there)}"
+                    f"{self.name}: column {name!r} is in family {family!r}; the table has {join_names(there)}."
+                    f"{suggest_sentence(family, there)}"
                 )
 
     def checked_keys(self, keys: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nonet.samples.streams.operators import in_words
-from nonet.suggest import listed
+from nonet.suggest import join_names
 
 if TYPE_CHECKING:
     from nonet.samples.streams.feed import Feed
@@ -43,7 +43,7 @@ def _of_leaf(leaf: Leaf) -> list[str]:
     names = leaf.files.columns or leaf.schema.names
     lines.append("  columns: " + ", ".join(f"{name} {leaf.schema.field(name).type}" for name in names))
     left_out = [name for name in leaf.schema.names if name not in names]
-    lines += [f"  not read: {listed(left_out)}"] if left_out else []
+    lines += [f"  not read: {join_names(left_out)}"] if left_out else []
     if leaf.files.where:
         ruled_out = (
             f"; statistics rule out {total - kept} groups ({leaf.pruned_rows:,} rows)" if kept < total else ""

@@ -33,7 +33,7 @@ from nonet.samples.tables import (
     read_with_retries,
     says_corrupt,
 )
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -67,13 +67,15 @@ class Opened:
 def format_of(path: str, said: str | None) -> str:
     """parquet, arrow, csv or lines: as it was said, or by the file's ending. Raises ConfigError."""
     if said is not None and said not in FORMATS:
-        raise ConfigError(f"format {said!r}: there are {listed(FORMATS)}.{did_you_mean(said, FORMATS)}")
+        raise ConfigError(
+            f"format {said!r}: there are {join_names(FORMATS)}.{suggest_sentence(said, FORMATS)}"
+        )
     name = path.rpartition("/")[2]
     ending = name[name.rfind(".") :].lower() if "." in name else ""
     if said is None and not ending:
         return "parquet"  # Hive's parts; the footer is checked as the file is opened
     if said is None and ending not in _ENDINGS:
-        raise ConfigError(f"{path}: say which format=: {listed(FORMATS)}")
+        raise ConfigError(f"{path}: say which format=: {join_names(FORMATS)}")
     return said or _ENDINGS[ending]
 
 
@@ -257,7 +259,7 @@ def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None
         first = _text_group(system, file, 0, form, None).schema if rows else pa.schema([])
     elif form == "csv" and (names := _names(system, path)) != first.names:
         raise DataError(
-            f"{path}: its columns are {listed(names)}, those of the first file {listed(first.names)}"
+            f"{path}: its columns are {join_names(names)}, those of the first file {join_names(first.names)}"
         )
     return Opened(file, first)
 

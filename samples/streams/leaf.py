@@ -37,7 +37,7 @@ from nonet.samples.tables import (
     matches,
     unite_schemas,
 )
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -83,7 +83,7 @@ class Leaf:
         rows = self.manifest.group_rows[self.groups]
         self.pruned_rows = int(self.manifest.group_rows[pruned].sum())
         if not rows.sum():
-            raise DataError(f"{listed(self.files.paths)}: no row is left to read")
+            raise DataError(f"{join_names(self.files.paths)}: no row is left to read")
         self.order = Order(rows, stream.seed, name, stream.in_group)
 
     @property
@@ -133,7 +133,7 @@ class Leaf:
             left = pa.schema({field.name: field for field in reversed(others)}.values())
         else:
             left = pa.schema([])
-        schema = opened[0].schema if len(opened) == 1 else unite_schemas(facts, listed(self.files.paths))
+        schema = opened[0].schema if len(opened) == 1 else unite_schemas(facts, join_names(self.files.paths))
         names = {*schema.names}
         schema = pa.schema([*schema, *(field for field in left if field.name not in names)])
         return self._partitions.schema_with(schema.remove_metadata())
@@ -168,9 +168,9 @@ class Leaf:
     def _check_columns(self) -> None:
         for name in (*(self.files.columns or ()), *(self.files.ids or ())):
             if name not in self.schema.names:
-                near = did_you_mean(name, self.schema.names)
+                near = suggest_sentence(name, self.schema.names)
                 raise ConfigError(
-                    f"{self.manifest.files[0].path}: no column {name!r}; it has {listed(self.schema.names)}.{near}"
+                    f"{self.manifest.files[0].path}: no column {name!r}; it has {join_names(self.schema.names)}.{near}"
                 )
 
     def _bad(self, table: pa.Table, group: int) -> np.ndarray | None:

@@ -17,7 +17,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError, NonetError
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.samples.stores import Join, JoinSetup
 from nonet.samples.tables import matches
 
@@ -37,7 +37,7 @@ class Map:
 
     def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """For one worker."""
-        function = heavy(self.function)
+        function = load_heavy(self.function)
         function = function() if isinstance(function, type) else function
         return lambda rows: _joined(
             [_batch(self._called(function, part)) for part in _parts(rows, self.batch)], rows
@@ -67,7 +67,7 @@ class Filter:
             return lambda rows: rows.filter(
                 pa.array(matches(str(self.keep), pa.Table.from_batches([rows]), name="filter"))
             )
-        function = heavy(self.keep)
+        function = load_heavy(self.keep)
         return lambda rows: rows.filter(pa.array(np.asarray(function(rows), bool)))
 
     @property

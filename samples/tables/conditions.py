@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from nonet.errors import ConfigError
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -205,9 +205,9 @@ class _Compiler:
     def _field(self, node: ast.expr) -> pa.Field:
         assert isinstance(node, ast.Name)
         if node.id not in self.schema.names:
-            near = did_you_mean(node.id, self.schema.names)
+            near = suggest_sentence(node.id, self.schema.names)
             raise self._error(
-                f"names column {node.id!r}, which is not there.{near} There are: {listed(self.schema.names)}"
+                f"names column {node.id!r}, which is not there.{near} There are: {join_names(self.schema.names)}"
             )
         return self.schema.field(node.id)
 

@@ -21,7 +21,7 @@ import pyarrow.fs as pafs
 
 from nonet.errors import DataError
 from nonet.samples.tables.retries import first_line, read_with_retries
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 _WILD = "*?["
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -41,7 +41,7 @@ def builtin_path(name: str) -> Path:
     known = [f"{_PREFIX}{file.relative_to(_DATA).as_posix()}" for file in sorted(_DATA.glob("*/*.parquet"))]
     if name not in known:
         raise DataError(
-            f"{name}: no such built-in table; there are {listed(known)}.{did_you_mean(name, known)}"
+            f"{name}: no such built-in table; there are {join_names(known)}.{suggest_sentence(name, known)}"
         )
     return _DATA / name.removeprefix(_PREFIX)
 

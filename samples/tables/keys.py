@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.embedding import splitmix64
-from nonet.random import key
+from nonet.random import hash_words
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -50,7 +50,7 @@ def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
 
 def keys_in(space: str, numbers: np.ndarray) -> np.ndarray:
     """The keys [N] int64 of numbers [N] int64 as ids of a space; the same in every process, version and data set."""
-    salt = np.uint64(key(0, "sparse keys", space))
+    salt = np.uint64(hash_words(0, "sparse keys", space))
     return splitmix64(np.asarray(numbers, np.int64).view(np.uint64) ^ salt).view(np.int64)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from nonet.atomic import make_folder, replacing, sync
+from nonet.atomic import make_folder, replace_file, sync
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.files import Partitions, find_files, find_parquet
 from nonet.samples.tables.retries import CorruptDataError, read_with_retries, says_corrupt
@@ -119,7 +119,7 @@ def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
     """Writes the file, whole or not at all; its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as draft:
+    with replace_file(target) as draft:
         pq.write_table(table, draft, compression="zstd")
     return target
 

@@ -22,7 +22,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.paths import read_parquet
 from nonet.samples.tables.times import unix_seconds
 from nonet.samples.tables.word_lists import word_lists
-from nonet.suggest import did_you_mean, listed
+from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -102,9 +102,9 @@ def check_columns(columns: Columns, there: Collection[str]) -> None:
     """Raise DataError where `columns` names one that is in neither table; `there`: those of both."""
     for name, source in to_table_format(columns).columns.items():
         if source not in there:
-            near = did_you_mean(source, there)
+            near = suggest_sentence(source, there)
             raise DataError(
-                f"columns: {name}: {source!r} is in neither table.{near} There are: {listed(there)}."
+                f"columns: {name}: {source!r} is in neither table.{near} There are: {join_names(there)}."
             )
 
 
@@ -229,17 +229,17 @@ def _need(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], w
     if name in table.column_names:
         return
     source = source_of.get(name, name)
-    near = did_you_mean(source, table.column_names)
+    near = suggest_sentence(source, table.column_names)
     said = f" (columns says {role}: {source})" if source != name else ""
     raise DataError(
-        f"{what}: no column {source!r}{said}; it has {listed(table.column_names)}.{near} "
+        f"{what}: no column {source!r}{said}; it has {join_names(table.column_names)}.{near} "
         f"Name the column that holds the {role}: columns: {{{role}: <column>}}."
     )
 
 
 def _not_empty(table: pa.Table, what: str) -> None:
     if not len(table):
-        raise DataError(f"{what}: the table is empty (columns {listed(table.column_names)}, no rows).")
+        raise DataError(f"{what}: the table is empty (columns {join_names(table.column_names)}, no rows).")
 
 
 def _no_nulls(table: pa.Table, name: str, what: str) -> None:
@@ -327,7 +327,7 @@ def _no_duplicates(table: pa.Table, what: str) -> None:
     if len(again):
         raise DataError(
             f"{what}: {len(again)} item ids are there more than once, the first: "
-            f"{listed(again.to_pylist()[:5])}. "
+            f"{join_names(again.to_pylist()[:5])}. "
             "An item has one row."
         )
 

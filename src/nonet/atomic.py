@@ -31,7 +31,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Write to a draft file that replaces `path` when the block ends without an error.
 
     Args:
@@ -54,5 +54,5 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file with this content atomically, and replace an existing file."""
-    with replacing(path) as draft:
+    with replace_file(path) as draft:
         draft.write_bytes(content)

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from nonet.atomic import sync
-from nonet.deadlines import way_out
+from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import CheckpointError, DeadlineExceeded
 
 Written = dict[
@@ -24,7 +24,7 @@ Written = dict[
 ]  # relative path -> (sha256, size in bytes) of a file whose content is on disk
 
 
-class Writing:
+class BackgroundWrite:
     """Write files below `folder` on the background thread; `wait` blocks until they are on disk.
 
     Args:
@@ -35,7 +35,7 @@ class Writing:
 
     def __init__(self, folder: Path, what: str, write: Callable[[], Written]):
         self.folder, self._what = folder, what
-        self._written = thread().submit(write)
+        self._written = get_writer_thread().submit(write)
 
     @property
     def done(self) -> bool:
@@ -58,7 +58,7 @@ class Writing:
         wait([self._written], timeout_s)
         if not self.done:
             raise DeadlineExceeded(
-                f"{self._what} are still being written to {self.folder} after {timeout_s:g} s{way_out(timeout_s)}"
+                f"{self._what} are still being written to {self.folder} after {timeout_s:g} s{suggest_longer_deadline(timeout_s)}"
             )
         error = self._written.exception()
         if error is not None:
@@ -67,7 +67,7 @@ class Writing:
             ) from error
         return self._written.result()
 
-    def answer(self, wait: bool, timeout_s: float) -> Written | None:
+    def poll_result(self, wait: bool, timeout_s: float) -> Written | None:
         """Return the written files, or None if they are still being written and the caller does not want to wait.
 
         Args:
@@ -81,17 +81,17 @@ class Writing:
         return self.wait(timeout_s) if wait or self.done else None
 
 
-def sealed(folder: Path, paths: Iterable[Path]) -> Written:
+def seal_files(folder: Path, paths: Iterable[Path]) -> Written:
     """Sync files below a folder and hash them while their bytes are still in the page cache."""
-    return {str(path.relative_to(folder)): _sealed(path) for path in paths}
+    return {str(path.relative_to(folder)): _seal_file(path) for path in paths}
 
 
-def thread() -> ThreadPoolExecutor:
+def get_writer_thread() -> ThreadPoolExecutor:
     """Return the background thread of this process; a forked child has its own."""
-    return _thread(os.getpid())
+    return _start_writer_thread(os.getpid())
 
 
-def _sealed(path: Path) -> tuple[str, int]:
+def _seal_file(path: Path) -> tuple[str, int]:
     """Sync one file and return its sha256 and its size in bytes."""
     sync(path)
     with path.open("rb") as source:
@@ -99,14 +99,14 @@ def _sealed(path: Path) -> tuple[str, int]:
 
 
 @cache
-def _thread(process: int) -> ThreadPoolExecutor:
+def _start_writer_thread(process: int) -> ThreadPoolExecutor:
     """Start the background thread and wait until it runs, so that the first save does not wait for its start."""
-    executor = ThreadPoolExecutor(1, f"save-{process}", _step_aside)
+    executor = ThreadPoolExecutor(1, f"save-{process}", _lower_priority)
     executor.submit(int).result()  # wait until the thread has started
     return executor
 
 
-def _step_aside() -> None:
+def _lower_priority() -> None:
     """Lower the priority of the background thread; training steps run first, but the thread still makes progress."""
     if sys.platform == "linux":  # on Linux, nice() changes the priority of the calling thread only
         os.nice(5)

@@ -28,12 +28,12 @@ class Deadline(float):
     def __reduce__(self):
         return Deadline, (float(self), self.key)
 
-    def times(self, count: float) -> Deadline:
+    def scale_by(self, factor: float) -> Deadline:
         """Return a deadline that is `count` times as long, with the same key."""
-        return Deadline(count * self, self.key)
+        return Deadline(factor * self, self.key)
 
 
-def way_out(timeout_s: float | None) -> str:
+def suggest_longer_deadline(timeout_s: float | None) -> str:
     """Return a message suffix that names the scenario key to raise, or an empty string if no key sets this timeout."""
     return f"; raise {timeout_s.key} if this is slow and healthy" if isinstance(timeout_s, Deadline) else ""
 
@@ -66,7 +66,7 @@ class Deadlines:
     reshard: Deadline = Deadline(3600.0, "deadlines.reshard")
 
     @classmethod
-    def of(cls, seconds: Mapping[str, float]) -> Deadlines:
+    def from_seconds(cls, seconds: Mapping[str, float]) -> Deadlines:
         """Build deadlines from the section `deadlines:` of a scenario; keys that are left out keep their defaults."""
         return cls(**{name: Deadline(value, f"deadlines.{name}") for name, value in seconds.items()})
 

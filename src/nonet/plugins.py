@@ -7,7 +7,7 @@
     ALGORITHMS.get("theirs")                     # an entry point of the group nonet.algorithms
 
 A shipped module defines its spec as `SPEC`. A spec is a data class of plain values. It names objects that need
-torch or Ray by a dotted path, `package.module:Name`, which `heavy` imports where they are needed. No other file
+torch or Ray by a dotted path, `package.module:Name`, which `load_heavy` imports where they are needed. No other file
 names a plug-in, so a new plug-in is one new file.
 """
 
@@ -31,13 +31,13 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from nonet.errors import ConfigError
-from nonet.suggest import suggestion
+from nonet.suggest import suggest_inline
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Files:
+class PluginFiles:
     """The location of the `file.py` files that a scenario refers to.
 
     Attributes:
@@ -48,11 +48,11 @@ class Files:
     folder: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
 
-    def path(self, cited: str) -> Path:
+    def resolve_path(self, cited: str) -> Path:
         """Return the path of the file that a reference names."""
         return Path(self.folder) / self.copies.get(cited, cited)
 
-    def address(self, use: Any) -> Any:
+    def make_absolute(self, use: Any) -> Any:
         """Make the file of a reference absolute, so that processes in another working directory can import it.
 
         Args:
@@ -62,15 +62,15 @@ class Files:
             The reference with an absolute path, or `use` unchanged if it does not name a file.
         """
         where, colon, name = str(use).partition(":")
-        return f"{self.path(where).resolve()}{colon}{name}" if where.endswith(".py") else use
+        return f"{self.resolve_path(where).resolve()}{colon}{name}" if where.endswith(".py") else use
 
 
-HERE = Files()
+HERE = PluginFiles()
 OWN = "nonet_own_"  # prefix of the names of modules imported from files of the user
 
 
 @dataclass(frozen=True)
-class Registry(Generic[T]):
+class PluginRegistry(Generic[T]):
     """All specs of one kind.
 
     Attributes:
@@ -93,11 +93,11 @@ class Registry(Generic[T]):
         """The entry point group in which other packages register their specs."""
         return f"nonet.{self.kind}s"
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of the shipped specs and of the specs of installed packages, sorted."""
-        return sorted({*self.shipped(), *(point.name for point in entry_points(group=self.group))})
+        return sorted({*self.list_shipped(), *(point.name for point in entry_points(group=self.group))})
 
-    def get(self, use: Any, files: Files = HERE) -> T:
+    def get(self, use: Any, files: PluginFiles = HERE) -> T:
         """Return the spec with this name or reference.
 
         Args:
@@ -111,25 +111,25 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"{self.kind}: expected a name or an object of type {self.spec.__name__}, got {use!r}"
             )
-        return self._checked(use, self._find(use, files))
+        return self._check_type(use, self._find(use, files))
 
-    def _find(self, use: str, files: Files) -> Any:
+    def _find(self, use: str, files: PluginFiles) -> Any:
         """Resolve a reference, a shipped name or an entry point, without checking its type."""
         title = f"{self.kind} {use!r}"
         if is_reference(use):
-            return find(use, files, title)
-        if use in self.shipped():
+            return load_reference(use, files, title)
+        if use in self.list_shipped():
             home = ".".join(filter(None, [self.package, use, self.module]))
             return importlib.import_module(home).SPEC
         for point in entry_points(group=self.group, name=use):
             return point.load()
-        names = self.names()
+        names = self.list_names()
         raise ConfigError(
-            f"{title}{suggestion(use, names)} does not exist; choose one of: {', '.join(names)}, "
+            f"{title}{suggest_inline(use, names)} does not exist; choose one of: {', '.join(names)}, "
             "or refer to an object by file.py:Name or package.module:Name"
         )
 
-    def _checked(self, use: str, value: Any) -> T:
+    def _check_type(self, use: str, value: Any) -> T:
         """Return the value, or raise ConfigError if it is not a spec of this kind."""
         if not isinstance(value, self.spec):
             raise ConfigError(
@@ -137,13 +137,13 @@ class Registry(Generic[T]):
             )
         return value
 
-    def shipped(self) -> list[str]:
+    def list_shipped(self) -> list[str]:
         """Return the names of the specs that are part of Nonet."""
-        return list(_shipped(self.package, self.module))
+        return list(_list_shipped(self.package, self.module))
 
 
 @cache
-def _shipped(package: str, inner: str) -> tuple[str, ...]:
+def _list_shipped(package: str, inner: str) -> tuple[str, ...]:
     """List the modules of a package that define a spec; with `inner`, the subpackages that have a module of that name."""
     names = []
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
@@ -159,12 +159,12 @@ def is_reference(use: str) -> bool:
     return use.endswith(".py") or ":" in use
 
 
-def heavy(path: str | Any) -> Any:
+def load_heavy(path: str | Any) -> Any:
     """Import the object that a spec names by a dotted path `package.module:Name`; return any other object unchanged."""
-    return find(path, HERE, path) if isinstance(path, str) else path
+    return load_reference(path, HERE, path) if isinstance(path, str) else path
 
 
-def find(use: str, files: Files, title: str) -> Any:
+def load_reference(use: str, files: PluginFiles, title: str) -> Any:
     """Import the object behind "file.py:Name" or "package.module:Name".
 
     Args:
@@ -178,13 +178,13 @@ def find(use: str, files: Files, title: str) -> Any:
     where, _, attribute = use.partition(":")
     if not attribute:
         raise ConfigError(f"{title}: the reference does not name an object; write {where}:Name")
-    module = import_file(files.path(where), title) if where.endswith(".py") else import_name(where, title)
+    module = import_file(files.resolve_path(where), title) if where.endswith(".py") else import_name(where, title)
     if not hasattr(module, attribute):
         raise ConfigError(f"{title}: there is no {attribute!r} in {where}")
     return getattr(module, attribute)
 
 
-def file_of(use: Any) -> str | None:
+def parse_file(use: Any) -> str | None:
     """Return the `file.py` part of a reference `file.py[:Name]`, or None if the reference does not name a file."""
     path = str(use).partition(":")[0]
     return path if path.endswith(".py") else None
@@ -221,7 +221,7 @@ def import_file(path: Path, title: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[key]
-        raise _import_error(error, title) from error
+        raise _to_config_error(error, title) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     _beside.append(path.resolve().parent)
@@ -229,7 +229,7 @@ def import_file(path: Path, title: str) -> ModuleType:
         str(path.resolve().parent) not in sys.path
     ):  # last on the path, so that installed packages take precedence
         sys.path.append(str(path.resolve().parent))
-    _let_children_import(key, path.resolve())
+    _make_importable_by_children(key, path.resolve())
     return module
 
 
@@ -249,7 +249,7 @@ def _forget_siblings_of_others(folder: Path) -> None:
 _shims: dict[int, Path] = {}
 
 
-def _let_children_import(key: str, path: Path) -> None:
+def _make_importable_by_children(key: str, path: Path) -> None:
     """Put a module of this name that runs the file on the path.
 
     Spawned child processes have no other way to import it.
@@ -283,10 +283,10 @@ def import_name(module: str, title: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except BaseException as error:
-        raise _import_error(error, title) from error
+        raise _to_config_error(error, title) from error
 
 
-def _import_error(error: BaseException, title: str) -> BaseException:
+def _to_config_error(error: BaseException, title: str) -> BaseException:
     """Convert an import failure into a one-line ConfigError; return interrupts such as Ctrl-C unchanged."""
     if not isinstance(error, (Exception, SystemExit)):
         return error

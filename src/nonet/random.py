@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 
-def key(seed: int, *words: str | int) -> int:
+def hash_words(seed: int, *words: str | int) -> int:
     """Hash a seed and words to a 64-bit key that is the same in every process and version.
 
     Args:
@@ -29,10 +29,10 @@ def rng(seed: int, *words: str | int) -> np.random.Generator:
         seed: The seed of the run.
         words: Words that name the purpose, for example `"pretrain", 12, uid, "beam"`.
     """
-    return np.random.Generator(np.random.Philox(key=key(seed, *words)))
+    return np.random.Generator(np.random.Philox(key=hash_words(seed, *words)))
 
 
-def first_integers(seed: int, words: tuple[str | int, ...], numbers: np.ndarray, high: int) -> np.ndarray:
+def draw_first_integers(seed: int, words: tuple[str | int, ...], numbers: np.ndarray, high: int) -> np.ndarray:
     """Draw the first integer of N generators without creating the generators.
 
     Entry i equals `rng(seed, *words, numbers[i])` followed by one draw `.integers(0, high)`.
@@ -53,7 +53,7 @@ def first_integers(seed: int, words: tuple[str | int, ...], numbers: np.ndarray,
         digest = prefix.copy()
         digest.update(b"%d" % number)
         digests += digest.digest()
-    draws = _first_philox_words(np.frombuffer(bytes(digests), "<u8")) & np.uint64(_UINT32)
+    draws = _compute_first_philox_words(np.frombuffer(bytes(digests), "<u8")) & np.uint64(_UINT32)
     scaled = draws * np.uint64(high)
     values = (scaled >> np.uint64(32)).astype(np.int64)
     rejected = (scaled & np.uint64(_UINT32)) < np.uint64((1 << 32) % high)
@@ -69,7 +69,7 @@ _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 
-def _first_philox_words(keys: np.ndarray) -> np.ndarray:
+def _compute_first_philox_words(keys: np.ndarray) -> np.ndarray:
     """Return the first 64-bit word [N] of Philox 4x64-10 at counter 1 for keys (k, 0), with k uint64 [N]."""
     words = [np.full(len(keys), start, np.uint64) for start in (1, 0, 0, 0)]
     first, second = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)

@@ -1,6 +1,6 @@
 """Timing by wall clock and CPU time: laps, medians and interleaved measurements.
 
-Each lap includes the cost of reading the clocks, about half a microsecond; `Times.cpu_us` subtracts it.
+Each lap includes the cost of reading the clocks, about half a microsecond; `Times.compute_cpu_us` subtracts it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Clock = Callable[[], float]
 
 
 @dataclass
-class Times:
+class LapTimer:
     """Wall and CPU seconds of each lap; `with times: work()` measures one lap.
 
     Attributes:
@@ -29,7 +29,7 @@ class Times:
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
 
-    def __enter__(self) -> Times:
+    def __enter__(self) -> LapTimer:
         self._began = self.cpu(), time.perf_counter()
         return self
 
@@ -45,38 +45,38 @@ class Times:
         self.wall_s.append(time.perf_counter() - wall)
         self.cpu_s.append(self.cpu() - cpu)
 
-    def from_lap(self, first: int) -> Times:
+    def drop_laps_before(self, first: int) -> LapTimer:
         """Return the laps from number `first` on; the laps before it are warm-up."""
-        return Times(self.cpu, self.wall_s[first:], self.cpu_s[first:])
+        return LapTimer(self.cpu, self.wall_s[first:], self.cpu_s[first:])
 
     @property
     def last_s(self) -> float:
         """Wall seconds of the last lap."""
         return self.wall_s[-1]
 
-    def median_s(self) -> float:
+    def compute_median_s(self) -> float:
         """Return the median wall time in seconds."""
         return statistics.median(self.wall_s)
 
-    def median_us(self) -> float:
+    def compute_median_us(self) -> float:
         """Return the median wall time in microseconds."""
-        return 1e6 * self.median_s()
+        return 1e6 * self.compute_median_s()
 
-    def cpu_us(self) -> float:
+    def compute_cpu_us(self) -> float:
         """Return the median CPU time in microseconds, minus that of a call that does nothing."""
-        return 1e6 * (statistics.median(self.cpu_s) - _nothing_s())
+        return 1e6 * (statistics.median(self.cpu_s) - _measure_overhead_s())
 
-    def row(self) -> dict[str, float]:
+    def to_row(self) -> dict[str, float]:
         """Return the median and the 10th percentile of wall time and the median of CPU time, in microseconds."""
         ordered = sorted(self.wall_s)
         return {
-            "median_us": self.median_us(),
+            "median_us": self.compute_median_us(),
             "p10_us": 1e6 * ordered[len(ordered) // 10],
-            "cpu_us": self.cpu_us(),
+            "cpu_us": self.compute_cpu_us(),
         }
 
 
-def median_s(work: Callable[[], Any], laps: int, clock: Clock = time.perf_counter) -> float:
+def measure_median_s(work: Callable[[], Any], laps: int, clock: Clock = time.perf_counter) -> float:
     """Return the median duration of a call in seconds, after one warm-up call.
 
     Args:
@@ -93,9 +93,9 @@ def median_s(work: Callable[[], Any], laps: int, clock: Clock = time.perf_counte
     return statistics.median(seconds)
 
 
-def in_turns(
+def measure_in_turns(
     calls: Mapping[str, Callable[[], Any]], rounds: int, *, warm: int = 0, rotate: bool = False
-) -> dict[str, Times]:
+) -> dict[str, LapTimer]:
     """Measure several calls alternately, so that all are exposed to the same noise.
 
     Args:
@@ -107,19 +107,19 @@ def in_turns(
     Returns:
         The times of each call by name.
     """
-    times, names = {name: Times() for name in calls}, list(calls)
+    times, names = {name: LapTimer() for name in calls}, list(calls)
     for turn in range(-warm, rounds):
         first = turn % len(names) if rotate else 0
         for name in names[first:] + names[:first]:
             with times[name]:
                 calls[name]()
-    return {name: taken.from_lap(warm) for name, taken in times.items()}
+    return {name: taken.drop_laps_before(warm) for name, taken in times.items()}
 
 
 @cache
-def _nothing_s() -> float:
+def _measure_overhead_s() -> float:
     """Measure the CPU seconds that `measure` records for a call that does nothing."""
-    nothing = Times()
+    nothing = LapTimer()
     for batch in range(2000):
         nothing.measure(lambda batch: None, batch)
     return statistics.median(nothing.cpu_s)

@@ -120,14 +120,14 @@ class Rollouts:
 
     def take(self, rows: np.ndarray) -> Rollouts:
         """Return the rollouts of some prompts, in the order of `rows` [n]."""
-        return self._changed(lambda value: _rows_of(value, rows))
+        return self._map_rows(lambda value: _take_rows(value, rows))
 
     @classmethod
     def concat(cls, parts: Sequence[Rollouts]) -> Rollouts:
         """Concatenate the rollouts of all parts; values that exist once per step are taken from the first part."""
-        return parts[0]._changed(lambda *values: _end_to_end(values), *parts[1:])
+        return parts[0]._map_rows(lambda *values: _concat_values(values), *parts[1:])
 
-    def _changed(self, change: Callable[..., Any], *others: Rollouts) -> Rollouts:
+    def _map_rows(self, change: Callable[..., Any], *others: Rollouts) -> Rollouts:
         """Apply `change` to each value that has a row per prompt, together with the same values of `others`."""
         values = {each.name: [getattr(part, each.name) for part in (self, *others)] for each in fields(self)}
         columns = [part for part in values.pop("columns") if part is not None]
@@ -148,7 +148,7 @@ class Rollouts:
             raise KeyError(f"no column {column!r} was joined to these rollouts; there are: {known}") from None
 
 
-def _rows_of(value: Any, rows: np.ndarray) -> Any:
+def _take_rows(value: Any, rows: np.ndarray) -> Any:
     """Return the selected rows of an array or of ragged data."""
     import numpy as np
 
@@ -158,7 +158,7 @@ def _rows_of(value: Any, rows: np.ndarray) -> Any:
     return Jagged(np.concatenate([value.values[:0], *lists]), np.cumsum([0, *map(len, lists)]))
 
 
-def _end_to_end(values: Sequence[Any]) -> Any:
+def _concat_values(values: Sequence[Any]) -> Any:
     """Concatenate arrays or ragged data."""
     import numpy as np
 

@@ -20,7 +20,7 @@ _BYTES = (
 _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def seconds(value: Any) -> float:
+def parse_seconds(value: Any) -> float:
     """Parse a duration such as `30d`, `2s` or `1.5h`, or a number of seconds.
 
     Returns:
@@ -32,7 +32,7 @@ def seconds(value: Any) -> float:
     return _parse(value, _SECONDS, "s", "a duration such as 30d, 12h or 2s")
 
 
-def size_bytes(value: Any) -> int:
+def parse_bytes(value: Any) -> int:
     """Parse a size such as `1.5TB` or `512MiB`, or a number of bytes.
 
     Returns:
@@ -57,5 +57,5 @@ def _parse(value: Any, units: Mapping[str, float], bare: str, quantity: str) -> 
     return float(match.group(1)) * units[unit]
 
 
-Seconds = Annotated[float, BeforeValidator(seconds)]
-Bytes = Annotated[int, BeforeValidator(size_bytes)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -14,10 +14,10 @@ import torch
 from nonet.attention.calls.bias import RelativeBias
 from nonet.attention.kernels.backward_pass import backward
 from nonet.attention.kernels.forward_pass import forward
-from nonet.attention.kernels.launch import Options
-from nonet.attention.plans.tile_configs import Config, Tile
-from nonet.attention.plans.tile_plan import plans
-from nonet.attention.torch_backends.dense_reference import reference
+from nonet.attention.kernels.launch import KernelOptions
+from nonet.attention.plans.tile_configs import KernelTile, TileConfig
+from nonet.attention.plans.tile_plan import make_plans
+from nonet.attention.torch_backends.dense_reference import attend_reference
 from nonet.bench.attention import masks
 from nonet.errors import ConfigError
 from nonet.random import rng
@@ -74,13 +74,17 @@ def tables_of_bias(table, rows, dtype=torch.float32):
 
 def config_of(block_q, block_k):
     """Return tile sizes, swapped for dK and dV so that no two kernels have the same blocks."""
-    return Config(Tile(block_q, block_k, 4, 2), Tile(block_q, block_k, 4, 2), Tile(block_k, block_q, 4, 2))
+    return TileConfig(
+        KernelTile(block_q, block_k, 4, 2),
+        KernelTile(block_q, block_k, 4, 2),
+        KernelTile(block_k, block_q, 4, 2),
+    )
 
 
 def kernels(table, leaves, grad, blocks, features, grad_lse=None):
     """Return outputs, log-sum-exp and gradients of the kernels by name."""
-    config, options = config_of(*blocks), Options(**features)
-    made = plans(table, config)
+    config, options = config_of(*blocks), KernelOptions(**features)
+    made = make_plans(table, config)
     out, lse = forward(*leaves, table, made, options, config)
     grads = backward(grad, *leaves, out, lse, table, made, options, config, grad_lse)
     found = {"out": out, "lse": lse}
@@ -101,7 +105,7 @@ def dense(table, leaves, grad, features, dtype, grad_lse=None):
     if "bias" in features:
         more |= {n: getattr(features["bias"], n).to(dtype).requires_grad_() for n in ("position", "time")}
         options["bias"] = dataclasses.replace(features["bias"], **{n: more[n] for n in ("position", "time")})
-    out, lse = reference(*leaves.values(), table, **options)
+    out, lse = attend_reference(*leaves.values(), table, **options)
     loss = (out * grad.to(dtype)).sum()
     if grad_lse is not None:
         loss = loss + torch.where(torch.isfinite(lse), lse * grad_lse, 0.0).sum()
@@ -166,7 +170,7 @@ def test_every_mask_matches_float64_in_every_tile_shape(name, blocks):
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature_matches_float64_with_its_own_gradients(name):
-    compare(masks.hstu([40, 1, 33], 9, 20, 3, 4), (32, 32), **FEATURES[name])
+    compare(masks.build_hstu([40, 1, 33], 9, 20, 3, 4), (32, 32), **FEATURES[name])
 
 
 @pytest.mark.slow
@@ -179,7 +183,7 @@ def test_every_feature_matches_float64_under_other_masks_and_rectangular_tiles(n
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_errs_at_most_twice_as_much_as_dense_torch_in_the_same_dtype(dtype):
-    compare(masks.causal([100, 3]), dtype=dtype)
+    compare(masks.build_causal([100, 3]), dtype=dtype)
 
 
 @pytest.mark.slow
@@ -194,22 +198,22 @@ def test_half_precision_errs_at_most_twice_as_much_under_features_and_masks(name
 
 @pytest.mark.parametrize("sizes", [(4, 2, 16, 16), (4, 1, 24, 40)], ids=str)
 def test_shared_key_heads_and_odd_widths_match_float64(sizes):
-    compare(masks.sinks_window([50, 1, 20], 3, 9), sizes=sizes)
+    compare(masks.build_sinks_window([50, 1, 20], 3, 9), sizes=sizes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 256, 16), (2, 1, 16, 128), (3, 3, 80, 96), (6, 2, 64, 64)], ids=str)
 def test_wide_heads_match_float64(sizes):
-    compare(masks.causal([50, 1, 20]), sizes=sizes)
+    compare(masks.build_causal([50, 1, 20]), sizes=sizes)
 
 
 def test_a_gradient_through_the_log_sum_exp_is_added():
-    compare(masks.causal([40, 1]), lse_too=True)
-    compare(masks.candidates([40, 9], 4), lse_too=True, sink=True)
+    compare(masks.build_causal([40, 1]), lse_too=True)
+    compare(masks.build_candidates([40, 9], 4), lse_too=True, sink=True)
 
 
 def test_queries_may_be_fewer_than_keys_and_positions_align_at_the_newest():
-    compare(masks.cross([20, 3, 80], [60, 0, 10]), (128, 16), bias=2)
+    compare(masks.build_cross([20, 3, 80], [60, 0, 10]), (128, 16), bias=2)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -219,24 +223,24 @@ def test_rows_that_see_nothing_give_zero_and_no_nan_in_any_gradient(seed):
     pairs = [
         torch.from_numpy(draw.integers(0, 60, (2, sum(lengths)))) for _ in range(2)
     ]  # half of them empty
-    table = masks.table_of([(a, b) for a, b in pairs], lengths)
+    table = masks.build_table([(a, b) for a, b in pairs], lengths)
     assert bool((table.start >= table.stop).all(0).any())
     found = compare(table, (16, 16), sink=seed == 1)
     assert seed == 1 or bool(torch.isinf(found["lse"]).any())
 
 
 def test_a_whole_batch_that_sees_nothing_gives_zeros():
-    table = masks.table_of([(torch.zeros(20).long(), torch.zeros(20).long())], [20])
+    table = masks.build_table([(torch.zeros(20).long(), torch.zeros(20).long())], [20])
     found = compare(table)
     assert not any(found[name].any() for name in ("out", "q", "k", "v"))
 
 
 def test_inputs_may_be_slices_of_one_projection():
-    table = masks.causal([33, 8])
+    table = masks.build_causal([33, 8])
     joint = normal(41, 3, 2, 16, word=("joint",)).float()
     q, k, v = joint.unbind(1)
     config = config_of(32, 32)
-    made = plans(table, config)
+    made = make_plans(table, config)
     out, _ = forward(q, k, v, table, made, config=config)
     again, _ = forward(q.contiguous(), k.contiguous(), v.contiguous(), table, made, config=config)
     assert torch.equal(out, again)
@@ -244,8 +248,8 @@ def test_inputs_may_be_slices_of_one_projection():
 
 def test_a_row_has_the_same_bits_alone_and_in_a_batch_and_on_every_run():
     blocks = (32, 32)
-    features = {"bias": tables_of_bias(masks.causal([50, 20]), 2)}
-    table, alone = masks.causal([50, 20]), masks.causal([50])
+    features = {"bias": tables_of_bias(masks.build_causal([50, 20]), 2)}
+    table, alone = masks.build_causal([50, 20]), masks.build_causal([50])
     leaves = inputs(table, 2, 1, 16, 16, torch.float32)
     first = kernels(table, leaves[:3], leaves[3], blocks, features)
     again = kernels(table, leaves[:3], leaves[3], blocks, features)
@@ -258,10 +262,10 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_and_on_every_run():
 
 
 def test_what_the_kernels_cannot_take_is_refused():
-    table = masks.causal([20])
+    table = masks.build_causal([20])
     q, k, v, _ = inputs(table, 2, 2, 16, 16, torch.float32)
     config = config_of(32, 32)
-    made = plans(table, config)
+    made = make_plans(table, config)
     for arguments, options, message in (
         ((q, k.half(), v), {}, "must share float32"),
         ((q, k[:, :0], v[:, :0]), {}, "must be a multiple"),
@@ -274,6 +278,6 @@ def test_what_the_kernels_cannot_take_is_refused():
         ((q, k, v), {"bias": RelativeBias(time=torch.zeros(2, 4))}, "bias.time_q is None"),
     ):
         with pytest.raises(ConfigError, match=message):
-            forward(*arguments, table, made, Options(**options), config)
+            forward(*arguments, table, made, KernelOptions(**options), config)
     with pytest.raises(ConfigError, match="Make plans with"):
-        forward(q, k, v, table, plans(table, config_of(16, 16)), config=config)
+        forward(q, k, v, table, make_plans(table, config_of(16, 16)), config=config)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from nonet.attention.kernels.triton_score import tanh
 from nonet.attention.plans.on_device import plan_on_device
-from nonet.attention.plans.tile_plan import plan
+from nonet.attention.plans.tile_plan import make_plan
 from nonet.bench.attention import checks as attention_checks
 from nonet.bench.attention import masks
 from nonet.random import rng
@@ -41,25 +41,27 @@ def assert_same_plan(name):
     if name == "random":
         draw = rng(3, "plan")
         pairs = [torch.from_numpy(draw.integers(0, 140, (2, 260))) for _ in range(4)]
-        table = masks.table_of([(a, b) for a, b in pairs], [130, 0, 1, 129])
+        table = masks.build_table([(a, b) for a, b in pairs], [130, 0, 1, 129])
     else:
         table = (
-            masks.cross([70, 3, 0], [130, 0, 9]) if name == "cross" else masks.CHECKED[name]([130, 1, 0, 37])
+            masks.build_cross([70, 3, 0], [130, 0, 9])
+            if name == "cross"
+            else masks.CHECKED[name]([130, 1, 0, 37])
         )
     for blocks in ((16, 32), (64, 16)):
-        host, device = plan(table, *blocks), plan_on_device(table, *blocks)
+        host, device = make_plan(table, *blocks), plan_on_device(table, *blocks)
         for side in ("query", "key"):
             for want, found in zip(_real(getattr(host, side)), _real(getattr(device, side)), strict=True):
                 assert torch.equal(want, found)
 
 
 def test_the_gpu_benchs_checks_hold_here_too():
-    table = masks.candidates([33, 1, 0, 20], 7)
-    errors = attention_checks._errors(table, torch.float32, 16, "cpu")
+    table = masks.build_candidates([33, 1, 0, 20], 7)
+    errors = attention_checks._measure_errors(table, torch.float32, 16, "cpu")
     assert set(errors) == {"out", "q", "k", "v"}
     assert max(errors.values()) <= 1e-5
-    assert max(attention_checks._ratio(table, 16, "cpu").values()) <= 2
-    assert attention_checks._same_plan(table, "cpu")
+    assert max(attention_checks._compare_with_dense_bf16(table, 16, "cpu").values()) <= 2
+    assert attention_checks._has_same_plan(table, "cpu")
 
 
 @triton.jit

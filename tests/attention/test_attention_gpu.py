@@ -7,27 +7,27 @@ import sys
 
 import pytest
 
-from nonet.bench.attention.gpu import Run, gpu
+from nonet.bench.attention.gpu import GpuRun, bench_gpu
 from nonet.errors import ConfigError
 
 pytest.importorskip("triton", reason="the kernels are Triton's; its Linux wheel also runs without a GPU")
 
 
 def test_a_failing_cell_leaves_its_error_and_the_next_one_runs(tmp_path, capsys):
-    run = Run(tmp_path / "out.json", budget_s=100.0)
-    assert run.cell("bad", lambda: 1 / 0) == {"error": "ZeroDivisionError: division by zero"}
-    run.found["good"] = run.cell("good", lambda: {"ms": 1.0})
+    run = GpuRun(tmp_path / "out.json", budget_s=100.0)
+    assert run.run_cell("bad", lambda: 1 / 0) == {"error": "ZeroDivisionError: division by zero"}
+    run.found["good"] = run.run_cell("good", lambda: {"ms": 1.0})
     run.save()
     assert json.loads(run.path.read_text()) == {"good": {"ms": 1.0}}
-    late = Run(None, budget_s=-1.0)
-    assert "not begun" in late.cell("late", lambda: pytest.fail("no cell begins after the budget"))
+    late = GpuRun(None, budget_s=-1.0)
+    assert "not begun" in late.run_cell("late", lambda: pytest.fail("no cell begins after the budget"))
     assert '"good"' in capsys.readouterr().out
 
 
 def test_without_a_gpu_nothing_is_measured_and_the_error_says_so(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="there is no GPU here"):
-        gpu(only="x")
+        bench_gpu(only="x")
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_three_steps_with_reordering_equal_attention_over_whole_sequences():
     for step in range(3):
         if step:
             parent = torch.randint(0, BEAMS, (PROMPTS, BEAMS), generator=generator)
-            cache.follow(parent)
+            cache.reorder_beams(parent)
             lines = [[list(lines[u][parent[u, w]]) for w in range(BEAMS)] for u in range(PROMPTS)]
         k, v = draw(PROMPTS, BEAMS, GROUPS, WIDTH), draw(PROMPTS, BEAMS, GROUPS, VALUE)
         cache.append(k, v)
@@ -62,7 +62,7 @@ def test_the_last_level_equals_the_beam_tree_mask_over_one_packed_sequence():
     for level in range(levels):
         rows = slice(history + level * BEAMS, history + (level + 1) * BEAMS)
         if level:
-            cache.follow(parents[level - 1][None])
+            cache.reorder_beams(parents[level - 1][None])
         cache.append(k[rows][None], v[rows][None])
         torch.testing.assert_close(cache.attend(q[rows][None])[0], whole[rows], atol=1e-12, rtol=0)
 

@@ -141,7 +141,7 @@ def test_compiled_in_full_there_is_one_graph_for_ten_batches(form):
     for batch in range(10):
         lengths = [3 + batch, 2, 7 + 3 * batch, 5]
         cut, targets, word = cuts(lengths), torch.tensor([1, 2, 3, 2]), torch.arange(sum(lengths)) % 3 + 1
-        table = UniMask.target_groups(targets, 2).table(cut)
+        table = UniMask.target_groups(targets, 2).build_table(cut)
         inputs = draw(sum(lengths), dtype=torch.float32, seed=batch)
         got = compiled(*inputs, cut, targets, word, table)
         assert torch.equal(got, layer(*inputs, cut, targets, word, table))
@@ -243,8 +243,8 @@ def test_bad_input_is_one_error_that_names_the_argument_its_shape_and_what_was_e
     refused("cu_seqlens_q is on meta, q on cpu", cu_seqlens_q=CUT.to("meta"))
     refused("q has 12 tokens and k 11", k=k[:11], v=v[:11])
     refused("needs cu_seqlens_q", cu_seqlens_q=None)
-    refused(r"made for 11 queries and 11 keys", mask=UniMask.causal().table(cuts([5, 6])))
-    refused("cuts them elsewhere", mask=UniMask.causal(window=2).table(cuts([6, 0, 6])))
+    refused(r"made for 11 queries and 11 keys", mask=UniMask.causal().build_table(cuts([5, 6])))
+    refused("cuts them elsewhere", mask=UniMask.causal(window=2).build_table(cuts([6, 0, 6])))
     refused(
         "intervals for 3 queries", mask=UniMask.intervals(torch.zeros(3, 1).long(), torch.ones(3, 1).long())
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nonet.workers.runtime.methods import PerRank, Replicate, Shard, declared
+from nonet.workers.runtime.methods import PerRank, Replicate, Shard, get_declaration
 
 
 class Done:
@@ -42,7 +42,7 @@ class LocalGroup:
         def call(*args: Any, retries: int = 0, timeout_s: float | None = None, **kwargs: Any) -> Done:
             self.asked.append((method, args))
             value = getattr(self.role, method)(*map(_plain, args), **kwargs)
-            return Done([value] if declared(type(self.role), method).collect == "list" else value)
+            return Done([value] if get_declaration(type(self.role), method).collect == "list" else value)
 
         return call
 

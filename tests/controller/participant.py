@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nonet.background import Written, sealed
+from nonet.background import Written, seal_files
 
 
 def written(folder: Path) -> Written:
     """Describe the files in a folder, as one participant that wrote all of them would."""
-    return sealed(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+    return seal_files(folder, sorted(path for path in folder.rglob("*") if path.is_file()))

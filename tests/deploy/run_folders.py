@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 
-from nonet.background import sealed
+from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
 
@@ -29,5 +29,5 @@ def commit(run, world):
     checkpoints = Checkpoints(run.checkpoints)
     aside = checkpoints.aside(END)
     world.save(aside)
-    files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
+    files = seal_files(aside, [path for path in aside.rglob("*") if path.is_file()])
     return checkpoints.commit(aside, Manifest("run", END, "pretrain", END, True, 1, "s", {}, {}, 0), files)

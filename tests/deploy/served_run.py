@@ -5,7 +5,7 @@ from __future__ import annotations
 from ring_world import Ring
 from run_folders import folder_of
 
-from nonet.background import sealed
+from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.deploy.serving.features import OpenRun
 from nonet.models.inference import Events
@@ -47,7 +47,7 @@ class ServedRun:
         checkpoints = Checkpoints(self.folder.checkpoints)
         aside = checkpoints.aside(self._steps)
         self._world.save(aside)
-        files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
+        files = seal_files(aside, [path for path in aside.rglob("*") if path.is_file()])
         manifest = Manifest("run", self._steps, "pretrain", self._steps, last, 1, "s", {}, {}, 0)
         checkpoints.commit(aside, manifest, files)
         return self._steps

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.modules.collection import EmbeddingBagCollection, EmbeddingCollection, TableConfig
 from nonet.embedding.tables.spec import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
@@ -59,10 +59,10 @@ def main(rank, ranks, folder):
     found = {}
     pair, apart = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
     if rank == 0:
-        found["single"] = train(world(Layout.single()))
+        found["single"] = train(world(RankLayout.single()))
     if rank < 2:
-        found["fused"] = train(world(Layout.fused(rank, 2), pair), rank, 2)
-    source = world(Layout.apart(rank, 1, 2), apart)
+        found["fused"] = train(world(RankLayout.fused(rank, 2), pair), rank, 2)
+    source = world(RankLayout.separate(rank, 1, 2), apart)
     if rank == 0:
         found["apart"] = train(source)
         source.stop()

@@ -4,14 +4,14 @@ import os
 
 import torch
 
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import WorkerLost
 
 
 def main(rank, world_size, folder):
-    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.apart(rank, 2, 1), local=True)
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=RankLayout.separate(rank, 2, 1), local=True)
     keys = torch.arange(1000)
     try:
         if rank == 2:

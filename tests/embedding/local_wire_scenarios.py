@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.exchange.shared_memory import connect
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
@@ -25,7 +25,7 @@ def exchanges(rank, world):
         given_counts, got_counts = counts[rank].tolist(), counts[:, rank].tolist()
         given = torch.arange(sum(given_counts) * width).reshape(-1, width).to(dtype) * (rank + 1)
         first, second = (torch.zeros(sum(got_counts), width, dtype=dtype) for _ in range(2))
-        wire.all_to_all(first, given, got_counts, given_counts, lambda: done.append(1))
+        wire.exchange(first, given, got_counts, given_counts, lambda: done.append(1))
         dist.all_to_all_single(second, given, got_counts, given_counts)
         same += torch.equal(first, second)
     return {"same": same, "done": len(done)}
@@ -43,11 +43,11 @@ def streamed(rank, world):
         sent = counts[rank].tolist()
         sent[rank] = 0
         rows = torch.cat([blocks[rank][other][: sent[other]] for other in range(world)])
-        out = wire.outgoing(rows.nbytes).view(np.float32).reshape(-1, width)
+        out = wire.get_outgoing(rows.nbytes).view(np.float32).reshape(-1, width)
         wire.announce([4 * width * count for count in sent])
         for stop in [*sorted(source.integers(0, len(rows) + 1, 3).tolist()), len(rows)]:
             out[:stop] = rows[:stop].numpy()
-            wire.tell(4 * width * stop)
+            wire.publish_bytes(4 * width * stop)
         got = torch.cat([blocks[other][rank] for other in range(world)])
         place = source.integers(0, len(got), 5000 * (len(got) > 0))
         found = torch.empty(len(place), width)
@@ -57,17 +57,17 @@ def streamed(rank, world):
 
 
 def trained(rank, local):
-    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=local)
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=RankLayout.fused(rank, 3), local=local)
     for step in range(1, 5):
         keys = torch.from_numpy(np.random.default_rng([step, rank]).zipf(1.3, 50 * step))
         rows = world.pull("item", keys)
         world.push("item", keys, torch.sin(rows), step)
-    return [world.tables["item"].state_hash(), world.wire._local is not None]
+    return [world.tables["item"].hash_state(), world.wire._local is not None]
 
 
 def lost(rank):
     """Check that a rank that dies ends the others' waits long before the group's timeout."""
-    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=True)
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=RankLayout.fused(rank, 3), local=True)
     world.pull("item", torch.arange(10))
     if rank == 2:
         os._exit(0)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.pipeline import PrefetchPipeline
 from nonet.embedding.training.sharded_tables import ShardedTables
@@ -49,10 +49,12 @@ def trained(world, trainer=0, **options):
 
 
 def part_of(rank, trainers, shards, group=None, wire="fp32", **options):
-    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, trainers, shards), group=group, wire=wire)
+    world = ShardedTables(
+        SPECS, seed=7, layout=RankLayout.separate(rank, trainers, shards), group=group, wire=wire
+    )
     if rank >= trainers:
         world.serve()
-        return {"hash": {name: table.state_hash() for name, table in world.tables.items()}}
+        return {"hash": {name: table.hash_state() for name, table in world.tables.items()}}
     found = trained(world, rank, **options)
     world.stop()
     return found

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.exchange.layout import Layout
-from nonet.embedding.slices import slice_of
+from nonet.embedding.exchange.layout import RankLayout
+from nonet.embedding.slices import compute_slices
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import NonetError
@@ -42,7 +42,7 @@ def hashes(world):
     found = {}
     for name, table in world.tables.items():
         for part in table.export():
-            owners = world.slices.owners[slice_of(part["key"].to_numpy())]
+            owners = world.slices.owners[compute_slices(part["key"].to_numpy())]
             assert (owners == world.shard).all()
             for row in part.to_pylist():
                 found[f"{name}/{row['key']}"] = repr((row["row"], row["state"], row["step"]))
@@ -52,7 +52,9 @@ def hashes(world):
 def part_of(rank, trainers, shards, group, **options):
     if rank >= trainers + shards:
         return None
-    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, trainers, shards), group=group, **options)
+    world = ShardedTables(
+        SPECS, seed=7, layout=RankLayout.separate(rank, trainers, shards), group=group, **options
+    )
     if rank < trainers:
         read = train(world, rank)
         world.stop()
@@ -67,9 +69,9 @@ def single():
 
 def killed(rank, world_size):
     """Kill a shard in the middle of a step; every other rank must raise an error that names it."""
-    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, 2, world_size - 2))
+    world = ShardedTables(SPECS, seed=7, layout=RankLayout.separate(rank, 2, world_size - 2))
     if rank == world_size - 1:
-        world.wire.ask(None, None)  # takes part in the first half of a pull
+        world.wire.exchange_keys(None, None)  # takes part in the first half of a pull
         os.kill(os.getpid(), 9)
     try:
         if rank < 2:

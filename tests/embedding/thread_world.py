@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from nonet.embedding.exchange.all_to_all import Wire
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.training.sharded_tables import ShardedTables
 
 WAIT_S = 300
@@ -49,7 +49,7 @@ def apart(specs, trainers, shards, **options):
     """Worlds of trainers and shards, the shards serving in threads: (worlds, threads)."""
     meeting = Meeting(trainers + shards)
     worlds = [
-        ThreadWorld(specs, Layout.apart(rank, trainers, shards), meeting, **options)
+        ThreadWorld(specs, RankLayout.separate(rank, trainers, shards), meeting, **options)
         for rank in range(trainers + shards)
     ]
     threads = [threading.Thread(target=world.serve, daemon=True) for world in worlds[trainers:]]
@@ -61,7 +61,7 @@ def apart(specs, trainers, shards, **options):
 def fused(specs, world, **options):
     """Worlds whose ranks train and hold."""
     meeting = Meeting(world)
-    return [ThreadWorld(specs, Layout.fused(rank, world), meeting, **options) for rank in range(world)]
+    return [ThreadWorld(specs, RankLayout.fused(rank, world), meeting, **options) for rank in range(world)]
 
 
 def together(calls):

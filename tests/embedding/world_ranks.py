@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import NonetError
@@ -42,9 +42,11 @@ def outcome(world):
     """Return what a rank of a finished world holds."""
     tables = world.tables.values()
     return {
-        "hash": {table.name: table.state_hash() for table in tables},
+        "hash": {table.name: table.hash_state() for table in tables},
         "rows": {table.name: dict(zip(table.keys.tolist(), _rows(table), strict=True)) for table in tables},
-        "owns_only_its_slices": all(set(table.touched_since(-1)) <= _owned(world, table) for table in tables),
+        "owns_only_its_slices": all(
+            set(table.list_touched_since(-1)) <= _owned(world, table) for table in tables
+        ),
     }
 
 
@@ -53,9 +55,11 @@ def _rows(table):
 
 
 def _owned(world, table):
-    from nonet.embedding.slices import slice_of
+    from nonet.embedding.slices import compute_slices
 
-    return {key for key, place in zip(table.keys, slice_of(table.keys), strict=True) if place in world.owned}
+    return {
+        key for key, place in zip(table.keys, compute_slices(table.keys), strict=True) if place in world.owned
+    }
 
 
 def run(layout, group=None):
@@ -72,7 +76,7 @@ def run(layout, group=None):
 
 def disagree(rank, group):
     """Two fused trainers that pull different tables."""
-    world = ShardedTables(SPECS, seed=7, layout=Layout.fused(rank, 2), group=group)
+    world = ShardedTables(SPECS, seed=7, layout=RankLayout.fused(rank, 2), group=group)
     try:
         world.pull(["item", "user"][rank], torch.tensor([1]))
     except NonetError as error:
@@ -84,7 +88,7 @@ def lose(rank):
     """Imitate a shard that has died."""
     if rank:
         return None
-    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(0, 2, 1))
+    world = ShardedTables(SPECS, seed=7, layout=RankLayout.separate(0, 2, 1))
     try:
         world.pull("item", torch.tensor([1]))
     except NonetError as error:
@@ -99,13 +103,13 @@ def main(rank, folder):
     pair = dist.new_group([0, 1])
     results = {}
     if rank == 0:
-        results["single"] = run(Layout.single())
+        results["single"] = run(RankLayout.single())
     if rank < 2:
-        results["fused"] = run(Layout.fused(rank, 2), pair)
-        results["one_and_one"] = run(Layout.apart(rank, 1, 1), pair)
+        results["fused"] = run(RankLayout.fused(rank, 2), pair)
+        results["one_and_one"] = run(RankLayout.separate(rank, 1, 1), pair)
         results["disagree"] = disagree(rank, pair)
-    results["two_and_one"] = run(Layout.apart(rank, 2, 1))
-    results["one_and_two"] = run(Layout.apart(rank, 1, 2))
+    results["two_and_one"] = run(RankLayout.separate(rank, 2, 1))
+    results["one_and_two"] = run(RankLayout.separate(rank, 1, 2))
     dist.barrier()
     results["lose"] = lose(rank)
     (folder / f"{rank}.json").write_text(json.dumps(results))

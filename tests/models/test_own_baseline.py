@@ -11,7 +11,7 @@ from nonet.controller.setup.worker_setup import baselines_of
 from nonet.errors import ConfigError, DataError
 from nonet.models.baselines import rehearse
 from nonet.models.baselines.base import BASELINES, make_baseline
-from nonet.plugins import Files
+from nonet.plugins import PluginFiles
 from nonet.samples.sequences.sequences import build_sequences
 
 OWN = """
@@ -45,7 +45,7 @@ def scenario(folder, *baselines):
         "stages": {"pretrain": {"epochs": 1}},
         "evaluate": {"baselines": list(baselines)},
     }
-    return make_scenario(body, "s", Files(str(folder)))
+    return make_scenario(body, "s", PluginFiles(str(folder)))
 
 
 def test_a_class_of_a_file_is_a_baseline_whose_arguments_are_keys(folder):
@@ -84,8 +84,8 @@ def test_what_is_wrong_with_a_baseline_is_one_line(folder, baselines, said):
 
 
 def test_what_comes_with_nonet_is_found_by_name():
-    assert BASELINES.shipped() == ["popularity", "sasrec", "transition_counter"]
-    assert [name for name in BASELINES.shipped() if BASELINES.get(name).quick] == [
+    assert BASELINES.list_shipped() == ["popularity", "sasrec", "transition_counter"]
+    assert [name for name in BASELINES.list_shipped() if BASELINES.get(name).quick] == [
         "popularity",
         "transition_counter",
     ]

@@ -79,7 +79,7 @@ def test_checkpoints_rank_the_test_events_as_they_did(museum, name):
 def test_a_run_is_served_with_its_two_versions_and_the_events_that_were_posted(museum):
     run = museum["shop"] / "shop"
     opened = OpenRun.of(run)
-    assert opened.registry.numbers() == [1, 2]
+    assert opened.registry.list_versions() == [1, 2]
     app = one_process(str(run), ServeConfig(deadline_s=20.0), True)
     try:
         with TestClient(app, raise_server_exceptions=False) as client:

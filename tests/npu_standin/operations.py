@@ -14,7 +14,7 @@ import torch_npu
 from torch import Tensor
 from torch.nn import functional
 
-from nonet.workers.devices.vendors import device
+from nonet.workers.devices.vendors import get_device
 
 X = torch.linspace(-2, 3, 12).view(4, 3)
 HEADS = torch.sin(torch.arange(160.0)).view(2, 2, 5, 8)
@@ -39,7 +39,7 @@ def mask(size: int, x: Tensor) -> Tensor:
 
 
 def dropped(x: Tensor) -> Tensor:
-    device(x.device.type).seed(3)
+    get_device(x.device.type).seed(3)
     return functional.dropout(x, 0.5)
 
 
@@ -47,7 +47,7 @@ def autocast(x: Tensor) -> Tensor:
     x = (
         x * 1
     )  # not a leaf: of leaves torch's own devices keep one half copy, and sum its gradients in half precision
-    with device(x.device.type).autocast("bf16"):
+    with get_device(x.device.type).autocast("bf16"):
         return functional.linear(x, x) + (x @ x.mT)
 
 
@@ -110,7 +110,7 @@ def refused() -> dict[str, str]:
         "add": lambda: X + npu,
         "product": lambda: npu @ X.T,
         "numpy": lambda: npu.numpy(),
-        "other": lambda: device("npu").claim(1),
+        "other": lambda: get_device("npu").claim(1),
     }.items():
         try:
             wrong()
@@ -122,9 +122,9 @@ def refused() -> dict[str, str]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    claimed = device("npu").claim()
+    claimed = get_device("npu").claim()
     same = {name: same_bits(*asked) for name, asked in FUNCTIONS.items()} | {"trained": trained()}
-    memory = device("npu").memory()
+    memory = get_device("npu").measure_memory()
     print(
         json.dumps(
             {

@@ -7,7 +7,7 @@ from math import exp, log, log1p, sqrt
 import pytest
 import torch
 
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.rl.algorithms import ALGORITHMS, Policy
 
 REWARD = torch.tensor([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]])
@@ -20,7 +20,7 @@ def options_of(name, **own):
 
 
 def advantage(name, reward=REWARD, valid=VALID, **own):
-    return heavy(ALGORITHMS.get(name).advantage)(
+    return load_heavy(ALGORITHMS.get(name).advantage)(
         {"hit": reward}, {"hit": 1.0}, valid, options_of(name, **own), lambda moments: moments
     )
 
@@ -35,7 +35,7 @@ def policy(ratios, advantages, ref=None, old=-1.0, **more):
 
 
 def loss(name, policy, **own):
-    return heavy(ALGORITHMS.get(name).loss)(policy, options_of(name, **own))
+    return load_heavy(ALGORITHMS.get(name).loss)(policy, options_of(name, **own))
 
 
 def test_dr_grpo_takes_the_mean_off_and_leaves_the_spread():
@@ -179,12 +179,12 @@ def test_rsft_learns_the_next_event_of_the_better_half():
     assert target.grad.tolist() == [[-1.0, -1.0]]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS.shipped())
+@pytest.mark.parametrize("name", ALGORITHMS.list_shipped())
 def test_a_group_without_a_valid_beam_moves_nothing_in_any_algorithm(name):
     spec, own = ALGORITHMS.get(name), options_of(name)
     rewards = {"hit": torch.tensor([[0.0, 0.0], [1.0, 0.0]])}
     valid = torch.tensor([[False, False], [True, True]])
-    found = heavy(spec.advantage)(rewards, {"hit": 1.0}, valid, own, lambda moments: moments)
+    found = load_heavy(spec.advantage)(rewards, {"hit": 1.0}, valid, own, lambda moments: moments)
     assert found.value[0].tolist() == [0.0, 0.0]
     logp = torch.tensor([[[torch.nan], [0.0]], [[-1.0], [-2.0]]], requires_grad=True)
     old = torch.where(valid[..., None], logp.detach(), 0.0)
@@ -194,7 +194,7 @@ def test_a_group_without_a_valid_beam_moves_nothing_in_any_algorithm(name):
     given = Policy(
         logp, old, found.value, valid, old, target, target, torch.zeros(2, 2, dtype=torch.bool), head, group
     )
-    result = heavy(spec.loss)(given, own)
+    result = load_heavy(spec.loss)(given, own)
     result.loss.backward()
     assert logp.grad[0].flatten().tolist() == [0.0, 0.0]
     assert torch.isfinite(result.loss)
@@ -207,5 +207,7 @@ def test_rsft_filters_by_a_column_of_logged_feedback_and_never_keeps_a_missing_v
     own = options_of("rsft", feedback="rating", better=0.5)
     assert spec.feedback_column(own) == "rating"
     rating = torch.tensor([5.0, 1.0, 3.0, float("nan")], dtype=torch.float64)
-    found = heavy(spec.advantage)({"hit": reward}, {"hit": 1.0}, valid, own, lambda m: m, feedback_U=rating)
+    found = load_heavy(spec.advantage)(
+        {"hit": reward}, {"hit": 1.0}, valid, own, lambda m: m, feedback_U=rating
+    )
     assert found.group_U.tolist() == [1.0, 0.0, 1.0, 0.0]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.bench.rl.estimators import gumbel, independent
-from nonet.plugins import heavy
+from nonet.bench.rl.estimators import draw_gumbel, draw_independent
+from nonet.plugins import load_heavy
 from nonet.rl import Draws
 from nonet.rl.algorithms import ALGORITHMS, Policy
 
@@ -37,7 +37,7 @@ def advantages(name, reward_TW, draws):
     valid = torch.ones(reward_TW.shape, dtype=torch.bool)
     given = {"draws": draws} if draws is not None and spec.weighted else {}
     options = spec.options().model_dump()
-    return heavy(spec.advantage)(
+    return load_heavy(spec.advantage)(
         {"r": torch.from_numpy(reward_TW)}, {"r": 1.0}, valid, options, lambda moments: moments, **given
     )
 
@@ -56,7 +56,7 @@ def spread(chance, exact, each):
 @pytest.mark.parametrize("shift", [0.0, 1.0, 5.0])
 def test_rloo_over_gumbel_draws_has_no_bias_and_a_spread_that_no_shift_of_the_reward_changes(world, shift):
     chance, reward, exact = world
-    item, draws = draws_of(chance, gumbel)
+    item, draws = draws_of(chance, draw_gumbel)
     plain = gradients(chance, item, advantages("rloo", reward[item], draws).value.numpy())
     each = gradients(chance, item, advantages("rloo", reward[item] + shift, draws).value.numpy())
     error = each.std(0) / np.sqrt(len(each))
@@ -66,16 +66,16 @@ def test_rloo_over_gumbel_draws_has_no_bias_and_a_spread_that_no_shift_of_the_re
 
 def test_a_constant_reward_has_advantages_of_exactly_zero_in_rloo(world):
     chance, _, _ = world
-    item, draws = draws_of(chance, gumbel, groups=64)
+    item, draws = draws_of(chance, draw_gumbel, groups=64)
     for constant in (0.3, -2.0, 1e6):
         value = advantages("rloo", np.full(item.shape, constant), draws).value
         assert not value.any()
 
 
-NEUTRAL = sorted(set(ALGORITHMS.shipped()) - {"ppo", "reinforce_pp", "rloo"})
+NEUTRAL = sorted(set(ALGORITHMS.list_shipped()) - {"ppo", "reinforce_pp", "rloo"})
 
 
-@pytest.mark.parametrize("how", [gumbel, independent])
+@pytest.mark.parametrize("how", [draw_gumbel, draw_independent])
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_group_of_equal_rewards_is_exactly_neutral_where_the_page_says_so(world, name, how):
     chance, reward, _ = world
@@ -98,7 +98,7 @@ def policy_of(chance, item, draws, reference=None, **more):
 
 def direction(name, policy, logit, **options):
     spec = ALGORITHMS.get(name)
-    found = heavy(spec.loss)(policy, spec.options(**options).model_dump())
+    found = load_heavy(spec.loss)(policy, spec.options(**options).model_dump())
     (found.loss / found.count).backward()
     return -logit.grad.numpy()
 
@@ -107,7 +107,7 @@ def cosine(a, b):
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("how", [gumbel, independent])
+@pytest.mark.parametrize("how", [draw_gumbel, draw_independent])
 def test_ppo_with_a_perfect_critic_has_the_exact_gradient_over_draws_of_either_kind(world, how):
     chance, reward, exact = world
     item, draws = draws_of(chance, how)
@@ -117,7 +117,7 @@ def test_ppo_with_a_perfect_critic_has_the_exact_gradient_over_draws_of_either_k
     assert cosine(direction("ppo", policy, logit, kl=0.0, clip=0.2), exact) > 0.999
 
 
-@pytest.mark.parametrize("how", [gumbel, independent])
+@pytest.mark.parametrize("how", [draw_gumbel, draw_independent])
 def test_the_kl_term_has_its_exact_gradient_over_draws_of_either_kind(world, how):
     chance, _, _ = world
     far = np.log(chance) + np.random.default_rng(4).normal(0, 0.5, ITEMS)
@@ -133,12 +133,12 @@ def test_the_kl_term_has_its_exact_gradient_over_draws_of_either_kind(world, how
 
 def test_ppo_aims_at_the_values_of_before_the_first_pass(world):
     chance, reward, _ = world
-    item, _ = draws_of(chance, independent, groups=4)
+    item, _ = draws_of(chance, draw_independent, groups=4)
     before = torch.full((*item.shape, 1), 0.25, dtype=torch.float64)
     now = torch.full((*item.shape, 1), 0.75, dtype=torch.float64)
     given = {"advantage_UW": torch.from_numpy(reward[item]), "value_UWL": now, "baseline_UWL": before}
     _, policy = policy_of(chance, item, None, **given)
-    found = heavy(ALGORITHMS.get("ppo").loss)(policy, ALGORITHMS.get("ppo").options(kl=0.0).model_dump())
+    found = load_heavy(ALGORITHMS.get("ppo").loss)(policy, ALGORITHMS.get("ppo").options(kl=0.0).model_dump())
     # one level: the return is the reward, whatever the values, and the advantage is the reward less 0.25
     error = ((0.75 - reward[item]) ** 2 / 2).sum()
     assert found.more["value_error"].item() == pytest.approx(error)

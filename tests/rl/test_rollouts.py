@@ -52,18 +52,18 @@ def test_the_wire_has_no_object_array_and_no_torch(make_rollouts):
 def test_a_worker_group_can_cut_and_join_the_wire(make_rollouts):
     r = make_rollouts(users=5, columns={"age": np.arange(5)})
     wire = to_wire(r)
-    assert rows.count(wire) == 5
-    parts = [rows.cut(wire, start, stop) for start, stop in rows.shares(5, 3)]
+    assert rows.count_rows(wire) == 5
+    parts = [rows.slice_rows(wire, start, stop) for start, stop in rows.split_evenly(5, 3)]
     assert [len(from_wire(part).uid) for part in parts] == [2, 2, 1]
-    same(from_wire(rows.join(parts)), r)
-    empty = from_wire(rows.cut(wire, 2, 2))
+    same(from_wire(rows.concat_rows(parts)), r)
+    empty = from_wire(rows.slice_rows(wire, 2, 2))
     assert (len(empty.uid), len(empty.target), empty.step, empty.catalogue_version) == (0, 0, 0, "")
 
 
 def test_rows_of_two_weight_versions_are_never_mixed(make_rollouts):
     parts = [to_wire(make_rollouts(weights_version=version)) for version in (3, 4)]
     with pytest.raises(DataError, match="different weights_version are mixed: 3 and 4"):
-        from_wire(rows.join(parts))
+        from_wire(rows.concat_rows(parts))
 
 
 def test_mixed_objects_and_missing_fields_are_refused(make_rollouts):

@@ -16,7 +16,7 @@ import nonet
 from nonet.controller.groups.binding import Binding, live_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.workers.devices.vendors import device
+from nonet.workers.devices.vendors import get_device
 from nonet.workers.runtime.group import WorkerGroup
 from nonet.workers.runtime.worker import RoleSpec
 
@@ -45,19 +45,19 @@ class Witness(nonet.DistributeWorker):
 
     @nonet.method(collect="list")
     def tell(self):
-        kind, context = device(self.device), ray.get_runtime_context()
+        kind, context = get_device(self.device), ray.get_runtime_context()
         return {
             "role": self.place.role,
             "rank": self.rank,
             "device": self.device,
             "backend": kind.backend,
-            "collectives": kind.collectives(),
+            "collectives": kind.get_collective_backends(),
             "resources": context.get_assigned_resources(),
             "ids": context.get_accelerator_ids(),
-            "visible": {name: list(device(name).visible_ids()) for name in ("cuda", "npu")},
+            "visible": {name: list(get_device(name).read_visible_ids()) for name in ("cuda", "npu")},
             "vars": {name: os.environ.get(name, "") for name in ("NONET_POOL", "CUBLAS_WORKSPACE_CONFIG")},
             "node": context.get_node_id(),
-            "why_not": kind.why_not() if kind.name != "cpu" else "",
+            "why_not": kind.explain_unavailable() if kind.name != "cpu" else "",
         }
 
 
@@ -80,7 +80,7 @@ def main() -> None:
         answer
         for group in made.groups
         for role in group.roles
-        for answer in WorkerGroup.of(binding.hosts[group.name], role).tell().get(120)
+        for answer in WorkerGroup.from_actors(binding.hosts[group.name], role).tell().get(120)
     ]
     kinds = {node["NodeID"]: node["Labels"].get("kind") for node in ray.nodes()}
     binding.stop()

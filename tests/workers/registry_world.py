@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nonet.embedding.reading import Layer
+from nonet.embedding.reading import RowLayer
 from nonet.embedding.tables import TableSpec
-from nonet.workers.registry import Contents
+from nonet.workers.registry import VersionContents
 from nonet.workers.weight_files import write_tensors
 
 SPECS = {"item": TableSpec(4, "sgd", default=0.5)}
@@ -19,13 +19,13 @@ def layer(rows, seed=0, count=1000):
     row = draw.standard_normal((count, 4)).astype(np.float32)
     for place in rows:
         row[place] += 1
-    return Layer(key, row, np.empty(0, np.int64))
+    return RowLayer(key, row, np.empty(0, np.int64))
 
 
 def contents(folder, rows=(), weight=1.0, item=None, step=1):
     path = folder / f"{weight}.safetensors"
     write_tensors(path, {"w": torch.full((8,), weight)})
-    return Contents(path, {"item": item or layer(rows)}, {}, "trie", {"step": step})
+    return VersionContents(path, {"item": item or layer(rows)}, {}, "trie", {"step": step})
 
 
 def read(registry, number, keys):

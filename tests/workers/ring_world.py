@@ -106,7 +106,7 @@ class World:
 
     def states(self) -> dict[str, str]:
         """Return a hash of each table's rows, optimizer state and steps."""
-        return {name: table.state_hash() for name, table in self.shard.sparse.tables.items()}
+        return {name: table.hash_state() for name, table in self.shard.sparse.tables.items()}
 
     def save(self, folder: Path) -> Path:
         """Save a checkpoint of trainer and shard."""

@@ -56,7 +56,7 @@ def logp(world, beams):
         )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS.shipped())
+@pytest.mark.parametrize("name", ALGORITHMS.list_shipped())
 def test_every_algorithm_makes_a_rewarded_beam_likelier_than_the_others(world, name):
     there = world({"use": name, **({"rl": 1.0, "weight": 1e-6} if name == "rsft" else {})})
     beams = there.beams()

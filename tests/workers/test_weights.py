@@ -7,8 +7,15 @@ import torch
 from safetensors.torch import save_file
 
 from nonet.errors import CheckpointError, StaleVersion
-from nonet.workers.weight_files import Shards, one_file, read_tensors, write_tensors
-from nonet.workers.weights import Incoming, Outgoing, buckets, outline, pack, unpack
+from nonet.workers.weight_files import TensorShards, merge_shards, read_tensors, write_tensors
+from nonet.workers.weights import (
+    IncomingWeights,
+    OutgoingWeights,
+    pack,
+    plan_buckets,
+    to_meta_tensors,
+    unpack,
+)
 
 MOST = 256  # bytes a bucket
 
@@ -31,7 +38,7 @@ class Model(torch.nn.Module):
 
 def parts(model):
     named = model.state_dict()
-    return [pack(bucket, named) for bucket in buckets(named, MOST)]
+    return [pack(bucket, named) for bucket in plan_buckets(named, MOST)]
 
 
 def same(one, other):
@@ -42,12 +49,12 @@ def same(one, other):
 
 def test_buckets_hold_every_element_once_and_no_more_than_their_bytes():
     named = Model().state_dict()
-    found = buckets(named, MOST)
-    assert found == buckets(outline(named), MOST)
+    found = plan_buckets(named, MOST)
+    assert found == plan_buckets(to_meta_tensors(named), MOST)
     assert len(found) > 5
     counts = {name: torch.zeros(tensor.numel(), dtype=torch.int64) for name, tensor in named.items()}
     for bucket in found:
-        assert 0 < sum(piece.of(named).nbytes for piece in bucket) <= MOST
+        assert 0 < sum(piece.select_from(named).nbytes for piece in bucket) <= MOST
         for piece in bucket:
             counts[piece.name][piece.start : piece.stop] += 1
     assert all(bool((count == 1).all()) for count in counts.values())
@@ -55,7 +62,7 @@ def test_buckets_hold_every_element_once_and_no_more_than_their_bytes():
 
 def test_a_model_of_many_buckets_is_taken_over_when_the_last_has_come_in_whatever_order():
     source, model = Model(1), Model(0)
-    incoming = Incoming(model)
+    incoming = IncomingWeights(model)
     for part in reversed(parts(source)):
         assert not same(model, source)
         incoming.take(3, part)
@@ -66,7 +73,7 @@ def test_a_model_of_many_buckets_is_taken_over_when_the_last_has_come_in_whateve
 
 def test_a_set_that_lacks_a_bucket_is_never_served():
     source, model = Model(1), Model(0)
-    incoming = Incoming(model)
+    incoming = IncomingWeights(model)
     first, *others = parts(source)
     for part in others:
         incoming.take(3, part)
@@ -83,7 +90,7 @@ def test_a_set_that_lacks_a_bucket_is_never_served():
 
 def test_buckets_of_two_versions_are_never_mixed():
     model = Model(0)
-    incoming = Incoming(model)
+    incoming = IncomingWeights(model)
     for part in parts(Model(1))[:-1]:
         incoming.take(3, part)
     incoming.take(4, parts(Model(2))[-1])
@@ -95,7 +102,7 @@ def test_buckets_of_two_versions_are_never_mixed():
 def test_weights_of_another_model_are_refused():
     other = torch.nn.Linear(400, 1)
     with pytest.raises(CheckpointError, match="of weight do not fit this model"):
-        Incoming(Model()).take(1, parts(other)[0])
+        IncomingWeights(Model()).take(1, parts(other)[0])
 
 
 @pytest.mark.parametrize("bound", [64, 1 << 20])
@@ -117,7 +124,7 @@ def test_files_are_those_of_the_library_byte_for_byte(tmp_path, monkeypatch, bou
 def test_weights_that_were_sent_and_written_can_still_be_offloaded(tmp_path):
     named = Model().state_dict()
     write_tensors(tmp_path / "model.safetensors", named)
-    assert all(len(pack(bucket, named)) for bucket in buckets(named, MOST))
+    assert all(len(pack(bucket, named)) for bucket in plan_buckets(named, MOST))
     assert all(tensor.untyped_storage().resizable() for tensor in named.values())
 
 
@@ -128,7 +135,7 @@ def sent(outgoing, model, version, base=None):
 
 def test_a_delta_holds_the_blocks_that_changed_and_makes_the_same_model():
     source, model = Model(1), Model(0)
-    outgoing, incoming = Outgoing(source.state_dict(), MOST, 64), Incoming(model)
+    outgoing, incoming = OutgoingWeights(source.state_dict(), MOST, 64), IncomingWeights(model)
     sizes = []
     for version in (1, 2, 3):
         parts = sent(outgoing, source, version, incoming.version)
@@ -148,7 +155,7 @@ def test_a_delta_holds_the_blocks_that_changed_and_makes_the_same_model():
 
 def test_a_reader_that_missed_a_version_is_told_and_catches_up_by_a_whole_one():
     source, model = Model(1), Model(0)
-    outgoing, late = Outgoing(source.state_dict(), MOST, 64), Incoming(model)
+    outgoing, late = OutgoingWeights(source.state_dict(), MOST, 64), IncomingWeights(model)
     sent(outgoing, source, 1)
     for part in sent(outgoing, source, 2, 1)[:1]:
         with pytest.raises(
@@ -173,15 +180,15 @@ def test_a_bucket_whose_bytes_changed_on_the_way_is_refused():
     data = parts(Model(1))[0].copy()
     data[-1] ^= 1
     with pytest.raises(CheckpointError, match="came with other bytes than were sent"):
-        Incoming(Model()).take(1, data)
+        IncomingWeights(Model()).take(1, data)
 
 
 def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
     named = {name: value for name, value in Model(2).state_dict().items() if name != "head.weight"}
-    shards = Shards.of("model", named, 100)
+    shards = TensorShards.from_tensors("model", named, 100)
     assert len(shards.names) > 2
     for rank in range(2):
-        for file, names in shards.of_rank(rank, 2).items():
+        for file, names in shards.select_rank_files(rank, 2).items():
             assert len(names) == 1 or sum(named[name].nbytes for name in names) <= 100
             write_tensors(tmp_path / file, {name: named[name] for name in names})
     shards.write_index(tmp_path, sum(value.nbytes for value in named.values()))
@@ -189,8 +196,8 @@ def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
     found = read_tensors(path)
     assert found.keys() == named.keys()
     assert all(torch.equal(found[name], value) for name, value in named.items())
-    assert one_file(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
-    (tmp_path / shards.file(1)).unlink()
+    assert merge_shards(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
+    (tmp_path / shards.get_file_name(1)).unlink()
     with pytest.raises(
         CheckpointError, match=r"model.safetensors.index.json names model-00002-of-0000\d.safetensors"
     ):

@@ -1,7 +1,7 @@
-from .environment import Environment as Environment
-from .offload import Residency as Residency
-from .offload import tensors_of as tensors_of
+from .environment import PoolEnvironment as PoolEnvironment
+from .offload import OffloadableBuffers as OffloadableBuffers
+from .offload import list_training_tensors as list_training_tensors
 from .vendors import HOST as HOST
 from .vendors import PRECISIONS as PRECISIONS
 from .vendors import claim as claim
-from .vendors import device as device
+from .vendors import get_device as get_device

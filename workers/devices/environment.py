@@ -2,8 +2,8 @@
 
 A pool brings its own: CUDA hosts are x86-64 with torch+cuda, Ascend hosts often aarch64 with torch_npu. Ray starts the
 worker (`py_executable`, `image_uri`, `pip`, `env_vars`); nonet's own sources travel as a package, so both sides always run
-the same code. What Ray cannot say in time is asked before: `check` looks on every node, in about 3 s a pool, whether the
-interpreter is there and has the same Python and Ray; without that an actor with a wrong one waits for ever.
+the same code. What Ray cannot say in time is asked before: `check_interpreter` looks on every node, in about 3 s
+per pool, whether the interpreter is there and has the same Python and Ray; without that an actor with a wrong one waits for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nonet.deadlines import DEFAULTS, way_out
+from nonet.deadlines import DEFAULTS, suggest_longer_deadline
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.devices.vendors import Device
 
@@ -31,7 +31,7 @@ _LOOK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class PoolEnvironment:
     """One of an interpreter's path, an image or a list of requirements, or none of them; and variables."""
 
     python: str = ""
@@ -45,20 +45,20 @@ class Environment:
             raise ConfigError(f"env has {' and '.join(named)}; a pool's workers start in one of them")
 
     @classmethod
-    def of(cls, options: Mapping[str, Any] | None) -> Environment:
+    def from_options(cls, options: Mapping[str, Any] | None) -> PoolEnvironment:
         """From a scenario's `env:`; None is the environment Ray itself runs in."""
         known: dict[str, Any] = {key: value for key, value in (options or {}).items() if value}
         known["pip"] = tuple(known.get("pip", ()))
         return cls(**known)
 
-    def runtime_env(self, device: Device) -> dict[str, Any]:
+    def to_runtime_env(self, device: Device) -> dict[str, Any]:
         """What Ray is told for an actor on this device; {} when there is nothing to tell.
 
         An image must hold nonet itself: Ray mixes images with nothing but variables.
         """
         runtime_env: dict[str, Any] = {}
         if self.python:
-            runtime_env = {"py_executable": shlex.quote(self.python), "py_modules": [_sources()]}
+            runtime_env = {"py_executable": shlex.quote(self.python), "py_modules": [_upload_sources()]}
         elif self.image:
             runtime_env = {"image_uri": self.image}
         elif self.pip:
@@ -66,7 +66,7 @@ class Environment:
         variables = dict(device.vars) | {key: str(value) for key, value in self.vars.items()}
         return runtime_env | ({"env_vars": variables} if variables else {})
 
-    def check(self, pool: str, nodes: Iterable[str], timeout_s: float = DEFAULTS.start) -> None:
+    def check_interpreter(self, pool: str, nodes: Iterable[str], timeout_s: float = DEFAULTS.start) -> None:
         """Look for the interpreter on every node (Ray's ids), `timeout_s` long at most.
 
         Raises PlacementError that names pool, node and lack.
@@ -78,7 +78,7 @@ class Environment:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         ids = sorted(set(nodes))
-        look = ray.remote(num_cpus=0, max_retries=0)(look_at)
+        look = ray.remote(num_cpus=0, max_retries=0)(probe_interpreter)
         checks = [
             look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
                 self.python, dict(self.vars), timeout_s
@@ -91,7 +91,7 @@ class Environment:
         except RayError as error:
             raise PlacementError(
                 f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes within "
-                f"{timeout_s:g} s: {error}{way_out(timeout_s)}"
+                f"{timeout_s:g} s: {error}{suggest_longer_deadline(timeout_s)}"
             ) from None
         for node, interpreter in zip(ids, looked, strict=True):
             problem = interpreter.get("error") or ", ".join(
@@ -107,7 +107,7 @@ class Environment:
                 )
 
 
-def look_at(python: str, variables: Mapping[str, str], timeout_s: float) -> dict[str, str]:
+def probe_interpreter(python: str, variables: Mapping[str, str], timeout_s: float) -> dict[str, str]:
     """{"python", "ray"}: the versions of an interpreter on this machine, or {"error": why it has none to tell}."""
     if not os.access(python, os.X_OK):
         return {"error": "there is no such executable"}
@@ -126,7 +126,7 @@ def look_at(python: str, variables: Mapping[str, str], timeout_s: float) -> dict
         return {"error": (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
 
 
-def _sources() -> str:
+def _upload_sources() -> str:
     """The URI under which this cluster keeps nonet's sources; put there by the first who asks (0.3 s)."""
     from ray._private.runtime_env import packaging
 

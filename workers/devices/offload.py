@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers.devices.vendors import device
+from nonet.workers.devices.vendors import get_device
 
 
-class State(Enum):
+class ResidencyState(Enum):
     """Where a group's buffers are."""
 
     RESIDENT = "resident"
@@ -33,7 +33,7 @@ class State(Enum):
     OFFLOADED = "offloaded"
 
 
-class Account:
+class MemoryAccount:
     """The bytes of one device (0: not limited) and who holds them. Thread-safe."""
 
     def __init__(self, capacity_bytes: int = 0):
@@ -47,7 +47,7 @@ class Account:
         with self._lock:
             return dict(self._held)
 
-    def take(self, owner: str, wanted_bytes: int) -> None:
+    def reserve(self, owner: str, wanted_bytes: int) -> None:
         """Note that an owner holds so many bytes. Raises PlacementError, and notes nothing, where they don't fit."""
         with self._lock:
             others = sum(bytes_held for name, bytes_held in self._held.items() if name != owner)
@@ -61,13 +61,13 @@ class Account:
                 )
             self._held[owner] = wanted_bytes
 
-    def give(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         """Note that an owner holds nothing."""
         with self._lock:
             self._held.pop(owner, None)
 
 
-class Residency:
+class OffloadableBuffers:
     """The buffers of one group in this process.
 
     tensors    asked at every move, so that what was made since (optimizer states) moves too
@@ -77,90 +77,90 @@ class Residency:
     def __init__(
         self,
         owner: str,
-        tensors: Callable[[], Iterable[Tensor]],
-        account: Account | None = None,
+        list_tensors: Callable[[], Iterable[Tensor]],
+        account: MemoryAccount | None = None,
         *,
-        shelf: Path | None = None,
+        mapped_file_dir: Path | None = None,
     ):
-        self.owner, self.account = owner, account or Account()
-        self._tensors, self._shelf = tensors, shelf
+        self.owner, self.account = owner, account or MemoryAccount()
+        self._tensors, self._shelf = list_tensors, mapped_file_dir
         self._parked: list[tuple[Any, Tensor]] = []
         self._turn = threading.Lock()
-        self.state = State.RESIDENT
-        self.account.take(owner, self.resident_bytes)
+        self.state = ResidencyState.RESIDENT
+        self.account.reserve(owner, self.resident_bytes)
 
     @property
     def resident_bytes(self) -> int:
         """Bytes on the device now."""
-        return sum(storage.nbytes() for storage in self._storages())
+        return sum(storage.nbytes() for storage in self._list_storages())
 
     @property
     def offloaded_bytes(self) -> int:
         """Bytes in host memory now."""
         return sum(shelf.numel() for _, shelf in self._parked)
 
-    def require(self) -> None:
+    def require_resident(self) -> None:
         """Raises PlacementError unless the buffers are here: what a method that uses them asks first."""
-        if self.state is not State.RESIDENT:
+        if self.state is not ResidencyState.RESIDENT:
             raise PlacementError(
                 f"{self.owner} is {self.state.value}, not resident: resume it before it works"
             )
 
     def offload(self) -> int:
         """Move every buffer to host memory; bytes moved. Raises PlacementError unless resident."""
-        with self._moving(State.RESIDENT, "offload"):
-            storages, parked = self._storages(), []
+        with self._hold_move(ResidencyState.RESIDENT, "offload"):
+            storages, parked = self._list_storages(), []
             try:
                 for storage in storages:
-                    parked.append((storage, _park(storage, self._shelf)))
+                    parked.append((storage, _copy_to_host(storage, self._shelf)))
             except BaseException:
-                self.state = State.RESIDENT  # copies alone were made; nothing was emptied
+                self.state = ResidencyState.RESIDENT  # copies alone were made; nothing was emptied
                 raise
             for storage, _ in parked:
                 storage.resize_(0)
             for kind in {storage.device.type for storage, _ in parked}:
-                device(kind).release()
+                get_device(kind).release()
             self._parked = parked
-            self.account.give(self.owner)
-            self.state = State.OFFLOADED
+            self.account.release(self.owner)
+            self.state = ResidencyState.OFFLOADED
             return self.offloaded_bytes
 
     def resume(self) -> int:
         """Move every buffer back; bytes moved. Raises PlacementError unless offloaded, or where the device has no room."""
-        with self._moving(State.OFFLOADED, "resume"):
+        with self._hold_move(ResidencyState.OFFLOADED, "resume"):
             size_bytes, filled = self.offloaded_bytes, []
             try:
-                self.account.take(self.owner, size_bytes)
+                self.account.reserve(self.owner, size_bytes)
                 for storage, shelf in self._parked:
                     filled.append(storage)
                     storage.resize_(shelf.numel())
-                    _bytes_of(storage).copy_(shelf)
+                    _view_bytes(storage).copy_(shelf)
             except BaseException:
                 for storage in filled:
                     storage.resize_(0)
-                self.account.give(self.owner)
-                self.state = State.OFFLOADED
+                self.account.release(self.owner)
+                self.state = ResidencyState.OFFLOADED
                 raise
             self._parked = []
-            self.state = State.RESIDENT
+            self.state = ResidencyState.RESIDENT
             return size_bytes
 
     @contextmanager
-    def _moving(self, expected: State, what: str) -> Iterator[None]:
+    def _hold_move(self, expected: ResidencyState, action: str) -> Iterator[None]:
         """In MOVING from the state expected; one move at a time."""
         if not self._turn.acquire(blocking=False):
-            raise PlacementError(f"{self.owner} is moving: wait for that move before you {what}")
+            raise PlacementError(f"{self.owner} is moving: wait for that move before you {action}")
         try:
             if self.state is not expected:
                 raise PlacementError(
-                    f"cannot {what} {self.owner}: it is {self.state.value}, not {expected.value}"
+                    f"cannot {action} {self.owner}: it is {self.state.value}, not {expected.value}"
                 )
-            self.state = State.MOVING
+            self.state = ResidencyState.MOVING
             yield
         finally:
             self._turn.release()
 
-    def _storages(self) -> list[Any]:
+    def _list_storages(self) -> list[Any]:
         """Each storage behind the tensors once, in their order."""
         storages: dict[int, Any] = {}
         for tensor in self._tensors():
@@ -169,7 +169,9 @@ class Residency:
         return list(storages.values())
 
 
-def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[Tensor]:
+def list_training_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> list[Tensor]:
     """A model's parameters, gradients and buffers, and its optimizer's states."""
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]
@@ -178,13 +180,13 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None =
     return tensors
 
 
-def _park(storage: Any, folder: Path | None) -> Tensor:
+def _copy_to_host(storage: Any, folder: Path | None) -> Tensor:
     """A host copy of a storage: pinned memory for a device's, a mapped file for the host's own."""
     if not storage.resizable():
         raise ConfigError(
             "a buffer's memory belongs to NumPy or a mapped file and cannot be given back; clone it first"
         )
-    source = _bytes_of(storage)
+    source = _view_bytes(storage)
     if source.device.type != "cpu":
         return torch.empty(source.shape, dtype=torch.uint8, pin_memory=True).copy_(source)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="nonet-parked-") as file:
@@ -193,6 +195,6 @@ def _park(storage: Any, folder: Path | None) -> Tensor:
         return shelf.copy_(source)  # the mapping outlives the file's name
 
 
-def _bytes_of(storage: Any) -> Tensor:
+def _view_bytes(storage: Any) -> Tensor:
     """The whole storage as bytes; no graph, no copy."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -26,7 +26,7 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DeviceMemory:
     """Bytes of a device: what this process uses, the most it has used, and what the device has free and in all."""
 
     used: int
@@ -56,24 +56,24 @@ class Device:
 
     # --- for Ray -----------------------------------------------------------------------------------------------------
 
-    def ray_options(self, count: float) -> dict[str, Any]:
+    def get_ray_options(self, count: float) -> dict[str, Any]:
         """Keyword arguments for `ray.remote` that ask for `count` of this device."""
         if not self.resource or not count:
             return {}
         return {"num_gpus": count} if self.resource == "GPU" else {"resources": {self.resource: count}}
 
-    def visible_ids(self, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    def read_visible_ids(self, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         """The device ids that Ray gave to a process, from its environment; () for none."""
         listed = environment.get(self.visible, "") if self.visible else ""
         return tuple(part for part in listed.split(",") if part)
 
     # --- for torch ---------------------------------------------------------------------------------------------------
 
-    def torch_device(self, index: int = 0) -> str:
+    def to_torch_device(self, index: int = 0) -> str:
         """The name torch uses for a device of this kind. Ray shows a process only its own, so the first is its own."""
         return self.name if self.name == HOST else f"{self.name}:{index}"
 
-    def module(self) -> Any:
+    def import_torch_module(self) -> Any:
         """torch.cpu, torch.cuda, torch.npu, ... Raises ConfigError where the package or torch's part is missing."""
         import torch
 
@@ -90,10 +90,10 @@ class Device:
             raise ConfigError(f"torch {torch.__version__} in {sys.executable} knows no device {self.name!r}")
         return module
 
-    def why_not(self) -> str:
+    def explain_unavailable(self) -> str:
         """Why this process cannot use the device; "" when it can."""
         try:
-            module = self.module()
+            module = self.import_torch_module()
         except ConfigError as error:
             return str(error)
         if self.name == HOST or (module.is_available() and module.device_count()):
@@ -103,16 +103,16 @@ class Device:
 
     def claim(self, index: int = 0) -> str:
         """Make a device of this kind the process's own; its torch name. Raises ConfigError that says what is missing."""
-        reason = self.why_not()
+        reason = self.explain_unavailable()
         if reason:
             raise ConfigError(
                 f"{reason}. Give the role a pool with another device, or start Ray where it is."
             )
         if self.name != HOST:
-            self.module().set_device(index)
-        return self.torch_device(index)
+            self.import_torch_module().set_device(index)
+        return self.to_torch_device(index)
 
-    def collectives(self) -> str:
+    def get_collective_backends(self) -> str:
         """The backends of a process group whose tensors live on this device, for `init_process_group` and `new_group`.
 
         Host tensors keep gloo beside it: keys, counts and sparse rows live in host memory whatever the device.
@@ -123,7 +123,7 @@ class Device:
         """Raises ConfigError where this process's torch does not speak the device's backend."""
         import torch.distributed as dist
 
-        self.module()
+        self.import_torch_module()
         if not (dist.is_available() and dist.is_backend_available(self.backend)):
             raise ConfigError(
                 f"torch in {sys.executable} has no collective backend {self.backend!r} for {self.name}; "
@@ -132,15 +132,15 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait for everything queued on the device."""
-        self.module().synchronize()
+        self.import_torch_module().synchronize()
 
-    def memory(self) -> Memory:
+    def measure_memory(self) -> DeviceMemory:
         """Bytes used, peak, free and total of this process's device; of the host for cpu."""
         if self.name == HOST:
-            return _host_memory()
-        module = self.module()
+            return _measure_host_memory()
+        module = self.import_torch_module()
         free, total = module.mem_get_info()
-        return Memory(module.memory_allocated(), module.max_memory_allocated(), int(free), int(total))
+        return DeviceMemory(module.memory_allocated(), module.max_memory_allocated(), int(free), int(total))
 
     def release(self) -> None:
         """Give memory that this process has freed back to the device, so that another process may have it.
@@ -148,7 +148,7 @@ class Device:
         torch keeps what it frees for itself; on the host glibc does, once it has seen many large blocks.
         """
         if self.name != HOST:
-            getattr(self.module(), "empty_cache", lambda: None)()
+            getattr(self.import_torch_module(), "empty_cache", lambda: None)()
             return
         if arrow := sys.modules.get("pyarrow"):
             arrow.default_memory_pool().release_unused()
@@ -159,7 +159,7 @@ class Device:
         """A context in which work is queued on a stream of its own; the host has one queue, so nothing changes there."""
         if self.name == HOST:
             return contextlib.nullcontext()
-        module = self.module()
+        module = self.import_torch_module()
         return module.stream(module.Stream())
 
     def seed(self, seed: int) -> None:
@@ -168,7 +168,7 @@ class Device:
 
         torch.manual_seed(seed)
         if self.name != HOST:
-            self.module().manual_seed_all(seed)
+            self.import_torch_module().manual_seed_all(seed)
 
     def autocast(self, precision: str = "fp32") -> Any:
         """A context in which matrix products run in `precision` (fp32, bf16, fp16). Raises ConfigError."""
@@ -178,7 +178,7 @@ class Device:
             raise ConfigError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
         if precision == "fp32":
             return contextlib.nullcontext()
-        self.module()
+        self.import_torch_module()
         return torch.autocast(self.name, dtype=getattr(torch, PRECISIONS[precision]))
 
 
@@ -191,7 +191,7 @@ def register(device: Device) -> None:
     _DEVICES[device.name] = device
 
 
-def device(name: str) -> Device:
+def get_device(name: str) -> Device:
     """The device of that name, or of a torch name such as "cuda:1". Raises ConfigError that lists the known ones."""
     kind = name.partition(":")[0]
     if kind not in _DEVICES:
@@ -208,7 +208,7 @@ def device(name: str) -> Device:
 def claim(torch_name: str) -> str:
     """Make the device of a worker's place ("cuda:0") its process's own; the name again. Raises ConfigError."""
     index = torch_name.partition(":")[2]
-    return device(torch_name).claim(int(index or 0))
+    return get_device(torch_name).claim(int(index or 0))
 
 
 def _discover() -> None:
@@ -224,14 +224,14 @@ def _discover() -> None:
                 raise ConfigError(f"NONET_DEVICES or an entry point names {name!r}: {error}") from None
 
 
-def _host_memory() -> Memory:
+def _measure_host_memory() -> DeviceMemory:
     import resource
 
     page = os.sysconf("SC_PAGE_SIZE")
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[1]) * page
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Memory(
+    return DeviceMemory(
         used, max(used, peak), os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
     )
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from nonet.errors import ConfigError
 
 
-class Learning:
+class BlockForward:
     """A block's forward: recomputed, compiled or both while gradients are kept."""
 
     def __init__(self, block: torch.nn.Module, *, recompute: bool, compiled: bool):
@@ -26,13 +26,13 @@ class Learning:
         if not torch.is_grad_enabled():
             return forward(self.block, *args, **named)
         if self.compiled:
-            forward = _compiled(forward)
+            forward = _compile_forward(forward)
         if self.recompute:
             return checkpoint(forward, self.block, *args, use_reentrant=False, **named)
         return forward(self.block, *args, **named)
 
 
-def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Its `blocks`; where it names none, the largest list of layers of one class in it, as Hugging Face's models have one."""
     if (named := getattr(model, "blocks", None)) is not None:
         return list(named)
@@ -55,18 +55,18 @@ def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
     chosen: Mapping[str, bool] = {key: options.pop(key, False) for key in ("recompute", "compile")}
     if not any(chosen.values()):
         return
-    blocks: list[Any] = blocks_of(model)
+    blocks: list[Any] = find_blocks(model)
     if not blocks:
         key = next(key for key, on in chosen.items() if on)
         raise ConfigError(f"roles.trainer.engine.{key}: {type(model).__name__} has no blocks; leave it out")
     for block in blocks:
-        block.forward = Learning(block, recompute=chosen["recompute"], compiled=chosen["compile"])
+        block.forward = BlockForward(block, recompute=chosen["recompute"], compiled=chosen["compile"])
 
 
 _COMPILED: dict[Any, Any] = {}
 
 
-def _compiled(forward: Any) -> Any:
+def _compile_forward(forward: Any) -> Any:
     """One compiled function for all blocks of a class."""
     if forward not in _COMPILED:
         _COMPILED[forward] = torch.compile(forward, dynamic=True)

@@ -22,12 +22,20 @@ import torch
 from torch import Tensor
 
 from nonet.models import Muon
-from nonet.workers import Saving, Shards, host_copy, load_model, outline, read_tensors, write_tensors
-from nonet.workers.devices import tensors_of
-from nonet.workers.engines.base import Learning
+from nonet.workers import (
+    SaveOptions,
+    TensorShards,
+    copy_to_host,
+    load_model,
+    read_tensors,
+    to_meta_tensors,
+    write_tensors,
+)
+from nonet.workers.devices import list_training_tensors
+from nonet.workers.engines.base import OptimizerSettings
 from nonet.workers.runtime import Membership
 
-BESIDE = Saving()  # later steps
+BESIDE = SaveOptions()  # later steps
 _AT_ONCE = 1 << 24  # elements
 MASTERS = "master"
 """The stem of the files of fp32 copies; checkpoints written before there were any, and those of fp32 models, have none."""
@@ -37,7 +45,11 @@ class Ddp:
     """A model with its optimizer. `model` is shared by reference with fused roles."""
 
     def __init__(
-        self, options: Mapping[str, Any], model: torch.nn.Module, learning: Learning, member: Membership
+        self,
+        options: Mapping[str, Any],
+        model: torch.nn.Module,
+        learning: OptimizerSettings,
+        member: Membership,
     ):
         self.options, self.model, self.learning, self.member = options, model, learning, member
         self.restart()
@@ -60,12 +72,12 @@ class Ddp:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Muon for the hidden matrices, AdamW for the rest; or AdamW for all."""
-        hidden = set(self.hidden_places())
+        hidden = set(self.find_hidden_positions())
         every = self.masters
         others = [p for at, p in enumerate(every) if at not in hidden]
         return Muon([every[at] for at in sorted(hidden)], others, weight_decay=self.learning.weight_decay)
 
-    def hidden_places(self) -> list[int]:
+    def find_hidden_positions(self) -> list[int]:
         """Places among the parameters of the matrices that Muon moves."""
         if self.learning.optimizer != "muon":
             return []
@@ -75,10 +87,10 @@ class Ddp:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def gradients(self) -> list[Tensor]:
+    def collect_gradients(self) -> list[Tensor]:
         """Return this rank's gradients since the last step. Those of fp16 are copied to fp32 for the step, for what they become
         when their scale is taken out may be too small for fp16; bf16 has the range of fp32."""
-        for parameter, master in self._reduced():
+        for parameter, master in self._iterate_reduced():
             if parameter.dtype != torch.float16:
                 continue
             assert parameter.grad is not None
@@ -90,19 +102,19 @@ class Ddp:
         found = [parameter.grad if master.grad is None else master.grad for parameter, master in pairs]
         return [gradient for gradient in found if gradient is not None]
 
-    def clip(self, rows: float = 0.0) -> float:
-        gradients, reduced = self.gradients(), any(True for _ in self._reduced())
+    def clip(self, sparse_norm: float = 0.0) -> float:
+        gradients, reduced = self.collect_gradients(), any(True for _ in self._iterate_reduced())
         if self.member.n_trainers > 1:
             self._sum_gradients()
-        if not rows and not reduced:
+        if not sparse_norm and not reduced:
             return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
         if reduced:
             norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
             norm = float(torch.linalg.vector_norm(norms))
         else:
             norm = float(torch.nn.utils.get_total_norm(gradients))
-        norm = math.hypot(norm, rows)
-        torch._foreach_mul_(gradients, cut(norm, self.learning.clip_norm))
+        norm = math.hypot(norm, sparse_norm)
+        torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip_norm))
         return norm
 
     @torch.no_grad()
@@ -111,7 +123,7 @@ class Ddp:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-        if reduced := list(self._reduced()):
+        if reduced := list(self._iterate_reduced()):
             self._step_reduced(reduced)
 
     def _step_reduced(self, reduced: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
@@ -120,7 +132,7 @@ class Ddp:
         zeros = [parameter.grad for parameter in stepped]
         for parameter in stepped:
             parameter.grad = None  # an optimizer leaves out what has none
-        for some in _in_turns([pair for pair in reduced if pair[0].dtype != torch.float16]):
+        for some in _batch_by_size([pair for pair in reduced if pair[0].dtype != torch.float16]):
             for parameter, master in some:
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
@@ -136,24 +148,24 @@ class Ddp:
 
     def skip(self) -> None:
         """Drop the gradients of a step that is not taken."""
-        torch._foreach_zero_(self.gradients())
-        for _, master in self._reduced():
+        torch._foreach_zero_(self.collect_gradients())
+        for _, master in self._iterate_reduced():
             master.grad = None
 
-    def _reduced(self) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    def _iterate_reduced(self) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
         """Parameters of reduced precision and their masters."""
         for parameter, master in zip(self.model.parameters(), self.masters, strict=True):
             if master is not parameter:
                 yield parameter, master
 
-    def outline(self) -> dict[str, Tensor]:
-        return outline(self.model.state_dict())
+    def describe_weights(self) -> dict[str, Tensor]:
+        return to_meta_tensors(self.model.state_dict())
 
-    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
-    def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
+    def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Ranks write the shards of model and optimizer in turn, rank 0 the first, the indexes and optimizer.json."""
         state = self.optimizer.state_dict()
         moments = {
@@ -163,31 +175,33 @@ class Ddp:
         }
         named = zip(self.model.named_parameters(), self.masters, strict=True)
         masters = {name: master.detach() for (name, parameter), master in named if master is not parameter}
-        return self.written(moments, moments, state["param_groups"], saving, (masters, masters))
+        return self.make_writer(moments, moments, state["param_groups"], saving, (masters, masters))
 
-    def own_names(self, stem: str, named: Mapping[str, Tensor], saving: Saving) -> set[str]:
+    def list_own_names(self, stem: str, tensors: Mapping[str, Tensor], saving: SaveOptions) -> set[str]:
         """The tensors that this rank writes; of `named` only names and sizes count."""
-        files = Shards.of(stem, named, saving.shard_bytes).of_rank(self.member.rank, self.member.n_trainers)
+        files = TensorShards.from_tensors(stem, tensors, saving.shard_bytes).select_rank_files(
+            self.member.rank, self.member.n_trainers
+        )
         return {name for names in files.values() for name in names}
 
-    def written(
+    def make_writer(
         self,
-        shape: Mapping[str, Tensor],
+        moment_shapes: Mapping[str, Tensor],
         moments: Mapping[str, Tensor],
         groups: Sequence[Mapping[str, Any]],
-        saving: Saving,
+        saving: SaveOptions,
         masters: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
     ) -> Callable[[Path], list[Path]]:
         """What writes this rank's files: the whole weights, and `moments`, which may lack what other ranks write; `shape`: all of
         them, as meta tensors will do. `masters`: the same two of fp32 copies, by the names of their parameters."""
         model, files, sets = self.model.state_dict(), {}, []
-        parts = [("model", model, model), ("optimizer", shape, moments)]
+        parts = [("model", model, model), ("optimizer", moment_shapes, moments)]
         for stem, outlined, tensors in (*parts, *([(MASTERS, *masters)] if masters[0] else [])):
-            shards = Shards.of(stem, outlined, saving.shard_bytes)
+            shards = TensorShards.from_tensors(stem, outlined, saving.shard_bytes)
             sets.append((shards, sum(tensor.nbytes for tensor in outlined.values())))
-            for file, names in shards.of_rank(self.member.rank, self.member.n_trainers).items():
+            for file, names in shards.select_rank_files(self.member.rank, self.member.n_trainers).items():
                 mine = {name: tensors[name] for name in names}
-                files[file] = host_copy(mine) if saving.copy else mine
+                files[file] = copy_to_host(mine) if saving.copy else mine
         rank_0 = (sets, groups) if self.member.rank == 0 else ((), None)
         return partial(write_dense, files, *rank_0)
 
@@ -206,31 +220,34 @@ class Ddp:
             if master is not parameter:
                 master.copy_(kept.get(name, parameter))
 
-    def load_optimizer(self, folder: Path, part: Callable[[int, Tensor], Tensor]) -> None:
+    def load_optimizer(self, folder: Path, select_part: Callable[[int, Tensor], Tensor]) -> None:
         """Moments of a commit; `part` gives this rank's of a parameter's, by its place in the optimizer."""
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
             # never the value itself: a mapped file's memory cannot be given back
-            state.setdefault(int(index), {})[slot] = part(int(index), value)
+            state.setdefault(int(index), {})[slot] = select_part(int(index), value)
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         masters = [
-            tensor for _, master in self._reduced() for tensor in (master, master.grad) if tensor is not None
+            tensor
+            for _, master in self._iterate_reduced()
+            for tensor in (master, master.grad)
+            if tensor is not None
         ]
-        return [*tensors_of(self.model, self.optimizer), *masters]
+        return [*list_training_tensors(self.model, self.optimizer), *masters]
 
     def _sum_gradients(self) -> None:
-        gradients = self.gradients()
+        gradients = self.collect_gradients()
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch.distributed.all_reduce(flat, group=self.member.trainers)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
-def _in_turns(
+def _batch_by_size(
     pairs: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]],
 ) -> Iterator[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]:
     """Yield pairs whose gradients in fp32 are there at once: 64 MB, or one parameter."""
@@ -258,14 +275,14 @@ def read_masters(folder: Path) -> dict[str, Tensor]:
     return read_tensors(path) if there else {}
 
 
-def cut(norm: float, most: float) -> float:
+def compute_clip_factor(norm: float, max_norm: float) -> float:
     """What gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does."""
-    return min(1.0, most / (norm + 1e-6))
+    return min(1.0, max_norm / (norm + 1e-6))
 
 
 def write_dense(
     files: Mapping[str, Mapping[str, Tensor]],
-    sets: Sequence[tuple[Shards, int]],
+    sets: Sequence[tuple[TensorShards, int]],
     groups: Sequence[Mapping[str, Any]] | None,
     folder: Path,
 ) -> list[Path]:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.workers import Saving, read_tensors
+from nonet.workers import SaveOptions, read_tensors
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, is_reduced, read_masters
 from nonet.workers.engines._shadow import Shadow
-from nonet.workers.engines.base import Learning
+from nonet.workers.engines.base import OptimizerSettings
 from nonet.workers.runtime import Membership
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
@@ -39,7 +39,11 @@ class Deepspeed(Ddp):
     """
 
     def __init__(
-        self, options: Mapping[str, Any], model: torch.nn.Module, learning: Learning, member: Membership
+        self,
+        options: Mapping[str, Any],
+        model: torch.nn.Module,
+        learning: OptimizerSettings,
+        member: Membership,
     ):
         self._engine: Any = None
         super().__init__(
@@ -69,7 +73,7 @@ class Deepspeed(Ddp):
         shadow = Shadow(list(self.model.parameters()))
         self._shadows: list[Any] = list(shadow.parameters())
         self._sizes = [p.numel() for p in self._shadows]
-        ordered = _matrices_first(self._shadows)
+        ordered = _sort_matrices_first(self._shadows)
         self._shapes = [p.shape for p in ordered]
         matrices = [p for p in ordered if p.ndim > 1]
         groups = [
@@ -79,23 +83,23 @@ class Deepspeed(Ddp):
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98)
         )
-        deepspeed = _imported(next(self.model.parameters()).device.type)
-        self._among_trainers = partial(_among_trainers, deepspeed, self.member)
+        deepspeed = _import_deepspeed(next(self.model.parameters()).device.type)
+        self._among_trainers = partial(_restrict_to_trainers, deepspeed, self.member)
         with self._among_trainers():
             self._engine = deepspeed.initialize(
                 model=shadow,
                 optimizer=optimizer,
-                config=self._config(),
-                mpu=_Group(self.member),
+                config=self._build_config(),
+                mpu=_TrainerTopology(self.member),
                 dist_init_required=False,
             )[0]
-        self._pieces = _Pieces(self._engine.optimizer, ordered, self._shapes, self.member)
+        self._pieces = _RankPieces(self._engine.optimizer, ordered, self._shapes, self.member)
 
     def make_masters(self) -> list[torch.nn.Parameter]:
         """As of `Ddp` where this rank is alone; else the shadow has the fp32 copies."""
         return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
 
-    def _config(self) -> dict[str, Any]:
+    def _build_config(self) -> dict[str, Any]:
         whole, largest = sum(self._sizes), max(self._sizes)
         bucket = (
             -(-max(largest, min(whole, _AT_ONCE)) // 64) * 64
@@ -119,13 +123,13 @@ class Deepspeed(Ddp):
             "zero_optimization": zero,
         }
 
-    def clip(self, rows: float = 0.0) -> float:
+    def clip(self, sparse_norm: float = 0.0) -> float:
         """The norm; the cut is made by DeepSpeed as it steps, by the dense norm and what is allowed of it."""
         if self._engine is None:
-            return super().clip(rows)
+            return super().clip(sparse_norm)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
         broken = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-        if self.member.total(float(broken))[0]:
+        if self.member.sum_over_trainers(float(broken))[0]:
             return math.nan  # DeepSpeed never sees the gradients of a step that is skipped
         with self._among_trainers():
             self._engine.backward(self._engine(gradients) * self.member.n_trainers)
@@ -134,8 +138,8 @@ class Deepspeed(Ddp):
             dense = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
         else:
             dense = float(zero.scaled_global_norm())
-        norm, most = math.hypot(dense, rows), self.learning.clip_norm
-        zero.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if rows else most
+        norm, most = math.hypot(dense, sparse_norm), self.learning.clip_norm
+        zero.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if sparse_norm else most
         return norm
 
     @torch.no_grad()
@@ -149,16 +153,16 @@ class Deepspeed(Ddp):
             self._engine.step()
         self._steps += 1
         parameters = list(self.model.parameters())
-        ordered = _matrices_first(parameters)
+        ordered = _sort_matrices_first(parameters)
         if self.options.get("zero", 1) == 3:
-            for index, whole in self._pieces.whole():
+            for index, whole in self._pieces.gather_whole():
                 ordered[index].copy_(whole)
         else:
             for p, shadow in zip(parameters, self._shadows, strict=True):
                 p.copy_(shadow)
         torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
 
-    def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
+    def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Moments are gathered, some parameters at a time; a rank keeps those that it writes."""
         if self._engine is None:
             return super().snapshot(saving)
@@ -168,29 +172,31 @@ class Deepspeed(Ddp):
             for index, whole in enumerate(self._shapes)
             for slot in slots
         }
-        own = self.own_names("optimizer", shape, saving)
+        own = self.list_own_names("optimizer", shape, saving)
         moments = {name: torch.tensor(float(self._steps)) for name in shape if name.endswith(".step")}
         for slot in _MOMENTS if self._steps else ():
-            for index, whole in self._pieces.whole(_MOMENTS[slot]):
+            for index, whole in self._pieces.gather_whole(_MOMENTS[slot]):
                 if (name := f"{index}.{slot}") in own:
                     moments[name] = whole.clone()
         groups = self.optimizer.state_dict()["param_groups"]
-        return self.written(shape, moments, groups, saving, self._gathered_masters(saving))
+        return self.make_writer(shape, moments, groups, saving, self._gather_masters(saving))
 
-    def _reduced_places(self) -> dict[int, str]:
+    def _map_reduced_names(self) -> dict[int, str]:
         """Return the names of parameters of reduced precision by their place in the optimizer's order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        ordered = _matrices_first(list(self.model.parameters()))
+        ordered = _sort_matrices_first(list(self.model.parameters()))
         return {at: names[id(p)] for at, p in enumerate(ordered) if is_reduced(p)}
 
-    def _gathered_masters(self, saving: Saving) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _gather_masters(self, saving: SaveOptions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the shapes of all fp32 copies, and those that this rank writes."""
-        names = self._reduced_places()
+        names = self._map_reduced_names()
         if not names:
             return {}, {}
         shape = {name: torch.empty(self._shapes[at], device="meta") for at, name in names.items()}
-        own = self.own_names(MASTERS, shape, saving)
-        return shape, {names[at]: whole.clone() for at, whole in self._pieces.whole() if names.get(at) in own}
+        own = self.list_own_names(MASTERS, shape, saving)
+        return shape, {
+            names[at]: whole.clone() for at, whole in self._pieces.gather_whole() if names.get(at) in own
+        }
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         if self.member.n_trainers == 1:
@@ -201,27 +207,27 @@ class Deepspeed(Ddp):
         if not optimizer:
             return
         kept = read_masters(folder)
-        for at, name in self._reduced_places().items():
+        for at, name in self._map_reduced_names().items():
             if name in kept:
-                self._pieces.put_weights(at, kept[name])
+                self._pieces.set_weights(at, kept[name])
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
             if slot == "step":
                 self._steps = int(value)
             else:
-                self._pieces.put(int(index), _MOMENTS[slot], value)
+                self._pieces.set_moment(int(index), _MOMENTS[slot], value)
         if self._steps:
             self._pieces.set_steps(self._steps)
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         if self._engine is None:
-            return super().device_tensors()
+            return super().list_device_tensors()
         copies = (getattr(shadow, "ds_tensor", shadow) for shadow in self._shadows)
-        return (*super().device_tensors(), *copies, *self._pieces.tensors())
+        return (*super().list_device_tensors(), *copies, *self._pieces.iterate_tensors())
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _RankPiece:
     """A rank's elements start:stop of a parameter, laid end to end; they are flat[at : at + stop - start]."""
 
     flat: Tensor
@@ -229,12 +235,12 @@ class _Piece:
     start: int
     stop: int
 
-    def of(self, flat: Tensor) -> Tensor:
+    def select_from(self, flat_tensor: Tensor) -> Tensor:
         """Of a tensor laid out as `flat`."""
-        return flat[self.at : self.at + self.stop - self.start]
+        return flat_tensor[self.at : self.at + self.stop - self.start]
 
 
-class _Pieces:
+class _RankPieces:
     """Where ZeRO keeps what: of each parameter, in the optimizer's order, the piece of each rank."""
 
     def __init__(self, zero: Any, ordered: list[Any], shapes: list[torch.Size], member: Membership):
@@ -242,19 +248,23 @@ class _Pieces:
         self._device = ordered[0].device
         self._mine = torch.distributed.get_rank(member.trainers)
         ranks, place = range(member.n_trainers), {id(p): index for index, p in enumerate(ordered)}
-        layout = _apart if hasattr(zero, "fp32_partitioned_groups_flat") else _end_to_end
+        layout = (
+            _locate_separate_pieces
+            if hasattr(zero, "fp32_partitioned_groups_flat")
+            else _locate_contiguous_pieces
+        )
         self._of_rank = [
             dict(sorted((place[id(p)], piece) for p, piece in layout(zero, ordered, shapes, rank)))
             for rank in ranks
         ]
 
-    def whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
+    def gather_whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
         """Each parameter's moment, its weights by default, on the device, by its place; all ranks read to the end."""
-        for places in self._buckets():
+        for places in self._batch_positions():
             sizes = [[pieces[at].stop - pieces[at].start for at in places] for pieces in self._of_rank]
             longest = max(map(sum, sizes))
             mine = torch.zeros(longest, device=self._device)
-            filled = torch.cat([self._kept(self._of_rank[self._mine][at], slot) for at in places])
+            filled = torch.cat([self._read_piece(self._of_rank[self._mine][at], slot) for at in places])
             mine[: len(filled)] = filled
             parts = [torch.empty_like(mine) for _ in sizes]
             torch.distributed.all_gather(parts, mine, group=self._member.trainers)
@@ -262,36 +272,36 @@ class _Pieces:
             for number, at in enumerate(places):
                 yield at, torch.cat([split[number] for split in by_rank]).view(self._shapes[at])
 
-    def put(self, index: int, slot: str, value: Tensor) -> None:
+    def set_moment(self, index: int, slot: str, value: Tensor) -> None:
         """This rank's piece of a moment of the optimizer's `index`-th parameter."""
         piece = self._of_rank[self._mine][index]
         state = self._zero.optimizer.state[piece.flat]
         if slot not in state:
             state[slot] = torch.zeros_like(piece.flat, requires_grad=False)
-        piece.of(state[slot]).copy_(value.reshape(-1)[piece.start : piece.stop])
+        piece.select_from(state[slot]).copy_(value.reshape(-1)[piece.start : piece.stop])
 
-    def put_weights(self, index: int, value: Tensor) -> None:
+    def set_weights(self, index: int, value: Tensor) -> None:
         """Set this rank's piece of the optimizer's `index`-th parameter."""
         piece = self._of_rank[self._mine][index]
-        piece.of(piece.flat.detach()).copy_(value.reshape(-1)[piece.start : piece.stop])
+        piece.select_from(piece.flat.detach()).copy_(value.reshape(-1)[piece.start : piece.stop])
 
     def set_steps(self, steps: int) -> None:
         """How often the optimizer stepped."""
         for piece in self._of_rank[self._mine].values():
             self._zero.optimizer.state[piece.flat]["step"] = torch.tensor(float(steps))
 
-    def tensors(self) -> Iterator[Tensor]:
+    def iterate_tensors(self) -> Iterator[Tensor]:
         """This rank's pieces on its device, and their moments."""
         flats = {id(piece.flat): piece.flat for piece in self._of_rank[self._mine].values()}
         for flat in flats.values():
             slots = self._zero.optimizer.state.get(flat, {})
             yield from (t for t in (flat, *slots.values()) if t.device == self._device)
 
-    def _kept(self, piece: _Piece, slot: str | None) -> Tensor:
+    def _read_piece(self, piece: _RankPiece, slot: str | None) -> Tensor:
         flat = piece.flat if slot is None else self._zero.optimizer.state[piece.flat][slot]
-        return piece.of(flat.detach()).to(self._device)
+        return piece.select_from(flat.detach()).to(self._device)
 
-    def _buckets(self) -> Iterator[list[int]]:
+    def _batch_positions(self) -> Iterator[list[int]]:
         """Places of parameters that are gathered together."""
         bucket, elements = [], 0
         for at, shape in enumerate(self._shapes):
@@ -304,34 +314,34 @@ class _Pieces:
             yield bucket
 
 
-def _end_to_end(
+def _locate_contiguous_pieces(
     zero: Any, ordered: list[Any], shapes: list[torch.Size], rank: int
-) -> Iterator[tuple[Any, _Piece]]:
+) -> Iterator[tuple[Any, _RankPiece]]:
     """ZeRO 1 and 2: the parameters of a group one after the other, cut into as many pieces as there are ranks."""
     for flat, parameters in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
         mine, begin = rank * flat.numel(), 0
         for p in parameters:
             start, stop = (min(max(edge - begin, 0), p.numel()) for edge in (mine, mine + flat.numel()))
-            yield p, _Piece(flat, begin + start - mine if stop > start else 0, start, stop)
+            yield p, _RankPiece(flat, begin + start - mine if stop > start else 0, start, stop)
             begin += p.numel()
 
 
-def _apart(
+def _locate_separate_pieces(
     zero: Any, ordered: list[Any], shapes: list[torch.Size], rank: int
-) -> Iterator[tuple[Any, _Piece]]:
+) -> Iterator[tuple[Any, _RankPiece]]:
     """ZeRO 3: every parameter cut into as many pieces as there are ranks, the last ones filled up."""
     for p, shape in zip(ordered, shapes, strict=True):
         group, at, elements = zero.grad_position[zero.get_param_id(p)]
         start, stop = (min(edge * int(elements), shape.numel()) for edge in (rank, rank + 1))
-        yield p, _Piece(zero.fp32_partitioned_groups_flat[group], int(at), start, stop)
+        yield p, _RankPiece(zero.fp32_partitioned_groups_flat[group], int(at), start, stop)
 
 
-def _matrices_first(parameters: list[Any]) -> list[Any]:
+def _sort_matrices_first(parameters: list[Any]) -> list[Any]:
     """In the order of `Ddp`'s optimizer, whose files a commit holds."""
     return sorted(parameters, key=lambda p: p.ndim <= 1)
 
 
-def _imported(device: str) -> Any:
+def _import_deepspeed(device: str) -> Any:
     """DeepSpeed, told the device. Raises ConfigError where it is not installed."""
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -351,23 +361,25 @@ def _imported(device: str) -> Any:
 
 
 @contextmanager
-def _among_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
+def _restrict_to_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
     """Where ZeRO 3 meets the whole job it meets the trainers: embedding shards apart are in the job and never come."""
     comm = deepspeed.comm
     barrier, broadcast = comm.barrier, comm.broadcast
 
-    def trainers(group: Any) -> Any:
+    def choose_group(group: Any) -> Any:
         return member.trainers if group is None else group
 
-    comm.barrier = lambda group=None, **more: barrier(trainers(group), **more)
-    comm.broadcast = lambda tensor, src, group=None, **more: broadcast(tensor, src, trainers(group), **more)
+    comm.barrier = lambda group=None, **more: barrier(choose_group(group), **more)
+    comm.broadcast = lambda tensor, src, group=None, **more: broadcast(
+        tensor, src, choose_group(group), **more
+    )
     try:
         yield
     finally:
         comm.barrier, comm.broadcast = barrier, broadcast
 
 
-class _Group:
+class _TrainerTopology:
     """The trainers' group, as DeepSpeed asks for it (`mpu`)."""
 
     def __init__(self, member: Membership):

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from nonet.models import Muon, orthogonal
-from nonet.workers import Saving
-from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, cut, is_reduced, read_masters
+from nonet.workers import SaveOptions
+from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, is_reduced, read_masters
 from nonet.workers.engines._shadow import Shadow
 from nonet.workers.runtime import Membership
 
@@ -54,23 +54,23 @@ class Fsdp2(Ddp):
     def make_optimizer(self) -> torch.optim.Optimizer:
         if self.member.n_trainers == 1:
             return super().make_optimizer()
-        hidden = self.hidden_places()
+        hidden = self.find_hidden_positions()
         matrices = [self._own[at] for at in hidden]
         others = [own for at, own in enumerate(self._own) if at not in set(hidden)]
         whole = {id(self._own[at]): self._shards[at].shape for at in hidden}
         return _DividedMuon(self._mesh, whole, matrices, others, weight_decay=self.learning.weight_decay)
 
-    def clip(self, rows: float = 0.0) -> float:
+    def clip(self, sparse_norm: float = 0.0) -> float:
         if self.member.n_trainers == 1:
-            return super().clip(rows)
+            return super().clip(sparse_norm)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         self._shadow(gradients).backward()
         for own, shard in zip(self._own, self._shards, strict=True):
             own.grad, shard.grad = shard.grad.to_local(), None
         squares = sum(float((own.grad.double() ** 2).sum()) for own in self._own if own.grad is not None)
-        norm = math.hypot(math.sqrt(self.member.total(squares)[0]), rows)
+        norm = math.hypot(math.sqrt(self.member.sum_over_trainers(squares)[0]), sparse_norm)
         gradients = [own.grad for own in self._own if own.grad is not None]
-        torch._foreach_mul_(gradients, cut(norm, self.learning.clip_norm))
+        torch._foreach_mul_(gradients, compute_clip_factor(norm, self.learning.clip_norm))
         return norm
 
     @torch.no_grad()
@@ -83,28 +83,28 @@ class Fsdp2(Ddp):
             if p.grad is not None:
                 p.grad.zero_()
 
-    def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
+    def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
         """Moments are gathered, one after the other; a rank keeps those that it writes."""
         if self.member.n_trainers == 1:
             return super().snapshot(saving)
         state = self.optimizer.state_dict()
         parts = {
             f"{index}.{slot}": (value, at)
-            for index, at in enumerate(self._places())
+            for index, at in enumerate(self._list_positions())
             for slot, value in state["state"].get(index, {}).items()
         }
         shape = {
             name: torch.empty(self._shards[at].shape if part.ndim else (), dtype=part.dtype, device="meta")
             for name, (part, at) in parts.items()
         }
-        own, moments = self.own_names("optimizer", shape, saving), {}
+        own, moments = self.list_own_names("optimizer", shape, saving), {}
         for name, (part, at) in parts.items():
-            whole = self._whole(part, at) if part.ndim else part
+            whole = self._gather_whole(part, at) if part.ndim else part
             if name in own:
                 moments[name] = whole
-        return self.written(shape, moments, state["param_groups"], saving, self._gathered_masters(saving))
+        return self.make_writer(shape, moments, state["param_groups"], saving, self._gather_masters(saving))
 
-    def _gathered_masters(self, saving: Saving) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _gather_masters(self, saving: SaveOptions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the shapes of all fp32 copies, and those that this rank writes."""
         places = {
             name: at
@@ -112,9 +112,9 @@ class Fsdp2(Ddp):
             if is_reduced(parameter)
         }
         shape = {name: torch.empty(self._shards[at].shape, device="meta") for name, at in places.items()}
-        own, masters = self.own_names(MASTERS, shape, saving) if shape else set(), {}
+        own, masters = self.list_own_names(MASTERS, shape, saving) if shape else set(), {}
         for name, at in places.items():
-            whole = self._whole(self._own[at].detach(), at)  # every rank takes part
+            whole = self._gather_whole(self._own[at].detach(), at)  # every rank takes part
             if name in own:
                 masters[name] = whole
         return shape, masters
@@ -126,7 +126,7 @@ class Fsdp2(Ddp):
             self.optimizer = self.make_optimizer()
         if optimizer:
             self.load_masters(folder)
-            self.load_optimizer(folder, self._part)
+            self.load_optimizer(folder, self._select_part)
 
     @torch.no_grad()
     def load_masters(self, folder: Path | None) -> None:
@@ -136,28 +136,28 @@ class Fsdp2(Ddp):
         kept = {} if folder is None else read_masters(folder)
         for (name, _), own in zip(self.model.named_parameters(), self._own, strict=True):
             if name in kept:
-                own.copy_(_own_part(kept[name].to(own.device), self._mesh))
+                own.copy_(_shard_rows(kept[name].to(own.device), self._mesh))
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         copies = () if self.member.n_trainers == 1 else self._own
-        return (*super().device_tensors(), *copies)
+        return (*super().list_device_tensors(), *copies)
 
-    def _places(self) -> list[int]:
+    def _list_positions(self) -> list[int]:
         """The place among the parameters of each of the optimizer's, in the optimizer's order."""
         place = {id(own): at for at, own in enumerate(self._own)}
         return [place[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _whole(self, part: Tensor, at: int) -> Tensor:
+    def _gather_whole(self, part: Tensor, at: int) -> Tensor:
         shard = self._shards[at]
         return DTensor.from_local(
             part, self._mesh, [Shard(0)], run_check=False, shape=shard.shape, stride=shard.stride()
         ).full_tensor()
 
-    def _part(self, index: int, value: Tensor) -> Tensor:
+    def _select_part(self, index: int, value: Tensor) -> Tensor:
         """This rank's part of a moment of the optimizer's `index`-th parameter."""
         if self.member.n_trainers == 1 or not value.ndim:
             return value.clone()
-        return _own_part(value, self._mesh).clone()
+        return _shard_rows(value, self._mesh).clone()
 
 
 class _DividedMuon(Muon):
@@ -167,7 +167,7 @@ class _DividedMuon(Muon):
         super().__init__(*parameters, **options)
         self._mesh, self._whole_shape = mesh, whole
 
-    def _orthogonal(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         rate = group["lr"] * group["speed"]
         for p in parameters:
             state, shape = self.state[p], self._whole_shape[id(p)]
@@ -182,10 +182,10 @@ class _DividedMuon(Muon):
             )
             move = orthogonal(parts.full_tensor()[None])[0]
             p.mul_(1 - rate * group["weight_decay"])
-            p.add_(_own_part(move, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
+            p.add_(_shard_rows(move, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
 
 
-def _own_part(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
     """This rank's rows of a tensor that every rank has."""
     everywhere = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return everywhere.redistribute(placements=[Shard(0)]).to_local()

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nonet.workers.devices import device
-from nonet.workers.engines._blocks import blocks_of
+from nonet.workers.devices import get_device
+from nonet.workers.engines._blocks import find_blocks
 
 _TRAINED, _FROZEN = 6.0, 4.0  # operations a weight and row, forward and backward
 _PAIR = 12.0  # a visible pair of positions and number of the width: scores and sums, forward and backward
@@ -41,8 +41,8 @@ MEASURED = (
 )
 
 
-class Meter:
-    """Counts from `watch` on; `taken` gives what was counted since the last time, and counts anew."""
+class StepMeter:
+    """Counts from `watch` on; `take_counts` gives what was counted since the last time, and counts anew."""
 
     def __init__(self) -> None:
         self.flops, self.positions = 0.0, 0.0
@@ -53,52 +53,52 @@ class Meter:
     def watch(self, model: nn.Module) -> None:
         """Count what a model computes where gradients are kept. Its blocks are counted whole, so they may be compiled."""
         self._model = model
-        blocks = blocks_of(model)
+        blocks = find_blocks(model)
         inside = {id(module) for block in blocks for module in block.modules()}
         for number, block in enumerate(blocks):
-            operations = sum(map(_operations, block.modules()))
-            block.register_forward_hook(partial(self._of_block, operations, number == 0))
+            operations = sum(map(_count_operations, block.modules()))
+            block.register_forward_hook(partial(self._count_block, operations, number == 0))
         for module in model.modules():
             if isinstance(module, nn.Linear) and id(module) not in inside:
-                module.register_forward_hook(self._of_linear)
+                module.register_forward_hook(self._count_linear)
 
-    def __deepcopy__(self, memo: Any) -> Meter:
+    def __deepcopy__(self, memo: Any) -> StepMeter:
         return self  # a frozen copy of a model keeps no gradients, so it counts nothing
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def time_section(self, name: str) -> Iterator[None]:
         """Count the seconds within as those of a part."""
         began = time.perf_counter()
         yield
-        self.spent(name, time.perf_counter() - began)
+        self.add_seconds(name, time.perf_counter() - began)
 
-    def spent(self, name: str, seconds: float) -> None:
+    def add_seconds(self, section: str, seconds: float) -> None:
         """Count seconds of a part."""
-        self._seconds[name] += seconds
+        self._seconds[section] += seconds
 
-    def taken(self) -> dict[str, float]:
+    def take_counts(self) -> dict[str, float]:
         """Operations, positions and seconds by part, since the last time."""
         taken = {"flops": self.flops, "positions": self.positions, **self._seconds}
         self.flops, self.positions, self._seconds = 0.0, 0.0, defaultdict(float)
         return taken
 
-    def _of_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
+    def _count_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
         if torch.is_grad_enabled():
-            rate = _operations(module) / max(1, module.weight.numel())
+            rate = _count_operations(module) / max(1, module.weight.numel())
             self.flops += rate * module.in_features * output.numel()
 
-    def _of_block(
+    def _count_block(
         self, operations: float, first: bool, block: nn.Module, args: tuple[Any, ...], output: Any
     ) -> None:
         if not torch.is_grad_enabled():
             return
         states = output[0] if isinstance(output, tuple) else output  # of the shape that came in
         known = getattr(self._model, "pass_size", None)
-        rows, pairs = known or (states.numel() // states.shape[-1], self._pairs(states, args))
+        rows, pairs = known or (states.numel() // states.shape[-1], self._count_pairs(states, args))
         self.flops += operations * rows + _PAIR * pairs * states.shape[-1]
         self.positions += rows if first else 0.0
 
-    def _pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
+    def _count_pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
         """Pairs that a causal mask shows: of packed states [T, D] by cuts [B + 1], of padded ones [B, T, D] all."""
         if states.ndim == 3:
             return states.shape[0] * states.shape[1] * (states.shape[1] + 1) / 2
@@ -109,7 +109,7 @@ class Meter:
         return self._cuts[1]
 
 
-def _operations(module: nn.Module) -> float:
+def _count_operations(module: nn.Module) -> float:
     """Return what a module itself computes for a row, forward and backward."""
     own = _TRAINED * float(getattr(module, "trained_products", 0))
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
@@ -120,17 +120,17 @@ def _operations(module: nn.Module) -> float:
 
 
 @cache
-def matmul_rate(where: str, use: str = "fp32") -> float:
+def measure_matmul_rate(device_name: str, precision: str = "fp32") -> float:
     """Operations a second of a square product on a device (`kind` or `kind:number`), the best of a few."""
-    kind = where.partition(":")[0]
+    kind = device_name.partition(":")[0]
     size = _SIZES.get(kind, 8192)
-    left, right = (torch.full((size, size), 0.5, device=where) for _ in range(2))
+    left, right = (torch.full((size, size), 0.5, device=device_name) for _ in range(2))
     best = float("inf")
-    with torch.no_grad(), device(where).autocast(use):
+    with torch.no_grad(), get_device(device_name).autocast(precision):
         for _ in range(_TRIES + 1):
-            device(where).synchronize()
+            get_device(device_name).synchronize()
             began = time.perf_counter()
             torch.mm(left, right)
-            device(where).synchronize()
+            get_device(device_name).synchronize()
             best = min(best, time.perf_counter() - began)
     return 2.0 * size**3 / best

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.workers.devices import device as known
+from nonet.workers.devices import get_device as known
 from nonet.workers.engines.base import EngineRuntime
 
 _FILE = "precision.json"
 _MOST = 2.0**24  # a scale beyond it gains nothing, and its product with a loss must stay in fp32
 
 
-class Precision:
+class StepPrecision:
     """Of one stage: `use` is fp32, bf16 or fp16; `scale` and `grow_every` are fp16's."""
 
     def __init__(self, use: str = "fp32", scale: float = 65536.0, grow_every: int = 2000):
@@ -38,29 +38,29 @@ class Precision:
         """Where losses are computed; on a device named `kind` or `kind:number`."""
         return known(device).autocast(self.use)
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss whose gradients are taken."""
         return loss * self.scale if self.scales else loss
 
-    def unscaled(self, gradients: Iterable[Tensor]) -> bool:
+    def unscale_gradients(self, gradients: Iterable[Tensor]) -> bool:
         """Take the scale out of gradients, in place; whether all are finite."""
         if not self.scales:
             return True
         own = list(gradients)
         torch._foreach_mul_(own, 1.0 / self.scale)
-        return all_finite(own)
+        return are_all_finite(own)
 
-    def after(self, moved: bool) -> None:
+    def update_loss_scale(self, step_applied: bool) -> None:
         """Change the scale after a step that moved, or was skipped."""
         if not self.scales:
             return
-        self._moved = self._moved + 1 if moved else 0
-        if not moved:
+        self._moved = self._moved + 1 if step_applied else 0
+        if not step_applied:
             self.scale = max(1.0, self.scale / 2)
         elif self._moved % self._grow_every == 0:
             self.scale = min(_MOST, self.scale * 2)
 
-    def state(self) -> dict[str, float]:
+    def get_state(self) -> dict[str, float]:
         """What a commit keeps; nothing where there is no scale."""
         return {"scale": self.scale, "moved": self._moved} if self.scales else {}
 
@@ -72,13 +72,13 @@ class Precision:
 
 
 def write_precision(state: Mapping[str, float], folder: Path) -> list[Path]:
-    """Write `Precision.state` into a commit's folder."""
+    """Write `Precision.get_state` into a commit's folder."""
     path = folder / _FILE
     path.write_text(json.dumps(state))
     return [path]
 
 
-def all_finite(tensors: Iterable[Tensor]) -> bool:
+def are_all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether every number is finite."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
@@ -91,9 +91,9 @@ def poison(gradients: Sequence[Tensor]) -> None:
             return
 
 
-def gradients_of(engine: EngineRuntime) -> list[Tensor]:
+def list_gradients(engine: EngineRuntime) -> list[Tensor]:
     """Return an engine's gradients, those of its model's parameters where it has no `gradients`."""
-    own = getattr(engine, "gradients", None)
+    own = getattr(engine, "collect_gradients", None)
     if own is not None:
         return list(own())
     return [p.grad for p in engine.model.parameters() if p.grad is not None]
@@ -105,4 +105,4 @@ def skip_step(engine: EngineRuntime) -> None:
     if own is not None:
         own()
     else:
-        torch._foreach_zero_(gradients_of(engine))
+        torch._foreach_zero_(list_gradients(engine))

@@ -16,18 +16,18 @@ from torch import Tensor
 from nonet.workers.runtime import Membership
 
 
-def norm_of_rows(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor], member: Membership) -> float:
+def compute_sparse_norm(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor], member: Membership) -> float:
     """Of the gradients [N, D] of distinct keys [N] by table. All ranks call it, with the same tables in the same order."""
     squares = 0.0
     for table, grad in grads.items():
         whole = grad.detach().to("cpu", torch.float32)
         if member.n_trainers > 1:
-            whole = _met(keys[table], whole, member)
+            whole = _sum_by_owner(keys[table], whole, member)
         squares += float(whole.double().square().sum())
-    return math.sqrt(member.total(squares)[0])
+    return math.sqrt(member.sum_over_trainers(squares)[0])
 
 
-def _met(keys_N: Tensor, grad_ND: Tensor, member: Membership) -> Tensor:
+def _sum_by_owner(keys_N: Tensor, grad_ND: Tensor, member: Membership) -> Tensor:
     """The whole gradients of the keys that meet here, summed in rank order."""
     ranks = member.n_trainers
     owner_N = torch.remainder(keys_N, ranks)

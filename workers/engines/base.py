@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import Field
 
 from nonet.options import StrictModel
-from nonet.plugins import Registry, heavy
+from nonet.plugins import PluginRegistry, load_heavy
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from nonet.workers import Saving
+    from nonet.workers import SaveOptions
     from nonet.workers.runtime import Membership
 
 Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class OptimizerSettings:
     """How gradients become moves: of muon (and AdamW for what is no hidden matrix) or adamw. The rate comes with a step.
     `clip_rows`: the norm is that of dense and sparse gradients together, and both are cut."""
 
@@ -44,10 +44,10 @@ class Learning:
     clip_rows: bool = False
 
 
-def learning_of(optimizer: Options) -> Learning:
+def parse_optimizer_settings(optimizer_options: Options) -> OptimizerSettings:
     """Of a stage's `optimizer:` keys; left out, what they are by default."""
     names = {"use": "optimizer", "clip": "clip_norm"}
-    return Learning(**{names.get(key, key): value for key, value in optimizer.items()})
+    return OptimizerSettings(**{names.get(key, key): value for key, value in optimizer_options.items()})
 
 
 class EngineRuntime(Protocol):
@@ -60,7 +60,7 @@ class EngineRuntime(Protocol):
 
     model: Any
     member: Membership
-    learning: Learning
+    learning: OptimizerSettings
 
     def change_process_group(self, member: Membership) -> None:
         """Go on in another process group, between steps."""
@@ -74,7 +74,7 @@ class EngineRuntime(Protocol):
         """Add the gradients of a loss, which is divided by the count of all ranks already: gradients are summed over them."""
         ...
 
-    def clip(self, rows: float = 0.0) -> float:
+    def clip(self, sparse_norm: float = 0.0) -> float:
         """Gradients of all ranks added up, and cut to `learning.clip_norm`; their norm before.
 
         `rows`: the norm of the sparse gradients of all ranks, which counts with theirs where a stage says `clip_rows`.
@@ -85,7 +85,7 @@ class EngineRuntime(Protocol):
         """Move the weights at this rate; gradients are at zero after it."""
         ...
 
-    def gradients(self) -> Sequence[Tensor]:
+    def collect_gradients(self) -> Sequence[Tensor]:
         """Return this rank's gradients as they are, to be scaled in place before `clip`; an engine may leave this out, then
         they are the parameters' own."""
         ...
@@ -95,15 +95,15 @@ class EngineRuntime(Protocol):
         gradients are set to zero."""
         ...
 
-    def outline(self) -> dict[str, Tensor]:
+    def describe_weights(self) -> dict[str, Tensor]:
         """Names, shapes and dtypes of the whole weights, as meta tensors; the same on every rank, in the same order."""
         ...
 
-    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Some of the whole weights by name; what other ranks than 0 give is not looked at."""
         ...
 
-    def snapshot(self, saving: Saving) -> Callable[[Path], list[Path]]:
+    def snapshot(self, saving: SaveOptions) -> Callable[[Path], list[Path]]:
         """The state as it is, copied to host memory, or as it lies where nothing steps until it is written (`saving.copy`).
         Called with a folder, on any thread, it writes this rank's files.
 
@@ -115,7 +115,7 @@ class EngineRuntime(Protocol):
         """Read what a snapshot wrote, by whatever number of ranks; the optimizer too when the same stage goes on."""
         ...
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         """What this rank keeps on its device between steps: weights, gradients, optimizer."""
         ...
 
@@ -133,23 +133,23 @@ class EngineOptions(StrictModel):
     ] = False
 
 
-def _nothing(options: Options) -> int:
+def _divide_nothing(options: Options) -> int:
     return 0
 
 
-def _no_copies(options: Options, ranks: int) -> tuple[float, float]:
+def _count_no_copies(options: Options, ranks: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _no_buffer(options: Options, ranks: int) -> float:
+def _count_no_buffer(options: Options, ranks: int) -> float:
     return 0.0
 
 
-def _none(options: Options, device: str, ranks: int) -> str | None:
+def _accept_all(options: Options, device: str, ranks: int) -> str | None:
     return None
 
 
-def _on_device(options: Options) -> bool:
+def _keep_on_device(options: Options) -> bool:
     return False
 
 
@@ -172,24 +172,24 @@ class TrainEngine:
 
     cls: str | Callable[..., EngineRuntime]
     options: type[StrictModel] = StrictModel
-    divides: Callable[[Options], int] = _nothing
-    copies: Callable[[Options, int], tuple[float, float]] = _no_copies
-    buffer: Callable[[Options, int], float] = _no_buffer
-    aside: Callable[[Options], bool] = _on_device
+    divides: Callable[[Options], int] = _divide_nothing
+    copies: Callable[[Options, int], tuple[float, float]] = _count_no_copies
+    buffer: Callable[[Options, int], float] = _count_no_buffer
+    aside: Callable[[Options], bool] = _keep_on_device
     runs: bool = True
-    unsupported: Callable[[Options, str, int], str | None] = _none
+    unsupported: Callable[[Options, str, int], str | None] = _accept_all
     optimizers: tuple[str, ...] = ("muon", "adamw")
     needs: str | None = None
 
 
-ENGINES = Registry("engine", TrainEngine, "nonet.workers.engines")
+ENGINES = PluginRegistry("engine", TrainEngine, "nonet.workers.engines")
 
 
 def make_engine(
-    config: Options, model: Module, member: Membership, learning: Learning | None = None
+    config: Options, model: Module, member: Membership, learning: OptimizerSettings | None = None
 ) -> EngineRuntime:
     """The engine that `config["use"]` names (ddp when left out) over a model that is on its device. Raises ConfigError."""
     options = dict(config)
-    cls = heavy(ENGINES.get(options.pop("use", "ddp")).cls)
-    heavy("nonet.workers.engines._blocks:prepare")(model, options)
-    return cls(options, model, learning or Learning(), member)
+    cls = load_heavy(ENGINES.get(options.pop("use", "ddp")).cls)
+    load_heavy("nonet.workers.engines._blocks:prepare")(model, options)
+    return cls(options, model, learning or OptimizerSettings(), member)

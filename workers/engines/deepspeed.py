@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 # Keys of https://www.deepspeed.ai/docs/config-json that this engine leaves to the user.
@@ -17,7 +17,7 @@ _SOME = 0.5  # of the weights, at most: a parameter whole, its gradient and what
 _OF_ZERO = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
 
 
-class Deepspeed(EngineOptions):
+class DeepspeedOptions(EngineOptions):
     zero: Annotated[int, Field(ge=1, le=3)] = 1
     offload: Annotated[
         Literal["none", "optimizer"],
@@ -28,42 +28,42 @@ class Deepspeed(EngineOptions):
     ] = {}
 
     @model_validator(mode="after")
-    def _known(self) -> "Deepspeed":
+    def _check_keys(self) -> "DeepspeedOptions":
         _check(self.deepspeed, _PASSED, "deepspeed")
         _check(self.deepspeed.get("zero_optimization") or {}, _OF_ZERO, "deepspeed.zero_optimization")
         return self
 
 
-def _check(given: Options, known: tuple[str, ...], where: str) -> None:
-    for key in given:
+def _check(options: Options, known: tuple[str, ...], key_path: str) -> None:
+    for key in options:
         if key not in known:
             raise ValueError(
-                f"{where}: there is no key {key!r} to pass; there are {', '.join(known)}.{did_you_mean(key, known)}"
+                f"{key_path}: there is no key {key!r} to pass; there are {', '.join(known)}.{suggest_sentence(key, known)}"
             )
 
 
-def _divides(options: Options) -> int:
+def _get_division(options: Options) -> int:
     return 1
 
 
-def _copies(options: Options, ranks: int) -> tuple[float, float]:
+def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
     """ZeRO 1 and 2: its flat weights, and a rank's part of them in fp32; a step has ZeRO's gradients, and its part of them.
     ZeRO 3: a rank's part of the weights, the same in fp32, and of the gradients; a step has some whole parameters, then what
     AdamW computes of its part."""
     if ranks == 1:
         return 0.0, 0.0
-    part, aside = 1 / ranks, _aside(options)
+    part, aside = 1 / ranks, _has_host_optimizer(options)
     if options["zero"] == 3:
         return (part if aside else 3 * part), max(_SOME, 0.0 if aside else 3 * part)
     return (1.0 if aside else 1 + part), 1 + part
 
 
-def _aside(options: Options) -> bool:
+def _has_host_optimizer(options: Options) -> bool:
     return options["offload"] == "optimizer"
 
 
-def _unsupported(options: Options, device: str, ranks: int) -> str | None:
-    if not _aside(options):
+def _find_unsupported(options: Options, device: str, ranks: int) -> str | None:
+    if not _has_host_optimizer(options):
         return None
     if device == "cpu":
         return "offload: optimizer on device cpu, where the optimizer is in host memory anyway (say offload: none)"
@@ -74,11 +74,11 @@ def _unsupported(options: Options, device: str, ranks: int) -> str | None:
 
 SPEC = TrainEngine(
     "nonet.workers.engines._deepspeed:Deepspeed",
-    Deepspeed,
-    divides=_divides,
-    copies=_copies,
-    aside=_aside,
-    unsupported=_unsupported,
+    DeepspeedOptions,
+    divides=_get_division,
+    copies=_count_copies,
+    aside=_has_host_optimizer,
+    unsupported=_find_unsupported,
     optimizers=("adamw",),
     needs="deepspeed",
 )

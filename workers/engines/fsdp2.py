@@ -3,13 +3,15 @@
 from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 
-def _divides(options: Options) -> int:
+def _get_division(options: Options) -> int:
     return 1
 
 
-def _copies(options: Options, ranks: int) -> tuple[float, float]:
+def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
     """Its part, with gradients; a step gathers the whole copy, and its gradients, at once, and its part of their sum."""
     return (2 / ranks, 2 + 1 / ranks) if ranks > 1 else (0.0, 0.0)
 
 
-SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", EngineOptions, divides=_divides, copies=_copies)
+SPEC = TrainEngine(
+    "nonet.workers.engines._fsdp2:Fsdp2", EngineOptions, divides=_get_division, copies=_count_copies
+)

@@ -1,9 +1,9 @@
 from .contents import COUNTS as COUNTS
-from .contents import Contents as Contents
-from .contents import counts_of as counts_of
-from .contents import model_of as model_of
-from .registry import Registry as Registry
+from .contents import VersionContents as VersionContents
+from .contents import list_count_files as list_count_files
+from .contents import load_recommender as load_recommender
+from .registry import VersionRegistry as VersionRegistry
 from .remote import RemoteRegistry as RemoteRegistry  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .remote import registry_beside as registry_beside
-from .serving import Serving as Serving
+from .remote import open_registry as open_registry
+from .serving import ServingState as ServingState
 from .version import Version as Version

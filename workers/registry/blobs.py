@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nonet.atomic import make_folder, replacing
+from nonet.atomic import make_folder, replace_file
 from nonet.errors import CheckpointError
 
 
-class Blobs:
+class BlobStore:
     """A folder of them."""
 
     def __init__(self, root: Path):
@@ -30,7 +30,7 @@ class Blobs:
         name = hashlib.sha256(content).hexdigest()
         if (self.root / name).exists():
             return name, 0
-        with replacing(self.root / name) as draft:
+        with replace_file(self.root / name) as draft:
             draft.write_bytes(content)
         return name, len(content)
 
@@ -46,11 +46,11 @@ class Blobs:
             name = hashlib.file_digest(source, "sha256").hexdigest()
         if (self.root / name).exists():
             return name, 0
-        with replacing(self.root / name) as draft:
+        with replace_file(self.root / name) as draft:
             shutil.copyfile(path, draft)
         return name, (self.root / name).stat().st_size
 
-    def path(self, name: str, what: str = "a file") -> Path:
+    def locate(self, name: str, description: str = "a file") -> Path:
         """Where a whole blob is. Raises CheckpointError for one that is missing or has other bytes than its name says."""
         path = self.root / name
         if name in self._checked:
@@ -59,10 +59,10 @@ class Blobs:
             with path.open("rb") as source:
                 digest = hashlib.file_digest(source, "sha256").hexdigest()
         except OSError as error:
-            raise CheckpointError(f"{what} of a published version is missing: {error}") from None
+            raise CheckpointError(f"{description} of a published version is missing: {error}") from None
         if digest != name:
             raise CheckpointError(
-                f"{path}: {what} of a published version is torn: its bytes hash to {digest[:12]}"
+                f"{path}: {description} of a published version is torn: its bytes hash to {digest[:12]}"
             )
         self._checked.add(name)
         return path

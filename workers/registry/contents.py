@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nonet.embedding.reading import Layer, SparseReader
-from nonet.embedding.storage import update_of
+from nonet.embedding.reading import RowLayer, SparseReader
+from nonet.embedding.storage import load_update
 from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender, VoteOptions, Voters
 from nonet.samples.sequences import Transitions
@@ -20,36 +20,43 @@ COUNTS = ("row", "item", "count", "occurs")
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class VersionContents:
     """dense: a safetensors file; rows: table -> all of its rows; counts: files of the memory's counts by name, `meta` among
     them, empty without a memory; catalogue: the version of the trie; source: where all this came from."""
 
     dense: Path
-    rows: Mapping[str, Layer]
+    rows: Mapping[str, RowLayer]
     counts: Mapping[str, Path]
     catalogue: str
     source: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_commit(
-        cls, folder: Path, run: Any, folders: Mapping[str, str], catalogue: str, source: dict[str, Any]
-    ) -> Contents:
+    def from_commit(
+        cls,
+        commit_dir: Path,
+        run: Any,
+        artifact_dirs: Mapping[str, str],
+        catalogue: str,
+        source: dict[str, Any],
+    ) -> VersionContents:
         """Of a commit's folder; run: its RunSetup; folders: the artifacts by kind."""
-        update = update_of(folder, run.specs())
-        rows = {name: Layer.of(update["tables"][name], spec.dim) for name, spec in run.specs().items()}
+        update = load_update(commit_dir, run.specs())
+        rows = {
+            name: RowLayer.from_tables(update["tables"][name], spec.dim) for name, spec in run.specs().items()
+        }
         counts = {}
         if run.memory is not None:
-            counts = counts_of(folders)
-        return cls(folder / "dense" / "model.safetensors", rows, counts, catalogue, source)
+            counts = list_count_files(artifact_dirs)
+        return cls(commit_dir / "dense" / "model.safetensors", rows, counts, catalogue, source)
 
 
-def counts_of(folders: Mapping[str, str]) -> dict[str, Path]:
+def list_count_files(artifact_dirs: Mapping[str, str]) -> dict[str, Path]:
     """The files of a memory's counts among a run's artifacts."""
-    home = Path(folders["transitions"])
+    home = Path(artifact_dirs["transitions"])
     return {name: home / f"{name}.npy" for name in COUNTS} | {"meta": home / "meta.json"}
 
 
-def model_of(
+def load_recommender(
     dense: Path,
     counts: Mapping[str, Path],
     reader: SparseReader,
@@ -67,10 +74,10 @@ def model_of(
     return Recommender(model, reader, dict(run.features), corpus, run.history, voters)
 
 
-def put_layer(put: Callable[[np.ndarray], tuple[str, int]], layer: Layer) -> tuple[dict[str, str], int]:
+def put_layer(put: Callable[[np.ndarray], tuple[str, int]], layer: RowLayer) -> tuple[dict[str, str], int]:
     """Store a layer's arrays; their blobs, and the bytes written."""
     names, written = {}, 0
-    for name, array in layer.files().items():
+    for name, array in layer.to_arrays().items():
         names[name], new = put(array)
         written += new
     return names, written

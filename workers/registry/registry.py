@@ -18,87 +18,87 @@ from dataclasses import replace
 from pathlib import Path
 
 from nonet.atomic import make_folder
-from nonet.embedding.reading import Layer, MappedRows, whole
+from nonet.embedding.reading import MappedReader, RowLayer, merge_layers
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
-from nonet.workers import one_file
-from nonet.workers.registry.blobs import Blobs
-from nonet.workers.registry.contents import Contents, put_layer
-from nonet.workers.registry.serving import Serving
+from nonet.workers import merge_shards
+from nonet.workers.registry.blobs import BlobStore
+from nonet.workers.registry.contents import VersionContents, put_layer
+from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import DELTA, FULL, Version
 
 _MOST_CHANGED = 0.3  # of all rows: a delta beyond it is written whole
 _LONGEST = 16  # layers that a reader looks through, at most
 
 
-class Registry:
+class VersionRegistry:
     """Opens a folder; it is made when there is none."""
 
     def __init__(self, root: Path):
         self.root = root
-        self.blobs = Blobs(root / "blobs")
+        self.blobs = BlobStore(root / "blobs")
         make_folder(root / "versions")
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServingState:
         """Who is served by what, as the file says at this moment."""
-        return Serving.read(self.root / "serving.json")
+        return ServingState.read(self.root / "serving.json")
 
     @property
-    def announced(self) -> Serving:
+    def announced(self) -> ServingState:
         """Who is to be served by what, though files of these versions may still be on their way to this host."""
         return self.serving
 
-    def numbers(self) -> list[int]:
+    def list_versions(self) -> list[int]:
         """All versions, ascending."""
         names = (path.stem for path in (self.root / "versions").glob("*.json"))
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def version(self, number: int) -> Version:
+    def read_version(self, number: int) -> Version:
         """A version's manifest. Raises ConfigError where there is none, CheckpointError where it is torn."""
-        path = self._manifest(number)
+        path = self._locate_manifest(number)
         if not path.exists():
-            there = ", ".join(map(str, self.numbers()[-10:])) or "none"
+            there = ", ".join(map(str, self.list_versions()[-10:])) or "none"
             raise ConfigError(f"{self.root} has no version {number}; the newest: {there}")
         return Version.read(path)
 
-    def line(self, number: int) -> list[Version]:
+    def list_lineage(self, number: int) -> list[Version]:
         """A version and those it was made from, the newest first."""
-        versions = [self.version(number)]
+        versions = [self.read_version(number)]
         while (base := versions[-1].base) is not None:
-            versions.append(self.version(base))
+            versions.append(self.read_version(base))
         return versions
 
-    def layers(self, number: int) -> dict[str, list[Layer]]:
+    def map_layers(self, number: int) -> dict[str, list[RowLayer]]:
         """The rows of a version by table, mapped: the newest full version at or before it, and the deltas after that."""
         needed: list[Version] = []
         at: int | None = number
         while at is not None and not (needed and needed[-1].kind == FULL):
-            needed.append(self.version(at))
+            needed.append(self.read_version(at))
             at = needed[-1].base
         if needed[-1].kind != FULL:
             raise CheckpointError(f"version {number} starts from no full version")
-        layers: dict[str, list[Layer]] = {}
+        layers: dict[str, list[RowLayer]] = {}
         for version in reversed(needed):
             for table, files in version.rows.items():
-                paths = {name: self.blobs.path(blob, f"rows of {table!r}") for name, blob in files.items()}
-                layers.setdefault(table, []).append(Layer.map(paths))
+                paths = {name: self.blobs.locate(blob, f"rows of {table!r}") for name, blob in files.items()}
+                layers.setdefault(table, []).append(RowLayer.map_files(paths))
         return layers
 
-    def rows(self, number: int, specs: Mapping[str, TableSpec]) -> MappedRows:
+    def open_rows(self, number: int, specs: Mapping[str, TableSpec]) -> MappedReader:
         """A reader of a version's rows, where they lie."""
-        return MappedRows(number, self.layers(number), specs)
+        return MappedReader(number, self.map_layers(number), specs)
 
-    def files(self, version: Version) -> tuple[Path, dict[str, Path]]:
+    def locate_files(self, version: Version) -> tuple[Path, dict[str, Path]]:
         """The dense weights of a version and the counts of its memory, checked."""
-        counts = {name: self.blobs.path(blob, f"counts ({name})") for name, blob in version.counts.items()}
-        return self.blobs.path(version.dense, "dense weights"), counts
+        counts = {name: self.blobs.locate(blob, f"counts ({name})") for name, blob in version.counts.items()}
+        return self.blobs.locate(version.dense, "dense weights"), counts
 
     # --- changing ---------------------------------------------------------------------------------------------
 
-    def publish(self, contents: Contents, *, base: int | None = None, serve: bool = True) -> Version:
+    def publish(self, contents: VersionContents, *, base: int | None = None, serve: bool = True) -> Version:
         """Make a new version from `base`; with `serve` it is what everybody is answered by from now on.
 
         A commit that was published is not published again: it keeps its version. With `serve` that version is promoted, unless
@@ -109,29 +109,29 @@ class Registry:
             StaleVersion: The base was rolled back; no version is left.
         """
         commit = contents.source.get("commit")
-        with self._publishing():
+        with self._lock_publishing():
             with self._lock():
-                there = self._published(commit, serve)
+                there = self._find_published(commit, serve)
                 if there is not None:
                     if serve:
                         self._follow_commit(there, commit)
                     return there
                 self._check_base(base)
-            version = self._prepare(contents, (self.numbers() or [0])[-1] + 1, base)
+            version = self._prepare(contents, (self.list_versions() or [0])[-1] + 1, base)
             with self._lock():
                 self._check_base(base)  # it may have been rolled back while the files were written
-                version.write(self._manifest(version.number))
+                version.write(self._locate_manifest(version.number))
                 if serve:
-                    serving = replace(self.serving.promoted(version.number, None), followed=commit)
+                    serving = replace(self.serving.promote(version.number, None), followed=commit)
                     serving.write(self.root / "serving.json")
             return version
 
-    def _published(self, commit: str | None, serve: bool) -> Version | None:
+    def _find_published(self, commit: str | None, serve: bool) -> Version | None:
         """Return the version that a commit has: the one that is served, else the newest that was not rolled back, else any."""
         serving = self.serving
         there = [
             each
-            for each in map(self.version, self.numbers())
+            for each in map(self.read_version, self.list_versions())
             if commit and each.source.get("commit") == commit
         ]
         good = [each for each in there if each.number not in serving.refused]
@@ -146,12 +146,14 @@ class Registry:
         serving = self.serving
         followed = serving.followed
         if followed is None:  # written by an older Nonet, which followed every commit
-            own = [each for each in map(self.version, self.numbers()) if not each.source.get("asked")]
+            own = [
+                each for each in map(self.read_version, self.list_versions()) if not each.source.get("asked")
+            ]
             followed = own[-1].source.get("commit") if own else None
         if followed == commit or version.number in serving.refused:
             return
         if version.number != serving.default:
-            serving = serving.promoted(version.number, None)
+            serving = serving.promote(version.number, None)
         replace(serving, followed=commit).write(self.root / "serving.json")
 
     def _check_base(self, base: int | None) -> None:
@@ -167,17 +169,17 @@ class Registry:
 
         A catalogue is published once: later calls give the version it has, served or rolled back.
         """
-        with self._publishing(), self._lock():
-            for there in map(self.version, self.numbers()):
+        with self._lock_publishing(), self._lock():
+            for there in map(self.read_version, self.list_versions()):
                 if there.catalogue == catalogue:
                     return there
-            before, written = self.version(number), 0
+            before, written = self.read_version(number), 0
             names = {}
             for name, path in counts.items():
                 names[name], new = self.blobs.put_file(path)
                 written += new
             version = Version(
-                self.numbers()[-1] + 1,
+                self.list_versions()[-1] + 1,
                 number,
                 DELTA,
                 before.source | {"published": time.time()},
@@ -187,21 +189,21 @@ class Registry:
                 {},
                 written,
             )
-            version.write(self._manifest(version.number))
+            version.write(self._locate_manifest(version.number))
             serving = self.serving
             if number in serving.versions:
-                serving.replaced(number, version.number).write(self.root / "serving.json")
+                serving.replace_version(number, version.number).write(self.root / "serving.json")
             return version
 
-    def promote(self, number: int, share: float | None = None) -> Serving:
+    def promote(self, number: int, share: float | None = None) -> ServingState:
         """Answer everybody, or a share of the users, by a version. Raises ConfigError."""
         with self._lock():
-            self.version(number)
-            serving = self.serving.promoted(number, share)
+            self.read_version(number)
+            serving = self.serving.promote(number, share)
             serving.write(self.root / "serving.json")
             return serving
 
-    def rollback(self, to: int | None = None) -> Serving:
+    def rollback(self, to: int | None = None) -> ServingState:
         """Go back to a version. What is refused may not be promoted again, nor may anything that is made from it.
 
         Without `to`, versions that have a share are refused first, and the default stays. Where no share is open, the served
@@ -215,29 +217,29 @@ class Registry:
             serving = self.serving
             if serving.default is None:
                 raise ConfigError(f"{self.root} serves no version: there is nothing to roll back")
-            line = {version.number for version in self.line(serving.default)}
+            line = {version.number for version in self.list_lineage(serving.default)}
             if to is None and serving.shares:
                 target, kept, bad = serving.default, line, set(serving.shares)
             else:
-                target = to if to is not None else self._before(serving)
-                kept = {version.number for version in self.line(target)}
+                target = to if to is not None else self._find_rollback_target(serving)
+                kept = {version.number for version in self.list_lineage(target)}
                 bad = (line | set(serving.shares)) - kept
-            for number in self.numbers():  # ascending: a version is made from an earlier one
-                if self._base(number) in bad and number not in kept:
+            for number in self.list_versions():  # ascending: a version is made from an earlier one
+                if self._read_base(number) in bad and number not in kept:
                     bad.add(number)
-            serving = serving.rolled_back(target, bad)
+            serving = serving.roll_back(target, bad)
             serving.write(self.root / "serving.json")
             return serving
 
-    def _before(self, serving: Serving) -> int:
+    def _find_rollback_target(self, serving: ServingState) -> int:
         """Return the newest ancestor of the default that was not rolled back. Raises ConfigError where there is none."""
         assert serving.default is not None
-        for version in self.line(serving.default)[1:]:
+        for version in self.list_lineage(serving.default)[1:]:
             if version.number not in serving.refused:
                 return version.number
         raise ConfigError(f"version {serving.default} is the first: there is none before it to go back to")
 
-    def withdraw(self, items: set[str]) -> Serving:
+    def withdraw(self, items: set[str]) -> ServingState:
         """Show these items, by id, to nobody; it replaces what was withdrawn before."""
         with self._lock():
             before = self.serving
@@ -245,25 +247,25 @@ class Registry:
             serving.write(self.root / "serving.json")
             return serving
 
-    def _base(self, number: int) -> int | None:
+    def _read_base(self, number: int) -> int | None:
         try:
-            return self.version(number).base
+            return self.read_version(number).base
         except CheckpointError:
             return None
 
-    def _prepare(self, contents: Contents, number: int, base: int | None) -> Version:
+    def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
         """Write the files of a version, which nobody reads before its manifest is there."""
         scratch = self.root / ".whole.safetensors"
-        dense, written = self.blobs.put_file(one_file(contents.dense, scratch))
+        dense, written = self.blobs.put_file(merge_shards(contents.dense, scratch))
         scratch.unlink(missing_ok=True)
         counts = {}
         for name, path in contents.counts.items():
             counts[name], new = self.blobs.put_file(path)
             written += new
-        before = {} if base is None else self.layers(base)
+        before = {} if base is None else self.map_layers(base)
         long = max((len(layers) for layers in before.values()), default=0) >= _LONGEST
         changes = {
-            table: layer.changes(whole(before[table])) if table in before else layer
+            table: layer.diff(merge_layers(before[table])) if table in before else layer
             for table, layer in contents.rows.items()
         }
         total = sum(len(layer.key) for layer in contents.rows.values())
@@ -287,11 +289,11 @@ class Registry:
             {table: len(layer.key) for table, layer in chosen.items()},
         )
 
-    def _manifest(self, number: int) -> Path:
+    def _locate_manifest(self, number: int) -> Path:
         return self.root / "versions" / f"{number:06d}.json"
 
     @contextmanager
-    def _publishing(self) -> Iterator[None]:
+    def _lock_publishing(self) -> Iterator[None]:
         """Exclude other publishers, who give numbers to versions."""
         with (self.root / ".publishing").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

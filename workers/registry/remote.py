@@ -18,63 +18,65 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from nonet.atomic import replacing, write_whole
+from nonet.atomic import replace_file, write_whole
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.registry.contents import Contents
-from nonet.workers.registry.registry import Registry
-from nonet.workers.registry.serving import Serving
+from nonet.workers.registry.contents import VersionContents
+from nonet.workers.registry.registry import VersionRegistry
+from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import FULL, Version
 
 _LOOK_S = 1.0
 _SERVING = "serving.json"
 
 
-class RemoteRegistry(Registry):
+class RemoteRegistry(VersionRegistry):
     """A registry at an address. here: the folder that follows it; filesystem, base: in place of an address; look_s: how old what
     is known of it may be. Raises ConfigError for an address that no filesystem is behind."""
 
     def __init__(
-        self, here: Path, uri: str, filesystem: pafs.FileSystem | None = None, look_s: float = _LOOK_S
+        self, local_dir: Path, uri: str, filesystem: pafs.FileSystem | None = None, max_age_s: float = _LOOK_S
     ):
-        super().__init__(here)
-        self.uri, self._look_s = uri, look_s
+        super().__init__(local_dir)
+        self.uri, self._look_s = uri, max_age_s
         try:
             self._fs, self._path = (
                 (filesystem, uri) if filesystem is not None else pafs.FileSystem.from_uri(uri)
             )
         except (pa.ArrowException, OSError) as error:
-            raise ConfigError(f"registry: {uri!r} is no address of a filesystem: {_line(error)}") from None
+            raise ConfigError(
+                f"registry: {uri!r} is no address of a filesystem: {_format_error(error)}"
+            ) from None
         self._looked, self._changing = -float("inf"), False
-        self._announced: tuple[float, Serving] | None = None
+        self._announced: tuple[float, ServingState] | None = None
         self._following = threading.RLock()
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServingState:
         """Who is served by what, as the address said `look_s` ago at most. Raises CheckpointError where it does not answer."""
         self._follow()
         return super().serving
 
     @property
-    def announced(self) -> Serving:
+    def announced(self) -> ServingState:
         """Return who is to be served by what, as the address says now: read without waiting for files that are being taken."""
         now = time.monotonic()
         if self._announced is None or now - self._announced[0] >= self._look_s:
-            text = self._read(_SERVING)
-            serving = Serving() if text is None else Serving.parse(text, f"{self.uri}/{_SERVING}")
+            text = self._read_remote(_SERVING)
+            serving = ServingState() if text is None else ServingState.parse(text, f"{self.uri}/{_SERVING}")
             self._announced = now, serving
         return self._announced[1]
 
-    def numbers(self) -> list[int]:
+    def list_versions(self) -> list[int]:
         """All versions there, ascending."""
         self._follow()
-        return super().numbers()
+        return super().list_versions()
 
-    def version(self, number: int) -> Version:
-        """A version's manifest; its files are taken here with it. Raises as `Registry.version`."""
+    def read_version(self, number: int) -> Version:
+        """A version's manifest; its files are taken here with it. Raises as `Registry.read_version`."""
         self._follow()
-        if number in self._there() and not self._whole(number):
-            self._take(number)
-        return super().version(number)
+        if number in self._list_remote() and not self._has_files(number):
+            self._download(number)
+        return super().read_version(number)
 
     def push(self) -> None:
         """Push what this folder has and the address has not; who is served is what the address says, where it says so.
@@ -82,9 +84,9 @@ class RemoteRegistry(Registry):
         Raises:
             ConfigError: The address has other versions of the same numbers: those of another run.
         """
-        for number in self._there():
-            own = self._manifest(number)
-            if own.exists() and own.read_bytes() != self._read(f"versions/{number:06d}.json"):
+        for number in self._list_remote():
+            own = self._locate_manifest(number)
+            if own.exists() and own.read_bytes() != self._read_remote(f"versions/{number:06d}.json"):
                 raise ConfigError(
                     f"registry: {self.uri} has another version {number} than {self.root}; give each run an address of its own"
                 )
@@ -96,47 +98,49 @@ class RemoteRegistry(Registry):
         with self._following:
             if self._changing or (not now and time.monotonic() - self._looked < self._look_s):
                 return
-            text = self._read(_SERVING)
+            text = self._read_remote(_SERVING)
             self._looked = time.monotonic()
             path = self.root / _SERVING
-            for number in self._there():
-                if not self._manifest(number).exists():
-                    write_whole(self._manifest(number), self._read(f"versions/{number:06d}.json") or b"")
+            for number in self._list_remote():
+                if not self._locate_manifest(number).exists():
+                    write_whole(
+                        self._locate_manifest(number), self._read_remote(f"versions/{number:06d}.json") or b""
+                    )
             if text is None or (path.exists() and path.read_bytes() == text):
                 return
             draft = self.root / "serving.taken.json"
             write_whole(draft, text)
-            for number in Serving.read(draft).versions if take else ():
-                self._take(number)
+            for number in ServingState.read(draft).versions if take else ():
+                self._download(number)
             draft.replace(path)
 
-    def _take(self, number: int) -> None:
+    def _download(self, number: int) -> None:
         """The files of a version and of those that its rows are made of. Raises CheckpointError for a file with other bytes."""
-        for version in self._needed(number):
+        for version in self._list_needed(number):
             for name in version.blobs:
                 path = self.blobs.root / name
                 if path.exists():
                     continue
-                content = self._read(f"blobs/{name}")
+                content = self._read_remote(f"blobs/{name}")
                 if content is None or hashlib.sha256(content).hexdigest() != name:
                     raise CheckpointError(
                         f"{self.uri}/blobs/{name} of version {version.number} is torn or missing"
                     )
-                with replacing(path) as aside:
+                with replace_file(path) as aside:
                     aside.write_bytes(content)
 
-    def _whole(self, number: int) -> bool:
+    def _has_files(self, number: int) -> bool:
         try:
-            needed = self._needed(number)
+            needed = self._list_needed(number)
         except (CheckpointError, ConfigError):
             return False
         return all((self.blobs.root / name).exists() for version in needed for name in version.blobs)
 
-    def _needed(self, number: int) -> list[Version]:
+    def _list_needed(self, number: int) -> list[Version]:
         """A version, and those before it down to a full one."""
-        needed = [super().version(number)]
+        needed = [super().read_version(number)]
         while needed[-1].kind != FULL and needed[-1].base is not None:
-            needed.append(super().version(needed[-1].base))
+            needed.append(super().read_version(needed[-1].base))
         return needed
 
     @contextmanager
@@ -145,20 +149,20 @@ class RemoteRegistry(Registry):
         with super()._lock(), self._following:
             self._follow(now=True, take=False)  # nobody waits for files to change who is served
             self._changing = True
-            serving, before = Registry.serving.fget(self), set(super().numbers())  # pyright: ignore[reportOptionalCall]
+            serving, before = VersionRegistry.serving.fget(self), set(super().list_versions())  # pyright: ignore[reportOptionalCall]
             try:
                 yield
-                self._push()
+                self._push_changes()
             except BaseException:
-                for number in set(super().numbers()) - before:
-                    self._manifest(number).unlink()
+                for number in set(super().list_versions()) - before:
+                    self._locate_manifest(number).unlink()
                 serving.write(self.root / _SERVING)
                 raise
             finally:
                 self._changing = False
                 self._looked, self._announced = -float("inf"), None
 
-    def _prepare(self, contents: Contents, number: int, base: int | None) -> Version:
+    def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
         """As of a folder; the files are at the address too, so that the lock is not held while they travel."""
         self._follow(now=True)
         version = super()._prepare(contents, number, base)
@@ -167,59 +171,59 @@ class RemoteRegistry(Registry):
 
     def _push_files(self, version: Version) -> None:
         for name in version.blobs:
-            if not self._is_there(f"blobs/{name}"):
-                self._write_there(f"blobs/{name}", (self.blobs.root / name).read_bytes())
+            if not self._has_remote(f"blobs/{name}"):
+                self._write_remote(f"blobs/{name}", (self.blobs.root / name).read_bytes())
 
-    def _push(self) -> None:
-        there = set(self._there())
-        for number in super().numbers():
+    def _push_changes(self) -> None:
+        there = set(self._list_remote())
+        for number in super().list_versions():
             if number in there:
                 continue
-            self._push_files(super().version(number))
-            self._write_there(f"versions/{number:06d}.json", self._manifest(number).read_bytes())
+            self._push_files(super().read_version(number))
+            self._write_remote(f"versions/{number:06d}.json", self._locate_manifest(number).read_bytes())
         if (self.root / _SERVING).exists():
-            self._write_there(_SERVING, (self.root / _SERVING).read_bytes())
+            self._write_remote(_SERVING, (self.root / _SERVING).read_bytes())
 
     # --- the filesystem ---------------------------------------------------------------------------------------
 
-    def _there(self) -> list[int]:
-        selector = pafs.FileSelector(self._place("versions"), allow_not_found=True)
-        with self._errors():
+    def _list_remote(self) -> list[int]:
+        selector = pafs.FileSelector(self._join_path("versions"), allow_not_found=True)
+        with self._convert_errors():
             stems = [info.base_name.removesuffix(".json") for info in self._fs.get_file_info(selector)]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
-    def _is_there(self, name: str) -> bool:
-        with self._errors():
-            return self._fs.get_file_info(self._place(name)).type == pafs.FileType.File
+    def _has_remote(self, name: str) -> bool:
+        with self._convert_errors():
+            return self._fs.get_file_info(self._join_path(name)).type == pafs.FileType.File
 
-    def _read(self, name: str) -> bytes | None:
+    def _read_remote(self, name: str) -> bytes | None:
         """A file there; None where there is none."""
-        if not self._is_there(name):
+        if not self._has_remote(name):
             return None
-        with self._errors(), self._fs.open_input_stream(self._place(name)) as file:
+        with self._convert_errors(), self._fs.open_input_stream(self._join_path(name)) as file:
             return file.read()
 
-    def _write_there(self, name: str, content: bytes) -> None:
+    def _write_remote(self, name: str, content: bytes) -> None:
         """A file there, whole or not at all."""
-        place = self._place(name)
-        with self._errors():
+        place = self._join_path(name)
+        with self._convert_errors():
             self._fs.create_dir(place.rpartition("/")[0], recursive=True)
             with self._fs.open_output_stream(f"{place}.part") as file:
                 file.write(content)
             self._fs.move(f"{place}.part", place)
 
-    def _place(self, name: str) -> str:
+    def _join_path(self, name: str) -> str:
         return f"{self._path.rstrip('/')}/{name}"
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            raise CheckpointError(f"registry {self.uri} does not answer: {_line(error)}") from None
+            raise CheckpointError(f"registry {self.uri} does not answer: {_format_error(error)}") from None
 
 
-def registry_beside(folder: Path, address: str | None = None) -> Registry:
+def open_registry(folder: Path, address: str | None = None) -> VersionRegistry:
     """Open the registry of a run's folder of serving.
 
     Args:
@@ -235,7 +239,7 @@ def registry_beside(folder: Path, address: str | None = None) -> Registry:
     before = note.read_text(encoding="utf-8").strip() if note.exists() else ""
     at = before if address is None else address
     if not at:
-        return Registry(folder / "registry")
+        return VersionRegistry(folder / "registry")
     registry = RemoteRegistry(folder / "registry", at)
     if at != before:
         registry.push()
@@ -243,5 +247,5 @@ def registry_beside(folder: Path, address: str | None = None) -> Registry:
     return registry
 
 
-def _line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

@@ -18,7 +18,7 @@ from nonet.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingState:
     """Who is answered by which version.
 
     Attributes:
@@ -44,7 +44,7 @@ class Serving:
         """All that answer somebody, the default first."""
         return [] if self.default is None else [self.default, *(v for v in self.shares if v != self.default)]
 
-    def version_of(self, key: str) -> int | None:
+    def select_version(self, key: str) -> int | None:
         """Return the version that answers a user, caller or request: always the same while nothing changes."""
         left = 1.0  # of the users that no share before has taken
         for version, share in sorted(self.shares.items()):
@@ -53,7 +53,7 @@ class Serving:
             left -= share
         return self.default
 
-    def promoted(self, version: int, share: float | None) -> Serving:
+    def promote(self, version: int, share: float | None) -> ServingState:
         """With a version for everybody, or for a share of the users beside the default. Raises ConfigError."""
         if version in self.refused:
             raise ConfigError(
@@ -75,17 +75,17 @@ class Serving:
         salt = self.salts.get(version, "" if version in self.shares else f"{version}:")
         return replace(self, shares=shares, salts={**self.salts, version: salt}, turn=self.turn + 1)
 
-    def replaced(self, old: int, new: int) -> Serving:
+    def replace_version(self, old: int, new: int) -> ServingState:
         """With a version in the place of another, for the same users."""
         shares = {new if version == old else version: share for version, share in self.shares.items()}
         salts = {new if version == old else version: salt for version, salt in self.salts.items()}
         default = new if self.default == old else self.default
         return replace(self, default=default, shares=shares, salts=salts, turn=self.turn + 1)
 
-    def rolled_back(self, to: int, refused: Collection[int]) -> Serving:
+    def roll_back(self, target: int, refused: Collection[int]) -> ServingState:
         """Return the state in which a version answers everybody and others are refused from now on."""
-        bad = tuple(sorted({*self.refused, *refused} - {to}))
-        return replace(self, default=to, shares={}, salts={}, refused=bad, turn=self.turn + 1)
+        bad = tuple(sorted({*self.refused, *refused} - {target}))
+        return replace(self, default=target, shares={}, salts={}, refused=bad, turn=self.turn + 1)
 
     def write(self, path: Path) -> None:
         """As a file."""
@@ -96,7 +96,7 @@ class Serving:
         write_whole(path, json.dumps(body, indent=1).encode())
 
     @classmethod
-    def read(cls, path: Path) -> Serving:
+    def read(cls, path: Path) -> ServingState:
         """What `write` wrote; of a file that is not there the first state. Files without salts are read too. Raises
         CheckpointError."""
         try:
@@ -106,12 +106,12 @@ class Serving:
         return cls.parse(text, str(path))
 
     @classmethod
-    def parse(cls, text: bytes, name: str) -> Serving:
+    def parse(cls, text: bytes, source_name: str) -> ServingState:
         """Return what the content of such a file says; `name` is that of errors. Raises CheckpointError."""
         try:
             body = json.loads(text)
         except ValueError as error:
-            raise CheckpointError(f"{name} does not say which version is served: {error}") from None
+            raise CheckpointError(f"{source_name} does not say which version is served: {error}") from None
         return cls(
             body["default"],
             {int(v): float(share) for v, share in body["shares"].items()},

@@ -15,11 +15,11 @@ import numpy as np
 
 from nonet.background import Written
 from nonet.embedding import SliceMap
-from nonet.embedding.exchange import Layout
-from nonet.embedding.reading import Answer, Publisher, make_update
+from nonet.embedding.exchange import RankLayout
+from nonet.embedding.reading import RowResponse, VersionPublisher, make_update
 from nonet.embedding.storage import load, save
 from nonet.embedding.tables import BaseTable, TableSpec, make_table
-from nonet.embedding.tiers import TieredTable, Tiers
+from nonet.embedding.tiers import TieredTable, TierSettings
 from nonet.embedding.training import ShardedTables, TableCounters
 from nonet.errors import ConfigError, StaleVersion
 from nonet.workers.devices import HOST, claim
@@ -30,10 +30,10 @@ from nonet.workers.runtime import (
     PerRank,
     Rendezvous,
     Replicate,
+    count_bytes,
     join_process_group,
-    leave,
+    leave_process_group,
     method,
-    size_bytes,
 )
 
 
@@ -45,14 +45,14 @@ class EmbeddingShard(DistributeWorker):
         self._seed, self._wire, self._member = run.seed, run.wire, Membership(0, 1)
         self._tables: ShardedTables | None = None
         self._counters: TableCounters | None = None
-        self._publisher: Publisher | None = None
+        self._publisher: VersionPublisher | None = None
         self._steps: dict[int, int] = {}  # the version that replicas hold -> the last step in it
         self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
 
     def setup(self) -> None:
         for name, options in self._tiers.items():
             try:
-                Tiers.of(self.specs[name], options).check(self.specs[name])
+                TierSettings.from_settings(self.specs[name], options).check(self.specs[name])
             except ConfigError as error:
                 raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
@@ -64,7 +64,7 @@ class EmbeddingShard(DistributeWorker):
         assert self._tables is not None
         return self._tables
 
-    def enter(self, layout: Layout, member: Membership) -> None:
+    def enter(self, layout: RankLayout, member: Membership) -> None:
         """Take this place in a sparse world; a fused trainer calls it with its own membership."""
         group = member.world_group
         world = ShardedTables(
@@ -89,7 +89,7 @@ class EmbeddingShard(DistributeWorker):
         """Join the process group as a shard apart from the trainers."""
         self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
         self.enter(
-            Layout.apart(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
+            RankLayout.separate(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
             self._member,
         )
 
@@ -116,10 +116,10 @@ class EmbeddingShard(DistributeWorker):
         self._forget_deletes()
         return self.saved(wait)
 
-    @method(away=True)
+    @method(while_offloaded=True)
     def saved(self, wait: bool = False) -> Written | None:
         """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
-        return self._saving.answer(wait, self._deadlines.save)
+        return self._saving.poll_result(wait, self._deadlines.save)
 
     @method()
     def load(self, folder: str) -> None:
@@ -145,7 +145,7 @@ class EmbeddingShard(DistributeWorker):
         self._steps = {version: min((table.step for table in tables.values()), default=0)}
         sent = self._sent["full" if base is None else "delta"]
         sent["updates"] += self.rank == 0
-        sent["bytes"] += size_bytes(update)
+        sent["bytes"] += count_bytes(update)
         return [update]
 
     @method()
@@ -157,7 +157,7 @@ class EmbeddingShard(DistributeWorker):
     def publish(self, version: int) -> None:
         """Keep the rows as they are now readable by key as `version`, whatever is trained from now on."""
         if self._publisher is None:
-            self._publisher = Publisher(self.sparse)
+            self._publisher = VersionPublisher(self.sparse)
         self._publisher.publish(version)
 
     @method()
@@ -170,14 +170,14 @@ class EmbeddingShard(DistributeWorker):
         """Which shard holds which slices."""
         return self.sparse.slices
 
-    def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+    def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
         """Rows of keys [N] at a published version; readers call it at any time, on a thread of its own."""
         publisher = self._publisher  # which may end meanwhile
         if publisher is None:
             raise StaleVersion(
                 f"embedding-{self.rank} has nothing published: publish a version before readers ask"
             )
-        return publisher.rows(table, keys, version, wire)
+        return publisher.read_rows(table, keys, version, wire)
 
     def _forget_deletes(self) -> None:
         """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
@@ -191,8 +191,8 @@ class EmbeddingShard(DistributeWorker):
             return make_table(name, spec, seed)
         options = self._tiers[name]
         wants_device = options.get("device_rows") or options.get("device_bytes")
-        tiers = Tiers.of(spec, options, claim(self.device) if wants_device else HOST)
-        return TieredTable.over(make_table(name, spec, seed), tiers)
+        tiers = TierSettings.from_settings(spec, options, claim(self.device) if wants_device else HOST)
+        return TieredTable.from_host(make_table(name, spec, seed), tiers)
 
     def _hold(self, world: ShardedTables) -> None:
         self._end_publishing()
@@ -204,4 +204,4 @@ class EmbeddingShard(DistributeWorker):
         self._publisher = None
 
     def teardown(self) -> None:
-        leave(self._member)
+        leave_process_group(self._member)

@@ -18,8 +18,8 @@ from torch import Tensor
 from nonet.embedding.training import ShardedTables
 from nonet.errors import ConfigError
 from nonet.models.generation import Voters
-from nonet.workers import Saving
-from nonet.workers.engines import EngineRuntime, Meter, matmul_rate
+from nonet.workers import SaveOptions
+from nonet.workers.engines import EngineRuntime, StepMeter, measure_matmul_rate
 from nonet.workers.roles.settings import RunSetup, StageSetup
 from nonet.workers.runtime import Membership
 
@@ -51,7 +51,7 @@ class LearnerContext:
     member: Membership
     voters: Voters | None
     device: str
-    meter: Meter
+    meter: StepMeter
     rank: int
     world: int
 
@@ -70,7 +70,7 @@ class LearnerContext:
     def measure(self, stage: StageSetup) -> dict[str, float]:
         """Return what the meter counted since the last record, and the device's matrix product rate as `peak`."""
         use = stage.precision.get("use", "fp32")
-        return {**self.meter.taken(), "peak": matmul_rate(self.device, use)}
+        return {**self.meter.take_counts(), "peak": measure_matmul_rate(self.device, use)}
 
 
 class StageLearner:
@@ -116,10 +116,10 @@ class StageLearner:
             f"stage {self.stage.name!r} learns from batches: call train(start, stop), not update"
         )
 
-    def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
+    def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         """Return functions that write the stage's state of this moment into a checkpoint folder."""
         return []
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors that the stage keeps on the device besides the weights and their optimizer."""
         return []

@@ -18,9 +18,9 @@ from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, Votes,
 from nonet.random import rng
 from nonet.samples.batches import bounded, event_at, listable_events, prompt_batch, prompts_at
 from nonet.samples.sequences import VALID
-from nonet.workers import Share
+from nonet.workers import StepShare
 from nonet.workers.roles.settings import RunSetup
-from nonet.workers.runtime import Membership, shares
+from nonet.workers.runtime import Membership, split_evenly
 
 # Shapes: U prompts, V votes.
 
@@ -46,7 +46,7 @@ class MemoryFit:
         """Fit (l, b, c), and m where the nearest items vote, and put them into the model; without validation events they stay
         as they are."""
         held = self._held()
-        if not self.member.total(float(len(held.target)))[0]:
+        if not self.member.sum_over_trainers(float(len(held.target)))[0]:
             return
         found = {
             share: self._fitted(held.heard(share)) for share in (SHARES if self.voters.nearest else (0.0,))
@@ -62,16 +62,18 @@ class MemoryFit:
         return float(self._summed(held, [weights])[0]), weights
 
     def _summed(self, held: Held, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
-        return np.array(self.member.total(*held.likelihood(candidates).tolist()))
+        return np.array(self.member.sum_over_trainers(*held.likelihood(candidates).tolist()))
 
     def _held(self) -> Held:
         """This rank's share of the events."""
         users, positions = self._events()
-        mine = slice(*shares(len(users), self.member.world)[self.member.rank])
+        mine = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
         users, positions = users[mine], positions[mine]
         parts = bounded(np.ones(len(users), np.int64), _CHUNK)
-        share = Share([self._prompts(users[p], positions[p]) for p in parts], self.run.features, self.device)
-        rows = share.frozen_rows(self.sparse)
+        share = StepShare(
+            [self._prompts(users[p], positions[p]) for p in parts], self.run.features, self.device
+        )
+        rows = share.pull_frozen_rows(self.sparse)
         self.sparse.stop()
         self.model.eval()
         answers = [

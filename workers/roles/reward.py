@@ -25,7 +25,15 @@ from nonet.rl import from_wire, join
 from nonet.rl.rewards import Attempts, Reward, RunData, Trouble, awaited, load_reward, set_up
 from nonet.samples.stores import Joins, JoinSetup
 from nonet.types import Rollouts
-from nonet.workers.runtime import DistributeWorker, PerRank, Replicate, Shard, cut, method, shares
+from nonet.workers.runtime import (
+    DistributeWorker,
+    PerRank,
+    Replicate,
+    Shard,
+    method,
+    slice_rows,
+    split_evenly,
+)
 
 _CALLS = 256  # calls whose troubles are kept
 
@@ -69,7 +77,7 @@ class RewardWorker(DistributeWorker):
         """The reward as it is set up."""
         return self._attempts.reward
 
-    @method(away=True)
+    @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
         """Return by join of `data.join` the rows that were looked up and found since the last call."""
         return self._joins.pop_counts()
@@ -91,7 +99,7 @@ class RewardWorker(DistributeWorker):
         awaited(self.reward.open(run))
         self._run = run
 
-    @method(collect="concat", rollouts=Shard, idempotent=True, beside=True)
+    @method(collect="concat", rollouts=Shard, idempotent=True, concurrent=True)
     def score(self, rollouts: Mapping[str, Any], strict: bool = False, call: str = "") -> np.ndarray:
         """Score Rollouts on the wire.
 
@@ -136,7 +144,7 @@ class RewardWorker(DistributeWorker):
         Returns:
             Scores [n, W] float32 of these rows, NaN without a score.
         """
-        prompts = [self._beams(cut(rollouts, row, row + 1)) for row in rows]
+        prompts = [self._beams(slice_rows(rollouts, row, row + 1)) for row in rows]
         with self._turn:
             scores, troubles = self._attempts.one_by_one(prompts, budget_s)
         self._note(call, troubles)
@@ -152,7 +160,7 @@ class RewardWorker(DistributeWorker):
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
     def patched(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
         """Scores [U, W] with the rows that were asked again put in; `rows`: of all `total` prompts."""
-        start, stop = shares(total, self.world)[self.rank]
+        start, stop = split_evenly(total, self.world)[self.rank]
         out = np.array(scores)
         for row, values in zip(rows, again, strict=True):
             if start <= row < stop:

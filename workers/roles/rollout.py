@@ -18,7 +18,14 @@ from ray.exceptions import RayTaskError
 from torch import Tensor
 
 from nonet.embedding import SliceMap
-from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader, ReplicaReader, join_updates
+from nonet.embedding.reading import (
+    LocalReader,
+    PublishedVersion,
+    RemoteReader,
+    ReplicaReader,
+    RowResponse,
+    join_updates,
+)
 from nonet.errors import StaleVersion
 from nonet.models import build_model
 from nonet.models.generation import Recommender, SubCatalogue
@@ -30,11 +37,11 @@ from nonet.samples.batches import bounded, event_at, listable_events, prompts_at
 from nonet.samples.sequences import VALID
 from nonet.samples.sources import RlPrompts, kept_out
 from nonet.types import Jagged, Rollouts, SampleBatch
-from nonet.workers import Incoming
+from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim
-from nonet.workers.devices import tensors_of as buffers_of
+from nonet.workers.devices import list_training_tensors as buffers_of
 from nonet.workers.roles.settings import RolloutRequest, RunSetup
-from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method, shares
+from nonet.workers.runtime import DistributeWorker, Replicate, Shard, concat_rows, method, split_evenly
 
 
 class Rollout(DistributeWorker):
@@ -71,7 +78,7 @@ class Rollout(DistributeWorker):
             self.run.history,
             self.run.voters(corpus),
         )
-        self._incoming = Incoming(model)
+        self._incoming = IncomingWeights(model)
 
     @method(bucket=Replicate)
     def receive(self, version: int, bucket: np.ndarray) -> None:
@@ -101,7 +108,9 @@ class Rollout(DistributeWorker):
             copies.apply(join_updates(sparse))
         if slices is not None:
             self._read_by_key(
-                Published(version, slices, [partial(_ask, host, self.run.deadlines.step) for host in shards])
+                PublishedVersion(
+                    version, slices, [partial(_ask, host, self.run.deadlines.step) for host in shards]
+                )
             )
         self._version = version
         return absent
@@ -177,7 +186,7 @@ class Rollout(DistributeWorker):
                 "first"
             )
         parts = bounded(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
-        beams = join([self._generate_chunk(users[part], positions[part], request) for part in parts])
+        beams = concat_rows([self._generate_chunk(users[part], positions[part], request) for part in parts])
         if request.blind:
             beams["target"] = Jagged(beams["target"].values[:0], np.zeros(len(users) + 1, np.int64))
         return beams
@@ -264,7 +273,7 @@ class Rollout(DistributeWorker):
     def generate_group(self, size: int, part: tuple[int, int], request: RolloutRequest) -> dict[str, Any]:
         """Answer `part` = (which, of how many) of the prompts of an RL step, whichever rank is asked. Raises as `generate`."""
         users, positions = self.lease(request.stage, request.step, size)
-        own = slice(*shares(len(users), part[1])[part[0]])
+        own = slice(*split_evenly(len(users), part[1])[part[0]])
         return self.generate(users[own], positions[own], request)
 
     def _generate_chunk(
@@ -332,7 +341,7 @@ class Rollout(DistributeWorker):
             drawn["sampling_logp"] = beams.sampling_logp.numpy()
         return beams, drawn
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         """The model, which is the trainer's where they are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 
@@ -345,7 +354,7 @@ class Rollout(DistributeWorker):
             self._read_through(self._replica)
         return self._replica
 
-    def _read_by_key(self, published: Published) -> None:
+    def _read_by_key(self, published: PublishedVersion) -> None:
         """Ask the shards for rows as they were published; what was asked for before is forgotten."""
         self._published = published
         if isinstance(self._recommender.reader, RemoteReader):
@@ -373,7 +382,7 @@ def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
     try:
         return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
     except RayTaskError as error:

@@ -50,7 +50,7 @@ from nonet.samples.tables import (
     read_tables,
 )
 from nonet.samples.tokenised import StoredSequences
-from nonet.workers.devices import HOST, device
+from nonet.workers.devices import HOST, get_device
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = (
@@ -207,7 +207,7 @@ class Tokeniser(DistributeWorker):
         try:
             return self._artifacts(data, run_folder)
         finally:  # the process goes on as the evaluator
-            device(HOST).release()
+            get_device(HOST).release()
 
     def _artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
         from nonet.models.generation import Trie

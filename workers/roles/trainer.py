@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.background import Writing, Written, sealed
-from nonet.embedding.exchange import Layout
+from nonet.background import BackgroundWrite, Written, seal_files
+from nonet.embedding.exchange import RankLayout
 from nonet.embedding.training import ShardedTables, reshard
 from nonet.models import build_model
 from nonet.models.generation import Voters
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.samples.batches import event_at
-from nonet.workers import BUCKET_BYTES, SHARD_BYTES, Outgoing, Saving, write_base
-from nonet.workers.devices import claim, device
-from nonet.workers.engines import EngineRuntime, Meter, learning_of, make_engine
+from nonet.workers import BUCKET_BYTES, SHARD_BYTES, OutgoingWeights, SaveOptions, write_base
+from nonet.workers.devices import claim, get_device
+from nonet.workers.engines import EngineRuntime, StepMeter, make_engine, parse_optimizer_settings
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.learner import LearnerContext, StageLearner
 from nonet.workers.roles.memory_fit import MemoryFit
@@ -38,7 +38,7 @@ from nonet.workers.runtime import (
     Replicate,
     Shard,
     join_process_group,
-    leave,
+    leave_process_group,
     method,
     open_store,
 )
@@ -56,7 +56,7 @@ class Trainer(DistributeWorker):
         self._sparse: ShardedTables | None = None
         self._engine: EngineRuntime | None = None
         self._learner: StageLearner | None = None
-        self._meter = Meter()
+        self._meter = StepMeter()
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, Any]:
@@ -84,11 +84,13 @@ class Trainer(DistributeWorker):
     def join_process_group(self, rendezvous: Rendezvous) -> None:
         """Join the process group, before there is a model or between stages; fused shards of this process take the same place."""
         claim(self.device)
-        kind = device(self.device)
+        kind = get_device(self.device)
         if rendezvous.trainers > 1:  # gradients meet on the device
             kind.check_collectives()
         self._member = join_process_group(
-            rendezvous, self.rank, trainers_backend=kind.collectives() if rendezvous.trainers > 1 else "gloo"
+            rendezvous,
+            self.rank,
+            trainers_backend=kind.get_collective_backends() if rendezvous.trainers > 1 else "gloo",
         )
         if self._engine is not None:
             self._engine.change_process_group(self._member)
@@ -96,13 +98,13 @@ class Trainer(DistributeWorker):
             self._sparse = ShardedTables(
                 self._specs(),
                 seed=self.run.seed,
-                layout=Layout.apart(self.rank, rendezvous.trainers, rendezvous.shards),
+                layout=RankLayout.separate(self.rank, rendezvous.trainers, rendezvous.shards),
                 group=self._member.world_group,
                 wire=self.run.wire,
                 local=True,
             )
         else:
-            self._shard.enter(Layout.fused(self.rank, rendezvous.trainers), self._member)
+            self._shard.enter(RankLayout.fused(self.rank, rendezvous.trainers), self._member)
 
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
@@ -147,7 +149,7 @@ class Trainer(DistributeWorker):
         """
         return self.learner_of(stage).update(step, beams, scores, weights, version)
 
-    @method(collect="sum", beams=Shard, away=True)
+    @method(collect="sum", beams=Shard, while_offloaded=True)
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
         """[prompts with what their user took next among their beams, prompts]."""
         seq = self.corpus.seq
@@ -178,10 +180,10 @@ class Trainer(DistributeWorker):
     def weights(self, bucket: int, version: int = 0, base: int | None = None) -> np.ndarray:
         """One of the buckets of the dense weights as a version, bytes [B] from rank 0; `base`: the version that readers have,
         where only what changed since then is sent."""
-        tensors = self.dense.tensors(self._outgoing.names(bucket))
+        tensors = self.dense.gather_weights(self._outgoing.list_tensor_names(bucket))
         if self.rank:
             return np.empty(0, np.uint8)
-        return self._outgoing.packed(bucket, tensors, version, base)
+        return self._outgoing.pack_bucket(bucket, tensors, version, base)
 
     @method()
     def save(self, folder: str, wait: bool = True) -> Written | None:
@@ -190,19 +192,19 @@ class Trainer(DistributeWorker):
         Where nobody waits, what there is is copied to the host, then written on a thread beside later steps; else it is written
         as it lies.
         """
-        saving = Saving(not wait, self.run.weights.get("shard", SHARD_BYTES))
+        saving = SaveOptions(not wait, self.run.weights.get("shard", SHARD_BYTES))
         top, parts = Path(folder), self._parts(saving)
-        self._saving = Writing(
-            top, "dense weights", lambda: sealed(top, [path for write in parts for path in write(top)])
+        self._saving = BackgroundWrite(
+            top, "dense weights", lambda: seal_files(top, [path for write in parts for path in write(top)])
         )
         return self.saved(wait)
 
-    @method(away=True)
+    @method(while_offloaded=True)
     def saved(self, wait: bool = False) -> Written | None:
         """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
-        return self._saving.answer(wait, self.run.deadlines.save)
+        return self._saving.poll_result(wait, self.run.deadlines.save)
 
-    def _parts(self, saving: Saving) -> list[Callable[[Path], list[Path]]]:
+    def _parts(self, saving: SaveOptions) -> list[Callable[[Path], list[Path]]]:
         """What this rank adds to a commit: each is called with the commit's folder and says what it wrote."""
         dense = self.dense.snapshot(saving)
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
@@ -210,7 +212,7 @@ class Trainer(DistributeWorker):
             parts.append(partial(write_base, sha256))
         return parts + (self._learner.checkpoint_parts(saving) if self._learner is not None else [])
 
-    @method(away=True)
+    @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
         """Return by join of `data.join` the rows that were looked up and found since the last call."""
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
@@ -225,15 +227,15 @@ class Trainer(DistributeWorker):
         if self._learner is not None:
             self._learner.restore(Path(folder))
 
-    def device_tensors(self) -> Iterable[Tensor]:
+    def list_device_tensors(self) -> Iterable[Tensor]:
         """Return model, gradients, optimizer and what the stage keeps besides; sparse rows are in host memory."""
         if self._engine is None:
             return []
-        stage_tensors = self._learner.device_tensors() if self._learner is not None else []
-        return [*self._engine.device_tensors(), *stage_tensors]
+        stage_tensors = self._learner.list_device_tensors() if self._learner is not None else []
+        return [*self._engine.list_device_tensors(), *stage_tensors]
 
     def teardown(self) -> None:
-        leave(self._member)
+        leave_process_group(self._member)
 
     def _built(self, model: torch.nn.Module) -> dict[str, Any]:
         """Hand a model to the engine: its parameters, the buckets that its weights are published in, and notes for the user."""
@@ -242,7 +244,9 @@ class Trainer(DistributeWorker):
         self._meter.watch(self._engine.model)
         how = self.run.weights
         block = how["block"] if how.get("publish") == "delta" else 0
-        self._outgoing = Outgoing(self._engine.outline(), how.get("bucket", BUCKET_BYTES), block)
+        self._outgoing = OutgoingWeights(
+            self._engine.describe_weights(), how.get("bucket", BUCKET_BYTES), block
+        )
         built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
         slow = getattr(model, "no_cache", None)
         return built | ({"notes": [f"beams read every history again at each code: {slow}"]} if slow else {})
@@ -272,7 +276,7 @@ class Trainer(DistributeWorker):
 
     def _restart_optimizer(self, stage: StageSetup) -> None:
         """Begin the optimizer that the stage names."""
-        self.dense.learning = learning_of(stage.optimizer)
+        self.dense.learning = parse_optimizer_settings(stage.optimizer)
         self.dense.restart()
 
     def learner_of(self, stage: StageSetup) -> StageLearner:
@@ -283,7 +287,7 @@ class Trainer(DistributeWorker):
 
     def _make_learner(self, stage: StageSetup) -> StageLearner:
         """Create the learner that the stage names, or the model's where it names none."""
-        return heavy(stage.learner)(self._context(), stage)
+        return load_heavy(stage.learner)(self._context(), stage)
 
     def _context(self) -> LearnerContext:
         """Return what a learner shares with this trainer."""

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
-from nonet.deadlines import DEFAULTS, Deadlines, way_out
+from nonet.deadlines import DEFAULTS, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
-from nonet.workers import Doing, check_ray_environment
-from nonet.workers.devices import Environment
-from nonet.workers.devices import device as known_device
+from nonet.workers import WorkerActivity, check_ray_environment
+from nonet.workers.devices import PoolEnvironment
+from nonet.workers.devices import get_device as known_device
 from nonet.workers.runtime import payload as wire
-from nonet.workers.runtime.dispatch import Header, packed, task_name
+from nonet.workers.runtime.dispatch import Header, format_task_name, pack_header
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.host import WorkerActor
 from nonet.workers.runtime.worker import Place, RoleSpec
 
 if TYPE_CHECKING:
-    from nonet.workers.runtime.residents import Moved
+    from nonet.workers.runtime.residents import OffloadStats
 
 
 NAMESPACE = "nonet"
@@ -57,11 +57,11 @@ def ensure_ray() -> None:
             why = " ".join(str(error).split())[:300]
             named = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
             raise ConfigError(f"Ray does not start ({named}): {type(error).__name__}: {why}") from error
-    wire.speak()
+    wire.register_tensor_serializer()
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class GroupLifetime:
     """How long a group's processes live.
 
     run                the run they belong to, "" for none
@@ -78,16 +78,16 @@ class Life:
         """Whether they outlive their maker."""
         return self.orphan_timeout_s > 0
 
-    def name_of(self, what: str) -> str:
+    def format_name(self, suffix: str) -> str:
         """The name of a worker or placement group: `{run}/...` where it is detached, `{run}: ...` where it is not."""
-        return f"{self.run}{'/' if self.detached else ': '}{what}" if self.run else what
+        return f"{self.run}{'/' if self.detached else ': '}{suffix}" if self.run else suffix
 
 
-OWNED = Life()
+OWNED = GroupLifetime()
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerResources:
     """What one worker asks of the cluster: cpus, devices of a kind, torch threads, and its pool's environment."""
 
     device: str = "cpu"
@@ -97,21 +97,21 @@ class Seat:
     placement_group: Any = None
     env: Mapping[str, Any] | None = field(default=None, hash=False)
 
-    def options(self, rank: int) -> dict[str, Any]:
+    def to_actor_options(self, rank: int) -> dict[str, Any]:
         """Keyword arguments of the actor."""
         kind = known_device(self.device)
-        options: dict[str, Any] = {"num_cpus": self.cpus, **kind.ray_options(self.devices)}
+        options: dict[str, Any] = {"num_cpus": self.cpus, **kind.get_ray_options(self.devices)}
         if self.placement_group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, rank)
-        if runtime_env := Environment.of(self.env).runtime_env(kind):
+        if runtime_env := PoolEnvironment.from_options(self.env).to_runtime_env(kind):
             options["runtime_env"] = runtime_env
         return options
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class CallMessage:
     """One group call as it is sent: header None where the task's name says how the values are the parameters.
 
     beside: whether it runs beside other calls of its ranks, in no order
@@ -134,28 +134,28 @@ class ActorGroup:
         *,
         workers: int = 1,
         name: str = "",
-        seat: Seat | None = None,
-        life: Life = OWNED,
+        seat: WorkerResources | None = None,
+        life: GroupLifetime = OWNED,
         deadlines: Deadlines = DEFAULTS,
     ):
         ensure_ray()
-        seat = seat or Seat()
+        seat = seat or WorkerResources()
         self.name, self.world, self.specs = name or "+".join(specs), workers, dict(specs)
         self.epoch = 0
         self._life, self._deadlines = life, deadlines
-        self._remembered: dict[tuple[str, str], Message] = {}
+        self._remembered: dict[tuple[str, str], CallMessage] = {}
         self._ways: dict[tuple[str, str], list[Any]] = {}
         self.watchdog: Any = None  # tells what late ranks do
         self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
-        self.actors = [self._actor(rank, seat) for rank in range(workers)]
+        self.actors = [self._start_actor(rank, seat) for rank in range(workers)]
         self._built = self._build(range(workers))
         self._beats: list[Any] = []
         self._heard: set[int] = set()  # ranks that have answered a beat
 
-    def _actor(self, rank: int, seat: Seat) -> Any:
-        options = seat.options(rank)
+    def _start_actor(self, rank: int, seat: WorkerResources) -> Any:
+        options = seat.to_actor_options(rank)
         if self._life.detached:
-            name = self._life.name_of(f"{self.name}-{rank}")
+            name = self._life.format_name(f"{self.name}-{rank}")
             options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
         if self._life.restarts:
             options["max_restarts"] = self._life.restarts
@@ -165,16 +165,16 @@ class ActorGroup:
             rank=rank,
             world=self.world,
             threads=seat.threads,
-            device=kind.torch_device(),
+            device=kind.to_torch_device(),
             deadline_s=self._deadlines.step,
         )
         return WorkerActor.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
 
     def _build(self, ranks: Sequence[int]) -> list[Any]:
-        where = [actor.where.remote() for actor in self.actors]
+        where = [actor.get_location.remote() for actor in self.actors]
         return [self.actors[rank].build.remote(self.specs, *where) for rank in ranks]
 
-    def ready(self) -> list[dict[str, Any]]:
+    def wait_until_ready(self) -> list[dict[str, Any]]:
         """Wait until every role of every rank is set up; their nodes, process ids and names."""
         future = GroupFuture(self._built, self, self.name, "setup", "list")
         try:
@@ -183,48 +183,49 @@ class ActorGroup:
             total, free = ray.cluster_resources(), ray.available_resources()
             raise PlacementError(
                 f"group {self.name!r}: {self.world} workers did not start within {self._deadlines.start:g} s; "
-                f"the cluster has {_short(total)}, free are {_short(free)}. Ask for fewer workers or cpus, or add a node"
-                f"{way_out(self._deadlines.start)}."
+                f"the cluster has {_format_resources(total)}, free are {_format_resources(free)}. "
+                f"Ask for fewer workers or cpus, or add a node"
+                f"{suggest_longer_deadline(self._deadlines.start)}."
             ) from None
 
-    def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
+    def call_control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
         """A control method (ping, spans, doing) on every rank, answered even while the rank works."""
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
 
-    def reach(self, file: str, token: str) -> list[str]:
+    def check_shared_file(self, file: str, token: str) -> list[str]:
         """What keeps each rank from working beside a file that holds `token`, "" where nothing does."""
-        refs = [actor.reach.remote(file, token) for actor in self.actors]
-        return GroupFuture(refs, self, self.name, "reach", "list").get(self._deadlines.start)
+        refs = [actor.check_shared_file.remote(file, token) for actor in self.actors]
+        return GroupFuture(refs, self, self.name, "check_shared_file", "list").get(self._deadlines.start)
 
-    def doing(self, timeout_s: float = PING_S) -> list[Doing]:
+    def describe_activities(self, timeout_s: float = PING_S) -> list[WorkerActivity]:
         """What every rank is doing; a rank that does not answer is silent."""
-        refs = [actor.doing.remote() for actor in self.actors]
+        refs = [actor.describe_activity.remote() for actor in self.actors]
         ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
-        return [self._answer(rank, ref) for rank, ref in enumerate(refs)]
+        return [self._get_activity(rank, ref) for rank, ref in enumerate(refs)]
 
-    def _answer(self, rank: int, ref: Any) -> Doing:
+    def _get_activity(self, rank: int, ref: Any) -> WorkerActivity:
         try:
             return ray.get(ref, timeout=0)
         except (RayActorError, GetTimeoutError):
-            return Doing(f"{self.name}-{rank}", silent=True)
+            return WorkerActivity(f"{self.name}-{rank}", silent=True)
 
-    def explain(self, ranks: Sequence[int]) -> str:
+    def explain_late_ranks(self, ranks: Sequence[int]) -> str:
         """Why these ranks are late, as far as can be seen; "" where nobody watches this group."""
         return f". {self.watchdog.tell(self, ranks)}" if self.watchdog else ""
 
-    def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
+    def take_spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
         """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
         try:
             names = [whereabouts["name"] for whereabouts in ray.get(self._built, timeout=1.0)]
-            return list(zip(names, self.control("spans"), strict=True))
+            return list(zip(names, self.call_control("take_spans"), strict=True))
         except (NonetError, RayActorError, GetTimeoutError):
             return []  # a dead rank's spans are lost with it
 
-    def beat(self) -> list[str]:
+    def send_heartbeats(self) -> list[str]:
         """Tell every host that its controller lives; never waits. The names of those that did not answer the beat before.
 
-        One that has never answered is still being started, which `ready` watches.
+        One that has never answered is still being started, which `wait_until_ready` watches.
         """
         before, self._beats = self._beats, [actor.ping.remote() for actor in self.actors]
         answered = {rank for rank, ref in enumerate(before) if _is_well(ref)}
@@ -232,26 +233,30 @@ class ActorGroup:
         self._heard |= answered
         return [f"{self.name}-{rank}" for rank in silent if self.actors]
 
-    def send(self, message: Message, rank: int) -> Any:
+    def send(self, message: CallMessage, rank: int) -> Any:
         """One rank's part of a call; the reference to its result."""
         flat = message.flats[rank]
         if message.header is None:
-            return self._way("call", message)[rank].remote(*flat)
-        return self._way("call_with", message)[rank].remote(packed(message.header), *flat)
+            return self._get_remote_methods("call", message)[rank].remote(*flat)
+        return self._get_remote_methods("call_with", message)[rank].remote(pack_header(message.header), *flat)
 
-    def open_stream(self, message: Message, rank: int) -> Any:
+    def open_stream(self, message: CallMessage, rank: int) -> Any:
         """As `send`, of a method that yields; a generator of references."""
-        return self._way("stream", message)[rank].remote(packed(message.header or ()), *message.flats[rank])
+        return self._get_remote_methods("stream", message)[rank].remote(
+            pack_header(message.header or ()), *message.flats[rank]
+        )
 
-    def _way(self, how: str, message: Message) -> list[Any]:
+    def _get_remote_methods(self, actor_method: str, message: CallMessage) -> list[Any]:
         """Each rank's actor method under the task's name, made once a name."""
-        name = task_name(message.role, message.method, message.epoch)
-        if (how, name) not in self._ways:
+        name = format_task_name(message.role, message.method, message.epoch)
+        if (actor_method, name) not in self._ways:
             group = {"concurrency_group": "beside"} if message.beside else {}
-            self._ways[how, name] = [getattr(actor, how).options(name=name, **group) for actor in self.actors]
-        return self._ways[how, name]
+            self._ways[actor_method, name] = [
+                getattr(actor, actor_method).options(name=name, **group) for actor in self.actors
+            ]
+        return self._ways[actor_method, name]
 
-    def remember(self, message: Message) -> None:
+    def remember(self, message: CallMessage) -> None:
         """Keep a call that a restarted rank must hear again; the last of each method counts."""
         if self._life.restarts:
             self._remembered[message.role, message.method] = message
@@ -272,7 +277,7 @@ class ActorGroup:
         deadline, actor = time.monotonic() + self._deadlines.start, self.actors[rank]
         while True:
             try:
-                if not ray.get(actor.admitted.remote(), timeout=self._deadlines.start):
+                if not ray.get(actor.admit_epoch.remote(), timeout=self._deadlines.start):
                     ray.get(self._build([rank]), timeout=max(1.0, deadline - time.monotonic()))
                     for message in self._remembered.values():
                         ray.get(self.send(message, rank), timeout=self._deadlines.start)
@@ -288,21 +293,21 @@ class ActorGroup:
         ray.kill(self.actors[rank], no_restart=not self._life.restarts)
         self.hurt[rank] = "it did not answer and was ended"
 
-    def advance(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on.
 
         Raises WorkerLost, DeadlineExceeded.
         """
         self.epoch = epoch
-        refs = [actor.admitted.remote(epoch) for actor in self.actors]
+        refs = [actor.admit_epoch.remote(epoch) for actor in self.actors]
         GroupFuture(refs, self, self.name, "advance", "list").get(self._deadlines.start)
 
-    def move(self, away: Sequence[str], timeout_s: float) -> list[Moved]:
+    def offload_roles(self, offloaded_roles: Sequence[str], timeout_s: float) -> list[OffloadStats]:
         """Let these roles' buffers wait in host memory and all others be on the device, on every rank.
 
         Raises PlacementError, WorkerLost, and DeadlineExceeded where a rank is busy for longer.
         """
-        refs = [actor.move.remote(tuple(away)) for actor in self.actors]
+        refs = [actor.offload_roles.remote(tuple(offloaded_roles)) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "move", "list").get(timeout_s)
 
     def set_threads(self, threads: int) -> None:
@@ -310,7 +315,7 @@ class ActorGroup:
         for actor in self.actors:
             actor.set_threads.remote(threads)
 
-    def dead(self) -> list[int]:
+    def find_dead_ranks(self) -> list[int]:
         """Ranks that do not answer a ping."""
         refs = [actor.ping.remote() for actor in self.actors]
         dead_ranks = []
@@ -348,6 +353,6 @@ def _is_well(ref: Any) -> bool:
     return True
 
 
-def _short(resources: Mapping[str, float]) -> str:
+def _format_resources(resources: Mapping[str, float]) -> str:
     shown = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
     return ", ".join(f"{key} {value:g}" for key, value in sorted(shown.items())) or "nothing"

@@ -24,7 +24,7 @@ from nonet.errors import ConfigError
 from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.methods import PerRank, Replicate, Shard
-from nonet.workers.runtime.timeline import size_bytes
+from nonet.workers.runtime.timeline import count_bytes
 
 AS_IS, JOIN, SHARE = "as is", "join", "share"
 
@@ -47,15 +47,15 @@ class Argument:
 Header = tuple[Argument, ...]
 
 
-def task_name(role: str, method: str, epoch: int) -> str:
+def format_task_name(role: str, method: str, epoch: int) -> str:
     """What Ray calls the task, in its timeline and dashboard too: "rollout.generate", and "#3" in gang epoch 3."""
     return f"{role}.{method}#{epoch}" if epoch else f"{role}.{method}"
 
 
 @lru_cache(maxsize=4096)
-def named(name: str) -> tuple[str, str, int]:
+def parse_task_name(task_name: str) -> tuple[str, str, int]:
     """(role, method, epoch) of a task name."""
-    text, _, epoch = name.partition("#")
+    text, _, epoch = task_name.partition("#")
     role, _, method = text.rpartition(".")
     return role, method, int(epoch or 0)
 
@@ -69,34 +69,36 @@ def is_plain(header: Header, parameters: Sequence[str]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def packed(header: Header) -> bytes:
+def pack_header(header: Header) -> bytes:
     """The header as bytes, pickled once."""
     return pickle.dumps(header)
 
 
 @lru_cache(maxsize=4096)
-def unpacked(data: bytes) -> Header:
+def unpack_header(data: bytes) -> Header:
     """The header of those bytes."""
     return pickle.loads(data)
 
 
-def arguments(
+def assemble_arguments(
     header: Header, flat: Iterable[Any], rank: int, world: int, fetch: Callable[[str, list[Any]], Any]
 ) -> dict[str, Any]:
     """Keyword arguments from flat values. `fetch` turns a parameter's name and a list of references into their values."""
     left = iter(flat)
-    return {a.name: _assembled(a, left, rank, world, fetch) for a in header}
+    return {a.name: _assemble_argument(a, left, rank, world, fetch) for a in header}
 
 
-def _assembled(argument: Argument, left: Iterator[Any], rank: int, world: int, fetch: Callable) -> Any:
+def _assemble_argument(
+    argument: Argument, left: Iterator[Any], rank: int, world: int, fetch: Callable
+) -> Any:
     if argument.how == AS_IS:
         if argument.parts:
-            return {part.name: _assembled(part, left, rank, world, fetch) for part in argument.parts}
+            return {part.name: _assemble_argument(part, left, rank, world, fetch) for part in argument.parts}
         return next(left)
     if argument.how == JOIN:
-        return rows.join([next(left) for _ in range(argument.take)])
+        return rows.concat_rows([next(left) for _ in range(argument.take)])
     counts = [next(left) for _ in range(argument.take)]
-    start, stop = rows.shares(sum(counts), world)[rank]
+    start, stop = rows.split_evenly(sum(counts), world)[rank]
     return _overlap(next(left), counts, start, stop, partial(fetch, argument.name))
 
 
@@ -110,8 +112,8 @@ def _overlap(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, 
         begin += count
     pieces = pieces or [(refs[0], 0, 0)]
     values = fetch([ref for ref, _, _ in pieces])
-    parts = [rows.cut(value, low, high) for value, (_, low, high) in zip(values, pieces, strict=True)]
-    return parts[0] if len(parts) == 1 else rows.join(parts)
+    parts = [rows.slice_rows(value, low, high) for value, (_, low, high) in zip(values, pieces, strict=True)]
+    return parts[0] if len(parts) == 1 else rows.concat_rows(parts)
 
 
 INLINE_BYTES = 100_000
@@ -119,27 +121,31 @@ INLINE_BYTES = 100_000
 Spread = tuple[Argument, Sequence[list[Any]]]
 
 
-def spread(where: str, parameter: str, value: Any, marker: Any, world: int) -> Spread:
+def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, world: int) -> Spread:
     """One parameter's value over `world` ranks. Raises ConfigError for a collection nobody has marked."""
     if isinstance(value, Shard | Replicate | PerRank):
         marker, value = type(value), value.value
     if isinstance(value, GroupFuture):
-        return _pass_on(where, parameter, value, marker, world)
+        return _pass_on(call_name, parameter, value, marker, world)
     if isinstance(value, Mapping) and any(isinstance(part, GroupFuture) for part in value.values()):
-        return _dict(parameter, [spread(where, name, part, marker, world) for name, part in value.items()])
+        return _spread_dict(
+            parameter, [spread_argument(call_name, name, part, marker, world) for name, part in value.items()]
+        )
     if marker is Shard:
-        chunks = [[rows.cut(value, *share)] for share in rows.shares(rows.count(value), world)]
+        chunks = [
+            [rows.slice_rows(value, *share)] for share in rows.split_evenly(rows.count_rows(value), world)
+        ]
     elif marker is PerRank:
         chunks = [[chunk] for chunk in value]
         if len(chunks) != world:
             raise ConfigError(
-                f"{where}({parameter}): PerRank wants {world} values, one a rank, got {len(chunks)}"
+                f"{call_name}({parameter}): PerRank wants {world} values, one a rank, got {len(chunks)}"
             )
     elif marker is Replicate or not rows.is_collection(value):
         chunks = [[put_once(value, world)]] * world
     else:
         raise ConfigError(
-            f"{where}({parameter}): a {type(value).__name__} is not sharded by guess; "
+            f"{call_name}({parameter}): a {type(value).__name__} is not sharded by guess; "
             "mark it in @nonet.method or at the call: "
             f"Shard (cut along rows), Replicate (same for all ranks) or PerRank (one value a rank)"
         )
@@ -148,47 +154,49 @@ def spread(where: str, parameter: str, value: Any, marker: Any, world: int) -> S
 
 def put_once(value: Any, world: int) -> Any:
     """The value, or one reference to it where it is large and more than one rank reads it."""
-    return ray.put(value) if world > 1 and _weight(value) > INLINE_BYTES else value
+    return ray.put(value) if world > 1 and _estimate_bytes(value) > INLINE_BYTES else value
 
 
-def _weight(value: Any) -> int:
+def _estimate_bytes(value: Any) -> int:
     if isinstance(value, str | list | tuple | dict) and len(value) > 1000:
         return INLINE_BYTES + 1  # to weigh each of thousands of small objects would cost more than one put
-    return size_bytes(value)
+    return count_bytes(value)
 
 
-def _dict(parameter: str, parts: Sequence[Spread]) -> Spread:
+def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
     """A dict whose values are spread each for itself."""
     flats = [
         [value for mine in by_rank for value in mine]
-        for by_rank in zip(*(flat for _, flat in parts), strict=True)
+        for by_rank in zip(*(flat for _, flat in spreads), strict=True)
     ]
-    return Argument(parameter, parts=tuple(argument for argument, _ in parts)), flats
+    return Argument(parameter, parts=tuple(argument for argument, _ in spreads)), flats
 
 
-def _pass_on(where: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
+def _pass_on(call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
     refs, origin = future.refs, f"{future.role}.{future.method}"
     if marker is Shard and future.collect != "concat":
         raise ConfigError(
-            f"{where}({parameter}): only results collected by 'concat' can be sharded; "
+            f"{call_name}({parameter}): only results collected by 'concat' can be sharded; "
             f"{origin} collects by {future.collect!r}"
         )
     if marker in (Shard, PerRank) and len(refs) == world and (future.by_rank or world == 1):
         return Argument(parameter), [[ref] for ref in refs]
     if marker is PerRank:
-        raise ConfigError(f"{where}({parameter}): PerRank wants {world} results, {origin} has {len(refs)}")
+        raise ConfigError(
+            f"{call_name}({parameter}): PerRank wants {world} results, {origin} has {len(refs)}"
+        )
     if marker is Shard:
-        return _share(parameter, future.counts(), refs, world)
+        return _share_chunks(parameter, future.request_row_counts(), refs, world)
     if future.collect == "first" or (future.collect == "concat" and len(refs) == 1):
         return Argument(parameter), [[refs[0]]] * world
     if future.collect == "concat":
         return Argument(parameter, JOIN, len(refs)), [list(refs)] * world
     raise ConfigError(
-        f"{where}({parameter}): {origin} collects by {future.collect!r}; "
+        f"{call_name}({parameter}): {origin} collects by {future.collect!r}; "
         "get() it first, or collect by 'concat' or 'first'"
     )
 
 
-def _share(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
+def _share_chunks(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
     """Chunks by reference with their row counts; in a list, so that Ray fetches none of them for anybody."""
     return Argument(parameter, SHARE, len(refs)), [[*counts, list(refs)]] * world

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from nonet.deadlines import BARE, way_out
+from nonet.deadlines import BARE, suggest_longer_deadline
 from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
 from nonet.workers.runtime import payload as rows
 
 _COUNT_S = 30.0  # rows are counted by the hosts that have them, on a thread that only answers questions
 
 if TYPE_CHECKING:
-    from nonet.workers.runtime.actors import ActorGroup, Message
+    from nonet.workers.runtime.actors import ActorGroup, CallMessage
 
 
 class GroupFuture:
@@ -45,7 +45,7 @@ class GroupFuture:
         collect: str,
         timeout_s: float | None = None,
         retries: int = 0,
-        sent: Message | None = None,
+        sent: CallMessage | None = None,
         actors: list[Any] | None = None,
     ):
         self.refs, self.role, self.method, self.collect = refs, role, method, collect
@@ -56,7 +56,7 @@ class GroupFuture:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._counts: list[Any] | None = None
 
-    def within(self, timeout_s: float) -> GroupFuture:
+    def set_deadline(self, timeout_s: float) -> GroupFuture:
         """Give it a deadline, counted from now; returns itself."""
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         return self
@@ -68,31 +68,31 @@ class GroupFuture:
         """
         while True:
             try:
-                return self._collected(ray.get(self.refs, timeout=self._left(timeout_s)))
+                return self._collect_values(ray.get(self.refs, timeout=self._get_wait_s(timeout_s)))
             except GetTimeoutError:
-                raise self.late(timeout_s) from None
+                raise self.make_deadline_error(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
-                self._ask_again(error)
+                self._retry_lost_rank(error)
 
     def settle(self, timeout_s: float | None = None) -> GroupFuture:
         """Wait until every rank has a result, asking lost ranks again, without fetching any. Waits and raises as `get`."""
         while True:
-            until = time.monotonic() + self._left(timeout_s)
+            until = time.monotonic() + self._get_wait_s(timeout_s)
             _, late = ray.wait(
-                self.refs, num_returns=len(self.refs), timeout=self._left(timeout_s), fetch_local=False
+                self.refs, num_returns=len(self.refs), timeout=self._get_wait_s(timeout_s), fetch_local=False
             )
             if late:
-                raise self.late(timeout_s)
+                raise self.make_deadline_error(timeout_s)
             try:
-                ray.get(self.counts(), timeout=max(_COUNT_S, until - time.monotonic()))
+                ray.get(self.request_row_counts(), timeout=max(_COUNT_S, until - time.monotonic()))
                 return self
             except GetTimeoutError:
-                raise self.late(timeout_s) from None
+                raise self.make_deadline_error(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
                 self._counts = None
-                self._ask_again(error)
+                self._retry_lost_rank(error)
 
-    def counts(self) -> list[Any]:
+    def request_row_counts(self) -> list[Any]:
         """References to the row counts of the ranks' results, counted where the results are."""
         if self._counts is None:
             self._counts = [
@@ -100,30 +100,30 @@ class GroupFuture:
             ]
         return self._counts
 
-    def row_counts(self) -> list[int]:
+    def get_row_counts(self) -> list[int]:
         """Rows of each rank's result, of a call that has settled. Raises as `get`."""
         try:
-            return ray.get(self.counts(), timeout=_COUNT_S)
+            return ray.get(self.request_row_counts(), timeout=_COUNT_S)
         except GetTimeoutError:
-            raise self.late(_COUNT_S) from None
+            raise self.make_deadline_error(_COUNT_S) from None
         except (RayActorError, RayTaskError) as error:
-            raise translated(error, self.role, -1, self.method) from None
+            raise to_nonet_error(error, self.role, -1, self.method) from None
 
-    def end_late(self) -> list[int]:
+    def restart_late_ranks(self) -> list[int]:
         """End the processes of ranks that have not answered, where their group restarts; they are asked again as lost ones
         are. The ranks."""
-        late = self._pending()
+        late = self._find_pending_ranks()
         for rank in late:
             self._hosts.restart(rank)
         return late
 
-    def fill(self, rank: int, other: GroupFuture) -> None:
+    def replace_result(self, rank: int, other: GroupFuture) -> None:
         """Take another call's result for a rank."""
         self.refs[rank], self._counts = other.refs[rank], None
 
-    def late_or_done(self) -> bool:
+    def is_late_or_done(self) -> bool:
         """Whether every rank has answered, or the call's own deadline is over."""
-        return self._left(None) <= 0 or self.done()
+        return self._get_wait_s(None) <= 0 or self.done()
 
     def done(self) -> bool:
         """Whether every rank has answered; never waits."""
@@ -137,26 +137,26 @@ class GroupFuture:
         ranks = {ref: rank for rank, ref in enumerate(self.refs)}
         pending = list(self.refs)
         while pending:
-            ready, pending = ray.wait(pending, num_returns=1, timeout=self._left(None))
+            ready, pending = ray.wait(pending, num_returns=1, timeout=self._get_wait_s(None))
             if not ready:
-                raise self.late(None)
+                raise self.make_deadline_error(None)
             rank = ranks[ready[0]]
             try:
                 yield rank, ray.get(ready[0])
             except (RayActorError, RayTaskError) as error:
-                raise translated(error, self.role, rank, self.method) from None
+                raise to_nonet_error(error, self.role, rank, self.method) from None
 
     async def _gather(self) -> Any:
         while True:
             try:
-                values = await asyncio.wait_for(asyncio.gather(*self.refs), self._left(None))
-                return self._collected(values)
+                values = await asyncio.wait_for(asyncio.gather(*self.refs), self._get_wait_s(None))
+                return self._collect_values(values)
             except TimeoutError:
-                raise self.late(None) from None
+                raise self.make_deadline_error(None) from None
             except (RayActorError, RayTaskError) as error:
-                await asyncio.to_thread(self._ask_again, error)
+                await asyncio.to_thread(self._retry_lost_rank, error)
 
-    def _left(self, timeout_s: float | None) -> float:
+    def _get_wait_s(self, timeout_s: float | None) -> float:
         """Seconds to wait: what the caller of get says, else what is left of the call's own deadline, else a day."""
         if timeout_s is not None:
             return timeout_s
@@ -164,24 +164,24 @@ class GroupFuture:
             return BARE
         return max(0.0, self._deadline - time.monotonic())
 
-    def _pending(self) -> list[int]:
+    def _find_pending_ranks(self) -> list[int]:
         """Ranks that have not answered."""
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         return [rank for rank, ref in enumerate(self.refs) if ref not in done]
 
-    def late(self, timeout_s: float | None) -> DeadlineExceeded:
+    def make_deadline_error(self, timeout_s: float | None) -> DeadlineExceeded:
         """The error that says which ranks have not answered, and where they are."""
-        late = self._pending()
-        why = self._hosts.explain(late) if late and self._sent is not None else ""
+        late = self._find_pending_ranks()
+        why = self._hosts.explain_late_ranks(late) if late and self._sent is not None else ""
         waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
         return DeadlineExceeded(
             f"{self.role}.{self.method}: no answer within {waited:g} s from rank {', '.join(map(str, late))} of {len(self.refs)}"
-            f"{way_out(waited)}{why}"
+            f"{suggest_longer_deadline(waited)}{why}"
         )
 
-    def _collected(self, values: list[Any]) -> Any:
+    def _collect_values(self, values: list[Any]) -> Any:
         if self.collect == "concat":
-            return rows.join(values)
+            return rows.concat_rows(values)
         if self.collect == "first":
             return values[0]
         if self.collect in ("sum", "mean"):
@@ -189,17 +189,19 @@ class GroupFuture:
             return total / len(values) if self.collect == "mean" else total
         return values
 
-    def _ask_again(self, error: Exception) -> None:
+    def _retry_lost_rank(self, error: Exception) -> None:
         """Send a lost rank its call once more, or raise what was wrong.
 
         A call that a restarted rank refused did not run and is repeated; one that may have run only within `retries`. Where the
         error is of another group, which this rank asked or whose results it was given, the call may have run, and the same
         arguments would fail again: it is raised.
         """
-        rank, error = self._failed(error)
-        wrong = translated(error, self.role, rank, self.method)
+        rank, error = self._find_failure(error)
+        wrong = to_nonet_error(error, self.role, rank, self.method)
         if isinstance(wrong, DeadlineExceeded) and self._sent is not None:
-            raise DeadlineExceeded(f"{wrong}{self._hosts.explain(self._pending())}") from None
+            raise DeadlineExceeded(
+                f"{wrong}{self._hosts.explain_late_ranks(self._find_pending_ranks())}"
+            ) from None
         refused = isinstance(wrong, NotAdmitted)
         if rank < 0 or self._sent is None or not isinstance(wrong, WorkerLost):
             raise wrong from None
@@ -212,7 +214,7 @@ class GroupFuture:
         self._hosts.revive(rank, str(wrong))
         self.refs[rank] = self._hosts.send(self._sent, rank)
 
-    def _failed(self, error: Exception) -> tuple[int, Exception]:
+    def _find_failure(self, error: Exception) -> tuple[int, Exception]:
         """The first rank whose result is an error, and that error; -1 where none is found."""
         for rank, ref in enumerate(self.refs):
             try:
@@ -226,7 +228,7 @@ class GroupFuture:
         return -1, error
 
 
-def translated(error: Exception, role: str, rank: int, method: str) -> NonetError:
+def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> NonetError:
     """Ray's error as ours: a worker's own words where it has spoken, else who died, during what, and Ray's cause."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, NonetError):
@@ -238,7 +240,7 @@ def translated(error: Exception, role: str, rank: int, method: str) -> NonetErro
     return WorkerFailed(f"{who}: {method}: {words}", role=role, rank=rank, traceback=str(error))
 
 
-def end_to_end(futures: Sequence[GroupFuture]) -> GroupFuture:
+def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
     """Results of several calls, each collected by 'concat', as one: the rows of the first, then those of the next."""
     first = futures[0]
     refs = [ref for future in futures for ref in future.refs]
@@ -246,7 +248,7 @@ def end_to_end(futures: Sequence[GroupFuture]) -> GroupFuture:
     return GroupFuture(refs, first._hosts, first.role, first.method, first.collect, actors=actors)
 
 
-def together(timeout_s: float, *futures: GroupFuture) -> list[Any]:
+def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
     """What each of several calls answers, for one wait. Raises as `get` of the first that failed or is late."""
     refs = [ref for future in futures for ref in future.refs]
     try:
@@ -255,15 +257,15 @@ def together(timeout_s: float, *futures: GroupFuture) -> list[Any]:
     except GetTimeoutError:
         for future in futures:
             if not future.done():
-                raise future.late(timeout_s) from None
+                raise future.make_deadline_error(timeout_s) from None
     except (RayActorError, RayTaskError):
         pass  # whoever failed says so below, or is asked again
     return [future.get(timeout_s) for future in futures]
 
 
-def all_there(timeout_s: float, *futures: GroupFuture) -> bool:
+def wait_for_results(timeout_s: float, *futures: GroupFuture) -> bool:
     """Whether every rank of all these calls has a result, or an error, within so long; one wait, nothing is fetched."""
-    refs = [ref for future in futures for ref in future.counts()]
+    refs = [ref for future in futures for ref in future.request_row_counts()]
     return not refs or not ray.wait(refs, num_returns=len(refs), timeout=timeout_s, fetch_local=False)[1]
 
 
@@ -286,7 +288,7 @@ class GroupStream:
                 late = ", ".join(str(self._ranks[stream]) for stream in pending)
                 raise DeadlineExceeded(
                     f"{self.role}.{self.method}: the stream of rank {late} did not end within {self._timeout_s:g} s"
-                    f"{way_out(self._timeout_s)}"
+                    f"{suggest_longer_deadline(self._timeout_s)}"
                 )
             stream = ready[0]
             try:
@@ -294,7 +296,7 @@ class GroupStream:
             except StopIteration:
                 pending.remove(stream)
             except (RayActorError, RayTaskError) as error:
-                raise translated(error, self.role, self._ranks[stream], self.method) from None
+                raise to_nonet_error(error, self.role, self._ranks[stream], self.method) from None
 
     def get(self) -> list[list[Any]]:
         """All values, a list a rank, each in the order it was made."""

@@ -16,10 +16,15 @@ from typing import Any
 from nonet.deadlines import DEFAULTS, Deadline
 from nonet.errors import ConfigError
 from nonet.workers.runtime import payload as wire
-from nonet.workers.runtime.actors import ActorGroup, Life, Message, Seat
-from nonet.workers.runtime.dispatch import Header, is_plain, spread
+from nonet.workers.runtime.actors import ActorGroup, CallMessage, GroupLifetime, WorkerResources
+from nonet.workers.runtime.dispatch import Header, is_plain, spread_argument
 from nonet.workers.runtime.future import GroupFuture, GroupStream
-from nonet.workers.runtime.methods import Method, declared, positional, signature
+from nonet.workers.runtime.methods import (
+    MethodDeclaration,
+    get_declaration,
+    get_signature,
+    list_positional_parameters,
+)
 from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 
 
@@ -50,14 +55,14 @@ class WorkerGroup:
             raise ConfigError(f"WorkerGroup wants a subclass of nonet.DistributeWorker, got {cls!r}")
         role = role or cls.__name__.lower()
         count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
-        seat = Seat(device=device, cpus=cpus, devices=count, threads=threads, env=env)
+        seat = WorkerResources(device=device, cpus=cpus, devices=count, threads=threads, env=env)
         specs = {role: RoleSpec(cls, args, kwargs)}
         deadlines = replace(DEFAULTS, step=Deadline(deadline_s, "the group's deadline_s"))
-        life = Life(restarts=restarts)
+        life = GroupLifetime(restarts=restarts)
         self._bind(ActorGroup(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
 
     @classmethod
-    def of(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
+    def from_actors(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
         """An actor group seen as one of the roles it holds."""
         group = cls.__new__(cls)
         group._bind(hosts, role)
@@ -70,7 +75,7 @@ class WorkerGroup:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        declaration = declared(self._cls, name)
+        declaration = get_declaration(self._cls, name)
 
         def call(*args: Any, timeout_s: float | None = None, retries: int = 0, **kwargs: Any) -> Any:
             return self._call(name, declaration, args, kwargs, timeout_s, retries)
@@ -78,7 +83,7 @@ class WorkerGroup:
         self.__dict__[name] = call
         return call
 
-    def offers(self, name: str) -> bool:
+    def has_method(self, name: str) -> bool:
         """Whether the group's class has a group method of that name."""
         return hasattr(getattr(self._cls, name, None), "__nonet_method__")
 
@@ -89,7 +94,7 @@ class WorkerGroup:
     def _call(
         self,
         name: str,
-        declaration: Method,
+        declaration: MethodDeclaration,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout_s: float | None,
@@ -99,13 +104,13 @@ class WorkerGroup:
             raise ConfigError(
                 f"{self.role}.{name}: retries={retries} is for methods declared @nonet.method(idempotent=True)"
             )
-        wire.speak()
+        wire.register_tensor_serializer()
         if not self.hosts.actors:
             raise ConfigError(f"{self.role}.{name}: the group was stopped; make a new WorkerGroup")
         if self.hosts.hurt:
             self.hosts.heal()
-        header, flats = self._prepared(name, declaration, args, kwargs)
-        message = Message(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
+        header, flats = self._prepare_call(name, declaration, args, kwargs)
+        message = CallMessage(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
         if declaration.remember:
             self.hosts.remember(message)
         if declaration.collect == "stream":
@@ -116,31 +121,31 @@ class WorkerGroup:
             refs, self.hosts, self.role, name, declaration.collect, timeout_s, retries, message
         )
 
-    def ask(
+    def call_rank(
         self, rank: int, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> GroupFuture:
         """Call a method on one rank alone; a future of one result, which another group takes like those of a whole group."""
-        declaration = declared(self._cls, name)
-        wire.speak()
-        header, flats = self._prepared(name, declaration, args, kwargs)
-        message = Message(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
+        declaration = get_declaration(self._cls, name)
+        wire.register_tensor_serializer()
+        header, flats = self._prepare_call(name, declaration, args, kwargs)
+        message = CallMessage(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
         ref, actor = self.hosts.send(message, rank), self.hosts.actors[rank]
         return GroupFuture([ref], self.hosts, self.role, name, declaration.collect, timeout_s, actors=[actor])
 
-    def _prepared(
-        self, name: str, declaration: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _prepare_call(
+        self, name: str, declaration: MethodDeclaration, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Header | None, Sequence[Sequence[Any]]]:
         """A header, None where the task's name says enough, and each rank's flat values."""
         if not args and not kwargs and declaration.collect != "stream":
             return None, [()] * self.world
         function = getattr(self._cls, name)
         try:
-            bound = signature(function).bind(*args, **kwargs)
+            bound = get_signature(function).bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"{self.role}.{name}: {error}") from None
         where, markers = f"{self.role}.{name}", declaration.markers
         parts = [
-            spread(where, parameter, value, markers.get(parameter), self.world)
+            spread_argument(where, parameter, value, markers.get(parameter), self.world)
             for parameter, value in bound.arguments.items()
         ]
         header = tuple(argument for argument, _ in parts)
@@ -149,5 +154,5 @@ class WorkerGroup:
             if len(parts) == 1
             else [[value for _, by_rank in parts for value in by_rank[rank]] for rank in range(self.world)]
         )
-        plain = declaration.collect != "stream" and is_plain(header, positional(function))
+        plain = declaration.collect != "stream" and is_plain(header, list_positional_parameters(function))
         return (None if plain else header), flats

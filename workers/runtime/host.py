@@ -21,23 +21,23 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from nonet.deadlines import way_out
+from nonet.deadlines import suggest_longer_deadline
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
-from nonet.workers import Doing, look, unreachable, waited_in_vain
+from nonet.workers import WorkerActivity, describe_activity, explain_unreachable, is_peer_timeout
 from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime import payload as wire
-from nonet.workers.runtime.dispatch import arguments, named, unpacked
-from nonet.workers.runtime.methods import declared
+from nonet.workers.runtime.dispatch import assemble_arguments, parse_task_name, unpack_header
+from nonet.workers.runtime.methods import get_declaration
 from nonet.workers.runtime.orphan_guard import OrphanGuard
-from nonet.workers.runtime.timeline import Spans
+from nonet.workers.runtime.timeline import SpanRecorder
 from nonet.workers.runtime.worker import DistributeWorker, Place, RoleSpec
 
 if TYPE_CHECKING:  # torch, which rewards need not have
-    from nonet.workers.runtime.residents import Moved, Residents
+    from nonet.workers.runtime.residents import OffloadStats, RoleOffloader
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class HostLocation:
     """Where a host is: Ray's node id (short), the node's address, a port it holds for the group to meet at, device ids."""
 
     node: str
@@ -56,13 +56,13 @@ class WorkerActor:
         self._busy, self._since, self._thread = "", 0.0, 0
         self._epoch = 0
         self._context = ray.get_runtime_context()
-        self._spans = Spans(place.role)
+        self._spans = SpanRecorder(place.role)
         self._socket = socket.socket()
         self._socket.bind(("", 0))
         self._socket.listen(place.world + 8)
-        self._where = self._whereabouts()
+        self._where = self._locate()
         self._orphan_guard = OrphanGuard(orphan_timeout_s)
-        self._residents: Residents | None = None
+        self._residents: RoleOffloader | None = None
         self._unbuilt: WorkerFailed | None = None
         self._built = threading.Event()
         if self._context.was_current_actor_reconstructed:
@@ -74,15 +74,15 @@ class WorkerActor:
         return f"{self._place.role}-{self._place.rank}@{self._where.node}{ids}"
 
     @ray.method(concurrency_group="control")
-    def where(self) -> Whereabouts:
+    def get_location(self) -> HostLocation:
         """Where this host is."""
         return self._where
 
     @ray.method(concurrency_group="work")
-    def build(self, specs: dict[str, RoleSpec], *everyone: Whereabouts) -> dict[str, Any]:
+    def build(self, specs: dict[str, RoleSpec], *everyone: HostLocation) -> dict[str, Any]:
         """Construct every role, give each its peers, then set all up in order. Returns node, process id and name."""
         if self._place.threads:
-            _steady(self._place.threads)
+            _make_deterministic(self._place.threads)
         neighbours = [rank for rank, other in enumerate(everyone) if other.node == self._where.node]
         place = replace(
             self._place,
@@ -92,13 +92,13 @@ class WorkerActor:
             listener=self._socket,
         )
         try:
-            self._roles = self._made(specs, place)
+            self._roles = self._build_roles(specs, place)
         except WorkerFailed as error:
             self._unbuilt = error  # calls that wait behind this one say why, not that a worker died
             raise
         finally:
             self._built.set()
-        wire.speak()
+        wire.register_tensor_serializer()
         return {"node": self._where.node, "pid": os.getpid(), "name": repr(self)}
 
     @ray.method(concurrency_group="work")
@@ -109,34 +109,34 @@ class WorkerActor:
         """
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
-        return self._guarded(name, self._method(name), flat, {})
+        return self._run_guarded(name, self._find_method(name), flat, {})
 
     @ray.method(concurrency_group="work")
     def call_with(self, data: bytes, *flat: Any) -> Any:
         """As `call`, with a header that says how the parameters are put together from the values."""
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
-        return self._guarded(name, self._method(name), (), self._arguments(data, flat))
+        return self._run_guarded(name, self._find_method(name), (), self._assemble_arguments(data, flat))
 
     @ray.method(concurrency_group="work", num_returns="streaming")
     def stream(self, data: bytes, *flat: Any) -> Iterator[Any]:
         """As `call_with`, of a method that yields; each value goes out as it is made."""
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
-        yield from self._guarded(name, self._method(name), (), self._arguments(data, flat))
+        yield from self._run_guarded(name, self._find_method(name), (), self._assemble_arguments(data, flat))
 
     @ray.method(concurrency_group="work")
-    def move(self, away: Sequence[str]) -> Moved:
+    def offload_roles(self, offloaded_roles: Sequence[str]) -> OffloadStats:
         """Let these roles' buffers wait in host memory, and all others be on the device; calls of the former are refused.
 
         It runs among the role's calls, in their order: what was asked before works on buffers that are there.
         """
-        from nonet.workers.runtime.residents import Residents
+        from nonet.workers.runtime.residents import RoleOffloader
 
         if self._residents is None:
-            self._residents = Residents(repr(self), self._roles)
+            self._residents = RoleOffloader(repr(self), self._roles)
         start = time.time()
-        moved = self._residents.move(away)
+        moved = self._residents.offload_roles(offloaded_roles)
         for what, size in (("offload", moved.offload), ("resume", moved.resume)):
             if size:
                 self._spans.add(f"{self._place.role}.{what}", start, time.time(), size=size)
@@ -147,46 +147,46 @@ class WorkerActor:
         """Compute with so many torch threads from now on; nothing where the roles hold no torch."""
         if self._place.threads:
             self._place = replace(self._place, threads=threads)
-            _steady(threads)
+            _make_deterministic(threads)
 
     @ray.method(concurrency_group="control")
     def count(self, value: Any) -> int:
         """Rows of a result of this host, asked for by reference when a group of another size takes it on."""
-        return rows.count(value)
+        return rows.count_rows(value)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
         """What the work thread is doing now, "" when idle. Tells the host that its controller lives."""
-        self._orphan_guard.heard()
+        self._orphan_guard.record_heartbeat()
         return self._busy
 
     @ray.method(concurrency_group="control")
-    def admitted(self, epoch: int | None = None) -> bool:
+    def admit_epoch(self, epoch: int | None = None) -> bool:
         """Whether roles are built here; with `epoch`, calls of an older gang epoch are refused from now on."""
         self._epoch = max(self._epoch, epoch or 0)
         return bool(self._roles)
 
     @ray.method(concurrency_group="control")
-    def reach(self, file: str, token: str) -> str:
+    def check_shared_file(self, file: str, token: str) -> str:
         """What keeps this host from working beside a file that holds `token`, "" when nothing does."""
-        problem = unreachable(Path(file), token)
+        problem = explain_unreachable(Path(file), token)
         return problem and f"{self!r} (node {self._where.node}, {self._where.address}) {problem}"
 
     @ray.method(concurrency_group="control")
-    def spans(self) -> list[tuple[str, float, float, int]]:
+    def take_spans(self) -> list[tuple[str, float, float, int]]:
         """(role.method, start, end, bytes out) of every call since the last time asked; unix seconds."""
         return self._spans.take()
 
     @ray.method(concurrency_group="control")
-    def doing(self) -> Doing:
+    def describe_activity(self) -> WorkerActivity:
         """What the work thread is doing, and where; for a watchdog's message."""
-        return look(repr(self), self._busy, time.time() - self._since, self._thread)
+        return describe_activity(repr(self), self._busy, time.time() - self._since, self._thread)
 
     @ray.method(concurrency_group="read")
-    def read(self, role: str, *asked: Any) -> Any:
+    def read(self, role: str, *request: Any) -> Any:
         """What a role answers to readers while it works."""
         start = time.time()
-        answer = self._roles[role].read(*asked)  # type: ignore[attr-defined]
+        answer = self._roles[role].read(*request)  # type: ignore[attr-defined]
         self._spans.add(f"{role}.read", start, time.time(), getattr(answer, "data", None))
         return answer
 
@@ -196,28 +196,28 @@ class WorkerActor:
         for worker in reversed(self._roles.values()):
             worker.teardown()
 
-    def _whereabouts(self) -> Whereabouts:
+    def _locate(self) -> HostLocation:
         ids = [i for ids_of_kind in self._context.get_accelerator_ids().values() for i in ids_of_kind]
-        return Whereabouts(
+        return HostLocation(
             self._context.get_node_id()[:8],
             ray.util.get_node_ip_address(),
             self._socket.getsockname()[1],
             tuple(ids),
         )
 
-    def _made(self, specs: Mapping[str, RoleSpec], place: Place) -> dict[str, DistributeWorker]:
+    def _build_roles(self, specs: Mapping[str, RoleSpec], place: Place) -> dict[str, DistributeWorker]:
         """Every role, constructed and set up."""
         roles: dict[str, DistributeWorker] = {}
         for role, spec in specs.items():
-            worker = self._guarded(f"{role}.__init__", spec.cls, spec.args, spec.kwargs or {})
+            worker = self._run_guarded(f"{role}.__init__", spec.cls, spec.args, spec.kwargs or {})
             worker.place = replace(place, role=role, peers=roles)
             roles[role] = worker
         for role, worker in roles.items():
-            self._guarded(f"{role}.setup", worker.setup, (), {})
+            self._run_guarded(f"{role}.setup", worker.setup, (), {})
         return roles
 
-    def _method(self, name: str) -> Callable[..., Any]:
-        role, method, epoch = named(name)
+    def _find_method(self, name: str) -> Callable[..., Any]:
+        role, method, epoch = parse_task_name(name)
         self._built.wait()  # calls beside others do not queue behind `build`
         if role not in self._roles and self._unbuilt is not None:
             raise self._unbuilt
@@ -231,12 +231,12 @@ class WorkerActor:
             raise StaleVersion(
                 f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"
             )
-        if self._residents is not None and not declared(type(self._roles[role]), method).away:
-            self._residents.require(role)
+        if self._residents is not None and not get_declaration(type(self._roles[role]), method).away:
+            self._residents.require_resident(role)
         return getattr(self._roles[role], method)
 
-    def _arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
-        return arguments(unpacked(data), flat, self._place.rank, self._place.world, self._fetch)
+    def _assemble_arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
+        return assemble_arguments(unpack_header(data), flat, self._place.rank, self._place.world, self._fetch)
 
     def _fetch(self, parameter: str, refs: list[Any]) -> list[Any]:
         """Values that other workers made. Raises DeadlineExceeded where they do not come."""
@@ -246,30 +246,30 @@ class WorkerActor:
             name, limit = self._context.get_task_name(), self._place.deadline_s
             raise DeadlineExceeded(
                 f"{self!r}: {name}: {len(refs)} chunks of {parameter!r} did not come from the workers that made them within "
-                f"{limit:g} s{way_out(limit)}"
+                f"{limit:g} s{suggest_longer_deadline(limit)}"
             ) from None
 
-    def _guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         start, self._busy = time.time(), name
         self._since, self._thread = start, threading.get_ident()
         result = None
         try:
             result = function(*args, **kwargs)
-            wire.speak()
+            wire.register_tensor_serializer()
             return result
         except Exception as error:
-            raise self._failure(name, error) from None
+            raise self._to_worker_error(name, error) from None
         finally:
             self._busy = ""
-            self._orphan_guard.heard()
+            self._orphan_guard.record_heartbeat()
             self._spans.add(name, start, time.time(), result)
 
-    def _failure(self, name: str, error: Exception) -> NonetError:
-        role, method, _ = named(name)
-        if waited_in_vain(error):
+    def _to_worker_error(self, name: str, error: Exception) -> NonetError:
+        role, method, _ = parse_task_name(name)
+        if is_peer_timeout(error):
             limit = self._place.deadline_s
             return DeadlineExceeded(
-                f"{self!r}: {method} waited in vain for other ranks: {error}{way_out(limit)}"
+                f"{self!r}: {method} waited in vain for other ranks: {error}{suggest_longer_deadline(limit)}"
             )
         fault = isinstance(error, ConfigError)
         text = str(error) if fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
@@ -278,7 +278,7 @@ class WorkerActor:
         )
 
 
-def _steady(threads: int) -> None:
+def _make_deterministic(threads: int) -> None:
     """Same numbers every time: a fixed number of threads, and no kernel that adds in the order threads arrive."""
     import torch
 

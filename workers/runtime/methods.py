@@ -47,7 +47,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class MethodDeclaration:
     """What `@method` declared: markers by parameter name, and how results are collected."""
 
     markers: dict[str, Marker]
@@ -63,8 +63,8 @@ def method(
     collect: Collect = "list",
     idempotent: bool = False,
     remember: bool = False,
-    away: bool = False,
-    beside: bool = False,
+    while_offloaded: bool = False,
+    concurrent: bool = False,
     **markers: Marker,
 ) -> Callable[[_F], _F]:
     """Declare a group method.
@@ -92,13 +92,15 @@ def method(
                 raise ConfigError(
                     f"{function.__qualname__} has a parameter {name!r}, which every group call has: name it otherwise"
                 )
-        function.__nonet_method__ = Method(dict(markers), collect, idempotent, remember, away, beside)  # type: ignore[attr-defined]
+        function.__nonet_method__ = MethodDeclaration(
+            dict(markers), collect, idempotent, remember, while_offloaded, concurrent
+        )  # type: ignore[attr-defined]
         return function
 
     return declare
 
 
-def declared(cls: type, name: str) -> Method:
+def get_declaration(cls: type, name: str) -> MethodDeclaration:
     """The declaration of `cls.name`. Raises AttributeError when it is no group method."""
     declaration = getattr(getattr(cls, name, None), "__nonet_method__", None)
     if declaration is None:
@@ -111,14 +113,14 @@ def declared(cls: type, name: str) -> Method:
 
 
 @cache
-def signature(function: Callable) -> inspect.Signature:
+def get_signature(function: Callable) -> inspect.Signature:
     """The signature without `self`."""
     whole = inspect.signature(function)
     return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 @cache
-def positional(function: Callable) -> tuple[str, ...]:
+def list_positional_parameters(function: Callable) -> tuple[str, ...]:
     """Names of the parameters that may be given by position, in order, `self` left out."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(name for name, known in signature(function).parameters.items() if known.kind in kinds)
+    return tuple(name for name, known in get_signature(function).parameters.items() if known.kind in kinds)

@@ -20,7 +20,7 @@ class OrphanGuard:
         if timeout_s > 0:
             threading.Thread(target=self._watch, name="orphan guard", daemon=True).start()
 
-    def heard(self) -> None:
+    def record_heartbeat(self) -> None:
         """The controller lives."""
         self._last = time.monotonic()
 

@@ -5,8 +5,8 @@ Order is kept, nothing is padded. torch and Arrow are recognised by their method
 
 How tensors cross between processes: as NumPy arrays, so that pools may run different versions of torch.
 
-`speak` teaches Ray's serializer once a process; then a tensor anywhere in an argument or a result travels as dtype name and
-array, without a copy on the sending side. Arrow and NumPy travel as Ray sends them. No pickled torch object is on the wire.
+`register_tensor_serializer` teaches Ray's serializer once a process; then a tensor anywhere in an argument or a result travels
+as dtype name and array, without a copy on the sending side. Arrow and NumPy travel as Ray sends them. No pickled torch object is on the wire.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def is_collection(value: Any) -> bool:
     )
 
 
-def count(value: Any) -> int:
+def count_rows(value: Any) -> int:
     """Rows of a value. Raises ConfigError where there are none to count, or a dict's parts disagree."""
     if isinstance(value, dict):
-        counts = {key: count(part) for key, part in value.items()}
+        counts = {key: count_rows(part) for key, part in value.items()}
         if len(set(counts.values())) > 1:
             raise ConfigError(
                 f"cannot shard a dict whose parts have different row counts: {counts}; use PerRank or make them equal"
@@ -48,10 +48,10 @@ def count(value: Any) -> int:
         ) from None
 
 
-def cut(value: Any, start: int, stop: int) -> Any:
+def slice_rows(value: Any, start: int, stop: int) -> Any:
     """Rows [start, stop) of a value, a view where the type allows."""
     if isinstance(value, dict):
-        return {key: cut(part, start, stop) for key, part in value.items()}
+        return {key: slice_rows(part, start, stop) for key, part in value.items()}
     if isinstance(value, Jagged):
         low, high = int(value.offsets[start]), int(value.offsets[stop])
         return Jagged(value.values[low:high], value.offsets[start : stop + 1] - low)
@@ -60,14 +60,14 @@ def cut(value: Any, start: int, stop: int) -> Any:
     return value[start:stop]
 
 
-def shares(total: int, world: int) -> list[tuple[int, int]]:
+def split_evenly(total: int, world: int) -> list[tuple[int, int]]:
     """[start, stop) of each rank: contiguous, nearly equal, the first ranks one longer: 5 over 4 -> 2, 1, 1, 1."""
     base, extra = divmod(total, world)
     starts = [rank * base + min(rank, extra) for rank in range(world + 1)]
     return list(pairwise(starts))
 
 
-def join(parts: Sequence[Any]) -> Any:
+def concat_rows(parts: Sequence[Any]) -> Any:
     """One value from the ranks' chunks, in rank order. Raises ConfigError for what has no rows."""
     first = parts[0]
     if isinstance(first, list):
@@ -75,9 +75,9 @@ def join(parts: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(row for part in parts for row in part)
     if isinstance(first, dict):
-        return {key: join([part[key] for part in parts]) for key in first}
+        return {key: concat_rows([part[key] for part in parts]) for key in first}
     if isinstance(first, Jagged):
-        return _join_jagged(parts)
+        return _concat_jagged(parts)
     if hasattr(first, "num_rows"):
         import pyarrow as pa
 
@@ -95,17 +95,17 @@ def join(parts: Sequence[Any]) -> Any:
     )
 
 
-def _join_jagged(parts: Sequence[Jagged]) -> Jagged:
-    values = join([part.values for part in parts])
-    lengths = join([part.offsets[1:] - part.offsets[:-1] for part in parts])
+def _concat_jagged(parts: Sequence[Jagged]) -> Jagged:
+    values = concat_rows([part.values for part in parts])
+    lengths = concat_rows([part.offsets[1:] - part.offsets[:-1] for part in parts])
     head = parts[0].offsets[:1]
-    return Jagged(values, join([head, head + lengths.cumsum(0)]))
+    return Jagged(values, concat_rows([head, head + lengths.cumsum(0)]))
 
 
 _spoken: list[bool] = []
 
 
-def speak() -> None:
+def register_tensor_serializer() -> None:
     """Register the tensor format with Ray, once torch is loaded; cheap to call often."""
     if _spoken or "torch" not in sys.modules:
         return

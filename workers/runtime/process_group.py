@@ -13,7 +13,7 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
-from nonet.workers.devices import device
+from nonet.workers.devices import get_device
 from nonet.workers.runtime.worker import Place
 
 
@@ -44,7 +44,7 @@ class Membership:
     store: Any = field(default=None, repr=False)
     n_trainers: int = 1
 
-    def total(self, *values: float) -> list[float]:
+    def sum_over_trainers(self, *values: float) -> list[float]:
         """Sums of these numbers over the trainer ranks, in float64."""
         if self.n_trainers == 1:
             return list(values)
@@ -54,7 +54,7 @@ class Membership:
         torch.distributed.all_reduce(whole, group=self.trainers)
         return whole.tolist()
 
-    def union(self, keys: Any) -> Any:
+    def gather_distinct_keys(self, keys: Any) -> Any:
         """Return the distinct keys [M] int64, ascending, of all trainer ranks together; every rank gets the same tensor."""
         if self.n_trainers == 1:
             return keys.unique()
@@ -75,7 +75,7 @@ def open_store() -> tuple[str, int, Any]:
     """A rendezvous store in this process: (host, port, store). Keep the store alive."""
     from torch.distributed import TCPStore
 
-    host = _address()
+    host = _get_node_address()
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return host, store.port, store
 
@@ -100,7 +100,7 @@ def join_process_group(
     return Membership(rank, rendezvous.world, dist.group.WORLD, trainers, store, rendezvous.trainers)
 
 
-def role_process_group(place: Place) -> Any:
+def join_role_process_group(place: Place) -> Any:
     """The process group of one role's ranks, made on the first call: rank 0 serves the store on the socket it holds."""
     import torch.distributed as dist
 
@@ -112,12 +112,12 @@ def role_process_group(place: Place) -> Any:
     timeout = datetime.timedelta(seconds=2 * place.deadline_s)
     listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
     store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
-    backend = device(place.device.partition(":")[0]).backend
+    backend = get_device(place.device.partition(":")[0]).backend
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
     return dist.group.WORLD
 
 
-def leave(membership: Membership) -> None:
+def leave_process_group(membership: Membership) -> None:
     """Close the process group, if there is one."""
     if membership.world_group is not None:
         import torch.distributed as dist
@@ -125,7 +125,7 @@ def leave(membership: Membership) -> None:
         dist.destroy_process_group()
 
 
-def _address() -> str:
+def _get_node_address() -> str:
     """This node's address as Ray knows it, the loopback outside Ray."""
     try:
         import ray

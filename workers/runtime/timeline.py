@@ -11,7 +11,7 @@ from typing import Any
 MOST = 100_000
 
 
-class Spans:
+class SpanRecorder:
     """(role.method, start, end, bytes out) in unix seconds."""
 
     def __init__(self, role: str):
@@ -23,9 +23,9 @@ class Spans:
         self, name: str, start: float, end: float, result: Any = None, *, size: int | None = None
     ) -> None:
         """Note one call and what it gave back; or `size` bytes that were moved."""
-        size = size_bytes(result) if size is None else size
+        size = count_bytes(result) if size is None else size
         self._kept.append((name, start, end, size))
-        busy, out = self._metrics or self._made()
+        busy, out = self._metrics or self._create_metrics()
         tags = {"method": name}
         busy.inc(max(end - start, 1e-9), tags)
         if size:
@@ -36,7 +36,7 @@ class Spans:
         spans, self._kept = self._kept, deque(maxlen=MOST)
         return list(spans)
 
-    def _made(self) -> tuple[Any, Any]:
+    def _create_metrics(self) -> tuple[Any, Any]:
         from ray.util.metrics import Counter
 
         self._metrics = (
@@ -46,7 +46,7 @@ class Spans:
         return self._metrics
 
 
-def size_bytes(value: Any, depth: int = 4) -> int:
+def count_bytes(value: Any, depth: int = 4) -> int:
     """Bytes of the arrays, tensors, tables and byte strings in a value; what has none counts nothing."""
     size = getattr(value, "nbytes", None)
     if size is not None:
@@ -54,9 +54,9 @@ def size_bytes(value: Any, depth: int = 4) -> int:
     if isinstance(value, bytes | bytearray | memoryview):
         return len(value)
     if depth and isinstance(value, dict):
-        return sum(size_bytes(part, depth - 1) for part in value.values())
+        return sum(count_bytes(part, depth - 1) for part in value.values())
     if depth and isinstance(value, list | tuple):
-        return sum(size_bytes(part, depth - 1) for part in value) if len(value) <= 64 else 0
+        return sum(count_bytes(part, depth - 1) for part in value) if len(value) <= 64 else 0
     if depth and hasattr(value, "offsets") and hasattr(value, "values"):
-        return size_bytes(value.values) + size_bytes(value.offsets)
+        return count_bytes(value.values) + count_bytes(value.offsets)
     return 0

@@ -77,11 +77,11 @@ class DistributeWorker:
 
         Every rank must ask, in the same call. Raises ConfigError outside a group.
         """
-        from nonet.workers.runtime.process_group import role_process_group
+        from nonet.workers.runtime.process_group import join_role_process_group
 
-        return role_process_group(self.place)
+        return join_role_process_group(self.place)
 
-    def device_tensors(self) -> Iterable[Any]:
+    def list_device_tensors(self) -> Iterable[Any]:
         """Tensors that this role keeps on its device between calls: what moves to host memory when groups take turns."""
         return ()
 

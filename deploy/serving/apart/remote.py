@@ -13,7 +13,7 @@ from nonet.deploy.serving.features import Asked, Away, Items, OpenRun
 from nonet.errors import NonetError
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
-from nonet.workers.registry import Serving
+from nonet.workers.registry import ServingState
 
 _LOOK_S, _FACTS_S = 0.05, 1.0
 _READ_S, _POST_S, _JOURNAL_S = 1.0, 5.0, 3.0
@@ -66,7 +66,7 @@ class RemoteEngines:
 
     def __init__(self, run: OpenRun, handle: Any):
         self._run, self._handle = run, handle
-        self.serving: Serving = run.registry.serving
+        self.serving: ServingState = run.registry.serving
         self.problems: dict[str, str] = {}
         self.swaps, self._under_way = 0, 0
         self._facts: dict[int, dict[str, float]] = {}

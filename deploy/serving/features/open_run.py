@@ -16,7 +16,14 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import StoredSequences, UserEvents
 from nonet.workers import check_base, check_base_sha256, read_base
-from nonet.workers.registry import Contents, Registry, Version, counts_of, model_of, registry_beside
+from nonet.workers.registry import (
+    Version,
+    VersionContents,
+    VersionRegistry,
+    list_count_files,
+    load_recommender,
+    open_registry,
+)
 from nonet.workers.roles import RunSetup
 
 
@@ -91,9 +98,9 @@ class OpenRun:
         return stored.opened(self.folders, self.corpus.seq)
 
     @cached_property
-    def registry(self) -> Registry:
+    def registry(self) -> VersionRegistry:
         """Its published versions. Raises ConfigError for an address that no filesystem is behind."""
-        return registry_beside(self.beside, self.address)
+        return open_registry(self.beside, self.address)
 
     def newest_commit(self, *, mid_stage: bool = False) -> tuple[Path, Manifest]:
         """Return the newest checkpoint that a stage selected; with `mid_stage` the newest of all.
@@ -118,7 +125,7 @@ class OpenRun:
         """Whether a stage has selected the checkpoint that it ends with."""
         return Checkpoints(self.folder.checkpoints).newest_selected() is not None
 
-    def contents(self, commit: Path, manifest: Manifest) -> Contents:
+    def contents(self, commit: Path, manifest: Manifest) -> VersionContents:
         """What a commit would publish."""
         source: dict[str, Any] = {
             "run": self.folder.id,
@@ -129,7 +136,7 @@ class OpenRun:
         if (base := read_base(commit / "dense")) is not None:
             source["base"] = base
         newest = self.catalogues.newest()
-        return Contents.of_commit(commit, self.setup, newest.folders, newest.trie.version, source)
+        return VersionContents.from_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
     def recommender(self, version: Version, device: str = "cpu") -> Recommender:
         """A version ready to be asked, its rows read where they lie. Raises CheckpointError where it does not fit the run."""
@@ -138,9 +145,9 @@ class OpenRun:
             raise CheckpointError(
                 f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have"
             )
-        dense, counts = self.registry.files(version)
-        rows = self.registry.rows(version.number, self.setup.specs())
-        made = model_of(dense, counts, rows, self.setup, corpus, device)
+        dense, counts = self.registry.locate_files(version)
+        rows = self.registry.open_rows(version.number, self.setup.specs())
+        made = load_recommender(dense, counts, rows, self.setup, corpus, device)
         check_base(made.model, version.source.get("base"), f"version {version.number} of {self.folder.id}")
         return made
 
@@ -157,7 +164,7 @@ class OpenRun:
             ConfigError: There is no such checkpoint.
         """
         commit, manifest = self.newest_commit(mid_stage=mid_stage)
-        versions = [self.registry.version(number) for number in self.registry.numbers()]
+        versions = [self.registry.read_version(number) for number in self.registry.list_versions()]
         name = _name(manifest)
         before = [
             v for v in versions if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
@@ -202,7 +209,7 @@ class OpenRun:
         newest, serving = self.catalogues.newest(), self.registry.serving
         if serving.default is None or newest is self.corpus:
             return
-        counts = {} if self.setup.memory is None else counts_of(newest.folders)
+        counts = {} if self.setup.memory is None else list_count_files(newest.folders)
         self.registry.renew(serving.default, newest.trie.version, counts)
 
 

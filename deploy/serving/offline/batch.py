@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.atomic import replacing
+from nonet.atomic import replace_file
 from nonet.deploy.serving.features import Features, OpenRun
 from nonet.errors import DataError, WorkerLost
 from nonet.models.inference import Engine
@@ -35,7 +35,7 @@ class Answers:
 
         torch.set_num_threads(1)
         opened = OpenRun.of(run)
-        self._engine = Engine(opened.recommender(opened.registry.version(version)), version)
+        self._engine = Engine(opened.recommender(opened.registry.read_version(version)), version)
         self._features = Features.of(opened, posts=False)
         self._withdrawn, self._top = opened.registry.serving.withdrawn, top
 
@@ -74,7 +74,7 @@ def recommend_all(
     arguments = (str(opened.folder.path), version, top)
     count = max(1, workers if workers is not None else os.cpu_count() or 1)
     written = 0
-    with replacing(out) as draft:
+    with replace_file(out) as draft:
         writer = None
         for table in _alone(chunks, arguments) if count == 1 else _shared(chunks, arguments, count):
             writer = writer or pq.ParquetWriter(draft, table.schema)

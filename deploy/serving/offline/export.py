@@ -17,14 +17,14 @@ import numpy as np
 
 from nonet.atomic import make_folder, write_whole
 from nonet.deploy.serving.features import Features, Histories, OpenRun
-from nonet.embedding.reading import Layer, MappedRows, whole
+from nonet.embedding.reading import MappedReader, RowLayer, merge_layers
 from nonet.errors import ConfigError, DataError
 from nonet.models import MODELS, build_model
 from nonet.models.generation import Corpus
 from nonet.models.inference import Engine, usual_columns
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.workers import load_weights
-from nonet.workers.registry import COUNTS, model_of
+from nonet.workers.registry import COUNTS, load_recommender
 from nonet.workers.roles import RunSetup
 
 FORMAT = 1
@@ -53,8 +53,8 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     opened = OpenRun.of(run)
     opened.check_servable("export")
     number = version or opened.registry.serving.default or opened.publish_newest().number
-    published = opened.registry.version(number)
-    dense, counts = opened.registry.files(published)
+    published = opened.registry.read_version(number)
+    dense, counts = opened.registry.locate_files(published)
     corpus = opened.catalogues.of(published.catalogue)
     if corpus is None:
         raise ConfigError(
@@ -65,9 +65,9 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     for name, path in counts.items():
         make_folder(target / "transitions")
         shutil.copyfile(path, target / "transitions" / _file(name))
-    for table, layers in opened.registry.layers(number).items():
+    for table, layers in opened.registry.map_layers(number).items():
         make_folder(target / "rows" / table)
-        for name, array in whole(layers).files().items():
+        for name, array in merge_layers(layers).to_arrays().items():
             np.save(target / "rows" / table / f"{name}.npy", array)
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
@@ -82,7 +82,7 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
         )
         load_weights(model, dense)
         make_folder(target / OWN_FORM)
-        heavy(write)(model, opened.setup.model, opened.setup.seed, target / OWN_FORM)
+        load_heavy(write)(model, opened.setup.model, opened.setup.seed, target / OWN_FORM)
     setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
     usual = {name: value.item() for name, value in usual_columns(seq).items()}
     body = {"format": FORMAT, "run": opened.folder.id, "version": number, "setup": setup, "usual": usual}
@@ -110,8 +110,8 @@ class Exported:
         counts = (
             {name: folder / "transitions" / _file(name) for name in (*COUNTS, "meta")} if setup.memory else {}
         )
-        rows = MappedRows(body["version"], _layers(folder / "rows"), setup.specs())
-        recommender = model_of(folder / "model.safetensors", counts, rows, setup, self._corpus)
+        rows = MappedReader(body["version"], _layers(folder / "rows"), setup.specs())
+        recommender = load_recommender(folder / "model.safetensors", counts, rows, setup, self._corpus)
         seq = self._corpus.seq
         usual = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}
         self.engine = Engine(recommender, body["version"])
@@ -140,9 +140,12 @@ class Exported:
         )
 
 
-def _layers(folder: Path) -> dict[str, list[Layer]]:
+def _layers(folder: Path) -> dict[str, list[RowLayer]]:
     tables = sorted(path for path in folder.iterdir() if path.is_dir())
-    return {table.name: [Layer.map({file.stem: file for file in table.glob("*.npy")})] for table in tables}
+    return {
+        table.name: [RowLayer.map_files({file.stem: file for file in table.glob("*.npy")})]
+        for table in tables
+    }
 
 
 def _file(name: str) -> str:

@@ -28,7 +28,7 @@ from nonet.deploy.serving.service.requests import (
 )
 from nonet.deploy.serving.service.service import Service, TooMany, refused_status
 from nonet.errors import NonetError
-from nonet.suggest import did_you_mean
+from nonet.suggest import suggest_sentence
 
 MOST_BYTES = 2 << 20
 """Of a request's body."""
@@ -201,7 +201,7 @@ def _unknown_field(path: str, where: Sequence[Any], place: str) -> str:
     if model is EventsRequest and len(where) > 1 and where[0] == "events":
         model = Event
     known = list(model.model_fields) if model is not None else []
-    return f"{place}: there is no such field; there are: {', '.join(known)}.{did_you_mean(str(where[-1]), known)}"
+    return f"{place}: there is no such field; there are: {', '.join(known)}.{suggest_sentence(str(where[-1]), known)}"
 
 
 def _failure(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

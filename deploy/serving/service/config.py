@@ -11,8 +11,8 @@ from nonet.controller.scenario import yaml
 from nonet.deploy.serving.access import Callers
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
-from nonet.suggest import did_you_mean
-from nonet.workers.devices import device as find_device
+from nonet.suggest import suggest_sentence
+from nonet.workers.devices import get_device as find_device
 
 
 class Scaling(StrictModel):
@@ -205,7 +205,7 @@ def read_config(path: Path | None) -> ServeConfig:
         if key not in ServeConfig.model_fields:
             known = list(ServeConfig.model_fields)
             raise ConfigError(
-                f"{path}: there is no key {key!r}; there are {', '.join(known)}.{did_you_mean(key, known)}"
+                f"{path}: there is no key {key!r}; there are {', '.join(known)}.{suggest_sentence(key, known)}"
             )
     try:
         return ServeConfig(**body)

@@ -22,7 +22,7 @@ from nonet.deploy.serving.service.follower import Follower
 from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
-from nonet.workers.registry import Serving
+from nonet.workers.registry import ServingState
 
 _KEPT = 3  # versions that no longer answer and are kept built
 _LOOK_S = 0.05
@@ -70,8 +70,8 @@ class Engines:
         self._queue_options = dict(queue or {})
         self._turn, self._state_bytes = threading.Lock(), state_bytes
         self._lanes: dict[int, Lane] = {}
-        self._now: tuple[Serving, Mapping[int, Lane]] = (Serving(), MappingProxyType({}))
-        self._wanted = Serving()
+        self._now: tuple[ServingState, Mapping[int, Lane]] = (ServingState(), MappingProxyType({}))
+        self._wanted = ServingState()
         self._used: dict[int, float] = {}
         self._building: dict[int, threading.Thread] = {}
         self._failed: dict[
@@ -110,7 +110,7 @@ class Engines:
             raise ConfigError(f"{self._run.folder.id} cannot be served: {problem}")
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServingState:
         """Who is answered by what at this moment."""
         return self._now[0]
 
@@ -129,7 +129,7 @@ class Engines:
             Building: What answered was rolled back, and the version to go back to is still being built.
         """
         serving, lanes = self._now
-        version = serving.version_of(question.user or question.traffic)
+        version = serving.select_version(question.user or question.traffic)
         lane = lanes.get(version if version is not None else -1) or next(iter(lanes.values()), None)
         if lane is None:
             raise Building(f"version {serving.default} is being built after a rollback")
@@ -260,7 +260,7 @@ class Engines:
         """Build a version that does not answer yet; why it cannot be built is in `problems`."""
         turn = self._wanted.turn
         try:
-            recommender = self._run.recommender(self._run.registry.version(version), self._device)
+            recommender = self._run.recommender(self._run.registry.read_version(version), self._device)
             engine = Engine(recommender, version, States(self._state_bytes) if self._state_bytes else None)
             if self._state_bytes and engine.states is None:
                 raise ConfigError(

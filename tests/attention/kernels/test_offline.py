@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from nonet.attention.plans.tile_configs import CHIPS, WIDTHS, config_for
+from nonet.attention.plans.tile_configs import CHIPS, WIDTHS, select_config
 from nonet.errors import ConfigError
 
 pytest.importorskip("triton", reason="the compiler comes with Triton's Linux wheel")
@@ -163,9 +163,9 @@ def test_the_gradients_of_bias_tables_fit_every_chip(chip):
 
 
 def test_widths_and_chips_between_take_the_next_that_is_shipped():
-    assert config_for(48, torch.bfloat16, 90) == config_for(64, torch.bfloat16, 90)
-    assert config_for(64, torch.bfloat16, 89) == config_for(64, torch.bfloat16, 80)
-    assert config_for(64, torch.float16, 120) == config_for(64, torch.bfloat16, 100)
-    assert config_for(64, torch.bfloat16, 75) == config_for(64, torch.bfloat16, 80)
+    assert select_config(48, torch.bfloat16, 90) == select_config(64, torch.bfloat16, 90)
+    assert select_config(64, torch.bfloat16, 89) == select_config(64, torch.bfloat16, 80)
+    assert select_config(64, torch.float16, 120) == select_config(64, torch.bfloat16, 100)
+    assert select_config(64, torch.bfloat16, 75) == select_config(64, torch.bfloat16, 80)
     with pytest.raises(ConfigError, match="take 1 to 256"):
-        config_for(264, torch.bfloat16, 90)
+        select_config(264, torch.bfloat16, 90)

@@ -18,7 +18,7 @@ from mask_predicates import (
 )
 
 from nonet.attention.masks.mask import UniMask
-from nonet.attention.masks.rules import disjoint
+from nonet.attention.masks.rules import make_disjoint
 from nonet.errors import ConfigError
 
 CASES = 200
@@ -56,7 +56,7 @@ def test_hstu_equals_metas_definition_over_a_grid_of_parameters():
                         )
                         want = meta_hstu(n, t, c, length, full_length)
                         assert torch.equal(mask.to_dense(cuts([n])), want), (n, t, c, length, full_length)
-                        assert len(mask.table(cuts([n])).start) <= 2
+                        assert len(mask.build_table(cuts([n])).start) <= 2
 
 
 def test_queries_are_the_newest_of_their_sequence_under_every_mask():
@@ -103,7 +103,7 @@ def test_more_than_four_intervals_in_a_row_are_an_error_that_says_so():
     start = torch.tensor([[0, 4, 8, 12]]).expand(16, 4)
     comb, shifted = UniMask.intervals(start, start + 3), UniMask.intervals(start + 2, start + 5)
     with pytest.raises(ConfigError, match="needs 7 intervals in a row"):
-        (comb & shifted).table(cuts([16]))
+        (comb & shifted).build_table(cuts([16]))
     zeros = torch.zeros(2, 5, dtype=torch.long)
     with pytest.raises(ConfigError, match="5 intervals a row"):
         UniMask.intervals(zeros, zeros)
@@ -134,7 +134,7 @@ def test_dense_masks_are_read_back_exactly_or_refused():
         if runs > 4 and columns > 1:
             refused += 1
             with pytest.raises(ConfigError, match=f"{runs} intervals in a row"):
-                UniMask.from_dense(seen).table(cuts(lengths))
+                UniMask.from_dense(seen).build_table(cuts(lengths))
         else:
             assert torch.equal(UniMask.from_dense(seen).to_dense(cuts(lengths)), want)
     assert refused < CASES / 2
@@ -142,13 +142,13 @@ def test_dense_masks_are_read_back_exactly_or_refused():
 
 def test_a_mask_of_many_runs_a_row_and_one_a_column_is_read_as_columns():
     seen = UniMask.bos_interval(3).to_dense(cuts([40]))
-    table = UniMask.from_dense(seen).table(cuts([40]))
+    table = UniMask.from_dense(seen).build_table(cuts([40]))
     assert table.column_start is not None
     assert torch.equal(UniMask.from_dense(seen).to_dense(cuts([40])), seen)
     with pytest.raises(ConfigError, match="20 intervals in a row and 20 in a column"):
-        UniMask.from_dense((torch.arange(40)[:, None] + torch.arange(40)) % 2 == 0).table(cuts([40]))
+        UniMask.from_dense((torch.arange(40)[:, None] + torch.arange(40)) % 2 == 0).build_table(cuts([40]))
     with pytest.raises(ConfigError, match=r"\(3, 3\).*\(4, 4\)"):
-        UniMask.from_dense(torch.ones(3, 3)).table(cuts([4]))
+        UniMask.from_dense(torch.ones(3, 3)).build_table(cuts([4]))
 
 
 def test_mask_mods_are_read_exactly_and_must_not_differ_by_head():
@@ -159,12 +159,12 @@ def test_mask_mods_are_read_exactly_and_must_not_differ_by_head():
         got, block_diagonal(lengths, lengths, lambda b, i, j: i >= j and (j < 3 or i - j < 4 + b))
     )
     with pytest.raises(ConfigError, match="differs between heads"):
-        UniMask.from_mask_mod(lambda b, h, q, k: q - k <= h).table(cuts(lengths))
+        UniMask.from_mask_mod(lambda b, h, q, k: q - k <= h).build_table(cuts(lengths))
 
 
 def test_disjoint_slots_keep_their_keys_and_places():
     start, stop = torch.tensor([[4, 0, 2], [0, 3, 9]]), torch.tensor([[6, 3, 5], [5, 4, 9]])
-    begin, end = disjoint(start, stop)
+    begin, end = make_disjoint(start, stop)
     assert begin.tolist()[0] == [5, 0, 3]
     assert (end == stop).all()
     assert begin[1, 0] == 0
@@ -174,13 +174,13 @@ def test_disjoint_slots_keep_their_keys_and_places():
 def test_wrong_numbers_name_the_argument_and_what_was_wanted():
     cut = cuts([3, 4])
     with pytest.raises(ConfigError, match=r"targets has shape \[3\]; this batch wants \[2\]"):
-        UniMask.hstu(torch.tensor([1, 2, 3])).table(cut)
+        UniMask.hstu(torch.tensor([1, 2, 3])).build_table(cut)
     with pytest.raises(ConfigError, match=r"words has shape \[3\]; this batch wants \[7\]"):
-        UniMask.classes(torch.zeros(7).int(), torch.zeros(3).int()).table(cut)
+        UniMask.classes(torch.zeros(7).int(), torch.zeros(3).int()).build_table(cut)
     with pytest.raises(ConfigError, match="intervals for 3 queries"):
-        UniMask.intervals(torch.zeros(3, 1).long(), torch.ones(3, 1).long()).table(cut)
+        UniMask.intervals(torch.zeros(3, 1).long(), torch.ones(3, 1).long()).build_table(cut)
     with pytest.raises(ConfigError, match="must rise from 0"):
-        UniMask.causal().table(torch.tensor([0, 5, 3]))
+        UniMask.causal().build_table(torch.tensor([0, 5, 3]))
     with pytest.raises(ConfigError, match="at least 1 key"):
         UniMask.causal(window=0)
     with pytest.raises(ConfigError, match="at least 0"):
@@ -197,11 +197,11 @@ def test_equal_masks_are_equal_and_frozen():
 
 def test_flops_count_visible_pairs():
     cut = cuts([3, 0, 2])
-    assert UniMask.causal().flops(cut, heads=2, width=4) == (6 + 3) * 2 * 4 * 4
-    assert UniMask.full().flops(cut, heads=1, width=4, value_width=2, backward=True) == (9 + 4) * (
+    assert UniMask.causal().count_flops(cut, heads=2, width=4) == (6 + 3) * 2 * 4 * 4
+    assert UniMask.full().count_flops(cut, heads=1, width=4, value_width=2, backward=True) == (9 + 4) * (
         2 * 3 * 4 + 4 * 2
     )
-    assert UniMask.bos_interval(2).flops(cut, heads=1, width=1) == 4 * int(
+    assert UniMask.bos_interval(2).count_flops(cut, heads=1, width=1) == 4 * int(
         UniMask.bos_interval(2).to_dense(cut).sum()
     )
 
@@ -209,7 +209,7 @@ def test_flops_count_visible_pairs():
 def test_flex_twin_sees_the_same_pairs():
     from torch.nn.attention.flex_attention import create_mask
 
-    from nonet.attention.masks.dense_mask import flex_mod
+    from nonet.attention.masks.dense_mask import make_flex_mod
 
     lengths = [70, 0, 90]
     words = torch.arange(160) % 3 + 1
@@ -217,7 +217,7 @@ def test_flex_twin_sees_the_same_pairs():
         UniMask.hstu(torch.tensor([9, 0, 30]), max_attn_len=20),
         UniMask.bos_interval(4) & UniMask.classes(words, words.flip(0)),
     ):
-        table = mask.table(cuts(lengths))
-        got = create_mask(flex_mod(table), None, None, 160, 160, device="cpu")[0, 0]
+        table = mask.build_table(cuts(lengths))
+        got = create_mask(make_flex_mod(table), None, None, 160, 160, device="cpu")[0, 0]
         assert torch.equal(got, mask.to_dense(cuts(lengths)))
         assert mask.to_flex(cuts(lengths)).shape[-2:] == (160, 160)

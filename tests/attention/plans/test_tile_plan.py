@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nonet.attention.masks.interval_table import IntervalTable
-from nonet.attention.plans.tile_plan import most_tiles, plan
+from nonet.attention.plans.tile_plan import bound_tiles, make_plan
 from nonet.bench.attention import masks
 from nonet.errors import ConfigError
 
@@ -15,18 +15,18 @@ BLOCKS = [(16, 16), (64, 64), (128, 64), (64, 128), (128, 128), (16, 128)]
 LENGTHS = [300, 1, 64, 0, 129, 17]
 # The masks of the research notes' table of tiles at their sizes; sequences do not end where tiles do.
 WASTE = {
-    "full": lambda: masks.full([2000, 777]),
-    "causal": lambda: masks.causal([2000, 777, 64, 1, 0, 130]),
-    "prefix-LM": lambda: masks.prefix_lm([2000, 300], 512),
-    "window": lambda: masks.causal([2000, 777], 256),
-    "window and sinks": lambda: masks.sinks_window([2000, 700], 16, 256),
-    "candidates": lambda: masks.candidates([2000, 777], 500),
-    "HSTU": lambda: masks.hstu([2000, 777], 500, 256, 20, 64),
-    "sessions": lambda: masks.sessions([2000, 777], 81),
-    "beam tree": lambda: masks.beam_tree([1500, 333], 64),
-    "BOS columns": lambda: masks.bos([1200, 333], 4),
-    "classes": lambda: masks.classes([1500, 333], 200),
-    "cross": lambda: masks.cross([70, 3], [500, 0]),
+    "full": lambda: masks.build_full([2000, 777]),
+    "causal": lambda: masks.build_causal([2000, 777, 64, 1, 0, 130]),
+    "prefix-LM": lambda: masks.build_prefix_lm([2000, 300], 512),
+    "window": lambda: masks.build_causal([2000, 777], 256),
+    "window and sinks": lambda: masks.build_sinks_window([2000, 700], 16, 256),
+    "candidates": lambda: masks.build_candidates([2000, 777], 500),
+    "HSTU": lambda: masks.build_hstu([2000, 777], 500, 256, 20, 64),
+    "sessions": lambda: masks.build_sessions([2000, 777], 81),
+    "beam tree": lambda: masks.build_beam_tree([1500, 333], 64),
+    "BOS columns": lambda: masks.build_bos([1200, 333], 4),
+    "classes": lambda: masks.build_classes([1500, 333], 200),
+    "cross": lambda: masks.build_cross([70, 3], [500, 0]),
 }
 
 
@@ -54,7 +54,7 @@ def tiles_of(side, cu_rows, cu_columns, size, other):
 
 def truth(table, block_q, block_k):
     """Tiles that hold a visible pair, and tiles whose every real row sees every key of a whole block."""
-    dense = masks.visible(table)
+    dense = masks.compute_visible(table)
     rows = [(a, min(a + block_q, e)) for a, e in _cut(table.cu_q, block_q)]
     columns = [(a, min(a + block_k, e)) for a, e in _cut(table.cu_k, block_k)]
     some = torch.tensor([[bool(dense[a:b, c:d].any()) for c, d in columns] for a, b in rows])
@@ -85,7 +85,7 @@ def _same(table, row, column):
 
 
 def check(table, block_q, block_k, exact_transpose=True):
-    made = plan(table, block_q, block_k)
+    made = make_plan(table, block_q, block_k)
     some, every, whole_rows = truth(table, block_q, block_k)
     compute, full = tiles_of(made.query, table.cu_q, table.cu_k, block_q, block_k)
     key_compute, key_full = tiles_of(made.key, table.cu_k, table.cu_q, block_k, block_q)
@@ -134,7 +134,7 @@ def test_random_intervals_with_empty_rows_and_overlaps_are_covered(seed):
     if seed % 3 == 2:
         more["sees"] = torch.randint(0, 8, (queries,), generator=generator).int()
         more["word"] = torch.randint(0, 8, (keys,), generator=generator).int()
-    table = masks.table_of([(a, b) for a, b in pairs], lengths, lengths_k, **more)
+    table = masks.build_table([(a, b) for a, b in pairs], lengths, lengths_k, **more)
     # More than four runs of tiles are merged, so only the superset is promised here.
     check(table, 16, 16, exact_transpose=False)
     check(table, 16, 64, exact_transpose=False)
@@ -145,28 +145,30 @@ def test_more_runs_than_are_kept_lose_no_visible_tile_and_unmask_no_hidden_one()
     odd = place // 16 % 2 == 1  # 40 runs of query tiles see the first keys
     slots = [(place * 0, torch.where(odd, 200, 0)), (place, place + 1)]
     column = {"column_start": place.int() * 0, "column_stop": (place * 0 + 1290).int()}
-    check(masks.table_of(slots, [1300], **column), 16, 16, exact_transpose=False)
+    check(masks.build_table(slots, [1300], **column), 16, 16, exact_transpose=False)
     words = {"sees": (1 + place // 48 % 3).int(), "word": (1 << (place // 32 % 2)).int()}
-    check(masks.table_of(slots, [1300], **words), 16, 16, exact_transpose=False)
+    check(masks.build_table(slots, [1300], **words), 16, 16, exact_transpose=False)
 
 
 def test_a_dense_window_of_tiles_is_transposed_exactly_whatever_the_shape():
     for block_q, block_k in BLOCKS:
-        check(masks.causal([517, 3, 200], 100), block_q, block_k)
+        check(masks.build_causal([517, 3, 200], 100), block_q, block_k)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [0, 1, 0]], ids=str)
 def test_empty_sequences_and_single_tokens_have_plans(lengths):
     table = (
-        masks.causal(lengths) if sum(lengths) else masks.table_of([(torch.zeros(0), torch.zeros(0))], lengths)
+        masks.build_causal(lengths)
+        if sum(lengths)
+        else masks.build_table([(torch.zeros(0), torch.zeros(0))], lengths)
     )
-    made = plan(table, 64, 64)
+    made = make_plan(table, 64, 64)
     assert len(made.query.place) == len(made.key.place) == sum(1 for n in lengths if n)
 
 
 def test_rows_that_see_nothing_make_no_work():
-    table = masks.table_of([(torch.zeros(200).long(), torch.zeros(200).long())], [200])
-    made = plan(table, 64, 64)
+    table = masks.build_table([(torch.zeros(200).long(), torch.zeros(200).long())], [200])
+    made = make_plan(table, 64, 64)
     assert not made.query.spans.any()
     assert not made.key.spans.any()
     assert made.query.place[:, 2].tolist() == [0] * 4
@@ -175,27 +177,27 @@ def test_rows_that_see_nothing_make_no_work():
 def test_room_for_most_tiles_is_enough_for_any_lengths():
     for lengths in ([1] * 9, [64] * 3, [65, 63, 1, 0], [0], []):
         tiles = sum(-(-n // 64) for n in lengths)
-        assert most_tiles(sum(lengths), len(lengths), 64) >= tiles
+        assert bound_tiles(sum(lengths), len(lengths), 64) >= tiles
 
 
 @pytest.mark.parametrize("lengths", [[1024] * 64, [65536], [7] * 9362], ids=["rows", "one", "tiny"])
 def test_a_plan_of_65k_tokens_is_small(lengths):
-    table = masks.causal(lengths)
-    made = plan(table, 64, 64)
+    table = masks.build_causal(lengths)
+    made = make_plan(table, 64, 64)
     integers = 2 * table.start.numel() * 4
-    assert made.bytes() + integers <= 32 * sum(lengths)
+    assert made.count_bytes() + integers <= 32 * sum(lengths)
 
 
 def work_of(table):
     """Count the calls that making a plan takes, NumPy's included, and its peak memory in bytes."""
-    plan(table, 128, 64)
+    make_plan(table, 128, 64)
     profile = cProfile.Profile()
     profile.enable()
-    plan(table, 128, 64)
+    make_plan(table, 128, 64)
     profile.disable()
     tracemalloc.start()
     try:
-        plan(table, 128, 64)
+        make_plan(table, 128, 64)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -203,9 +205,9 @@ def work_of(table):
 
 
 COSTLY = {
-    "candidates": lambda lengths: masks.candidates(lengths, 200),
-    "BOS columns": lambda lengths: masks.bos(lengths, 4),
-    "classes": lambda lengths: masks.classes(lengths, 200),
+    "candidates": lambda lengths: masks.build_candidates(lengths, 200),
+    "BOS columns": lambda lengths: masks.build_bos(lengths, 4),
+    "classes": lambda lengths: masks.build_classes(lengths, 200),
 }
 of_65k_tokens = pytest.mark.parametrize("lengths", [[1024] * 64, [65536]], ids=["short", "long"])
 
@@ -214,7 +216,7 @@ of_65k_tokens = pytest.mark.parametrize("lengths", [[1024] * 64, [65536]], ids=[
 @pytest.mark.parametrize("mask", COSTLY.values(), ids=COSTLY)
 def test_a_plan_takes_few_more_calls_and_little_more_memory_than_a_causal_one(mask, lengths):
     # All tiles at once: BOS columns cut by tile pairs took 22 times as long. Counted, for clocks tell of neighbours.
-    (calls, peak), (causal_calls, causal_peak) = work_of(mask(lengths)), work_of(masks.causal(lengths))
+    (calls, peak), (causal_calls, causal_peak) = work_of(mask(lengths)), work_of(masks.build_causal(lengths))
     assert calls <= 3 * causal_calls
     assert peak <= 2 * causal_peak
 
@@ -226,8 +228,8 @@ def test_the_calls_of_a_plan_do_not_grow_with_its_tokens(mask):
 
 
 def test_a_block_that_no_kernel_has_is_refused():
-    table = masks.causal([4])
+    table = masks.build_causal([4])
     assert isinstance(table, IntervalTable)
     for blocks in ((48, 64), (64, 8), (64, 512)):
         with pytest.raises(ConfigError, match="must be one of 16, 32"):
-            plan(table, *blocks)
+            make_plan(table, *blocks)

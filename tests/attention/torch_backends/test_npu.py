@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from nonet.attention.calls.call import Call
+from nonet.attention.calls.call import AttentionCall
 from nonet.attention.masks.mask import UniMask
 from nonet.attention.torch_backends import chunked as chunks
 from nonet.attention.torch_backends import npu
@@ -48,13 +48,13 @@ def test_sequences_by_the_fused_kernel_equal_the_reference(stand_in, form):
     draw = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(17, h, 8, dtype=torch.float64, generator=draw) for h in (4, 2, 2, 4))
     tables = {
-        "hstu": lambda: UniMask.hstu(torch.tensor([2, 0, 4])).table(CUT),
+        "hstu": lambda: UniMask.hstu(torch.tensor([2, 0, 4])).build_table(CUT),
         "blind rows": lambda: UniMask.intervals(
             torch.arange(17)[:, None] % 3, torch.ones(17, 1).long()
-        ).table(CUT),
+        ).build_table(CUT),
     }
     table = tables[form]() if form in tables else None
-    call = Call(CUT, CUT, "table" if table is not None else form, table, scale=0.3)
+    call = AttentionCall(CUT, CUT, "table" if table is not None else form, table, scale=0.3)
     for mine, theirs in zip(npu.forward(q, k, v, call), chunks.forward(q, k, v, call), strict=True):
         torch.testing.assert_close(mine.double(), theirs, atol=1e-6, rtol=0)
     for mine, theirs in zip(
@@ -68,4 +68,4 @@ def test_without_torch_npu_the_error_says_what_to_install():
         pytest.skip("torch_npu is here")
     q = torch.zeros(17, 2, 8)
     with pytest.raises(ConfigError, match=r"nonet\[npu\]"):
-        npu.forward(q, q, q, Call(CUT, CUT, "full", None, scale=1.0))
+        npu.forward(q, q, q, AttentionCall(CUT, CUT, "full", None, scale=1.0))

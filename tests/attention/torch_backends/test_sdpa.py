@@ -6,7 +6,7 @@ import torch
 from nonet.attention.attention import uni_attention
 from nonet.attention.calls.bias import RelativeBias
 from nonet.attention.masks.mask import UniMask
-from nonet.attention.torch_backends.tiles import pieces_of
+from nonet.attention.torch_backends.tiles import split_mask
 
 LENGTHS = [300, 41, 0, 430, 7]
 TARGETS = torch.tensor([90, 5, 0, 200, 7])
@@ -230,14 +230,14 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch_in_that_type(dtype, 
 
 def test_a_piece_is_a_whole_rectangle_a_square_or_a_diagonal_where_the_mask_is_one():
     cut = cuts([1000])
-    kinds = lambda mask: sorted(p.kind for p in pieces_of(mask.table(cut), [0]))  # noqa: E731
+    kinds = lambda mask: sorted(p.kind for p in split_mask(mask.table(cut), [0]))  # noqa: E731
     assert kinds(UniMask.causal()) == ["causal"]
     assert kinds(UniMask.hstu(300)) == ["causal", "dense", "self"]
     assert kinds(UniMask.prefix_lm(400)) == ["causal", "dense", "dense"]
     assert kinds(UniMask.document(torch.tensor([0, 400, 1000]), causal=True)) == ["causal", "causal"]
     assert set(kinds(UniMask.causal(window=100))) == {"anti", "causal"}
     assert set(kinds(UniMask.window(200, 100))) == {"anti", "causal", "dense"}
-    narrow = pieces_of(UniMask.causal(window=20).table(cut), [0])
+    narrow = split_mask(UniMask.causal(window=20).build_table(cut), [0])
     wide = sum((p.q1 - p.q0) * (p.k1 - p.k0) for p in narrow if p.kind == "masked")
     assert wide < 1000 * 150, "a window of 20 is computed in blocks of 128 rows over 147 keys"
 
@@ -257,11 +257,11 @@ def test_the_same_inputs_give_the_same_bits():
 def test_a_table_made_once_serves_every_layer_and_a_changed_one_is_seen():
     cut = cuts(LENGTHS)
     q, k, v = draw(*[(sum(LENGTHS), 2, 8)] * 3)
-    table = UniMask.causal(window=40).table(cut)
+    table = UniMask.causal(window=40).build_table(cut)
     first = uni_attention(q, k, v, mask=table, cu_seqlens_q=cut)
     assert torch.equal(first, uni_attention(q, k, v, mask=table, cu_seqlens_q=cut))
     table.start.zero_()
     assert torch.equal(
         uni_attention(q, k, v, mask=table, cu_seqlens_q=cut),
-        uni_attention(q, k, v, mask=UniMask.causal().table(cut), cu_seqlens_q=cut),
+        uni_attention(q, k, v, mask=UniMask.causal().build_table(cut), cu_seqlens_q=cut),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nonet.bench.rl.estimators import ESTIMATORS, coefficients
-from nonet.bench.rl.picture import picture_of
+from nonet.bench.rl.estimators import ESTIMATORS, compute_coefficients
+from nonet.bench.rl.picture import draw_picture
 
 CHANCE = np.array([[0.4, 0.2, 0.15, 0.1, 0.1, 0.05], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]])
 REWARD = np.array([[0.0, 1.0, 0.2, 0.0, 0.5, 2.0], [1.0, 0.0, 0.0, 0.3, 0.0, 0.0]])
@@ -15,7 +15,7 @@ EXACT = CHANCE * (REWARD - (CHANCE * REWARD).sum(1, keepdims=True))
 
 def _gradient(estimator):
     """By the logits of a softmax: what items count, less what they count together times their chance."""
-    count = coefficients(estimator, CHANCE, REWARD, 4, 40_000, seed=1)
+    count = compute_coefficients(estimator, CHANCE, REWARD, 4, 40_000, seed=1)
     return count - CHANCE * count.sum(1, keepdims=True)
 
 
@@ -30,7 +30,7 @@ def test_rloo_is_the_exact_gradient_however_it_draws_and_top_beams_are_not(estim
 
 def test_the_picture_has_a_bar_a_row():
     rows = [{"estimator": "a & b", "W": 4, "cosine": 0.5}]
-    text = picture_of(rows, [{"algorithm": "c", "share of the ceiling": -0.1}])
+    text = draw_picture(rows, [{"algorithm": "c", "share of the ceiling": -0.1}])
     assert text.count("<rect") == 3
     assert "a &amp; b, W = 4" in text
     assert 'width="150.0"' in text

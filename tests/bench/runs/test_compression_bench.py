@@ -2,12 +2,12 @@
 
 import pyarrow.compute as pc
 
-from nonet.bench.runs.compression import repeated
+from nonet.bench.runs.compression import make_repeated_log
 from nonet.samples.sequences import compress, expand
 
 
 def test_a_log_with_three_repeats_in_ten_rows_has_a_quarter_fewer_events_and_expands_to_itself():
-    log, items = repeated(seed=7)
+    log, items = make_repeated_log(seed=7)
     made = compress(log, 86_400, "item", items)
     assert len(log) / len(made.events) >= 1.3
     assert expand(made).equals(log)

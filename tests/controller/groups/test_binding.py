@@ -108,13 +108,16 @@ def test_actors_outside_placement_groups_are_holders_too(ray_local):
 
 def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
     from nonet.controller.groups.binding import Binding, plan_live
-    from nonet.workers.runtime.actors import Life
+    from nonet.workers.runtime.actors import GroupLifetime
 
     made = plan_live(scenario(roles={"rollout": {"collocate": "trainer"}, "evaluator": {"fuse": "trainer"}}))
-    binding = Binding(made, SPECS, Life(run="r1"))
+    binding = Binding(made, SPECS, GroupLifetime(run="r1"))
     try:
         assert made_groups() == ["r1: trainer"]
-        nodes = {name: [found["node"] for found in hosts.ready()] for name, hosts in binding.hosts.items()}
+        nodes = {
+            name: [found["node"] for found in hosts.wait_until_ready()]
+            for name, hosts in binding.hosts.items()
+        }
         assert set(nodes) == {"trainer", "rollout"}
         assert nodes["trainer"] == nodes["rollout"]
     finally:
@@ -128,7 +131,7 @@ def test_a_re_plan_that_finds_its_room_taken_is_refused_and_leaves_no_group_of_t
     wide = {"epochs": 1, "roles": {"trainer": {"workers": 14}}}
     made = plan_live(scenario(stages={"pretrain": {"epochs": 1}, "finetune": wide}))
     binding = Binding(made, SPECS, stage="pretrain")
-    assert [len(hosts.ready()) for hosts in binding.hosts.values()] == [1, 1]
+    assert [len(hosts.wait_until_ready()) for hosts in binding.hosts.values()] == [1, 1]
     taken("quick-thief", 2.0)
     (change,) = made.changes
     assert (change.stage, change.stops) == ("finetune", ("trainer",))
@@ -149,12 +152,14 @@ def test_a_re_plan_ends_and_starts_what_changes_and_leaves_the_rest_where_it_is(
     binding = Binding(made, SPECS, stage="pretrain")
     hosts = binding.hosts
     try:
-        before = {name: [found["pid"] for found in each.ready()] for name, each in hosts.items()}
+        before = {name: [found["pid"] for found in each.wait_until_ready()] for name, each in hosts.items()}
         for change, roles in zip(
             made.changes, (("trainer", "embedding"), ("trainer", "rollout", "embedding")), strict=True
         ):
             binding.change(change.stops, change.starts)
-            after = {name: [found["pid"] for found in each.ready()] for name, each in hosts.items()}
+            after = {
+                name: [found["pid"] for found in each.wait_until_ready()] for name, each in hosts.items()
+            }
             assert binding.hosts is hosts
             assert after["evaluator"] == before["evaluator"]
             assert after["trainer"] != before["trainer"]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.groups.watchdog import Watchdog, verdict
-from nonet.workers.activity import Doing, look, waited_in_vain
+from nonet.workers.activity import WorkerActivity, describe_activity, is_peer_timeout
 
 
 class Threads:
@@ -61,19 +61,19 @@ def in_a_file(place):
 
 
 def test_a_worker_says_which_of_its_own_lines_it_is_in(threads):
-    seen = look("trainer-1@n", "trainer.train", 130.0, threads.at(slow_read))
+    seen = describe_activity("trainer-1@n", "trainer.train", 130.0, threads.at(slow_read))
     assert seen.at.startswith("groups/test_watchdog.py:")
     assert seen.at.endswith(" slow_read")
     assert not seen.waits
     assert "slow_read" in seen.stacks
-    assert look("trainer-1@n", "", 0.0, 0).call == ""
+    assert describe_activity("trainer-1@n", "", 0.0, 0).call == ""
 
 
 @pytest.mark.parametrize(
     "place", ["/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/exchange/shared_memory.py"]
 )
 def test_a_worker_in_a_collective_or_an_exchange_waits_for_others(threads, place):
-    assert look("trainer-0", "trainer.train", 9.0, threads.at(in_a_file(place))).waits
+    assert describe_activity("trainer-0", "trainer.train", 9.0, threads.at(in_a_file(place))).waits
 
 
 def test_behind_a_pipelines_queue_the_helper_that_is_stuck_is_told(threads):
@@ -85,18 +85,20 @@ def test_behind_a_pipelines_queue_the_helper_that_is_stuck_is_told(threads):
     with ThreadPoolExecutor(1, "sparse-save-1") as saves:
         saves.submit(int).result()  # it rests now, which tells nothing
         queued = threads.at(scope["_next"])
-        threads.at(in_a_file("/x/nonet/embedding/exchange/shared_memory.py"), "sparse-_wire")
-        waits = look("trainer-0", "trainer.train", 9.0, queued)
+        threads.at(in_a_file("/x/nonet/embedding/exchange/shared_memory.py"), "sparse-_run_wire")
+        waits = describe_activity("trainer-0", "trainer.train", 9.0, queued)
         assert waits.waits, "the wire waits for other ranks"
         threads.at(slow_read, "sparse-_route")
-        stuck = look("trainer-0", "trainer.train", 9.0, queued)
+        stuck = describe_activity("trainer-0", "trainer.train", 9.0, queued)
         assert not stuck.waits, "reading is stuck here"
         assert "test_watchdog.py" in stuck.at
 
 
-HANGS = Doing("trainer-1@b", "trainer.train", 130.0, "workers/roles/trainer.py:310 _lease")
-WAITS = Doing("trainer-0@a", "trainer.train", 130.0, "workers/runtime/process_group.py:55 total", waits=True)
-SERVES = Doing(
+HANGS = WorkerActivity("trainer-1@b", "trainer.train", 130.0, "workers/roles/trainer.py:310 _lease")
+WAITS = WorkerActivity(
+    "trainer-0@a", "trainer.train", 130.0, "workers/runtime/process_group.py:55 total", waits=True
+)
+SERVES = WorkerActivity(
     "embedding-0@c", "embedding.serve", 131.0, "embedding/exchange/all_to_all.py:70 ask", waits=True
 )
 
@@ -113,18 +115,20 @@ def test_who_hangs_is_named_first_and_who_waits_for_it_after():
 
 
 def test_a_shard_that_hangs_is_named_though_the_trainer_is_late():
-    shard = Doing(
+    shard = WorkerActivity(
         "embedding-0@c", "embedding.serve", 131.0, "embedding/training/sharded_tables.py:310 _lookup"
     )
     assert verdict([WAITS], [shard]).startswith("embedding-0@c is in embedding.serve")
 
 
 def test_where_all_ranks_of_a_group_gave_up_the_one_they_waited_for_is_named():
-    shard = Doing(
+    shard = WorkerActivity(
         "embedding-0@c", "embedding.serve", 131.0, "embedding/training/sharded_tables.py:310 _lookup"
     )
-    assert verdict([], [Doing("trainer-0@a"), shard]).startswith("embedding-0@c is in embedding.serve")
-    assert verdict([], [Doing("trainer-0@a")]) == "nobody seems to hang now"
+    assert verdict([], [WorkerActivity("trainer-0@a"), shard]).startswith(
+        "embedding-0@c is in embedding.serve"
+    )
+    assert verdict([], [WorkerActivity("trainer-0@a")]) == "nobody seems to hang now"
 
 
 def test_a_collective_that_gave_up_is_told_from_other_errors():
@@ -133,7 +137,7 @@ def test_a_collective_that_gave_up_is_told_from_other_errors():
         exec(compile(f"def f():\n    raise RuntimeError({text!r})\n", place, "exec"), scope)
         with pytest.raises(RuntimeError) as caught:
             scope["f"]()
-        return waited_in_vain(caught.value)
+        return is_peer_timeout(caught.value)
 
     gloo, wire = "/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/exchange/shared_memory.py"
     assert raised(gloo, "[unbound_buffer.cc:81] Timed out waiting 240000ms for recv operation to complete")
@@ -143,14 +147,16 @@ def test_a_collective_that_gave_up_is_told_from_other_errors():
 
 
 def test_a_rank_that_does_not_even_answer_is_named():
-    told = verdict([WAITS, Doing("trainer-1", silent=True)])
+    told = verdict([WAITS, WorkerActivity("trainer-1", silent=True)])
     assert told.startswith("trainer-1 does not even answer")
     assert "trainer-0@a is in trainer.train" in told
 
 
 def test_a_late_rank_that_is_idle_is_said_to_be_and_busy_strangers_are_not_blamed():
-    stranger = Doing("embedding-0@c", "embedding.save", 3.0, "embedding/storage/checkpoint.py:9 save")
-    assert verdict([Doing("rollout-0@a")], [stranger]) == (
+    stranger = WorkerActivity(
+        "embedding-0@c", "embedding.save", 3.0, "embedding/storage/checkpoint.py:9 save"
+    )
+    assert verdict([WorkerActivity("rollout-0@a")], [stranger]) == (
         "rollout-0@a is idle: the call, or what it is to work on, has not reached it"
     )
     assert "waits for other ranks, all of them" in verdict([WAITS, SERVES])

@@ -26,7 +26,7 @@ def test_after_four_small_groups_three_whole_node_gangs_start_where_plain_ray_st
 
 
 def test_the_same_jobs_fit_on_paper_too():
-    from nonet.bench.cluster.placement import GANGS, GPUS, NODES, SMALL, job
+    from nonet.bench.cluster.placement import GANGS, GPUS, NODES, SMALL, make_job
     from nonet.controller.plan.planner import plan
 
     free = {f"n{i}": float(GPUS) for i in range(NODES)}
@@ -34,7 +34,7 @@ def test_the_same_jobs_fit_on_paper_too():
     started = 0
     for number in range(SMALL + GANGS):
         nodes = [Node(name, {"GPU": float(GPUS)}, {"GPU": left}, {}, facts) for name, left in free.items()]
-        group = plan(job(1 if number < SMALL else GPUS), ClusterView(tuple(nodes))).groups[0]
+        group = plan(make_job(1 if number < SMALL else GPUS), ClusterView(tuple(nodes))).groups[0]
         for name, count in group.on_nodes().items():
             free[name] -= count
         started += number >= SMALL and len(group.on_nodes()) == 1

@@ -11,8 +11,8 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.sparse import Numbers, Optimizer
 from nonet.controller.scenario.table_options import check_tables, ttl_steps
 from nonet.controller.setup.worker_setup import run_setup
-from nonet.embedding.exchange.codecs import codec
-from nonet.embedding.tables.optimizer import row_optimizer
+from nonet.embedding.exchange.codecs import get_codec
+from nonet.embedding.tables.optimizer import get_row_optimizer
 from nonet.embedding.tables.spec import FORMATS
 from nonet.errors import ConfigError
 
@@ -51,9 +51,9 @@ def test_an_optimizer_s_settings_reach_the_spec_from_the_table_or_the_defaults()
 
 def test_a_scenario_may_name_every_optimizer_and_format_of_the_engine():
     for name in get_args(Optimizer):
-        assert row_optimizer(name).name == name
+        assert get_row_optimizer(name).name == name
     with pytest.raises(ConfigError, match=f"choose one of: {', '.join(get_args(Optimizer))}$"):
-        row_optimizer("none")
+        get_row_optimizer("none")
     assert get_args(Numbers) == FORMATS
 
 
@@ -80,7 +80,7 @@ def test_the_wire_reaches_the_workers_and_the_plan_and_another_one_is_refused():
 
 @pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16", "int8"])
 def test_the_planner_counts_the_bytes_of_a_row_as_the_wire_does(wire):
-    assert [_WIRE[wire](dim) for dim in (1, 8, 64)] == [codec(wire).row_bytes(dim) for dim in (1, 8, 64)]
+    assert [_WIRE[wire](dim) for dim in (1, 8, 64)] == [get_codec(wire).row_bytes(dim) for dim in (1, 8, 64)]
 
 
 def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():

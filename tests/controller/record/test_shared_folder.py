@@ -11,7 +11,7 @@ from nonet.controller.record import shared_folder
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.record.shared_folder import check_reached, check_shared, leave_token
 from nonet.errors import PlacementError
-from nonet.workers.reach import unreachable
+from nonet.workers.reach import explain_unreachable
 
 
 class Workers:
@@ -22,7 +22,7 @@ class Workers:
 
     def reach(self, file: str, token: str) -> list[str]:
         self.asked += 1
-        problem = unreachable(self.folder / Path(file).name, token)
+        problem = explain_unreachable(self.folder / Path(file).name, token)
         return ["", f"{self.name} {problem}" if problem or self.asked <= self.late else ""]
 
 

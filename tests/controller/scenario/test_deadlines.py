@@ -9,7 +9,7 @@ import pytest
 from views import scenario
 
 from nonet.controller.setup.worker_setup import deadlines, run_setup
-from nonet.deadlines import DEFAULTS, Deadline, Deadlines, way_out
+from nonet.deadlines import DEFAULTS, Deadline, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError
 
 LONGER = {name: f"{minutes}min" for minutes, name in enumerate(Deadlines.__slots__, 11)}
@@ -27,7 +27,7 @@ def test_workers_are_told_the_deadlines():
     step = told.step
     assert told.save == 7200.0
     assert (step, step.key) == (600.0, "deadlines.step")
-    again = pickle.loads(pickle.dumps(step.times(2)))
+    again = pickle.loads(pickle.dumps(step.scale_by(2)))
     assert (again, again.key) == (1200.0, "deadlines.step")
 
 
@@ -38,8 +38,8 @@ def test_a_deadline_is_a_duration_above_zero(wrong):
 
 
 def test_who_waits_too_long_says_which_key_to_raise():
-    assert "deadlines.save" in way_out(Deadline(1.0, "deadlines.save"))
-    assert way_out(1.0) == way_out(None) == ""
+    assert "deadlines.save" in suggest_longer_deadline(Deadline(1.0, "deadlines.save"))
+    assert suggest_longer_deadline(1.0) == suggest_longer_deadline(None) == ""
 
 
 class Never:

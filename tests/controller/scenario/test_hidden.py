@@ -16,7 +16,7 @@ from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
-from nonet.workers.devices.environment import Environment
+from nonet.workers.devices.environment import PoolEnvironment
 
 SECRET = "hunter2"
 
@@ -51,9 +51,9 @@ def test_a_run_s_folder_holds_no_value(tmp_path):
 
 def test_the_workers_still_get_them():
     envs = {name: pool.env.model_dump() for name, pool in with_secret().pools.items() if pool.env}
-    from nonet.workers.devices.vendors import device
+    from nonet.workers.devices.vendors import get_device
 
-    told = Environment.of(envs["spare"]).runtime_env(device("cpu"))
+    told = PoolEnvironment.from_options(envs["spare"]).to_runtime_env(get_device("cpu"))
     assert told["env_vars"]["TOKEN"] == SECRET
 
 

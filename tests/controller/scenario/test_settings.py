@@ -12,7 +12,7 @@ from nonet.controller.plan import plan
 from nonet.controller.scenario import document, load_scenario, make_scenario, yaml
 from nonet.controller.scenario.settings import data_warnings, rule
 from nonet.errors import ConfigError, DataError
-from nonet.plugins import Files
+from nonet.plugins import PluginFiles
 from nonet.samples.profiles import ItemColumn, measure, read_profile
 
 
@@ -57,7 +57,7 @@ def document_of(**more) -> dict:
 
 
 def made(folder: Path, stored=None, **more):
-    return make_scenario(document_of(**more), "mine", Files(str(folder)), stored)
+    return make_scenario(document_of(**more), "mine", PluginFiles(str(folder)), stored)
 
 
 def refused(folder: Path, **more) -> str:
@@ -180,7 +180,7 @@ def test_a_change_on_the_command_line_overrides_the_rule(tmp_path):
 def test_without_the_word_the_defaults_are_as_they_were(tmp_path):
     plain = document_of(stages={"pretrain": {"epochs": 1}})
     del plain["settings"]
-    ours = make_scenario(plain, "mine", Files(str(tmp_path)))
+    ours = make_scenario(plain, "mine", PluginFiles(str(tmp_path)))
     assert (ours.settings, ours.data.history, ours.sparse.tables) == (None, 50, {})
     assert "settings" not in document(ours)
 
@@ -190,7 +190,7 @@ def test_a_run_s_scenario_has_the_values_and_never_asks_the_data_again(tmp_path)
     ours = made(tmp_path)
     text = yaml.dump(document(ours))
     (tmp_path / "log.parquet").unlink()
-    again = make_scenario(yaml.parse(text), "mine", Files(str(tmp_path)))
+    again = make_scenario(yaml.parse(text), "mine", PluginFiles(str(tmp_path)))
     assert again == ours
     assert yaml.dump(document(again)) == text
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from nonet.bench.runs.feed import Feed
+from nonet.bench.runs.feed import FeedWorld
 from nonet.deploy.after.recommend import recommend_for
 
 
@@ -14,7 +14,7 @@ def runs(tmp_path_factory):
     """Make a run folder per policy; "old" is from before policies, so neither its sequences nor its facts name one."""
     found = {}
     for name, changes in (("allow", []), ("mask", ["data.repeats=mask"])):
-        feed = Feed(tmp_path_factory.mktemp(name), changes)
+        feed = FeedWorld(tmp_path_factory.mktemp(name), changes)
         shutil.copy(feed.folder / "feed.yaml", feed.folder / "scenario.yaml")
         (feed.folder / "results" / "tokenise.json").write_text(json.dumps(feed.facts))
         found[name] = feed.folder

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from nonet.bench.runs.feed import Feed
+from nonet.bench.runs.feed import FeedWorld
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.report import headline, make_report
 from nonet.deploy.report.page import page
@@ -16,7 +16,7 @@ from nonet.deploy.run.panel import Panel
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """(feed, what the evaluator says of each subject, its comparisons)."""
-    feed = Feed(tmp_path_factory.mktemp("alone"), ["evaluate.metrics=[coverage@10]"])
+    feed = FeedWorld(tmp_path_factory.mktemp("alone"), ["evaluate.metrics=[coverage@10]"])
     said = {name: feed.evaluator.baseline(name) for name in ("popularity", "transition_counter")}
     said["pretrain"] = feed.evaluate("pretrain")
     return feed, said, feed.evaluator.compare([("pretrain", "popularity")])

@@ -70,7 +70,7 @@ def states_of(finished):
     for name, spec in run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).specs().items():
         table = make_table(name, spec, 5)
         load_table(table, path, [range(SLICES)])
-        found[name] = table.state_hash()
+        found[name] = table.hash_state()
     return found
 
 

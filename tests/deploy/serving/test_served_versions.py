@@ -266,7 +266,7 @@ def test_the_address_of_versions_is_used_by_the_server_and_remembered(served, tm
     with TestClient(app) as client:
         assert ask(client, user=103, k=3)["version"] == 1
         assert (tmp_path / "bucket" / "versions" / "serving.json").exists()
-        other = RemoteRegistry(tmp_path / "another host", address, look_s=0)
+        other = RemoteRegistry(tmp_path / "another host", address, max_age_s=0)
         assert other.serving.default == 1
         other.withdraw({"1001"})
         until(lambda: client.get("/versions").json()["withdrawn"] == ["1001"])
@@ -318,7 +318,7 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
     version = run.registry.publish(run.contents(commit, manifest), base=None, serve=False)
     assert run.registry.version(version.number).source["base"] == "a" * 64
     run.recommender(version)  # a model without a base folder is compared with nothing
-    usual = open_run.model_of
+    usual = open_run.load_recommender
 
     def with_base(*args):
         made = usual(*args)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nonet.embedding.exchange.codecs import codec
+from nonet.embedding.exchange.codecs import get_codec
 from nonet.errors import ConfigError, DataError
 
 
@@ -18,7 +18,7 @@ def rows(dim, count):
 )
 def test_rows_come_back_within_the_codecs_rounding(name, dim, count, relative, of_row):
     given = rows(dim, count)
-    wire = codec(name)
+    wire = get_codec(name)
     sent = wire.encode(given)
     assert sent.dtype == torch.uint8
     assert list(sent.shape) == [len(given), wire.row_bytes(dim)]
@@ -31,7 +31,7 @@ def test_rows_come_back_within_the_codecs_rounding(name, dim, count, relative, o
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "int8"])
 def test_no_rows_and_rows_of_zeros_are_legal(name):
-    wire = codec(name)
+    wire = get_codec(name)
     assert list(wire.decode(wire.encode(torch.empty(0, 5)), 5).shape) == [0, 5]
     assert wire.decode(wire.encode(torch.zeros(4, 5)), 5).abs().sum() == 0
 
@@ -40,17 +40,19 @@ def test_int8_refuses_rows_that_are_not_finite_and_fp16_saturates():
     bad = torch.ones(3, 4)
     bad[1, 2] = float("nan")
     with pytest.raises(DataError, match=r"rows \[1\] of 3 are not finite"):
-        codec("int8").encode(bad)
-    assert codec("fp16").decode(codec("fp16").encode(torch.full((1, 2), 1e9)), 2).tolist() == [[65504.0] * 2]
+        get_codec("int8").encode(bad)
+    assert get_codec("fp16").decode(get_codec("fp16").encode(torch.full((1, 2), 1e9)), 2).tolist() == [
+        [65504.0] * 2
+    ]
 
 
 def test_int8_keeps_the_order_of_numbers_too_small_for_a_scale():
     for size in (1e-34, 1e-36, 1e-37, 1e-38, 1e-42):
         given = torch.tensor([[size, -size / 2, size / 4]])
-        back = codec("int8").decode(codec("int8").encode(given), 3)
+        back = get_codec("int8").decode(get_codec("int8").encode(given), 3)
         assert float((back - given).abs().max()) <= max(size / 253, 1e-37)
 
 
 def test_an_unknown_codec_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="no wire codec 'fp8'; choose one of: fp32, fp16, bf16, int8"):
-        codec("fp8")
+        get_codec("fp8")

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.embedding.exchange.routes import best_router, by_stamps, route
+from nonet.embedding.exchange.routes import make_route, route_with_numpy, select_router
 from nonet.embedding.slices import SLICES, SliceMap, splitmix64
 
-ROUTERS = [by_stamps, best_router()]
+ROUTERS = [route_with_numpy, select_router()]
 ODD_KEYS = np.array([0, -1, 2**63 - 1, -(2**63), 0, -1])
 
 
@@ -50,22 +50,24 @@ def inverse_splitmix64(hashes):
 def test_a_route_holds_each_key_once_at_its_owner_and_leads_every_asked_key_back(router, shards):
     slices = SliceMap(shards)
     for keys in batches():
-        found = route(keys, slices, world=shards + 3, first=2, router=router)
+        found = make_route(keys, slices, world=shards + 3, first=2, router=router)
         assert np.array_equal(found.keys[found.place], keys)
         assert len(set(found.keys.tolist())) == len(found.keys) == len(set(keys.tolist()))
         assert sum(found.counts) == len(found.keys)
         assert found.counts[:2] == [0, 0]
         assert found.counts[-1] == 0
         owners = np.repeat(np.arange(shards + 3) - 2, found.counts)
-        assert np.array_equal(slices.owner(found.keys), owners)
+        assert np.array_equal(slices.find_owners(found.keys), owners)
 
 
 def test_both_routers_give_the_same_route():
-    if best_router() is by_stamps:
+    if select_router() is route_with_numpy:
         pytest.skip("no C++ compiler on this machine")
     for keys in batches():
         for ours, theirs in zip(
-            by_stamps(keys, SliceMap(5).owners, 5), best_router()(keys, SliceMap(5).owners, 5), strict=True
+            route_with_numpy(keys, SliceMap(5).owners, 5),
+            select_router()(keys, SliceMap(5).owners, 5),
+            strict=True,
         ):
             assert np.array_equal(ours, theirs)
 
@@ -77,11 +79,11 @@ def test_gradients_of_equal_keys_are_summed_in_position_order():
         source.standard_normal((500, 3)).astype(np.float32) * 10.0 ** source.integers(-4, 5, (500, 1))
     )
     grads = grads.to(torch.float32)
-    found = route(keys, SliceMap(3), 3)
+    found = make_route(keys, SliceMap(3), 3)
     sums = {int(key): np.zeros(3, dtype=np.float32) for key in keys}
     for key, grad in zip(keys.tolist(), grads.numpy(), strict=True):
         sums[key] += grad
-    reduced = found.reduce(grads)
+    reduced = found.sum_gradients(grads)
     assert all(
         np.array_equal(row, sums[key]) for key, row in zip(found.keys.tolist(), reduced.numpy(), strict=True)
     )
@@ -89,24 +91,24 @@ def test_gradients_of_equal_keys_are_summed_in_position_order():
 
 def test_a_map_is_edited_by_moves_and_carries_a_version():
     two, three = SliceMap(5, SliceMap(2).owners), SliceMap(5, SliceMap(3).owners)
-    moves = two.moves(three, most=5000)
+    moves = two.plan_moves(three, max_slices=5000)
     assert max(move.stop - move.start for move in moves) <= 5000
-    moved = two.moved(moves)
+    moved = two.apply_moves(moves)
     assert np.array_equal(moved.owners, three.owners)
     assert (two.version, moved.version) == (0, 1)
     # 2 -> 3: shard 0 keeps two thirds of its half, so does shard 1; only what must move does.
     assert sum(move.stop - move.start for move in moves) == (two.owners != three.owners).sum()
-    half = two.moved(moves[:1])
-    assert sum(len(block) for shard in range(5) for block in half.ranges(shard)) == SLICES
+    half = two.apply_moves(moves[:1])
+    assert sum(len(block) for shard in range(5) for block in half.get_ranges(shard)) == SLICES
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_some_of_a_routes_keys_go_where_they_would_alone(router):
     slices = SliceMap(5)
     for keys in batches():
-        whole = route(keys, slices, 6, 1, router)
+        whole = make_route(keys, slices, 6, 1, router)
         chosen = np.random.default_rng(3).random(len(whole.keys)) < 0.4
-        some, alone = whole.only(chosen), route(whole.keys[chosen], slices, 6, 1, router)
+        some, alone = whole.select_keys(chosen), make_route(whole.keys[chosen], slices, 6, 1, router)
         assert some.keys.tolist() == alone.keys.tolist()
         assert some.counts == alone.counts
         assert some.place.tolist() == list(range(len(some.keys)))
@@ -115,10 +117,12 @@ def test_some_of_a_routes_keys_go_where_they_would_alone(router):
 @pytest.mark.parametrize("router", ROUTERS, ids=["numpy", "best"])
 def test_every_asked_key_gets_its_own_row_back(router):
     keys = np.array([30, 10, 30, 20, 10])
-    found = route(keys, SliceMap(3), world=3, first=0, router=router)
+    found = make_route(keys, SliceMap(3), world=3, first=0, router=router)
     rows = torch.from_numpy(found.keys).float()[:, None] / 10
-    assert found.spread(rows)[:, 0].tolist() == [3, 1, 3, 2, 1]
-    assert found.moved(0, 1, first=False).spread(torch.cat([rows[1:], rows[:1]]))[:, 0].tolist() == [
+    assert found.spread_rows(rows)[:, 0].tolist() == [3, 1, 3, 2, 1]
+    assert found.move_to_end(0, 1, unchanged=False).spread_rows(torch.cat([rows[1:], rows[:1]]))[
+        :, 0
+    ].tolist() == [
         3,
         1,
         3,

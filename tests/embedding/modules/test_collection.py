@@ -10,8 +10,8 @@ from torch import nn
 from nonet.embedding.modules.collection import (
     EmbeddingBagCollection,
     EmbeddingCollection,
-    LocalRows,
-    ReadRows,
+    LocalRowSource,
+    ReaderRowSource,
     TableConfig,
 )
 from nonet.embedding.reading.reader import LocalReader
@@ -134,7 +134,7 @@ def test_positions_are_torch_embedding_with_its_gradients_bit_for_bit():
     assert torch.equal(source.pull("item", torch.arange(50)), expected)
 
 
-class Counting(LocalRows):
+class Counting(LocalRowSource):
     def __init__(self, configs, seed=3):
         super().__init__({name: make_table(name, config.spec, seed) for name, config in configs.items()})
         self.pulls, self.pushes = [], []
@@ -211,7 +211,7 @@ def test_a_reader_serves_eval_and_refuses_training():
     configs = tables()
     source = Counting(configs)
     trained = EmbeddingBagCollection(configs, source)(batch())
-    reading = EmbeddingBagCollection(configs, ReadRows(LocalReader(source.tables)))
+    reading = EmbeddingBagCollection(configs, ReaderRowSource(LocalReader(source.tables)))
     with pytest.raises(ConfigError, match="reader"):
         reading(batch())
     read = reading.eval()(batch())
@@ -271,7 +271,7 @@ def test_forwards_without_a_push_are_an_error_and_not_a_leak():
         bags(one)
     with pytest.raises(ConfigError, match="push"):
         bags(one)
-    bags.forget()
+    bags.drop_pending()
     bags(one)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.embedding.modules.features import hash_text, jagged_keys
+from nonet.embedding.modules.features import hash_text, read_jagged_keys
 from nonet.embedding.slices import splitmix64
 from nonet.errors import DataError
 
@@ -81,13 +81,13 @@ def test_the_calls_for_texts_do_not_grow_with_their_number():
 
 
 def test_flat_ids_are_bags_of_one():
-    keys, offsets = jagged_keys("item", np.array([5, 7]), text=False)
+    keys, offsets = read_jagged_keys("item", np.array([5, 7]), text=False)
     assert keys.tolist() == [5, 7]
     assert offsets.tolist() == [0, 1, 2]
 
 
 def test_numbers_in_a_text_feature_are_refused():
     with pytest.raises(DataError, match=r"'city'.*text"):
-        jagged_keys("city", torch.tensor([1]), text=True)
+        read_jagged_keys("city", torch.tensor([1]), text=True)
     with pytest.raises(DataError, match="'city'"):
-        jagged_keys("city", [1, 2], text=True)
+        read_jagged_keys("city", [1, 2], text=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.embedding.reading.publisher import HotKeys, Publisher
+from nonet.embedding.reading.publisher import HotKeyCounter, VersionPublisher
 from nonet.embedding.reading.reader import ReplicaReader, join_updates
-from nonet.embedding.reading.remote import Published, RemoteReader
+from nonet.embedding.reading.remote import PublishedVersion, RemoteReader
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
@@ -25,13 +25,13 @@ class Shards:
         for number, world in enumerate(self.worlds):
             world.slices = self.slices
             world.__class__ = _of_shard(number)
-        self.publishers = [Publisher(world) for world in self.worlds]
+        self.publishers = [VersionPublisher(world) for world in self.worlds]
         self.step = 0
 
     def train(self, keys):
         """One step on these keys; the sum over shards is what one table would hold."""
         self.step += 1
-        owner = torch.from_numpy(self.slices.owner(keys.numpy()))
+        owner = torch.from_numpy(self.slices.find_owners(keys.numpy()))
         for number, world in enumerate(self.worlds):
             mine = keys[owner == number]
             rows = world.tables["item"].lookup(mine, train=True)
@@ -42,12 +42,12 @@ class Shards:
             publisher.publish(version)
 
     def published(self):
-        return Published(
-            self.publishers[0].version, self.slices, [publisher.rows for publisher in self.publishers]
+        return PublishedVersion(
+            self.publishers[0].version, self.slices, [publisher.read_rows for publisher in self.publishers]
         )
 
     def live(self, keys):
-        owner = self.slices.owner(keys.numpy())
+        owner = self.slices.find_owners(keys.numpy())
         rows = [world.tables["item"].lookup(keys, train=False) for world in self.worlds]
         return torch.stack([rows[shard][at] for at, shard in enumerate(owner)])
 
@@ -67,11 +67,11 @@ def shards():
 def test_a_remote_reader_asks_each_key_once_and_each_shard_once_a_batch(shards):
     reader = RemoteReader(SPECS, shards.published)
     asked = torch.cat([KEYS, KEYS[:20], KEYS[:20]])
-    assert torch.equal(reader.rows("item", asked), shards.live(asked))
+    assert torch.equal(reader.read_rows("item", asked), shards.live(asked))
     assert (reader.calls, reader.asked) == (3, 60)
-    assert torch.equal(reader.rows("item", asked), shards.live(asked))
+    assert torch.equal(reader.read_rows("item", asked), shards.live(asked))
     assert reader.calls == 3
-    assert torch.equal(reader.rows("item", torch.empty(0, dtype=torch.int64)), torch.empty(0, 4))
+    assert torch.equal(reader.read_rows("item", torch.empty(0, dtype=torch.int64)), torch.empty(0, 4))
 
 
 def test_a_remote_reader_sees_one_version_while_training_goes_on(shards):
@@ -79,19 +79,19 @@ def test_a_remote_reader_sees_one_version_while_training_goes_on(shards):
     before = shards.live(KEYS)
     for _ in range(3):
         shards.train(torch.cat([KEYS[::2], torch.tensor([10**9])]))
-        assert torch.equal(reader.rows("item", KEYS), before)
+        assert torch.equal(reader.read_rows("item", KEYS), before)
     assert not torch.equal(shards.live(KEYS), before)
     shards.publish(2)
     assert torch.equal(
-        reader.rows("item", KEYS), before
+        reader.read_rows("item", KEYS), before
     )  # a batch under way may finish at the version before
     assert reader.refresh() == 2
-    assert torch.equal(reader.rows("item", KEYS), shards.live(KEYS))
+    assert torch.equal(reader.read_rows("item", KEYS), shards.live(KEYS))
     for version in (3, 4):
         shards.train(KEYS)
         shards.publish(version)
     assert torch.equal(
-        reader.rows("item", KEYS), shards.live(KEYS)
+        reader.read_rows("item", KEYS), shards.live(KEYS)
     )  # version 2 is closed: it moves by itself
     assert reader.version == 4
 
@@ -100,7 +100,7 @@ def test_absent_keys_read_the_default_are_counted_and_asked_once(shards):
     reader = RemoteReader(SPECS, shards.published)
     missing = torch.tensor([5, 6, 5])
     for count in (3, 6):
-        assert reader.rows("item", missing).tolist() == [[0.25] * 4] * 3
+        assert reader.read_rows("item", missing).tolist() == [[0.25] * 4] * 3
         assert reader.absent == count
     assert reader.asked == 2
 
@@ -109,32 +109,32 @@ def test_absent_keys_read_the_default_are_counted_and_asked_once(shards):
 def test_rows_may_travel_in_fewer_bits(shards, wire, error):
     reader = RemoteReader(SPECS, shards.published, wire=wire)
     # Rows are below 2 in size; int8 keeps 1/254 of a row's largest value, bf16 8 bits.
-    assert torch.allclose(reader.rows("item", KEYS), shards.live(KEYS), atol=error)
+    assert torch.allclose(reader.read_rows("item", KEYS), shards.live(KEYS), atol=error)
 
 
 def test_a_hot_set_answers_without_a_call(shards):
     hot = ReplicaReader(SPECS)
     reader = RemoteReader(SPECS, shards.published, hot=hot)
     for _ in range(3):
-        reader.rows("item", KEYS[:10])
+        reader.read_rows("item", KEYS[:10])
         reader.refresh()
     hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
     calls = reader.calls
-    assert torch.equal(reader.rows("item", KEYS[:10]), shards.live(KEYS[:10]))
+    assert torch.equal(reader.read_rows("item", KEYS[:10]), shards.live(KEYS[:10]))
     assert reader.calls == calls
     mixed = torch.cat([KEYS[5:15], KEYS[:3]])
-    assert torch.equal(reader.rows("item", mixed), shards.live(mixed))
+    assert torch.equal(reader.read_rows("item", mixed), shards.live(mixed))
     assert reader.asked == 3 * 10 + 5
     shards.train(KEYS)
     shards.publish(2)
     reader.refresh()  # the hot set is a version behind: it must not answer
-    assert torch.equal(reader.rows("item", KEYS[:10]), shards.live(KEYS[:10]))
+    assert torch.equal(reader.read_rows("item", KEYS[:10]), shards.live(KEYS[:10]))
 
 
 def test_a_hot_set_that_moves_on_under_a_batch_does_not_mix_versions(shards, monkeypatch):
     hot = ReplicaReader(SPECS)
     reader = RemoteReader(SPECS, shards.published, hot=hot)
-    reader.rows("item", KEYS[:10])
+    reader.read_rows("item", KEYS[:10])
     reader.refresh()
     hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
     before, fetch = shards.live(KEYS), reader._fetch
@@ -146,22 +146,22 @@ def test_a_hot_set_that_moves_on_under_a_batch_does_not_mix_versions(shards, mon
         fetch(*asked)
 
     monkeypatch.setattr(reader, "_fetch", as_the_hot_set_moves_on)
-    assert torch.equal(reader.rows("item", KEYS), before)
+    assert torch.equal(reader.read_rows("item", KEYS), before)
     assert (hot.version, reader.version) == (2, 1)
 
 
 def test_hot_keys_are_the_frequent_ones():
-    counted = HotKeys(room=20)
+    counted = HotKeyCounter(room=20)
     source = np.random.default_rng(3)
     for _ in range(50):
-        counted.count(np.concatenate([np.repeat(np.arange(5), 10), source.integers(100, 100_000, 30)]))
-    assert sorted(counted.most(5).tolist()) == [0, 1, 2, 3, 4]
+        counted.count_keys(np.concatenate([np.repeat(np.arange(5), 10), source.integers(100, 100_000, 30)]))
+    assert sorted(counted.get_hottest(5).tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_a_replica_follows_deltas_and_a_late_joiner_gets_everything_while_training_goes_on(shards):
     replica = ReplicaReader(SPECS)
     replica.apply(join_updates([publisher.update(None) for publisher in shards.publishers]))
-    assert torch.equal(replica.rows("item", KEYS), shards.live(KEYS))
+    assert torch.equal(replica.read_rows("item", KEYS), shards.live(KEYS))
     shards.train(KEYS[:3])
     shards.publish(2)
     wanted = shards.live(KEYS)
@@ -175,7 +175,7 @@ def test_a_replica_follows_deltas_and_a_late_joiner_gets_everything_while_traini
     late.apply(join_updates([publisher.update(late.version) for publisher in shards.publishers]))
     replica.apply(update)
     for reader in (replica, late):
-        assert torch.equal(reader.rows("item", KEYS), wanted)
+        assert torch.equal(reader.read_rows("item", KEYS), wanted)
         assert reader.version == 2
 
 
@@ -231,7 +231,7 @@ def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, mon
 
 def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
     world = ShardedTables(SPECS | {"user": SPECS["item"]}, seed=7)
-    publisher, user = Publisher(world), world.histories["user"]
+    publisher, user = VersionPublisher(world), world.histories["user"]
 
     def no_memory():
         raise MemoryError
@@ -247,13 +247,13 @@ def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
 
 def test_what_cannot_be_read_is_named(shards):
     with pytest.raises(StaleVersion, match="nothing is published yet"):
-        Publisher(ShardedTables(SPECS, seed=1)).update()
+        VersionPublisher(ShardedTables(SPECS, seed=1)).make_update()
     with pytest.raises(ConfigError, match="version 1 cannot be published after version 1"):
         shards.publish(1)
     with pytest.raises(StaleVersion, match="keys of table 'item' live on other shards by slice map 0"):
         shards.publishers[0].rows("item", KEYS.numpy(), 1)
     with pytest.raises(ConfigError, match="no sparse table 'user'"):
-        RemoteReader(SPECS, shards.published).rows("user", KEYS)
+        RemoteReader(SPECS, shards.published).read_rows("user", KEYS)
 
 
 def test_a_reader_that_is_refreshed_while_others_read_answers_every_one(shards):
@@ -265,7 +265,7 @@ def test_a_reader_that_is_refreshed_while_others_read_answers_every_one(shards):
     def read():
         while not stop.is_set():
             try:
-                assert torch.equal(reader.rows("item", KEYS), expected)
+                assert torch.equal(reader.read_rows("item", KEYS), expected)
             except Exception as error:
                 errors.append(error)
                 return
@@ -286,7 +286,7 @@ def test_after_an_eviction_between_two_versions_a_replica_holds_exactly_the_live
     """An update says which keys went: else a replica answers for ever with rows that training has forgotten."""
     specs = {"item": TableSpec(4, "sgd", lr=0.1, ttl_steps=4)}
     world, replica = ShardedTables(specs, seed=7), ReplicaReader(specs)
-    publisher = Publisher(world)
+    publisher = VersionPublisher(world)
     old, new = torch.arange(50), torch.arange(100, 130)
 
     def train(keys, step):
@@ -295,17 +295,17 @@ def test_after_an_eviction_between_two_versions_a_replica_holds_exactly_the_live
 
     train(old, 1)
     publisher.publish(1)
-    replica.apply(publisher.update())
+    replica.apply(publisher.make_update())
     for step in range(2, 20):
         train(new, step)
     publisher.publish(2)
-    update = publisher.update(1)
+    update = publisher.make_update(1)
     assert update["base"] == 1, "a delta, which says what changed"
     replica.apply(update)
     keys = torch.cat([old, new])
     live = world.tables["item"].lookup(keys, train=False)
-    there = replica.known("item", keys.numpy(), 2)[1]
-    held = world.histories["item"].open().rows(keys.numpy())[1]
+    there = replica.find_rows("item", keys.numpy(), 2)[1]
+    held = world.histories["item"].open().read_rows(keys.numpy())[1]
     assert not held[: len(old)].any(), "all old rows were evicted"
     np.testing.assert_array_equal(there, held)
-    torch.testing.assert_close(replica.rows("item", keys)[len(old) :], live[len(old) :])
+    torch.testing.assert_close(replica.read_rows("item", keys)[len(old) :], live[len(old) :])

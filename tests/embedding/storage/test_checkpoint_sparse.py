@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.background import sealed
-from nonet.embedding.reading.publisher import Publisher
+from nonet.background import seal_files
+from nonet.embedding.reading.publisher import VersionPublisher
 from nonet.embedding.reading.reader import ReplicaReader, make_update
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.storage import segments
-from nonet.embedding.storage.checkpoint import load, save, update_of
-from nonet.embedding.storage.segments import _text, checksum, checksum_numpy, read_footer
-from nonet.embedding.tables.bulk import joined
+from nonet.embedding.storage.checkpoint import load, load_update, save
+from nonet.embedding.storage.segments import _to_json, compute_checksum, compute_checksum_numpy, read_footer
+from nonet.embedding.tables.bulk import join_rows
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
-from nonet.embedding.versions.snapshot import History
+from nonet.embedding.versions.snapshot import TableHistory
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 
 SPECS = {
@@ -34,7 +34,7 @@ class Shard:
         world = ShardedTables(specs, seed=7, **({"make": make} if make else {}))
         self.tables, self.histories, self.shard = world.tables, world.histories, number
         self.slices = SliceMap(shards)
-        self.ranges = self.slices.ranges(number)
+        self.ranges = self.slices.get_ranges(number)
 
 
 def trained(steps=4, world=None, first=1):
@@ -54,7 +54,7 @@ def trained(steps=4, world=None, first=1):
 
 
 def hashes(world):
-    return {name: table.state_hash() for name, table in world.tables.items()}
+    return {name: table.hash_state() for name, table in world.tables.items()}
 
 
 def of_shards(whole, shards, folder):
@@ -94,15 +94,15 @@ def test_a_save_holds_the_version_at_which_it_began_while_training_goes_on(tmp_p
     parts = {name: [] for name in SPECS}
     for turn, start in enumerate(range(0, 65_536, 8192)):
         for name, snapshot in snapshots.items():
-            parts[name].append(snapshot.part(range(start, start + 8192)))
+            parts[name].append(snapshot.read_slices(range(start, start + 8192)))
         trained(1, world, first=5 + turn)  # new rows, changed rows, rows of slices given and not given
     assert hashes(world) != before
     assert sum(snapshot.kept_rows for snapshot in snapshots.values()) > 100
-    from nonet.embedding.tables.bulk import put
+    from nonet.embedding.tables.bulk import put_rows
 
     again = ShardedTables(SPECS, seed=7)
     for name, table in again.tables.items():
-        put(table, joined(parts[name], table.spec))
+        put_rows(table, join_rows(parts[name], table.spec))
     assert hashes(again) == before
 
 
@@ -113,7 +113,7 @@ def test_a_background_save_of_a_table_in_use_loads_as_it_was(tmp_path):
     for step in range(31, 60):
         trained(1, world, first=step)
     written = saving.wait(60)
-    assert written == sealed(tmp_path, tmp_path.rglob("*.seg")), "hashed as it was written"
+    assert written == seal_files(tmp_path, tmp_path.rglob("*.seg")), "hashed as it was written"
     assert len(written) == len(SPECS)
     again = ShardedTables(SPECS, seed=7)
     load(again, tmp_path)
@@ -122,7 +122,7 @@ def test_a_background_save_of_a_table_in_use_loads_as_it_was(tmp_path):
 
 
 def test_a_reader_of_a_snapshot_sees_one_version(tmp_path):
-    for make in (None, NumPyTable.of):
+    for make in (None, NumPyTable.from_spec):
         world = ShardedTables({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
         keys = torch.arange(50)
         world.pull("item", keys)
@@ -130,19 +130,19 @@ def test_a_reader_of_a_snapshot_sees_one_version(tmp_path):
         world.pull("item", torch.tensor([60]))
         snapshot = world.histories["item"].open()
         asked = torch.tensor([3, 60, 49, 70, 3])
-        before, there = snapshot.rows(asked.numpy())
+        before, there = snapshot.read_rows(asked.numpy())
         assert there.tolist() == [True, True, True, False, True]
         for step in (2, 3, 5):
             changed = torch.tensor([3, 60, 70, step])
             world.pull("item", changed)
             world.push("item", changed, torch.ones(4, 4), step)
-            again, still = snapshot.rows(asked.numpy())
+            again, still = snapshot.read_rows(asked.numpy())
             assert torch.equal(again, before)
             assert still.tolist() == there.tolist()
         snapshot.close()
 
 
-@pytest.mark.parametrize("make", [None, NumPyTable.of], ids=["best", "numpy"])
+@pytest.mark.parametrize("make", [None, NumPyTable.from_spec], ids=["best", "numpy"])
 def test_rows_that_went_are_gone_from_commits_and_replicas(tmp_path, make):
     specs = {"item": TableSpec(4, ttl_steps=3, admit_count=2)}
     world = ShardedTables(specs, seed=7, **({"make": make} if make else {}))
@@ -161,18 +161,18 @@ def test_rows_that_went_are_gone_from_commits_and_replicas(tmp_path, make):
     again = ShardedTables(specs, seed=7, **({"make": make} if make else {}))
     load(again, tmp_path / "b")
     assert sorted(again.tables["item"].keys.tolist()) == [1, 9]
-    assert again.tables["item"].state_hash() == world.tables["item"].state_hash()
+    assert again.tables["item"].hash_state() == world.tables["item"].hash_state()
     replica = ReplicaReader({"item": 4})
-    replica.apply(update_of(tmp_path / "b", specs))
+    replica.apply(load_update(tmp_path / "b", specs))
     assert torch.equal(
-        replica.rows("item", torch.tensor([9, 1])), world.pull("item", torch.tensor([9, 1]), train=False)
+        replica.read_rows("item", torch.tensor([9, 1])), world.pull("item", torch.tensor([9, 1]), train=False)
     )
-    assert replica.rows("item", torch.tensor([2])).abs().sum() == 0
+    assert replica.read_rows("item", torch.tensor([2])).abs().sum() == 0
 
 
 def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went():
     world = ShardedTables({"item": TableSpec(4, ttl_steps=2)}, seed=7)
-    publisher, keys = Publisher(world), torch.tensor([[1, 2], [1, 3], [1, 3], [1, 3], [1, 4]])
+    publisher, keys = VersionPublisher(world), torch.tensor([[1, 2], [1, 3], [1, 3], [1, 3], [1, 4]])
     for step, asked in enumerate(keys, 1):
         world.pull("item", asked)
         world.push("item", asked, torch.ones(2, 4), step)
@@ -181,10 +181,10 @@ def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went():
     table = world.tables["item"]
     table.deleted.forget(1)  # whoever has step 1 has all of that
     publisher.publish(2)
-    assert publisher.update(1)["base"] == 1
+    assert publisher.make_update(1)["base"] == 1
     table.deleted.forget(table.step)
     publisher.publish(3)
-    assert [publisher.update(have)["base"] for have in (1, 2, 3)] == [None, 2, 3]
+    assert [publisher.make_update(have)["base"] for have in (1, 2, 3)] == [None, 2, 3]
     with pytest.raises(StaleVersion, match="after step 1 is not known: up to step 5"):
         make_update(world.tables, 4, base=1, since=1)
     table.clear()
@@ -232,7 +232,7 @@ def test_a_file_that_is_no_whole_table_of_the_commit_is_refused(tmp_path, monkey
     save(later, tmp_path).wait()
     with pytest.raises(CheckpointError, match="holds changes from step None to 9, the others all rows of"):
         load(ShardedTables(SPECS, seed=7), tmp_path)
-    monkeypatch.setattr(segments, "_text", lambda footer: _text(replace(footer, since=3)))
+    monkeypatch.setattr(segments, "_text", lambda footer: _to_json(replace(footer, since=3)))
     save(trained(), tmp_path / "changes").wait()
     with pytest.raises(CheckpointError, match="holds changes from step 3 to 4"):
         load(ShardedTables(SPECS, seed=7), tmp_path / "changes")
@@ -253,14 +253,14 @@ def test_a_save_that_fails_says_so_when_it_is_waited_for(tmp_path):
 
 def test_a_change_in_the_snapshots_own_step_is_refused():
     table = NumPyTable("item", 2, seed=1)
-    history = History(table)
+    history = TableHistory(table)
     keys = np.array([1])
     table.lookup(keys, train=True)
     table.apply(keys, torch.ones(1, 2), 3)
     history.open()
     with (
         pytest.raises(ConfigError, match="changes at step 3 while a snapshot of step 3 is open"),
-        history.changing(keys, 3),
+        history.hold_for_update(keys, 3),
     ):
         pass
 
@@ -269,15 +269,15 @@ def test_one_flipped_bit_changes_the_checksum_and_both_twins_agree():
     source = np.random.default_rng(3)
     for size in (0, 1, 7, 8, 9, 1000, 4099):
         data = source.integers(0, 256, size).astype(np.uint8)
-        whole = checksum(data)
-        assert whole == checksum_numpy(data)
+        whole = compute_checksum(data)
+        assert whole == compute_checksum_numpy(data)
         for at in range(0, size, 37):
             torn = data.copy()
             torn[at] ^= 1 << (at % 8)
-            assert checksum(torn) != whole
-        assert checksum(np.append(data, np.uint8(0))) != whole
+            assert compute_checksum(torn) != whole
+        assert compute_checksum(np.append(data, np.uint8(0))) != whole
     words = np.arange(64, dtype=np.int64)
-    assert checksum(words[::-1].copy()) != checksum(words)
+    assert compute_checksum(words[::-1].copy()) != compute_checksum(words)
 
 
 def test_rows_load_again_once_a_save_has_ended(tmp_path):
@@ -317,7 +317,7 @@ def test_a_load_that_fails_leaves_every_table_empty(tmp_path):
     )
 
 
-@pytest.mark.parametrize("make", [None, NumPyTable.of], ids=["best", "numpy"])
+@pytest.mark.parametrize("make", [None, NumPyTable.from_spec], ids=["best", "numpy"])
 def test_a_row_that_was_made_and_not_trained_does_not_move_the_step_on(tmp_path, make):
     world = ShardedTables({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
     keys = torch.arange(10)

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from nonet.embedding.tables.native_library import ABI, Config, _open, compiler, declared, sources
+from nonet.embedding.tables.native_library import (
+    ABI,
+    ConfigStruct,
+    _open_library,
+    find_compiler,
+    list_declared,
+    list_sources,
+)
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +63,7 @@ def test_a_library_that_does_not_fit_is_replaced_by_one_compiled_here(tmp_path, 
     if kind in ("another ABI", "no such function"):
         source, abi = tmp_path / "old.c", ABI - (kind == "another ABI")
         source.write_text(
-            f"int nonet_abi(void) {{ return {abi}; }} int nonet_config_bytes(void) {{ return {ctypes.sizeof(Config)}; }}"
+            f"int nonet_abi(void) {{ return {abi}; }} int nonet_config_bytes(void) {{ return {ctypes.sizeof(ConfigStruct)}; }}"
         )
         subprocess.run(["cc", "-shared", "-fPIC", source, "-o", foreign], check=True)
     else:
@@ -72,11 +79,11 @@ def test_a_library_that_does_not_fit_is_replaced_by_one_compiled_here(tmp_path, 
 @needs_compiler
 def test_a_library_without_a_function_of_its_sources_is_refused_by_name(tmp_path):
     source, made = tmp_path / "old.c", tmp_path / "_core.so"
-    had = [name for name in declared() if name not in ("nonet_table_look", "nonet_route")]
-    answers = {"nonet_abi": ABI, "nonet_config_bytes": ctypes.sizeof(Config)}
+    had = [name for name in list_declared() if name not in ("nonet_table_look", "nonet_route")]
+    answers = {"nonet_abi": ABI, "nonet_config_bytes": ctypes.sizeof(ConfigStruct)}
     source.write_text(" ".join(f"int {name}(void) {{ return {answers.get(name, 0)}; }}" for name in had))
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", made], check=True)
-    assert _open(made) == (None, "has no nonet_route, nonet_table_look")
+    assert _open_library(made) == (None, "has no nonet_route, nonet_table_look")
 
 
 def test_without_a_compiler_tables_run_on_the_twin_with_one_warning_that_says_why(tmp_path):
@@ -115,7 +122,7 @@ def test_the_package_lists_every_source_of_the_core():
     project = tomllib.loads((root / "pyproject.toml").read_text())
     (module,) = project["tool"]["setuptools"]["ext-modules"]
     listed = {Path(name).name for name in module["sources"] + module["depends"]}
-    assert listed == {path.name for path in sources()}
+    assert listed == {path.name for path in list_sources()}
 
 
 @pytest.mark.slow

@@ -30,5 +30,5 @@ def test_no_key_value_is_reserved():
 def test_kept_keys_are_numbered_anew_and_the_others_are_forgotten():
     index = KeyIndex()
     index.add(np.arange(100))
-    index.keep(np.array([90, 7]))
+    index.keep_rows(np.array([90, 7]))
     assert index.find(np.array([90, 7, 8])).tolist() == [0, 1, -1]

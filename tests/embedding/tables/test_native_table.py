@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from nonet.embedding.slices import SliceMap, splitmix64
-from nonet.embedding.tables.bulk import packed_bytes, put_packed, take_packed
-from nonet.embedding.tables.factory import core_status
+from nonet.embedding.tables.bulk import count_packed_bytes, put_packed, take_packed
+from nonet.embedding.tables.factory import get_core_status
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import SparseTable
 from nonet.embedding.tables.spec import TableSpec
 from nonet.errors import ConfigError, DataError
 
-pytestmark = pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}")
+pytestmark = pytest.mark.skipif(not get_core_status().native, reason=f"no core: {get_core_status().reason}")
 
 ODD = np.array([0, -1, -(2**63), 2**63 - 1, 1, -2], dtype=np.int64)
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
@@ -58,7 +58,7 @@ def unmixed(hashes):
 
 def assert_equal(core, twin):
     assert len(core) == len(twin)
-    assert core.state_hash() == twin.state_hash()
+    assert core.hash_state() == twin.hash_state()
     exported, expected = (pa.concat_tables(table.export()) for table in (core, twin))
     assert exported.equals(expected)
 
@@ -183,12 +183,12 @@ def test_loads_and_exports_cross_between_the_twins_at_any_number_of_shards():
     for count in (2, 3):
         made = [twins(6, optimizer="adam")[shard % 2] for shard in range(count)]
         for shard, part in enumerate(made):
-            part.load(core.export(), SliceMap(count).slices(shard))
+            part.load(core.export(), SliceMap(count).get_slices(shard))
         again = native(6, optimizer="adam")
         for part in made:
             again.load(part.export())
         assert_equal(again, twin)
-    assert core.touched_since(9).tolist() == twin.touched_since(9).tolist()
+    assert core.list_touched_since(9).tolist() == twin.list_touched_since(9).tolist()
     assert pa.concat_tables(core.export(since=9)).equals(pa.concat_tables(twin.export(since=9)))
 
 
@@ -267,12 +267,12 @@ def test_rows_as_bytes_are_the_twins_and_come_back_whole(optimizer, dtype):
         put_packed(copy, asked[:300], theirs[:300])
         put_packed(copy, asked, theirs)
     assert [len(copy) for copy in copies] == [len(asked)] * 2
-    assert copies[0].state_hash() == copies[1].state_hash()
+    assert copies[0].hash_state() == copies[1].hash_state()
     assert [copy.step for copy in copies] == [6, 6]  # rows made after step 5 carry the next one
     again = [copy.lookup(asked, train=True) for copy in copies]
     for copy, rows in zip(copies, again, strict=True):
         copy.apply(asked, rows, 7)
-    assert copies[0].state_hash() == copies[1].state_hash()
+    assert copies[0].hash_state() == copies[1].hash_state()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -316,7 +316,7 @@ def test_a_key_whose_row_comes_as_bytes_waits_no_more():
         table, other = make(TableSpec(4, admit_count=2)), make(TableSpec(4))
         table.lookup(np.array([5, 6]), train=True)
         put_packed(table, np.array([5]), take_packed(other, np.array([5])))
-        assert table._waiting()[0].tolist() == [6]
+        assert table._list_waiting()[0].tolist() == [6]
 
 
 def test_no_rows_as_bytes_are_no_bytes():
@@ -324,7 +324,7 @@ def test_no_rows_as_bytes_are_no_bytes():
     for make in (of_core, of_numpy):
         table = make(TableSpec(4, "adam"))
         data = take_packed(table, nothing)
-        assert tuple(data.shape) == (0, packed_bytes(table.spec))
+        assert tuple(data.shape) == (0, count_packed_bytes(table.spec))
         put_packed(table, nothing, data)
         assert (len(table), table.step) == (0, 0)
 
@@ -332,17 +332,17 @@ def test_no_rows_as_bytes_are_no_bytes():
 def of_core(spec):
     from nonet.embedding.tables.native_table import NativeTable
 
-    return NativeTable.of("item", spec, 7)
+    return NativeTable.from_spec("item", spec, 7)
 
 
 def of_numpy(spec):
-    return NumPyTable.of("item", spec, 7)
+    return NumPyTable.from_spec("item", spec, 7)
 
 
 def test_what_cannot_be_a_step_is_refused_and_moves_nothing():
     for table in twins(4, optimizer="sgd"):
         table.lookup(np.arange(5), train=True)
-        before = table.state_hash()
+        before = table.hash_state()
         for keys, grads, error in (
             (np.arange(9), torch.ones(9, 4), DataError),
             (np.arange(5), torch.ones(5, 4, dtype=torch.complex64), DataError),
@@ -350,7 +350,7 @@ def test_what_cannot_be_a_step_is_refused_and_moves_nothing():
         ):
             with pytest.raises(error):
                 table.apply(keys, grads, 3)
-            assert (table.step, table.state_hash()) == (0, before)
+            assert (table.step, table.hash_state()) == (0, before)
     for table in twins(4, optimizer="ftrl"):
         table.lookup(np.arange(5), train=True)
         with pytest.raises(ConfigError, match="above 0"):

@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 import torch
 
-from nonet.embedding.tables.factory import core_status
+from nonet.embedding.tables.factory import get_core_status
 
-pytestmark = pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}")
+pytestmark = pytest.mark.skipif(not get_core_status().native, reason=f"no core: {get_core_status().reason}")
 
 
 def native(dim, **settings):

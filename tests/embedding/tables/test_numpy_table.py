@@ -132,7 +132,7 @@ def test_a_learning_rate_given_to_a_step_overrides_the_tables_own():
     for made, lr in ((slow, None), (fast, 0.5)):
         made.lookup(KEYS, train=True)
         made.apply(KEYS, torch.ones(len(KEYS), 4), step=1, lr=lr)
-    assert slow.state_hash() == fast.state_hash()
+    assert slow.hash_state() == fast.hash_state()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -141,14 +141,14 @@ def test_rows_exported_from_two_shards_load_into_any_number_and_train_on_bit_for
     whole = trained(optimizer, count=8)
     halves = [table(optimizer) for _ in range(2)]
     for shard, half in enumerate(halves):
-        half.load(whole.export(), SliceMap(2).slices(shard))
+        half.load(whole.export(), SliceMap(2).get_slices(shard))
     parts = [table(optimizer) for _ in range(shards)]
     for shard, part in enumerate(parts):
         for half in halves:
-            part.load(half.export(), SliceMap(shards).slices(shard))
+            part.load(half.export(), SliceMap(shards).get_slices(shard))
     for step, keys, grads in list(steps(12))[8:]:
         for made in (whole, *parts):
-            owned = SliceMap(shards).owner(keys) == (parts.index(made) if made in parts else 0)
+            owned = SliceMap(shards).find_owners(keys) == (parts.index(made) if made in parts else 0)
             mine = np.ones(len(keys), dtype=bool) if made is whole else owned
             made.lookup(keys[mine], train=True)
             made.apply(keys[mine], grads[torch.from_numpy(mine)], step)
@@ -156,7 +156,7 @@ def test_rows_exported_from_two_shards_load_into_any_number_and_train_on_bit_for
     for part in parts:
         merged.load(part.export())
     assert sum(map(len, parts)) == len(whole)
-    assert merged.state_hash() == whole.state_hash()
+    assert merged.hash_state() == whole.hash_state()
 
 
 def test_an_export_survives_parquet_and_does_not_depend_on_the_order_of_arrival(tmp_path):
@@ -171,7 +171,7 @@ def test_an_export_survives_parquet_and_does_not_depend_on_the_order_of_arrival(
         parquet.write_table(exported, tmp_path / "rows.parquet")
         again = table(optimizer)
         again.load([parquet.read_table(tmp_path / "rows.parquet")])
-        assert again.state_hash() == made.state_hash()
+        assert again.hash_state() == made.hash_state()
 
 
 def test_an_export_since_a_step_holds_the_rows_made_or_changed_after_it():
@@ -182,7 +182,7 @@ def test_an_export_since_a_step_holds_the_rows_made_or_changed_after_it():
     made.lookup(KEYS[5:6], train=True)
     changed = next(made.export(since=3))["key"].to_pylist()
     assert sorted(changed) == sorted(KEYS[[0, 5]].tolist())
-    assert made.touched_since(3).tolist() == sorted(changed)
+    assert made.list_touched_since(3).tolist() == sorted(changed)
     assert next(made.export(since=4))["key"].to_pylist() == [KEYS[5]]
     assert list(made.export(since=5)) == []
 

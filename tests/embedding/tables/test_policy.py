@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nonet.embedding.slices import SliceMap
-from nonet.embedding.tables.factory import core_status, make_table
+from nonet.embedding.tables.factory import get_core_status, make_table
 from nonet.embedding.tables.numpy_table import NumPyTable
-from nonet.embedding.tables.policy import expired
+from nonet.embedding.tables.policy import find_expired
 from nonet.embedding.tables.spec import TableSpec
 from nonet.errors import ConfigError
 
@@ -16,10 +16,10 @@ KINDS = [
     NumPyTable,
     pytest.param(
         "native",
-        marks=pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}"),
+        marks=pytest.mark.skipif(not get_core_status().native, reason=f"no core: {get_core_status().reason}"),
     ),
 ]
-needs_core = pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}")
+needs_core = pytest.mark.skipif(not get_core_status().native, reason=f"no core: {get_core_status().reason}")
 
 
 def table(kind, dim=2, **settings):
@@ -85,7 +85,7 @@ def test_rows_unseen_for_longer_than_their_time_go_and_are_told_as_deletes(kind)
     assert set(told["op"].to_pylist()) == {"delete", "upsert"}
     replica = table(kind, ttl_steps=8)
     replica.load(made.export())
-    assert replica.state_hash() == made.state_hash()
+    assert replica.hash_state() == made.hash_state()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +153,7 @@ def test_the_core_decides_as_the_twin_does(policy):
         core.apply(keys, grads, step)
         twin.apply(keys, grads, step)
         assert (len(core), core.refused, core.dropped) == (len(twin), twin.refused, twin.dropped), step
-    assert core.state_hash() == twin.state_hash()
+    assert core.hash_state() == twin.hash_state()
     for since in (None, 30):
         assert pa.concat_tables(core.export(since=since)).equals(pa.concat_tables(twin.export(since=since)))
     assert core.refused or "admit_count" not in policy
@@ -172,7 +172,7 @@ def test_a_table_that_admits_and_evicts_goes_on_from_its_export_bit_for_bit(kind
     again.step = whole.step
     for step in range(16, 31):
         assert torch.equal(step_on(again, stream[step - 1], step), step_on(whole, stream[step - 1], step))
-    assert again.state_hash() == whole.state_hash()
+    assert again.hash_state() == whole.hash_state()
 
 
 def test_four_shards_admit_and_evict_what_one_table_does():
@@ -182,13 +182,13 @@ def test_four_shards_admit_and_evict_what_one_table_does():
     for step in range(1, 31):
         keys = source.integers(0, 20_000, 900)
         step_on(whole, keys, step)
-        owner = SliceMap(4).owner(keys)
+        owner = SliceMap(4).find_owners(keys)
         for shard, made in enumerate(shards):
             step_on(made, keys[owner == shard], step)
     merged = make_table("item", spec, 7)
     for made in shards:
         merged.load(made.export())
-    assert merged.state_hash() == whole.state_hash()
+    assert merged.hash_state() == whole.hash_state()
     assert sum(map(len, shards)) == len(whole) <= 5000
 
 
@@ -211,4 +211,4 @@ def test_a_row_goes_in_the_step_after_its_time_to_live_and_not_in_its_last():
     keys, seen = np.arange(4), np.array([1, 2, 3, 10])
     spec = TableSpec(4, ttl_steps=8)
     # Two steps are a quarter of the time: every slice is looked at. Row 1 was last seen exactly 8 steps ago.
-    assert expired(spec, keys, seen, 8, 10).tolist() == [0]
+    assert find_expired(spec, keys, seen, 8, 10).tolist() == [0]

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from nonet.embedding.tables import native_library
-from nonet.embedding.tables.factory import core_status
+from nonet.embedding.tables.factory import get_core_status
 from nonet.errors import DataError
 
-pytestmark = pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}")
+pytestmark = pytest.mark.skipif(not get_core_status().native, reason=f"no core: {get_core_status().reason}")
 
 
 def filled(rows=3000, dim=12, **settings):
@@ -86,7 +86,7 @@ def test_training_makes_and_moves_the_same_rows_as_through_ctypes(only_direct, f
         assert torch.equal(found, theirs._general(keys, train=True))
         assert theirs._general_push(keys, grads, theirs.step, step, theirs.spec.lr) >= 0
         theirs.step = step
-    assert (ours.step, ours.state_hash()) == (3, theirs.state_hash())
+    assert (ours.step, ours.hash_state()) == (3, theirs.hash_state())
 
 
 def test_rows_are_made_at_the_step_named_else_at_the_next(direct):
@@ -95,7 +95,7 @@ def test_rows_are_made_at_the_step_named_else_at_the_next(direct):
     direct(table, torch.arange(20), train=True)
     direct(table, torch.arange(30), train=True, step=9)
     direct(table, torch.arange(30, 40).numpy(), train=True, step=None, out=torch.empty(10, 12))
-    assert [len(table.touched_since(step)) for step in (0, 1, 6, 7, 9)] == [40, 30, 30, 10, 0]
+    assert [len(table.list_touched_since(step)) for step in (0, 1, 6, 7, 9)] == [40, 30, 30, 10, 0]
 
 
 def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows(direct):
@@ -148,12 +148,12 @@ def test_gradients_that_do_not_lie_plainly_go_the_other_way_with_the_same_steps(
     ours.apply(keys, grads, 1)
     with only_direct(theirs):
         theirs.apply(keys, grads.detach().float().contiguous(), 1)
-    assert ours.state_hash() == theirs.state_hash()
+    assert ours.hash_state() == theirs.hash_state()
 
 
 def test_a_step_refused_says_why_and_changes_nothing():
     table = filled(20)
-    before = table.state_hash()
+    before = table.hash_state()
     for keys in (torch.arange(15, 25), np.arange(15, 25)):
         with pytest.raises(DataError, match="5 keys that have no row"):
             table.apply(keys, torch.zeros(10, 12), 1)
@@ -163,7 +163,7 @@ def test_a_step_refused_says_why_and_changes_nothing():
         table.apply(torch.arange(10), torch.zeros(10, 12, dtype=torch.complex64), 1)
     with pytest.raises(DataError, match="writes float32"):
         table.lookup(torch.arange(10), train=False, out=torch.empty(10, 6))
-    assert (table.step, table.state_hash()) == (0, before)
+    assert (table.step, table.hash_state()) == (0, before)
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,13 @@ gc.collect()
 @pytest.mark.parametrize("form", [torch.Tensor.clone, torch.Tensor.numpy], ids=["torch", "numpy"])
 def test_rows_are_not_written_over_their_keys(form):
     table, keys = filled(8, 2), form(torch.arange(4))
-    before = table.state_hash()
+    before = table.hash_state()
     over = torch.as_tensor(keys).view(torch.float32).view(4, 2)
     for train in (False, True):
         with pytest.raises(DataError, match="over their keys"):
             table.lookup(keys, train=train, out=over)
     assert table.lookup(keys, train=True, out=torch.empty(4, 2)).shape == (4, 2)
-    assert table.state_hash() == before
+    assert table.hash_state() == before
 
 
 def test_steps_are_whole_numbers_of_any_kind():
@@ -339,7 +339,7 @@ def test_readers_and_a_writer_in_threads_see_whole_rows():
     assert np.unique(table.lookup(keys[:64], train=False)).tolist() == [-39.0]
 
 
-@pytest.mark.skipif(native_library.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(native_library.find_compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize(
     "without",
     ["native.packaged = native._python_headers = lambda: []", "native.Tensor = type('Other', (), {})"],

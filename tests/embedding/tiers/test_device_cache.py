@@ -7,7 +7,7 @@ import torch
 from nonet.embedding.tables.rows import RowColumns
 from nonet.embedding.tables.spec import TableSpec
 from nonet.embedding.tiers.device_cache import NEVER, DeviceCache, LookAhead
-from nonet.embedding.tiers.device_optimizer import summed
+from nonet.embedding.tiers.device_optimizer import sum_gradients
 from nonet.embedding.tiers.hot_rows import HotRows
 from nonet.random import rng
 
@@ -92,11 +92,11 @@ def test_rows_that_coming_batches_need_stay_and_those_needed_last_leave_first(po
     ask(made, 1, 2, 3)
     for _ in range(5):
         ask(made, 3)
-    made.foresee(10, np.array([1]))
-    made.foresee(11, np.array([2]))
+    made.announce_batch(10, np.array([1]))
+    made.announce_batch(11, np.array([2]))
     ask(made, 4)
     assert held(made) == [1, 2, 4]
-    made.foresee(12, np.array([4]))
+    made.announce_batch(12, np.array([4]))
     ask(made, 5, 6)
     assert held(made) == [1, 5, 6]
     made.release(10)
@@ -111,10 +111,10 @@ def test_only_changed_rows_are_handed_back_and_once():
     gone = ask(made, 3, 4)
     assert (gone.key.tolist(), gone.step.tolist()) == ([1], [5])
     assert gone.state[0, 0] == 2.0  # 1, and the mean square of the gradient
-    assert len(made.changed().key) == 0
+    assert len(made.pop_dirty().key) == 0
     made.apply(np.array([3, 4]), torch.ones(2, 2), 6, 0.02)
-    assert sorted(made.changed().key.tolist()) == [3, 4]
-    assert len(made.changed().key) == 0
+    assert sorted(made.pop_dirty().key.tolist()) == [3, 4]
+    assert len(made.pop_dirty().key) == 0
 
 
 def test_the_next_use_of_a_key_is_known_as_far_as_batches_are():
@@ -122,15 +122,15 @@ def test_the_next_use_of_a_key_is_known_as_far_as_batches_are():
     coming = [np.unique(source.integers(0, 30, 12)) for _ in range(60)]
     window = 7
     for step, keys in enumerate(coming[:window]):
-        ahead.foresee(step, keys)
+        ahead.add_batch(step, keys)
     for step, keys in enumerate(coming):
-        ((asked, follows),) = ahead.done(step)
+        ((asked, follows),) = ahead.pop_batches(step)
         assert np.array_equal(asked, keys)
         for key, found in zip(keys.tolist(), follows.tolist(), strict=True):
             later = [at for at in range(step + 1, min(step + window, 60)) if key in coming[at]]
             assert found == min(later, default=NEVER)
         if step + window < 60:
-            ahead.foresee(step + window, coming[step + window])
+            ahead.add_batch(step + window, coming[step + window])
     assert len(ahead) == 0
 
 
@@ -141,17 +141,17 @@ def test_gradients_of_equal_rows_are_added_one_after_another_by_both_ways_of_add
     expected = np.zeros((5, 4), np.float32)
     for row, grad in zip(inverse.tolist(), grads.numpy(), strict=True):
         expected[row] += grad
-    assert np.array_equal(summed(grads, inverse, 5).numpy(), expected)
+    assert np.array_equal(sum_gradients(grads, inverse, 5).numpy(), expected)
     put = torch.zeros(5, 4).index_put_((inverse,), grads, accumulate=True)  # what other devices do
     assert np.array_equal(put.numpy(), expected)
 
 
 def test_look_ahead_brings_the_hit_rate_within_five_points_of_beladys():
-    from nonet.bench.embedding.tiers import belady, hit_rate, zipf_batches
+    from nonet.bench.embedding.tiers import compute_belady_hit_rate, draw_zipf_batches, measure_hit_rate
 
-    coming = zipf_batches(7, 240, rows=40_000, keys=1000)
-    best = belady(coming, 2000, warm=60)
-    far = hit_rate(coming, 2000, "lfu", ahead=64, warm=60)
-    blind = hit_rate(coming, 2000, "lfu", ahead=1, warm=60)
+    coming = draw_zipf_batches(7, 240, rows=40_000, keys=1000)
+    best = compute_belady_hit_rate(coming, 2000, warm=60)
+    far = measure_hit_rate(coming, 2000, "lfu", ahead=64, warm=60)
+    blind = measure_hit_rate(coming, 2000, "lfu", ahead=1, warm=60)
     assert best - 0.05 <= far <= best
     assert far > blind + 0.03

@@ -8,7 +8,7 @@ import pytest
 
 from nonet.embedding.tables.rows import RowColumns
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.tiers.disk_tier import ColdTier
+from nonet.embedding.tiers.disk_tier import DiskTier
 from nonet.errors import NonetError
 from nonet.random import rng
 
@@ -24,7 +24,7 @@ def rows_of(keys, value, dim=3, state=1):
 
 
 def tier(folder, segment_bytes=4096, **settings):
-    return ColdTier(folder, TableSpec(3, **settings), segment_bytes=segment_bytes)
+    return DiskTier(folder, TableSpec(3, **settings), segment_bytes=segment_bytes)
 
 
 def held(cold):

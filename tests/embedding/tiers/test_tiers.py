@@ -13,8 +13,8 @@ from nonet.embedding.tables.factory import make_table
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import SparseTable
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.tiers.tiered_table import TieredTable, tiered
-from nonet.embedding.tiers.tiers import Tiers, report
+from nonet.embedding.tiers.tiered_table import TieredTable, make_tiered_factory
+from nonet.embedding.tiers.tiers import TierSettings, report
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
@@ -41,12 +41,14 @@ def _tiers_everywhere(tmp_path):
 
     def all_three(optimizer="rowwise_adagrad", dim=4, seed=7, name="item", **settings):
         host = NumPyTable(name, dim, seed=seed, optimizer=optimizer, **settings)
-        return TieredTable.over(host, Tiers(device_rows=2, host_rows=5, folder=str(tmp_path / "cold")))
+        return TieredTable.from_host(
+            host, TierSettings(device_rows=2, host_rows=5, folder=str(tmp_path / "cold"))
+        )
 
     def with_policy(kind, dim=2, **settings):
         host = kind("item", dim, seed=7, **settings) if kind is NumPyTable else None
         host = host or make_table("item", TableSpec(dim, **settings), 7)
-        return TieredTable.over(host, Tiers(device_rows=64))
+        return TieredTable.from_host(host, TierSettings(device_rows=64))
 
     _tables.table, _policies.table = all_three, with_policy
 
@@ -59,10 +61,10 @@ for _module in (_tables, _policies):
 
 def both(folder, rows=40, host_rows=0, dim=8, policy="lfu", **settings):
     spec = TableSpec(dim, **settings)
-    tiers = Tiers(
+    tiers = TierSettings(
         device_rows=rows, host_rows=host_rows, folder=str(folder) if host_rows else "", policy=policy
     )
-    return TieredTable.over(make_table("item", spec, 7), tiers), make_table("item", spec, 7)
+    return TieredTable.from_host(make_table("item", spec, 7), tiers), make_table("item", spec, 7)
 
 
 def batches(count, dim, keys, size=120):
@@ -77,7 +79,7 @@ KEYS = rng(7, "tiers", "keys").integers(-(2**63), 2**63 - 1, 400)
 
 def assert_same(table, alone):
     assert len(table) == len(alone)
-    assert table.state_hash() == alone.state_hash()
+    assert table.hash_state() == alone.hash_state()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -115,7 +117,7 @@ def test_prefetching_the_coming_batches_changes_no_bit(depth, policy, tmp_path):
     coming = list(batches(50, 8, KEYS, size=60))
     for at, (step, keys, grads) in enumerate(coming):
         for ahead, wanted, _ in coming[at : at + depth]:
-            table.foresee(wanted, ahead)
+            table.announce_batch(wanted, ahead)
         later, wanted, _ = coming[min(at + depth, len(coming)) - 1]
         table.prefetch(wanted, later)
         assert torch.equal(table.lookup(keys, train=True), alone.lookup(keys, train=True))
@@ -166,7 +168,7 @@ def test_what_changed_since_a_step_is_told_from_all_tiers(tmp_path):
     for since in (0, 15, 29):
         ours, theirs = ([part.to_pydict() for part in made.export(since=since)] for made in (table, alone))
         assert _joined(ours) == _joined(theirs)
-        assert table.touched_since(since).tolist() == alone.touched_since(since).tolist()
+        assert table.list_touched_since(since).tolist() == alone.list_touched_since(since).tolist()
 
 
 def test_rows_with_their_state_are_taken_by_key_from_whichever_tier_has_them(tmp_path):
@@ -192,18 +194,18 @@ def test_an_export_of_all_tiers_loads_into_any_number_of_tiered_shards(tmp_path)
     parts = [both(tmp_path / str(shard), 5, 12, optimizer="adam")[0] for shard in range(3)]
     merged = make_table("item", alone.spec, 7)
     for shard, part in enumerate(parts):
-        part.load(table.export(), SliceMap(3).slices(shard))
+        part.load(table.export(), SliceMap(3).get_slices(shard))
         assert len(part.host) <= 12 < len(part)
         merged.load(part.export())
-    assert merged.state_hash() == alone.state_hash()
+    assert merged.hash_state() == alone.hash_state()
 
 
 def test_a_sparse_world_trains_saves_and_reads_on_tiered_tables(tmp_path):
     from nonet.embedding.storage.checkpoint import load, save
 
     spec = {"item": TableSpec(8, optimizer="adam")}
-    tiers = Tiers(device_rows=40, host_rows=120, folder=str(tmp_path / "cold"))
-    world, alone = ShardedTables(spec, seed=7, make=tiered(tiers)), ShardedTables(spec, seed=7)
+    tiers = TierSettings(device_rows=40, host_rows=120, folder=str(tmp_path / "cold"))
+    world, alone = ShardedTables(spec, seed=7, make=make_tiered_factory(tiers)), ShardedTables(spec, seed=7)
     for step, keys, grads in batches(20, 8, KEYS):
         asked = torch.from_numpy(keys)
         assert torch.equal(world.pull("item", asked), alone.pull("item", asked))
@@ -217,17 +219,17 @@ def test_a_sparse_world_trains_saves_and_reads_on_tiered_tables(tmp_path):
     saving.wait()
     again = ShardedTables(spec, seed=7)
     load(again, tmp_path / "saved")
-    assert again.tables["item"].state_hash() == alone.tables["item"].state_hash()
-    assert world.tables["item"].state_hash() != alone.tables["item"].state_hash()
+    assert again.tables["item"].hash_state() == alone.tables["item"].hash_state()
+    assert world.tables["item"].hash_state() != alone.tables["item"].hash_state()
 
 
 def test_gradients_for_keys_without_a_row_are_refused_and_change_nothing(tmp_path):
     table, _ = both(tmp_path, 20, 60)
     table.lookup(KEYS[:10], train=True)
-    before = table.state_hash()
+    before = table.hash_state()
     with pytest.raises(DataError, match="1 keys that have no row"):
         table.apply(np.append(KEYS[:10], 5), torch.ones(11, 8), 1)
-    assert table.state_hash() == before
+    assert table.hash_state() == before
 
 
 def test_a_tiered_table_speaks_the_protocol(tmp_path):
@@ -245,13 +247,13 @@ def test_a_tiered_table_speaks_the_protocol(tmp_path):
 )
 def test_tiers_that_cannot_be_are_refused_with_the_way_out(tiers, spec, message):
     with pytest.raises(ConfigError, match=message):
-        TieredTable.over(make_table("item", TableSpec(4, **spec), 7), Tiers(**tiers))
+        TieredTable.from_host(make_table("item", TableSpec(4, **spec), 7), TierSettings(**tiers))
 
 
 def test_tiers_work_where_there_is_no_core(tmp_path, monkeypatch):
-    monkeypatch.setattr("nonet.embedding.tiers.slot_index.make_table", NumPyTable.of)
+    monkeypatch.setattr("nonet.embedding.tiers.slot_index.make_table", NumPyTable.from_spec)
     host, alone = (NumPyTable("item", 8, seed=7, optimizer="adam") for _ in range(2))
-    table = TieredTable.over(host, Tiers(device_rows=40, host_rows=130, folder=str(tmp_path)))
+    table = TieredTable.from_host(host, TierSettings(device_rows=40, host_rows=130, folder=str(tmp_path)))
     for step, keys, grads in batches(20, 8, KEYS):
         assert torch.equal(table.lookup(keys, train=True), alone.lookup(keys, train=True))
         for made in (table, alone):

@@ -8,8 +8,8 @@ from nonet.embedding.tables.native_table import NativeTable
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.spec import TableSpec
 from nonet.embedding.tiers.tiered_table import TieredTable
-from nonet.embedding.tiers.tiers import Tiers
-from nonet.embedding.training.counters import COUNTED, TableCounters, added_up
+from nonet.embedding.tiers.tiers import TierSettings
+from nonet.embedding.training.counters import COUNTED, TableCounters, sum_shard_counts
 
 
 def step_on(table, keys, step):
@@ -31,12 +31,12 @@ def test_counts_are_what_came_since_the_last_time_and_add_up(kind):
     second = counters.take()["item"]
     assert second == {"rows": 1, "admitted": 2, "refused": 0, "evicted": 1, "dropped": 0, "absent": 2}
     assert not any(counters.take()["item"][what] for what in COUNTED)
-    assert added_up([{"item": first}, {"item": second}])["item"]["refused"] == 4
+    assert sum_shard_counts([{"item": first}, {"item": second}])["item"]["refused"] == 4
 
 
 def test_a_table_in_tiers_also_tells_where_its_rows_are(tmp_path):
-    host = NativeTable.of("item", TableSpec(4), 7)
-    table = TieredTable.over(host, Tiers(device_rows=4, host_rows=10, folder=str(tmp_path)))
+    host = NativeTable.from_spec("item", TableSpec(4), 7)
+    table = TieredTable.from_host(host, TierSettings(device_rows=4, host_rows=10, folder=str(tmp_path)))
     counters = TableCounters({"item": table})
     for step in range(1, 6):
         step_on(table, range(8 * step, 8 * step + 8), step)
@@ -48,6 +48,6 @@ def test_a_table_in_tiers_also_tells_where_its_rows_are(tmp_path):
 
 def test_host_bytes_are_turned_into_rows():
     spec = TableSpec(4)
-    tiers = Tiers.of(spec, {"host_bytes": 100 * spec.row_bytes, "policy": "lfu"})
+    tiers = TierSettings.from_settings(spec, {"host_bytes": 100 * spec.row_bytes, "policy": "lfu"})
     assert tiers.host_rows == 100
     assert tiers.folder.endswith("nonet-cold")

@@ -57,7 +57,7 @@ def test_a_single_process_pipelines_its_own_table():
     assert (
         pipeline(plain, ones, depth=1).run(0, 6) == pipeline(deep, ones, depth=4).run(0, 6) == list(range(6))
     )
-    assert plain.tables["item"].state_hash() == deep.tables["item"].state_hash()
+    assert plain.tables["item"].hash_state() == deep.tables["item"].hash_state()
 
 
 class CountedWire(ShardedTables):
@@ -135,17 +135,17 @@ def test_nothing_changes_after_the_caller_has_the_error():
     with pytest.raises(ValueError, match="in compute"):
         pipeline(world, compute, depth=3).run(0, 6)
     assert pushed == [1]
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "sparse-_wire"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "sparse-_run_wire"]
 
 
 def test_rows_in_flight_are_not_read_while_others_enter(monkeypatch):
     world = ShardedTables(SPECS, seed=1)
     window, planner = InFlightRows("item", SPECS["item"], world.codec), FetchPlanner(1)
-    plan = planner.plan(world.route(torch.arange(50)))
+    plan = planner.plan(world.make_route(torch.arange(50)))
     data = world.take("item", plan.fetch)
     window.enter(plan, data)
-    rows, seen, waited = window.rows(plan.route), [], []
-    reader = threading.Thread(target=lambda: seen.append(window.rows(plan.route)))
+    rows, seen, waited = window.read_rows(plan.route), [], []
+    reader = threading.Thread(target=lambda: seen.append(window.read_rows(plan.route)))
     delete = window._table._delete
 
     def while_read(leaving):
@@ -202,7 +202,7 @@ def test_a_world_of_one_has_no_wire_to_round_rows_for(wire):
 
         keys = lambda number: {"item": torch.arange(number % 3, number % 3 + 20)}  # noqa: E731
         PrefetchPipeline(world, lambda n: n, keys, compute, depth=depth).run(0, 8)
-        return torch.stack(seen), world.tables["item"].state_hash()
+        return torch.stack(seen), world.tables["item"].hash_state()
 
     (alone, alone_hash), (ahead, ahead_hash) = trained(1), trained(3)
     assert torch.equal(alone, ahead)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.embedding.reading.publisher import Publisher
+from nonet.embedding.reading.publisher import VersionPublisher
 from nonet.embedding.reading.reader import ReplicaReader, join_updates, make_update
-from nonet.embedding.reading.remote import Published, RemoteReader
-from nonet.embedding.slices import SliceMap, SliceMove, slice_of
+from nonet.embedding.reading.remote import PublishedVersion, RemoteReader
+from nonet.embedding.slices import SliceMap, SliceMove, compute_slices
 from nonet.embedding.storage.checkpoint import load, save
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.resharding import reshard, spread_over
@@ -40,7 +40,7 @@ def contents(worlds):
                 for row in part.to_pylist():
                     key = (name, row["key"], row["op"])
                     assert key not in found
-                    assert world.slices.owners[slice_of(np.array([row["key"]]))[0]] == world.shard
+                    assert world.slices.owners[compute_slices(np.array([row["key"]]))[0]] == world.shard
                     found[key] = repr(row)
     return found
 
@@ -57,7 +57,7 @@ def test_two_shards_become_three_and_five_and_one_between_steps_with_the_bits_of
     worlds, threads = thread_worlds.apart(SPECS, 1, SHARDS, slices=two_of_five())
     trainer, step = worlds[0], 0
     for shards in ([0, 1], [0, 1, 2], [0, 1, 2, 3, 4], [3]):
-        for left in [*reshard(trainer, shards, most=9000), 0]:
+        for left in [*reshard(trainer, shards, max_slices=9000), 0]:
             step += 1
             train(trainer, step)
             train(single, step)
@@ -73,7 +73,7 @@ def test_two_shards_become_three_and_five_and_one_between_steps_with_the_bits_of
 def test_readers_get_the_published_rows_while_rows_move_and_train(thread_worlds):
     specs = {"item": SPECS["item"]}
     worlds, threads = thread_worlds.apart(specs, 1, SHARDS, slices=two_of_five())
-    trainer, publishers = worlds[0], [Publisher(world) for world in worlds[1:]]
+    trainer, publishers = worlds[0], [VersionPublisher(world) for world in worlds[1:]]
     keys = torch.arange(400) * 7_919
     versions, over, wrong, reads = {}, threading.Event(), [], []
     step, published = 0, None
@@ -92,8 +92,8 @@ def test_readers_get_the_published_rows_while_rows_move_and_train(thread_worlds)
         )  # answered after the last push was applied
         for publisher in publishers:
             publisher.publish(version)
-        shards = [publisher.rows for publisher in publishers]
-        published = Published(version, publishers[0].slices, shards)
+        shards = [publisher.read_rows for publisher in publishers]
+        published = PublishedVersion(version, publishers[0].slices, shards)
 
     def read(reader):
         while not over.is_set():
@@ -109,19 +109,19 @@ def test_readers_get_the_published_rows_while_rows_move_and_train(thread_worlds)
     for thread in started:
         thread.start()
     replica = ReplicaReader(specs)
-    replica.apply(join_updates([publisher.update() for publisher in publishers]))
+    replica.apply(join_updates([publisher.make_update() for publisher in publishers]))
     version = 1
     for shards in ([0, 1, 2], [0, 1, 2, 3, 4], [4, 2]):
-        for number, _ in enumerate(reshard(trainer, shards, most=6000)):
+        for number, _ in enumerate(reshard(trainer, shards, max_slices=6000)):
             one_step()
             if number % 2:
                 version += 1
                 publish(version)
-                replica.apply(join_updates([publisher.update(version - 1) for publisher in publishers]))
-                assert torch.equal(replica.rows("item", keys), versions[version])
+                replica.apply(join_updates([publisher.make_update(version - 1) for publisher in publishers]))
+                assert torch.equal(replica.read_rows("item", keys), versions[version])
             late = ReplicaReader(specs)  # joins while rows move and train
-            late.apply(join_updates([publisher.update() for publisher in publishers]))
-            assert torch.equal(late.rows("item", keys), versions[version])
+            late.apply(join_updates([publisher.make_update() for publisher in publishers]))
+            assert torch.equal(late.read_rows("item", keys), versions[version])
     over.set()
     for thread in started:
         thread.join(30)
@@ -140,7 +140,7 @@ def test_a_save_begun_before_a_move_holds_the_version_before_it(thread_worlds, t
     trainer.push("item", keys, torch.ones(3000, 4) + trainer.pull("item", keys), 1)
     before = trainer.pull("item", keys, train=False)
     savings = [save(world, tmp_path) for world in worlds[1:]]
-    for step, _ in enumerate(reshard(trainer, [2, 3, 4], most=8000), 2):
+    for step, _ in enumerate(reshard(trainer, [2, 3, 4], max_slices=8000), 2):
         trainer.push("item", keys, torch.ones(3000, 4) + trainer.pull("item", keys), step)
     for saving in savings:
         saving.wait(60)
@@ -173,7 +173,7 @@ def test_a_shard_that_gave_slices_away_tells_nothing_more_of_their_keys(thread_w
     assert [len(world.tables["slow"]._waiting()[0]) for world in (target, source)] == [1, 0]
     updates = [make_update(world.tables, 2, base=1, since=3) for world in (target, source)]
     replica.apply(join_updates(updates))  # it went after step 3, says the shard that had it then
-    assert torch.equal(replica.rows("item", key), target.tables["item"].lookup(key, train=False))
+    assert torch.equal(replica.read_rows("item", key), target.tables["item"].lookup(key, train=False))
     assert len(source.tables["item"].deleted) == 0
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.embedding.exchange.header import PUSH, Header
-from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.exchange.header import PUSH, ExchangeHeader
+from nonet.embedding.exchange.layout import RankLayout
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
@@ -106,8 +106,8 @@ def test_a_rank_that_is_gone_makes_the_others_waits_end_in_a_named_error(ranks):
 
 def test_a_header_keeps_its_learning_rate_to_the_bit():
     for lr in (None, 0.0, 0.1, 3e-4):
-        header = Header(PUSH, 1, 12, lr)
-        assert Header.of(header.words()) == header
+        header = ExchangeHeader(PUSH, 1, 12, lr)
+        assert ExchangeHeader.from_words(header.to_words()) == header
 
 
 def test_a_single_process_needs_no_process_group_and_touches_its_own_table():
@@ -129,8 +129,8 @@ def test_misuse_is_named():
     with pytest.raises(ConfigError, match="only a shard apart serves"):
         world.serve()
     with pytest.raises(ConfigError, match=r"needs torch\.distributed"):
-        ShardedTables({"item": TableSpec(2)}, seed=1, layout=Layout.fused(0, 2))
+        ShardedTables({"item": TableSpec(2)}, seed=1, layout=RankLayout.fused(0, 2))
     with pytest.raises(ConfigError, match="rank 3 is not in a sparse world of 3"):
-        Layout.apart(3, 2, 1)
+        RankLayout.separate(3, 2, 1)
     with pytest.raises(ConfigError, match="dim must be at least 1, got 0"):
         TableSpec(0)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from nonet.embedding.tables.base import ALL_SLICES
-from nonet.embedding.tables.bulk import joined
+from nonet.embedding.tables.bulk import join_rows
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.sharded_tables import ShardedTables
-from nonet.embedding.versions.native_snapshot import Pieces, ReadBuffers
+from nonet.embedding.versions.native_snapshot import NativeVersion, ReadBuffers
 from nonet.embedding.versions.snapshot import StepLock
 
 KEYS = np.concatenate([np.arange(3000), [-1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]])
@@ -21,7 +21,7 @@ KEYS = np.concatenate([np.arange(3000), [-1, np.iinfo(np.int64).min, np.iinfo(np
 def worlds(**settings):
     """Make the same rows in the core and in NumPy."""
     spec = {"item": TableSpec(5, lr=0.1, **settings)}
-    return ShardedTables(spec, seed=7), ShardedTables(spec, seed=7, make=NumPyTable.of)
+    return ShardedTables(spec, seed=7), ShardedTables(spec, seed=7, make=NumPyTable.from_spec)
 
 
 def train(world, step, seed, push=True):
@@ -37,7 +37,7 @@ def columns(part):
 
 
 def parts(snapshot, slices, **options):
-    return joined([snapshot.part(block, **options) for block in slices], snapshot.spec)
+    return join_rows([snapshot.part(block, **options) for block in slices], snapshot.spec)
 
 
 BLOCKS = [range(start, start + 8192) for start in range(0, 1 << 16, 8192)]
@@ -56,8 +56,8 @@ def test_a_version_read_by_the_core_is_the_one_that_numpy_reads_while_steps_go_o
         got = []
         for number, block in enumerate(BLOCKS):
             train(world, 6 + number, 100 + number)
-            got.append(snapshot.part(block, since))
-        found.append(columns(joined(got, snapshot.spec)))
+            got.append(snapshot.read_slices(block, since))
+        found.append(columns(join_rows(got, snapshot.spec)))
         assert snapshot.kept_rows > 0
         snapshot.close()
     assert found[0] == found[1]
@@ -91,15 +91,15 @@ def test_a_version_of_a_table_that_evicts_is_the_one_that_numpy_copies_when_it_i
         for number, block in enumerate(BLOCKS):
             train(world, 8 + number, 100 + number, push=number % 3 < 2)  # some are only looked up
             evicted = len(world.tables["item"].deleted)
-            asked.append(published.rows(KEYS))
-            got.append(snapshot.part(block, since))
+            asked.append(published.read_rows(KEYS))
+            got.append(snapshot.read_slices(block, since))
         assert evicted > 0
-        every = joined(got, snapshot.spec)
+        every = join_rows(got, snapshot.spec)
         order = np.lexsort((every.key, _waits(every)))
         words = [getattr(every, name)[order].tolist() for name in ("seen", "uses")]
-        found.append([*columns(every.where(order)), *words])
-        changes = published.changes(since)
-        assert columns(changes.where(~changes.deleted)) == columns(every.where(~_waits(every)))
+        found.append([*columns(every.select(order)), *words])
+        changes = published.read_changes(since)
+        assert columns(changes.select(~changes.deleted)) == columns(every.select(~_waits(every)))
         for one in (snapshot, published):
             one.close()
     assert found[0] == found[1]
@@ -115,7 +115,7 @@ def test_a_table_that_evicts_tells_nobody_once_the_version_is_closed_or_gone():
         train(world, step, step)
     history = world.histories["item"]
     history.open().close()
-    forgotten = Pieces.of(world.tables["item"], 4, np.zeros(1 << 16, dtype=bool))
+    forgotten = NativeVersion.create(world.tables["item"], 4, np.zeros(1 << 16, dtype=bool))
     memory = forgotten.memory
     del forgotten
     gc.collect()
@@ -143,8 +143,8 @@ def test_changes_of_a_version_leave_its_slices_to_be_asked_for():
         train(world, step, step)
     snapshot = world.histories["item"].open()
     train(world, 4, 4)
-    changed = columns(snapshot.changes(2))
-    assert changed == columns(snapshot.changes(2))
+    changed = columns(snapshot.read_changes(2))
+    assert changed == columns(snapshot.read_changes(2))
     assert set(changed[3]) == {3}
     assert columns(parts(snapshot, BLOCKS, since=2)) == changed
 
@@ -155,15 +155,15 @@ def test_a_room_grows_by_what_is_there_and_is_used_again():
         world.pull("item", torch.arange(start, start + 5000))
     world.push("item", torch.arange(20_000), torch.ones(20_000, 5), 1)
     snapshot, room = world.histories["item"].open(), ReadBuffers(world.specs["item"])
-    pieces = Pieces.of(world.tables["item"], 1, np.zeros(1 << 16, dtype=bool))
+    pieces = NativeVersion.create(world.tables["item"], 1, np.zeros(1 << 16, dtype=bool))
     for slices in (range(30_000), range(30_000, 1 << 16)):
         pieces.read(slices, None, room)
-    every = room.taken()
+    every = room.take_rows()
     assert sorted(every.key) == list(range(20_000))
     assert np.array_equal(every.row, world.tables["item"].lookup(every.key, train=False).numpy())
     assert room.used == 0
     pieces.read(ALL_SLICES, 1, room)
-    assert len(room.taken().key) == 0
+    assert len(room.take_rows().key) == 0
     snapshot.close()
 
 
@@ -172,7 +172,7 @@ def test_a_step_waits_for_one_holder_and_not_for_a_queue_of_them():
 
     def reads():
         while not over.is_set():
-            with lock.patient():
+            with lock.hold_patiently():
                 held.append((lock._waiting, turn))
                 time.sleep(0.002)
 
@@ -201,9 +201,9 @@ def test_a_snapshot_keeps_its_rows_in_the_memory_of_the_one_that_was_closed_befo
     second = history.open()
     assert second._pieces.memory is first._pieces.memory
     assert second.kept_rows == 0
-    before = columns(second.changes())
+    before = columns(second.read_changes())
     train(world, 3, 3)
-    assert columns(second.changes()) == before
+    assert columns(second.read_changes()) == before
     second.close()
 
 

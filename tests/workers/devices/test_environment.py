@@ -18,8 +18,8 @@ from strict_wire import foreign_names
 import nonet
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers.devices.environment import Environment, look_at
-from nonet.workers.devices.vendors import device
+from nonet.workers.devices.environment import PoolEnvironment, probe_interpreter
+from nonet.workers.devices.vendors import get_device
 
 
 class Tells(nonet.DistributeWorker):
@@ -29,16 +29,18 @@ class Tells(nonet.DistributeWorker):
 
 
 def test_ray_is_told_of_an_image_of_requirements_and_of_variables():
-    host = device("cpu")
-    image = Environment.of({"image": "registry/nonet:cuda", "vars": {"A": "1"}})
-    assert image.runtime_env(host) == {"image_uri": "registry/nonet:cuda", "env_vars": {"A": "1"}}
-    assert Environment.of({"pip": ["einops"], "python": None}).runtime_env(host) == {"pip": ["einops"]}
-    assert Environment.of(None).runtime_env(host) == {}
+    host = get_device("cpu")
+    image = PoolEnvironment.from_options({"image": "registry/nonet:cuda", "vars": {"A": "1"}})
+    assert image.to_runtime_env(host) == {"image_uri": "registry/nonet:cuda", "env_vars": {"A": "1"}}
+    assert PoolEnvironment.from_options({"pip": ["einops"], "python": None}).to_runtime_env(host) == {
+        "pip": ["einops"]
+    }
+    assert PoolEnvironment.from_options(None).to_runtime_env(host) == {}
 
 
 def test_two_ways_to_start_a_worker_are_refused():
     with pytest.raises(ConfigError, match="env has python and image; a pool's workers start in one of them"):
-        Environment.of({"python": "/usr/bin/python", "image": "x"})
+        PoolEnvironment.from_options({"python": "/usr/bin/python", "image": "x"})
     pools = {"pools": {"other": {"env": {"python": "/usr/bin/python", "pip": ["einops"]}}}}
     with pytest.raises(ConfigError, match="give one of python, image and pip, got python and pip"):
         make_scenario({"name": "two", "data": {"interactions": "x"}, "stages": {}, **pools}, "two")
@@ -48,21 +50,21 @@ def test_an_interpreter_is_looked_at_before_workers_start(tmp_path):
     import ray
 
     version = ".".join(map(str, sys.version_info[:2]))
-    assert look_at(sys.executable, {}, 60.0) == {"python": version, "ray": ray.__version__}
-    assert look_at(str(tmp_path / "none"), {}, 60.0) == {"error": "there is no such executable"}
+    assert probe_interpreter(sys.executable, {}, 60.0) == {"python": version, "ray": ray.__version__}
+    assert probe_interpreter(str(tmp_path / "none"), {}, 60.0) == {"error": "there is no such executable"}
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'no module ray' >&2; exit 1\n")
     broken.chmod(0o755)
-    assert look_at(str(broken), {}, 60.0) == {"error": "no module ray"}
+    assert probe_interpreter(str(broken), {}, 60.0) == {"error": "no module ray"}
 
 
 def test_a_missing_interpreter_names_pool_node_and_what_to_do(ray_local):
     node = ray_local.get_runtime_context().get_node_id()
-    wrong = Environment(python="/nowhere/python")
+    wrong = PoolEnvironment(python="/nowhere/python")
     with pytest.raises(
         PlacementError, match=rf"pool 'npu': env.python /nowhere/python on node {node[:8]}: there"
     ):
-        wrong.check("npu", [node, node])
+        wrong.check_interpreter("npu", [node, node])
 
 
 def test_another_ray_is_refused_with_both_versions(ray_local, tmp_path):
@@ -73,7 +75,7 @@ def test_another_ray_is_refused_with_both_versions(ray_local, tmp_path):
     with pytest.raises(
         PlacementError, match=r"python is 3.9, the cluster's is 3.*ray is 2.1.0, the cluster's is"
     ):
-        Environment(python=str(other)).check("npu", [node])
+        PoolEnvironment(python=str(other)).check_interpreter("npu", [node])
 
 
 def test_workers_start_in_the_environment_of_their_pool(ray_local):

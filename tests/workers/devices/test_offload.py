@@ -9,7 +9,12 @@ import torch
 
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.devices import offload as residency
-from nonet.workers.devices.offload import Account, Residency, State, tensors_of
+from nonet.workers.devices.offload import (
+    MemoryAccount,
+    OffloadableBuffers,
+    ResidencyState,
+    list_training_tensors,
+)
 
 
 def trained(steps: int, *, offload_between: bool, tmp_path) -> list[torch.Tensor]:
@@ -17,7 +22,9 @@ def trained(steps: int, *, offload_between: bool, tmp_path) -> list[torch.Tensor
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    here = Residency("trainer", lambda: tensors_of(model, optimizer), shelf=tmp_path)
+    here = OffloadableBuffers(
+        "trainer", lambda: list_training_tensors(model, optimizer), mapped_file_dir=tmp_path
+    )
     for step in range(steps):
         torch.manual_seed(step)
         optimizer.zero_grad(set_to_none=False)
@@ -45,7 +52,7 @@ def test_training_with_trips_to_the_shelf_between_steps_is_bit_equal(tmp_path):
 
 def test_the_memory_of_what_is_offloaded_is_really_given_back(tmp_path):
     block = torch.ones(64 << 20, dtype=torch.uint8)
-    here = Residency("rollout", lambda: [block], shelf=tmp_path)
+    here = OffloadableBuffers("rollout", lambda: [block], mapped_file_dir=tmp_path)
     before = own_bytes()
     assert here.offload() == 64 << 20
     assert before - own_bytes() > 56 << 20
@@ -56,7 +63,7 @@ def test_the_memory_of_what_is_offloaded_is_really_given_back(tmp_path):
 def test_tied_tensors_and_views_move_once_and_stay_themselves(tmp_path):
     whole = torch.arange(100.0)
     view, tied = whole[10:20], torch.nn.Parameter(whole)
-    here = Residency("model", lambda: [whole, view, tied], shelf=tmp_path)
+    here = OffloadableBuffers("model", lambda: [whole, view, tied], mapped_file_dir=tmp_path)
     assert here.resident_bytes == 400
     here.offload()
     assert (here.resident_bytes, here.offloaded_bytes) == (0, 400)
@@ -68,30 +75,30 @@ def test_tied_tensors_and_views_move_once_and_stay_themselves(tmp_path):
 
 def test_moves_that_the_state_does_not_allow_are_refused(tmp_path):
     block = torch.ones(10)
-    here = Residency("trainer", lambda: [block], shelf=tmp_path)
+    here = OffloadableBuffers("trainer", lambda: [block], mapped_file_dir=tmp_path)
     with pytest.raises(PlacementError, match="cannot resume trainer: it is resident, not offloaded"):
         here.resume()
-    here.require()
+    here.require_resident()
     here.offload()
     with pytest.raises(PlacementError, match="cannot offload trainer: it is offloaded"):
         here.offload()
     with pytest.raises(PlacementError, match="trainer is offloaded, not resident: resume it"):
-        here.require()
+        here.require_resident()
 
 
 def test_groups_that_do_not_fit_together_take_turns_and_cannot_do_otherwise(tmp_path):
-    account = Account(capacity_bytes=1000)
+    account = MemoryAccount(capacity_bytes=1000)
     a, b = torch.ones(600, dtype=torch.uint8), torch.ones(600, dtype=torch.uint8)
-    trainer = Residency("trainer", lambda: [a], account, shelf=tmp_path)
+    trainer = OffloadableBuffers("trainer", lambda: [a], account, mapped_file_dir=tmp_path)
     with pytest.raises(
         PlacementError, match="rollout wants 600 bytes resident, the device has 1000 and trainer 600"
     ):
-        Residency("rollout", lambda: [b], account, shelf=tmp_path)
+        OffloadableBuffers("rollout", lambda: [b], account, mapped_file_dir=tmp_path)
     trainer.offload()
-    rollout = Residency("rollout", lambda: [b], account, shelf=tmp_path)
+    rollout = OffloadableBuffers("rollout", lambda: [b], account, mapped_file_dir=tmp_path)
     with pytest.raises(PlacementError, match="offload one of them first"):
         trainer.resume()
-    assert trainer.state is State.OFFLOADED
+    assert trainer.state is ResidencyState.OFFLOADED
     assert a.untyped_storage().nbytes() == 0
     rollout.offload()
     trainer.resume()
@@ -101,8 +108,10 @@ def test_groups_that_do_not_fit_together_take_turns_and_cannot_do_otherwise(tmp_
 
 def test_a_move_that_fails_half_way_is_undone(tmp_path, monkeypatch):
     first, second = torch.arange(50.0), torch.arange(50.0, 100.0)
-    here = Residency("trainer", lambda: [first, second], Account(10_000), shelf=tmp_path)
-    real, calls = residency._park, []
+    here = OffloadableBuffers(
+        "trainer", lambda: [first, second], MemoryAccount(10_000), mapped_file_dir=tmp_path
+    )
+    real, calls = residency._copy_to_host, []
 
     def breaks(storage, folder):
         calls.append(storage)
@@ -110,17 +119,19 @@ def test_a_move_that_fails_half_way_is_undone(tmp_path, monkeypatch):
             raise OSError("no space left on device")
         return real(storage, folder)
 
-    monkeypatch.setattr(residency, "_park", breaks)
+    monkeypatch.setattr(residency, "_copy_to_host", breaks)
     with pytest.raises(OSError, match="no space left"):
         here.offload()
-    assert here.state is State.RESIDENT
+    assert here.state is ResidencyState.RESIDENT
     assert torch.equal(torch.cat([first, second]), torch.arange(100.0))
-    monkeypatch.setattr(residency, "_park", real)
+    monkeypatch.setattr(residency, "_copy_to_host", real)
     here.offload()
-    monkeypatch.setattr(residency, "_bytes_of", lambda storage: (_ for _ in ()).throw(MemoryError("device")))
+    monkeypatch.setattr(
+        residency, "_view_bytes", lambda storage: (_ for _ in ()).throw(MemoryError("device"))
+    )
     with pytest.raises(MemoryError):
         here.resume()
-    assert here.state is State.OFFLOADED
+    assert here.state is ResidencyState.OFFLOADED
     assert here.resident_bytes == 0
     monkeypatch.undo()
     here.resume()
@@ -129,34 +140,34 @@ def test_a_move_that_fails_half_way_is_undone(tmp_path, monkeypatch):
 
 def test_two_moves_at_once_are_refused(tmp_path, monkeypatch):
     block, started, go = torch.ones(10), threading.Event(), threading.Event()
-    here = Residency("trainer", lambda: [block], shelf=tmp_path)
-    real = residency._park
+    here = OffloadableBuffers("trainer", lambda: [block], mapped_file_dir=tmp_path)
+    real = residency._copy_to_host
 
     def slow(storage, folder):
         started.set()
         assert go.wait(10)
         return real(storage, folder)
 
-    monkeypatch.setattr(residency, "_park", slow)
+    monkeypatch.setattr(residency, "_copy_to_host", slow)
     mover = threading.Thread(target=here.offload)
     mover.start()
     assert started.wait(10)
     try:
-        assert here.state is State.MOVING
+        assert here.state is ResidencyState.MOVING
         with pytest.raises(PlacementError, match="trainer is moving"):
             here.resume()
     finally:
         go.set()
         mover.join(10)
-    assert here.state is State.OFFLOADED
+    assert here.state is ResidencyState.OFFLOADED
 
 
 def test_memory_that_is_not_ours_is_refused_before_anything_moves(tmp_path):
     import numpy as np
 
     ours, theirs = torch.ones(10), torch.from_numpy(np.ones(10))
-    here = Residency("trainer", lambda: [ours, theirs], shelf=tmp_path)
+    here = OffloadableBuffers("trainer", lambda: [ours, theirs], mapped_file_dir=tmp_path)
     with pytest.raises(ConfigError, match="clone it first"):
         here.offload()
     assert bool((ours == 1).all())
-    assert here.state is State.RESIDENT
+    assert here.state is ResidencyState.RESIDENT

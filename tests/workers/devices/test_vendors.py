@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nonet.errors import ConfigError
-from nonet.workers.devices.environment import Environment
-from nonet.workers.devices.vendors import Device, device, register
+from nonet.workers.devices.environment import PoolEnvironment
+from nonet.workers.devices.vendors import Device, get_device, register
 
 VENDOR = """
 from nonet.workers.devices.vendors import Device, register
@@ -63,29 +63,33 @@ def vendor(monkeypatch):
     monkeypatch.setattr(torch, "maia", module, raising=False)
     monkeypatch.setitem(sys.modules, "vendor_torch", types.ModuleType("vendor_torch"))
     register(Device("maia", "MAIA", "MAIA_VISIBLE_DEVICES", "gloo", "vendor_torch"))
-    return device("maia:1"), module
+    return get_device("maia:1"), module
 
 
 def test_ray_is_asked_for_gpus_by_number_and_for_others_by_name():
-    assert device("cuda").ray_options(0.5) == {"num_gpus": 0.5}
-    assert device("npu").ray_options(2) == {"resources": {"NPU": 2}}
-    assert device("cpu").ray_options(2) == {} == device("npu").ray_options(0)
+    assert get_device("cuda").get_ray_options(0.5) == {"num_gpus": 0.5}
+    assert get_device("npu").get_ray_options(2) == {"resources": {"NPU": 2}}
+    assert get_device("cpu").get_ray_options(2) == {} == get_device("npu").get_ray_options(0)
 
 
 def test_each_device_has_its_backend_and_host_tensors_keep_gloo():
-    found = {name: device(name).collectives() for name in ("cpu", "cuda", "npu")}
+    found = {name: get_device(name).get_collective_backends() for name in ("cpu", "cuda", "npu")}
     assert found == {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 
 
 def test_visible_ids_are_those_that_ray_set():
     environment = {"CUDA_VISIBLE_DEVICES": "3,5", "ASCEND_RT_VISIBLE_DEVICES": ""}
-    assert device("cuda").visible_ids(environment) == ("3", "5")
-    assert device("npu").visible_ids(environment) == () == device("cpu").visible_ids(environment)
+    assert get_device("cuda").read_visible_ids(environment) == ("3", "5")
+    assert (
+        get_device("npu").read_visible_ids(environment)
+        == ()
+        == get_device("cpu").read_visible_ids(environment)
+    )
 
 
 def test_unknown_device_lists_the_known_and_the_way_to_register():
     with pytest.raises(ConfigError, match=r"no device 'tpu'; known: cpu, cuda, npu\..*NONET_DEVICES"):
-        device("tpu")
+        get_device("tpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -93,23 +97,23 @@ def test_a_device_that_is_not_there_is_said_before_torch_says_it():
     with pytest.raises(
         ConfigError, match=r"finds no cuda device here; CUDA_VISIBLE_DEVICES is .*Give the role"
     ):
-        device("cuda").claim()
+        get_device("cuda").claim()
     with pytest.raises(ConfigError, match="no collective backend 'nccl' for cuda; it has gloo"):
-        device("cuda").check_collectives()
+        get_device("cuda").check_collectives()
 
 
 def test_a_missing_vendor_package_names_the_interpreter_that_lacks_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(ConfigError, match=r"needs the package torch_npu, which .*python.* cannot import"):
-        device("npu").claim()
+        get_device("npu").claim()
 
 
 def test_the_host_is_always_there():
-    host = device("cpu")
+    host = get_device("cpu")
     assert host.claim() == "cpu"
     host.check_collectives()
     host.synchronize()
-    memory = host.memory()
+    memory = host.measure_memory()
     assert 0 < memory.used <= memory.peak < memory.total
     assert 0 < memory.free < memory.total
     with host.stream():
@@ -121,18 +125,18 @@ def test_the_host_is_always_there():
 
 def test_autocast_changes_matrix_products_alone():
     x = torch.ones(4, 4)
-    with device("cpu").autocast("bf16"):
+    with get_device("cpu").autocast("bf16"):
         assert (x @ x).dtype == torch.bfloat16
         assert (x + x).dtype == torch.float32
-    with device("cpu").autocast():
+    with get_device("cpu").autocast():
         assert (x @ x).dtype == torch.float32
     with pytest.raises(ConfigError, match="precision 'fp8' is not one of fp32, bf16, fp16"):
-        device("cpu").autocast("fp8")
+        get_device("cpu").autocast("fp8")
 
 
 def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
     kind, module = vendor
-    assert kind.ray_options(3) == {"resources": {"MAIA": 3}}
+    assert kind.get_ray_options(3) == {"resources": {"MAIA": 3}}
     assert kind.claim() == "maia:0"
     assert kind.collectives() == "cpu:gloo,maia:gloo"
     kind.synchronize()
@@ -162,6 +166,6 @@ def test_a_module_named_in_the_environment_registers_in_every_process(tmp_path, 
 
 
 def test_a_device_adds_its_variables_and_the_pool_may_overrule_them():
-    told = Environment(vars={"HCCL_DETERMINISTIC": "false", "A": 1}).runtime_env(device("npu"))
+    told = PoolEnvironment(vars={"HCCL_DETERMINISTIC": "false", "A": 1}).to_runtime_env(get_device("npu"))
     assert told == {"env_vars": {"HCCL_DETERMINISTIC": "false", "A": "1"}}
-    assert Environment().runtime_env(device("cpu")) == {}
+    assert PoolEnvironment().to_runtime_env(get_device("cpu")) == {}

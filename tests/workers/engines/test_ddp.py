@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nonet.errors import CheckpointError
-from nonet.workers.engines import Ddp, Learning
+from nonet.workers.engines import Ddp, OptimizerSettings
 from nonet.workers.runtime.process_group import Membership
 
 
@@ -27,7 +27,7 @@ class Small(torch.nn.Module):
 
 
 def dense_of(seed: int = 0, **learning) -> Ddp:
-    return Ddp({}, Small(seed), Learning(**learning), Membership(0, 1))
+    return Ddp({}, Small(seed), OptimizerSettings(**learning), Membership(0, 1))
 
 
 def moved(dense: Ddp, lr: float) -> float:
@@ -100,7 +100,7 @@ def test_weights_decay_and_vectors_do_not():
 
 
 def test_on_one_rank_sums_are_the_values():
-    assert Membership(0, 1).total(1.5, 2.0) == [1.5, 2.0]
+    assert Membership(0, 1).sum_over_trainers(1.5, 2.0) == [1.5, 2.0]
 
 
 # --- commits and stages ---------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_commit_loaded_for_another_stage_brings_weights_and_no_moments(tmp_pat
 def test_a_stage_begins_with_a_fresh_optimizer():
     dense = dense_of()
     stepped(dense, range(3))
-    fresh = Ddp({}, copy.deepcopy(dense.model), Learning(), Membership(0, 1))
+    fresh = Ddp({}, copy.deepcopy(dense.model), OptimizerSettings(), Membership(0, 1))
     dense.restart()
     assert not dense.optimizer.state
     assert torch.equal(stepped(dense, range(3, 5)), stepped(fresh, range(3, 5)))

@@ -16,7 +16,7 @@ from nonet.controller.scenario.scenario import load_scenario, make_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.controller.setup.own_files import named_files
 from nonet.errors import ConfigError
-from nonet.workers.engines import ENGINES, Learning, TrainEngine, make_engine
+from nonet.workers.engines import ENGINES, OptimizerSettings, TrainEngine, make_engine
 from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
@@ -199,7 +199,9 @@ def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring,
     world = ring.world(change)
     assert world.run.engine == {"use": f"{ring.scenario.parent.resolve()}/short.py:SPEC", "speed": 2.0}
     monkeypatch.chdir(tmp_path)
-    made = make_engine(world.run.engine, torch.nn.Linear(2, 2), Membership(0, 1), Learning(clip_norm=5.0))
+    made = make_engine(
+        world.run.engine, torch.nn.Linear(2, 2), Membership(0, 1), OptimizerSettings(clip_norm=5.0)
+    )
     assert (made.options, made.learning.clip_norm) == ({"speed": 2.0}, 5.0)
 
 
@@ -264,6 +266,6 @@ def test_facts_are_read_without_torch():
     read = "from nonet.workers.engines import ENGINES as e; [e.get(n) for n in e.names()]"
     code = f"import sys; {read}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
-    assert all(isinstance(ENGINES.get(name), TrainEngine) for name in ENGINES.names())
+    assert all(isinstance(ENGINES.get(name), TrainEngine) for name in ENGINES.list_names())
     assert [ENGINES.get("deepspeed").divides({"zero": zero}) for zero in (1, 2, 3)] == [1, 1, 1]
     assert ENGINES.get("ddp").divides({}) == 0

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from nonet.workers import Saving
-from nonet.workers.engines import all_finite, gradients_of, make_engine, skip_step
-from nonet.workers.engines.base import Learning
+from nonet.workers import SaveOptions
+from nonet.workers.engines import are_all_finite, list_gradients, make_engine, skip_step
+from nonet.workers.engines.base import OptimizerSettings
 from nonet.workers.runtime import Membership
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +34,7 @@ class Small(nn.Module):
 
 
 def engine_of(dtype, use="ddp", optimizer="adamw"):
-    learning = Learning(optimizer=optimizer, weight_decay=0.0)
+    learning = OptimizerSettings(optimizer=optimizer, weight_decay=0.0)
     engine = make_engine({"use": use}, Small(dtype), Membership(0, 1), learning)
     engine.restart()
     return engine
@@ -80,7 +80,7 @@ def test_masters_are_saved_beside_the_optimizer_and_a_run_goes_on_from_them_to_t
     whole, first = engine_of(torch.bfloat16, use), engine_of(torch.bfloat16, use)
     train(whole, 20, 1e-5)
     train(first, 12, 1e-5)
-    first.snapshot(Saving())(tmp_path)
+    first.snapshot(SaveOptions())(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved["layer.weight"].dtype == torch.bfloat16, "the model keeps its own precision"
     assert load_file(tmp_path / "master.safetensors")["layer.weight"].dtype == torch.float32
@@ -96,13 +96,13 @@ def test_masters_are_saved_beside_the_optimizer_and_a_run_goes_on_from_them_to_t
 def test_a_checkpoint_without_masters_is_read_and_fp32_models_have_none(tmp_path):
     engine = engine_of(torch.bfloat16)
     train(engine, 3, 1e-3)
-    engine.snapshot(Saving())(tmp_path)
+    engine.snapshot(SaveOptions())(tmp_path)
     (tmp_path / "master.safetensors").unlink()
     again = engine_of(torch.bfloat16)
     again.load(tmp_path, optimizer=True)
     assert torch.equal(master_of(again), engine.model.layer.weight.float())
     plain, folder = engine_of(torch.float32), tmp_path / "plain"
-    plain.snapshot(Saving())(folder)
+    plain.snapshot(SaveOptions())(folder)
     assert {path.name for path in folder.iterdir()} == {
         "model.safetensors",
         "optimizer.safetensors",
@@ -117,9 +117,9 @@ def test_gradients_of_reduced_precision_are_scaled_in_fp32():
     """1e-6 over a scale of 65536 is no fp16 number."""
     engine = engine_of(torch.float16)
     engine.model.layer.weight.grad.fill_(1e-6 * 65536)
-    gradients = gradients_of(engine)
+    gradients = list_gradients(engine)
     torch._foreach_mul_(gradients, 1 / 65536)
-    assert float(gradients_of(engine)[1][0, 0]) == pytest.approx(1e-6, rel=1e-2)
+    assert float(list_gradients(engine)[1][0, 0]) == pytest.approx(1e-6, rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -131,10 +131,10 @@ def test_a_skipped_step_leaves_weights_and_optimizer_as_they_were(dtype):
     norm = engine.clip()
     assert not torch.isfinite(torch.tensor(norm))
     skip_step(engine)
-    assert not any(gradient.any() for gradient in gradients_of(engine))
+    assert not any(gradient.any() for gradient in list_gradients(engine))
     after = engine.model.state_dict(), engine.optimizer.state_dict()
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
     for place, slots in before[1]["state"].items():
         assert all(torch.equal(value, after[1]["state"][place][name]) for name, value in slots.items())
     train(engine, 1, 1e-3)
-    assert all_finite(engine.model.parameters())
+    assert are_all_finite(engine.model.parameters())

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nonet.models.sid_decoder.blocks import Block, rotary
-from nonet.workers.engines import Meter, matmul_rate
-from nonet.workers.engines._blocks import blocks_of
+from nonet.workers.engines import StepMeter, measure_matmul_rate
+from nonet.workers.engines._blocks import find_blocks
 
 
 class Stack(nn.Module):
@@ -34,35 +34,35 @@ def counted(model, lengths, width=32):
 
 
 def test_layers_and_visible_attention_are_counted():
-    model, meter = Stack(), Meter()
+    model, meter = Stack(), StepMeter()
     meter.watch(model)
     counted(model, [5, 3])
     layers = 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128) + 32 * 7
     pairs = 5 * 6 / 2 + 3 * 4 / 2
-    assert meter.taken() == {"flops": 6.0 * 8 * layers + 2 * 12 * pairs * 32, "positions": 8.0}
-    assert meter.taken() == {"flops": 0.0, "positions": 0.0}
+    assert meter.take_counts() == {"flops": 6.0 * 8 * layers + 2 * 12 * pairs * 32, "positions": 8.0}
+    assert meter.take_counts() == {"flops": 0.0, "positions": 0.0}
 
 
 def test_the_layers_are_what_torch_counts():
     """One long sequence's attention aside: torch counts what its kernel does, which is not what is visible."""
-    model, meter = Stack(), Meter()
+    model, meter = Stack(), StepMeter()
     meter.watch(model)
     with FlopCounterMode(display=False) as counter:
         counted(model, [1] * 64)
     attention = 2 * 12 * 64 * 32
     by_torch = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
-    assert meter.taken()["flops"] - attention == pytest.approx(by_torch, rel=0.02)
+    assert meter.take_counts()["flops"] - attention == pytest.approx(by_torch, rel=0.02)
 
 
 def test_what_keeps_no_gradients_counts_nothing():
-    model, meter = Stack(), Meter()
+    model, meter = Stack(), StepMeter()
     meter.watch(model)
     frozen = copy.deepcopy(model).requires_grad_(False)
     with torch.no_grad():
         cuts = torch.tensor([0, 4])
         frozen(torch.randn(4, 32), cuts)
         model(torch.randn(4, 32), cuts)
-    assert meter.taken()["flops"] == 0.0
+    assert meter.take_counts()["flops"] == 0.0
 
 
 def test_recomputed_blocks_count_once_and_a_step_says_where_its_seconds_went(tmp_path):
@@ -80,7 +80,7 @@ def test_recomputed_blocks_count_once_and_a_step_says_where_its_seconds_went(tmp
         assert all(record[part] >= 0 for part in parts)
         assert sum(record[part] for part in parts) <= record["seconds"] * 1.001
         assert record["flops"] / record["seconds"] < record["peak"]
-    assert matmul_rate("cpu") == matmul_rate("cpu") > 1e8
+    assert measure_matmul_rate("cpu") == measure_matmul_rate("cpu") > 1e8
 
 
 def test_layers_of_a_model_that_names_no_blocks_are_found(tmp_path):
@@ -94,20 +94,20 @@ def test_layers_of_a_model_that_names_no_blocks_are_found(tmp_path):
             self.model.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(3))
 
     model = Backbone()
-    assert blocks_of(model) == list(model.model.layers)
-    assert blocks_of(nn.Linear(2, 2)) == []
+    assert find_blocks(model) == list(model.model.layers)
+    assert find_blocks(nn.Linear(2, 2)) == []
 
 
 def backbone_counts(lengths, **options):
     from backbones import batch_of, catalogue, recommender
 
     sids, _ = catalogue()
-    model, meter = recommender(**options), Meter()
+    model, meter = recommender(**options), StepMeter()
     model.train()
     meter.watch(model)
     batch, rows = batch_of(sids, lengths=lengths)
     model.states(batch, rows)
-    counts = meter.taken()
+    counts = meter.take_counts()
     return model, counts["positions"], counts["flops"]
 
 
@@ -131,7 +131,7 @@ def test_lora_counts_what_it_trains_and_a_frozen_base_what_gradients_pass_throug
     plain, positions, flops = backbone_counts((8,) * 8)
     lora, _, less = backbone_counts((8,) * 8, lora={"rank": 4, "alpha": 8.0})
     base = sum(
-        m.weight.numel() for block in blocks_of(plain) for m in block.modules() if isinstance(m, nn.Linear)
+        m.weight.numel() for block in find_blocks(plain) for m in block.modules() if isinstance(m, nn.Linear)
     )
     trained = sum(p.numel() for name, p in lora.named_parameters() if name.endswith((".a", ".b")))
     assert trained > 0

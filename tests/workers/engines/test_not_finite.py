@@ -15,7 +15,7 @@ from stand_ins import LoopSession, Recorder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.stages._loops import run_stage
 from nonet.errors import DataError
-from nonet.workers.engines import Learning, gradients_of, make_engine, poison, skip_step
+from nonet.workers.engines import OptimizerSettings, list_gradients, make_engine, poison, skip_step
 from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 from nonet.workers.roles.settings import StageSetup
 from nonet.workers.runtime import Membership
@@ -113,10 +113,12 @@ def test_an_engine_of_somebody_else_needs_no_method_for_it():
     engine = SimpleNamespace(model=model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    assert len(gradients_of(engine)) == 2
+    assert len(list_gradients(engine)) == 2
     skip_step(engine)
     assert not any(parameter.grad.any() for parameter in model.parameters())
-    assert make_engine({}, model, Membership(0, 1), Learning(optimizer="adamw")).gradients()[0].shape == (
+    assert make_engine({}, model, Membership(0, 1), OptimizerSettings(optimizer="adamw")).collect_gradients()[
+        0
+    ].shape == (
         2,
         2,
     )

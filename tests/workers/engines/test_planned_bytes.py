@@ -10,7 +10,7 @@ from nonet.controller.plan.sizes import model_size
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup
 from nonet.models import build_model
-from nonet.workers.engines import gradients_of, learning_of, make_engine
+from nonet.workers.engines import list_gradients, make_engine, parse_optimizer_settings
 from nonet.workers.runtime import Membership
 
 QWEN3 = (
@@ -34,16 +34,16 @@ def stepped(scenario, ranks, monkeypatch):
     codes = (scenario.tokenizer.options().get("codes", 64),) * size.levels
     setup = run_setup(scenario)
     model = build_model(setup.model, codes, setup.feature_dims(), 0)
-    learning = learning_of(scenario.stages["pretrain"].optimizer.model_dump())
+    learning = parse_optimizer_settings(scenario.stages["pretrain"].optimizer.model_dump())
     engine = make_engine({"use": "ddp"}, model, Membership(0, ranks, n_trainers=ranks), learning)
     engine.restart()
     summed = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat, group=None: summed.append(flat.nbytes))
-    for gradient in gradients_of(engine):
+    for gradient in list_gradients(engine):
         gradient.fill_(1e-3)
     engine.clip()
     engine.step(1e-3)
-    kept = {id(tensor): tensor.nbytes for tensor in engine.device_tensors()}
+    kept = {id(tensor): tensor.nbytes for tensor in engine.list_device_tensors()}
     return sum(kept.values()), max(summed, default=0)
 
 

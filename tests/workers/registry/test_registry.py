@@ -10,14 +10,14 @@ import pytest
 import torch
 from registry_world import SPECS, contents, layer, read
 
-from nonet.embedding.reading import Layer
+from nonet.embedding.reading import RowLayer
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
-from nonet.workers.registry import Registry
+from nonet.workers.registry import VersionRegistry
 
 
 @pytest.fixture
 def registry(tmp_path):
-    return Registry(tmp_path / "registry")
+    return VersionRegistry(tmp_path / "registry")
 
 
 def test_the_first_version_is_full_and_the_next_has_what_changed(registry, tmp_path):
@@ -37,7 +37,7 @@ def test_the_first_version_is_full_and_the_next_has_what_changed(registry, tmp_p
 
 def test_rows_that_come_and_go_travel_in_a_delta(registry, tmp_path):
     old = layer([])
-    new = Layer(np.append(old.key[1:], 2 * 10**6), np.roll(old.row, -1, 0), np.empty(0, np.int64))
+    new = RowLayer(np.append(old.key[1:], 2 * 10**6), np.roll(old.row, -1, 0), np.empty(0, np.int64))
     registry.publish(contents(tmp_path, item=old))
     assert registry.publish(contents(tmp_path, item=new), base=1).touched == {"item": 1}
     rows = registry.rows(2, SPECS)
@@ -68,7 +68,7 @@ def test_a_rollback_goes_back_and_refuses_what_was_made_from_the_bad_one(registr
         registry.promote(3)
     assert registry.numbers() == [1, 2, 3, 4]
     good = registry.publish(contents(tmp_path, rows=[9]), base=2)
-    assert Registry(registry.root).serving.default == good.number == 5
+    assert VersionRegistry(registry.root).serving.default == good.number == 5
     assert registry.rollback().default == 2  # by default the one it was made from
     with pytest.raises(ConfigError, match="has no version 77"):
         registry.rollback(77)
@@ -103,7 +103,7 @@ def test_a_share_of_users_gets_another_version_and_stays_with_it(registry, tmp_p
     users = [f"user {number}" for number in range(10_000)]
     first = [serving.version_of(user) for user in users]
     assert abs(first.count(2) / len(users) - 0.2) < 0.01  # the split is exact to a hundredth
-    assert first == [Registry(registry.root).serving.version_of(user) for user in users]
+    assert first == [VersionRegistry(registry.root).serving.select_version(user) for user in users]
     grown = registry.promote(2, 0.3)
     assert all(
         grown.version_of(user) == 2 for user, version in zip(users, first, strict=True) if version == 2
@@ -119,7 +119,7 @@ def test_torn_files_are_named_and_not_read(registry, tmp_path):
     blob = registry.root / "blobs" / version.rows["item"]["row"]
     blob.write_bytes(blob.read_bytes()[:-8] + b"whatever")
     with pytest.raises(CheckpointError, match=r"rows of 'item' of a published version is torn"):
-        Registry(registry.root).layers(1)
+        VersionRegistry(registry.root).map_layers(1)
     manifest = registry.root / "versions" / "000001.json"
     body = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(body | {"base": 7}))

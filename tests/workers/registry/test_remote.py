@@ -10,7 +10,7 @@ import torch
 from registry_world import contents, layer, read
 
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.registry import Registry, RemoteRegistry
+from nonet.workers.registry import RemoteRegistry, VersionRegistry
 
 
 @pytest.fixture(params=["subtree", "uri"])
@@ -21,8 +21,8 @@ def at(request, tmp_path):
 
     def opened(host):
         if request.param == "uri":
-            return RemoteRegistry(tmp_path / host, f"file://{tmp_path}/bucket/r1", look_s=0)
-        return RemoteRegistry(tmp_path / host, "r1", there, look_s=0)
+            return RemoteRegistry(tmp_path / host, f"file://{tmp_path}/bucket/r1", max_age_s=0)
+        return RemoteRegistry(tmp_path / host, "r1", there, max_age_s=0)
 
     return opened
 
@@ -69,7 +69,7 @@ def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
     torn.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="of version 2 is torn or missing"):
         _ = theirs.serving
-    assert Registry(tmp_path / "theirs").serving.default == 1
+    assert VersionRegistry(tmp_path / "theirs").serving.default == 1
     torn.write_bytes(whole)
     assert theirs.serving.default == 2
 
@@ -81,7 +81,7 @@ def test_a_push_that_ends_early_shows_no_version(at, tmp_path, monkeypatch):
     def ends(name, content):
         raise CheckpointError("the network went away")
 
-    monkeypatch.setattr(mine, "_write_there", ends)
+    monkeypatch.setattr(mine, "_write_remote", ends)
     with pytest.raises(CheckpointError):
         mine.publish(contents(tmp_path, weight=2.0, step=2), base=1)
     assert theirs.numbers() == [1]
@@ -94,13 +94,13 @@ def test_an_address_of_nothing_is_one_line(tmp_path):
 
 
 def test_a_registry_of_another_catalogue_has_the_same_weights_for_the_same_users(tmp_path):
-    registry = Registry(tmp_path / "registry")
+    registry = VersionRegistry(tmp_path / "registry")
     registry.publish(contents(tmp_path))
     registry.publish(contents(tmp_path, rows=[3], weight=2.0, step=2), base=1)
     registry.promote(1)
     registry.promote(2, 0.3)
     third = registry.renew(1, "another trie", {})
-    assert (third.number, third.dense, third.catalogue) == (3, registry.version(1).dense, "another trie")
+    assert (third.number, third.dense, third.catalogue) == (3, registry.read_version(1).dense, "another trie")
     assert (registry.serving.default, registry.serving.shares) == (3, {2: 0.3})
     assert same_rows(registry, 3, [])
     assert registry.renew(3, "another trie", {}).number == 3

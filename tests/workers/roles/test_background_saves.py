@@ -13,7 +13,7 @@ import pytest
 from ring_world import Ring, scores_of
 
 from nonet import background
-from nonet.background import Writing, sealed
+from nonet.background import BackgroundWrite, seal_files
 from nonet.errors import CheckpointError, DeadlineExceeded
 
 
@@ -26,7 +26,7 @@ def ring(tmp_path_factory):
 def no_write_yet():
     """Keep the writing thread busy until the block ends."""
     end = Event()
-    background.thread().submit(end.wait)
+    background.get_writer_thread().submit(end.wait)
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ def test_a_save_beside_steps_has_the_bits_of_one_that_is_waited_for(ring, tmp_pa
     written = saved_beside(world, tmp_path / "beside", lambda: world.train("pretrain", 6, 12))
     assert not before.equal(world.weights())
     assert files_of(tmp_path / "beside") == files_of(tmp_path / "still")
-    assert written == still == sealed(tmp_path / "still", sorted((tmp_path / "still").rglob("*.*")))
+    assert written == still == seal_files(tmp_path / "still", sorted((tmp_path / "still").rglob("*.*")))
     assert {Path(name).parts[0] for name in written} == {"dense", "samples", "sparse"}
 
 
@@ -89,8 +89,8 @@ def test_a_disk_that_refuses_is_told_when_it_is_asked_for(ring, tmp_path):
 
 def test_a_write_that_takes_too_long_is_told():
     with no_write_yet():
-        writing = Writing(Path("commit"), "dense weights", dict)
-        assert writing.answer(False, 9) is None
+        writing = BackgroundWrite(Path("commit"), "dense weights", dict)
+        assert writing.poll_result(False, 9) is None
         with pytest.raises(
             DeadlineExceeded, match=r"dense weights are still being written to commit after 0\.01 s"
         ):

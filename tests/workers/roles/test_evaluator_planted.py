@@ -21,7 +21,7 @@ from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores
 from nonet.workers.roles.evaluation.ranker import EvaluateSetup
 from nonet.workers.roles.tokenizer import write_sequences
-from nonet.workers.validation import NatsOfTargets, of_some_users
+from nonet.workers.validation import TargetNats, select_validation_events
 
 # Shapes: P prompts, I items, W beams.
 METRICS = ("recall@1", "recall@2", "ndcg@2")
@@ -414,7 +414,7 @@ def test_validation_ranks_validation_events_alone_and_tells_what_they_cost(evalu
 
 def test_a_target_outside_the_catalogue_has_no_nats():
     scores = np.array([[-1.0, -np.inf], [-np.inf, -np.inf]])
-    nats = NatsOfTargets(lambda *_: scores, lambda *_: np.array([0, 1]))
+    nats = TargetNats(lambda *_: scores, lambda *_: np.array([0, 1]))
     assert nats.mean is None
     nats(np.array([0, 1]), np.array([0, 0]))
     assert nats.mean == 1.0
@@ -422,12 +422,12 @@ def test_a_target_outside_the_catalogue_has_no_nats():
 
 def test_of_many_users_some_are_validated_with_all_their_events_and_the_same_each_time():
     users = np.repeat(np.arange(100), 3)
-    few = of_some_users(users, 7, most=10)
+    few = select_validation_events(users, 7, max_users=10)
     assert len(np.unique(users[few])) == 10
     assert few.sum() == 30
-    np.testing.assert_array_equal(few, of_some_users(users, 7, most=10))
-    assert (few != of_some_users(users, 8, most=10)).any()
-    assert of_some_users(users, 7).all()
+    np.testing.assert_array_equal(few, select_validation_events(users, 7, max_users=10))
+    assert (few != select_validation_events(users, 8, max_users=10)).any()
+    assert select_validation_events(users, 7).all()
 
 
 def test_drawn_users_are_the_seeds_and_all_of_their_events_are_ranked(evaluator):

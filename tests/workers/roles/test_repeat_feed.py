@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nonet.bench.runs.feed import ITEMS, Feed, hits
+from nonet.bench.runs.feed import ITEMS, FeedWorld, compute_hits
 from nonet.models.ranking.metrics import MISSED
 from nonet.samples.batches.prompt_rows import prompts
 from nonet.samples.sequences.sequences import RL, TEST
@@ -13,7 +13,7 @@ WIDE = f"evaluate={{metrics: [recall@10, recall@40, coverage@3], width: {ITEMS}}
 
 def made(tmp_path_factory, repeats):
     changes = [WIDE] if repeats is None else [WIDE, f"data.repeats={repeats}"]
-    return Feed(tmp_path_factory.mktemp("feed"), changes)
+    return FeedWorld(tmp_path_factory.mktemp("feed"), changes)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_where_people_come_back_a_beam_hits_and_rl_has_a_gradient(allowing):
     beams = allowing.beams(*allowing.rollout.heldout_prompts())
     back = returning(allowing, beams["user"], beams["position"])
     assert back.any()
-    assert hits(beams)[back].any()
+    assert compute_hits(beams)[back].any()
     flat, groups = allowing.reinforce(3)
     assert flat < groups == 24
 

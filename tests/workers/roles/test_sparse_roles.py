@@ -44,7 +44,7 @@ class Plays:
         for table, spec in run_setup(loaded).specs().items():
             made = make_table(table, spec, 5)
             load_table(made, self.folder / name, [range(SLICES)])
-            found[table] = made.state_hash()
+            found[table] = made.hash_state()
         return found
 
 

@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError
 from nonet.deadlines import Deadline
 from nonet.errors import DeadlineExceeded
 from nonet.workers.runtime import host as hosts
-from nonet.workers.runtime.dispatch import SHARE, Argument, arguments, packed
+from nonet.workers.runtime.dispatch import SHARE, Argument, assemble_arguments, pack_header
 from nonet.workers.runtime.worker import Place
 
 SHARED = (Argument("rows", SHARE, 2),)
@@ -24,8 +24,8 @@ def test_a_share_fetches_the_chunks_that_hold_its_rows_by_the_parameters_name():
         return [{"a": [0, 1, 2], "b": [3, 4]}[ref] for ref in refs]
 
     flat = [3, 2, ["a", "b"]]
-    assert arguments(SHARED, flat, 0, 2, fetch) == {"rows": [0, 1, 2]}
-    assert arguments(SHARED, flat, 1, 2, fetch) == {"rows": [3, 4]}
+    assert assemble_arguments(SHARED, flat, 0, 2, fetch) == {"rows": [0, 1, 2]}
+    assert assemble_arguments(SHARED, flat, 1, 2, fetch) == {"rows": [3, 4]}
     assert fetched == [("rows", ["a"]), ("rows", ["b"])]
 
 
@@ -46,5 +46,5 @@ def test_a_chunk_that_does_not_come_is_a_deadline_that_names_call_parameter_and_
         DeadlineExceeded,
         match=r"trainer-1@n: trainer\.update: 1 chunks of 'rows' .* 7 s; raise deadlines\.step",
     ):
-        worker._arguments(packed(SHARED), [3, 2, ["a", "b"]])
+        worker._arguments(pack_header(SHARED), [3, 2, ["a", "b"]])
     assert waits == [7.0]

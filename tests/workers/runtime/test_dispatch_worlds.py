@@ -10,7 +10,15 @@ import torch
 from nonet.errors import ConfigError
 from nonet.types import Jagged
 from nonet.workers.runtime import payload as rows
-from nonet.workers.runtime.dispatch import arguments, is_plain, named, packed, spread, task_name, unpacked
+from nonet.workers.runtime.dispatch import (
+    assemble_arguments,
+    format_task_name,
+    is_plain,
+    pack_header,
+    parse_task_name,
+    spread_argument,
+    unpack_header,
+)
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.methods import PerRank, Replicate, Shard
 
@@ -48,10 +56,10 @@ def equal(left, right) -> bool:
 
 def received(value, marker, world):
     """Return what each rank gets; references are positions in `fetched`, so that fetching can be watched."""
-    argument, flats = spread("role.m", "x", value, marker, world)
-    header = unpacked(packed((argument,)))
+    argument, flats = spread_argument("role.m", "x", value, marker, world)
+    header = unpack_header(pack_header((argument,)))
     assert len(flats) == world
-    return [arguments(header, flats[rank], rank, world, fetch)["x"] for rank in range(world)]
+    return [assemble_arguments(header, flats[rank], rank, world, fetch)["x"] for rank in range(world)]
 
 
 class Chunk:
@@ -81,10 +89,10 @@ def test_sharded_rows_come_back_in_order_without_padding(kind):
         for n in ROWS:
             value = CONTAINERS[kind](n)
             parts = received(value, Shard, world)
-            counts = [rows.count(part) for part in parts]
+            counts = [rows.count_rows(part) for part in parts]
             assert sum(counts) == n
             assert max(counts) - min(counts) <= 1
-            assert equal(rows.join(parts), value)
+            assert equal(rows.concat_rows(parts), value)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
@@ -93,22 +101,24 @@ def test_chunks_by_reference_are_recut_for_any_group_size(kind):
         for after in WORLDS:
             for n in (0, 1, 7, 33):
                 value = CONTAINERS[kind](n)
-                chunks = [Chunk(rows.cut(value, *share)) for share in rows.shares(n, before)]
-                counts = tuple(rows.count(chunk.value) for chunk in chunks)
+                chunks = [Chunk(rows.slice_rows(value, *share)) for share in rows.split_evenly(n, before)]
+                counts = tuple(rows.count_rows(chunk.value) for chunk in chunks)
                 batch = Answers(chunks, counts)
                 if before == after:  # Ray itself would resolve these references
-                    _, flats = spread("role.m", "x", batch, Shard, after)
+                    _, flats = spread_argument("role.m", "x", batch, Shard, after)
                     assert [flat[0] for flat in flats] == chunks
                     continue
                 parts = received(batch, Shard, after)
-                assert equal(rows.join(parts), value)
-                assert [rows.count(part) for part in parts] == [b - a for a, b in rows.shares(n, after)]
+                assert equal(rows.concat_rows(parts), value)
+                assert [rows.count_rows(part) for part in parts] == [
+                    b - a for a, b in rows.split_evenly(n, after)
+                ]
 
 
 def test_a_rank_fetches_only_chunks_that_hold_its_rows():
     chunks = [Chunk(list(range(i * 4, i * 4 + 4))) for i in range(4)]
-    argument, flats = spread("r.m", "x", Answers(chunks, (4, 4, 4, 4)), Shard, 8)
-    got = arguments((argument,), flats[5], 5, 8, fetch)
+    argument, flats = spread_argument("r.m", "x", Answers(chunks, (4, 4, 4, 4)), Shard, 8)
+    got = assemble_arguments((argument,), flats[5], 5, 8, fetch)
     assert got["x"] == [10, 11]
     assert [chunk.fetched for chunk in chunks] == [0, 0, 1, 0]
 
@@ -123,7 +133,7 @@ def test_replicated_value_is_the_same_for_all(kind):
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_unmarked_collection_is_an_error_for_every_container(kind):
     with pytest.raises(ConfigError, match="not sharded by guess"):
-        spread("role.m", "x", CONTAINERS[kind](4), None, 4)
+        spread_argument("role.m", "x", CONTAINERS[kind](4), None, 4)
 
 
 @pytest.mark.parametrize("value", [3, 2.5, "text", None, True, b"bytes", np.float32(1)])
@@ -134,25 +144,25 @@ def test_scalars_text_and_none_are_replicated(value):
 def test_per_rank_wants_one_value_a_rank():
     assert received(PerRank(["a", [1]]), None, 2) == ["a", [1]]
     with pytest.raises(ConfigError, match=r"role.m\(x\): PerRank wants 3 values, one a rank, got 2"):
-        spread("role.m", "x", PerRank([1, 2]), None, 3)
+        spread_argument("role.m", "x", PerRank([1, 2]), None, 3)
 
 
 def test_values_without_rows_cannot_be_sharded():
     with pytest.raises(ConfigError, match="cannot shard a int"):
-        spread("role.m", "x", 3, Shard, 2)
+        spread_argument("role.m", "x", 3, Shard, 2)
     with pytest.raises(ConfigError, match="different row counts"):
-        spread("role.m", "x", {"a": [1], "b": [1, 2]}, Shard, 2)
+        spread_argument("role.m", "x", {"a": [1], "b": [1, 2]}, Shard, 2)
 
 
 def test_task_names_tell_role_method_and_epoch():
-    assert named(task_name("rl.reward.hit", "score", 0)) == ("rl.reward.hit", "score", 0)
-    assert named(task_name("trainer", "train", 3)) == ("trainer", "train", 3)
+    assert parse_task_name(format_task_name("rl.reward.hit", "score", 0)) == ("rl.reward.hit", "score", 0)
+    assert parse_task_name(format_task_name("trainer", "train", 3)) == ("trainer", "train", 3)
 
 
 def test_header_is_left_out_only_when_values_are_the_parameters_in_order():
-    (a, _), (b, _) = (spread("r.m", name, 1, None, 2) for name in "ab")
+    (a, _), (b, _) = (spread_argument("r.m", name, 1, None, 2) for name in "ab")
     assert is_plain((a, b), ["a", "b", "c"])
     assert not is_plain((b,), ["a", "b"])
     assert not is_plain((a, b), ["a"])  # b can only be given by keyword
-    shared, _ = spread("r.m", "a", {"x": Answers([Chunk([1])], (1,))}, Shard, 2)
+    shared, _ = spread_argument("r.m", "a", {"x": Answers([Chunk([1])], (1,))}, Shard, 2)
     assert not is_plain((shared,), ["a"])

@@ -108,8 +108,8 @@ def test_a_worker_that_cannot_be_made_says_why_and_is_not_taken_for_a_dead_one(r
         hosts = ActorGroup({"role": spec}, name="role")
         try:
             with pytest.raises(WorkerFailed, match=said):  # asked before anybody waited for the group
-                nonet.WorkerGroup.of(hosts, "role").idle().get(300)
-            assert hosts.dead() == []
+                nonet.WorkerGroup.from_actors(hosts, "role").idle().get(300)
+            assert hosts.find_dead_ranks() == []
         finally:
             hosts.kill()
 
@@ -215,7 +215,7 @@ def test_ranks_meet_in_a_process_group_of_their_own(pair):
 def test_late_call_of_an_older_epoch_is_refused(ray_local):
     group = make(1)
     group.recall().get(300)
-    group.hosts.advance(1)
+    group.hosts.begin_epoch(1)
     assert group.recall().get(300)[0][0] is None
     group.hosts.epoch = 0
     with pytest.raises(StaleVersion, match="in epoch 1; a call of epoch 0 came too late"):

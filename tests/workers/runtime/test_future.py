@@ -65,7 +65,7 @@ def test_a_deadline_given_later_counts_from_then(waits, monkeypatch):
     future = pending(2.0)
     clock.now += 50.0  # whatever it waited for has taken long
     with pytest.raises(DeadlineExceeded, match=r"within 1\.5 s"):
-        future.within(1.5).settle()
+        future.set_deadline(1.5).settle()
     assert waits == [1.5]
 
 

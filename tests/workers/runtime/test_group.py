@@ -48,7 +48,7 @@ class Score(nonet.DistributeWorker):
     def sleep(self, seconds):
         time.sleep(seconds if self.rank else 0)
 
-    @nonet.method(collect="list", beside=True)
+    @nonet.method(collect="list", concurrent=True)
     def meet(self):
         barrier = self.__dict__.setdefault("barrier", threading.Barrier(2))
         return barrier.wait(60) in (0, 1)
@@ -146,9 +146,9 @@ def test_control_answers_while_a_rank_works(groups):
     _, three = groups
     pending, busy, until = three.sleep(5.0), "", time.monotonic() + 60
     while not busy and time.monotonic() < until:
-        busy = three.hosts.control("ping", timeout_s=60)[1]
+        busy = three.hosts.call_control("ping", timeout_s=60)[1]
     assert busy == "score.sleep"
-    assert "Thread" in three.hosts.control("doing")[1].stacks
+    assert "Thread" in three.hosts.call_control("describe_activity")[1].stacks
     pending.get(300)
 
 
@@ -161,22 +161,22 @@ def test_unknown_method_lists_the_group_methods(groups):
 def test_a_beat_names_who_did_not_answer_the_one_before(ray_local):
     group = nonet.WorkerGroup(Score, workers=2, cpus=0.2, threads=0)
     hosts = group.hosts
-    assert hosts.beat() == []
-    assert hosts.beat() == [], "one that was never heard is being started"
-    hosts.ready()
+    assert hosts.send_heartbeats() == []
+    assert hosts.send_heartbeats() == [], "one that was never heard is being started"
+    hosts.wait_until_ready()
     for _ in range(2):
-        hosts.beat()
+        hosts.send_heartbeats()
         ray.wait(hosts._beats, num_returns=2, timeout=300)
-    assert hosts.beat() == []
+    assert hosts.send_heartbeats() == []
     ray.kill(hosts.actors[1], no_restart=True)
     ray.wait(hosts._beats, num_returns=2, timeout=300)
     until, silent = time.monotonic() + 300, []
     while not silent and time.monotonic() < until:
-        silent = hosts.beat()
+        silent = hosts.send_heartbeats()
         ray.wait(hosts._beats, num_returns=2, timeout=300)
     assert silent == ["score-1"]
     group.stop()
-    assert hosts.beat() == [], "who was ended on purpose is not missed"
+    assert hosts.send_heartbeats() == [], "who was ended on purpose is not missed"
 
 
 def test_dead_worker_is_worker_lost(ray_local):

@@ -38,7 +38,10 @@ def test_the_rank_that_hangs_is_named_with_the_line_it_is_in_and_who_waits_for_i
         group.hosts.watchdog = Watchdog(tmp_path, {})
         pending = group.total(1)
         until = time.monotonic() + 60
-        while [one.waits for one in group.hosts.doing()] != [True, False] and time.monotonic() < until:
+        while [one.waits for one in group.hosts.describe_activities()] != [
+            True,
+            False,
+        ] and time.monotonic() < until:
             time.sleep(0.05)
         with pytest.raises(DeadlineExceeded) as caught:
             pending.get(0.1)
@@ -78,6 +81,6 @@ def test_a_rank_that_died_is_lost_when_a_gang_epoch_begins(ray_local):
         with pytest.raises(WorkerLost):
             group.die(1).get(60)
         with pytest.raises(WorkerLost, match="ring-1 died during advance"):
-            group.hosts.advance(1)
+            group.hosts.begin_epoch(1)
     finally:
         group.hosts.kill()

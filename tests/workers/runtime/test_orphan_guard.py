@@ -40,7 +40,7 @@ def test_who_is_spoken_to_stays_and_ends_once_it_is_silent(ended, monkeypatch):
     for _ in range(4):
         assert looked.acquire(timeout=WAIT_S)
         now[0] += 5.0
-        there.heard()
+        there.record_heartbeat()
         pauses.release()
     assert looked.acquire(timeout=WAIT_S)
     assert not ended.is_set()

@@ -16,7 +16,7 @@ from nonet.models.deepfm import ClickModel, baseline_chances, paired_clicks, sum
 from nonet.models.generation import read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import TEST, VALID, Sequences
-from nonet.workers import of_some_users
+from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -62,7 +62,7 @@ class ClickEvaluator(DistributeWorker):
         """Ask a commit of the stage `name` about the validation events of at most 2,000 users, while the stage goes on:
         {"metrics", "nats": mean log loss, "events": how many}."""
         rows = self._clicks.rows(VALID)
-        rows = rows[of_some_users(self._clicks.seq.user[rows], self.run.seed)]
+        rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
         chances = ClickModel(Path(folder)).chances_of(self._clicks, rows)
         np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=chances, rows=rows)
         every = summarise_clicks(chances, self._clicks.label[rows])

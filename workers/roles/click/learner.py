@@ -32,7 +32,7 @@ class ClickLearner(SupervisedLearner):
         """Read this rank's events of a step, with the keys of their bags."""
         (make,) = self.samples.batch(step, self.context.rank, self.context.world)
         batch = make()
-        return SparseBatch(batch, self._bags.asked(batch.bags), {})
+        return SparseBatch(batch, self._bags.list_keys(batch.bags), {})
 
     def take_step(
         self, step: int, batch: SparseBatch, rows: Mapping[str, Tensor]
@@ -43,15 +43,15 @@ class ClickLearner(SupervisedLearner):
         self.seed_dropout(step)
         context.model.train()
         self._bags.source = source = PrefetchedRows(rows)
-        with context.meter.part("dense"):
+        with context.meter.time_section("dense"):
             loss, pooled = torch.zeros(()), self._bags(batch.batch.bags, device)
             if len(label):  # a rank's share may be empty; it still meets the others
                 with self.precision.cast(device):
                     loss = torch.nn.functional.binary_cross_entropy_with_logits(
                         context.model(pooled), label.to(device), reduction="sum"
                     )
-                context.dense.backward(self.precision.scaled(loss / events))
-        total = context.member.total(float(loss.detach()))[0]
+                context.dense.backward(self.precision.scale_loss(loss / events))
+        total = context.member.sum_over_trainers(float(loss.detach()))[0]
         self._bags.push(step)
         return self.finish_step(step, total / events, float(events), batch.keys, source.grads)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nonet.models.deepfm import save_clicks
 from nonet.models.generation import as_array
-from nonet.workers import Saving
+from nonet.workers import SaveOptions
 from nonet.workers.roles import CheckpointPart, StageSetup, Trainer
 from nonet.workers.roles.click.data import ClickData, click_setup
 from nonet.workers.runtime import Replicate, method
@@ -32,7 +32,7 @@ class ClickTrainer(Trainer):
         self._target = stage.target
         return super()._make_learner(stage)
 
-    def _parts(self, saving: Saving) -> list[CheckpointPart]:
+    def _parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         """The trainer's parts and, from rank 0, folder/clicks/: a checkpoint is a whole click model."""
         parts = super()._parts(saving)
         if self.rank:

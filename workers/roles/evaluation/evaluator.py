@@ -17,8 +17,8 @@ from nonet.models.baselines import Votes, check_scores
 from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, ranks_of_test
 from nonet.samples.sequences import Sequences
-from nonet.workers import NatsOfTargets, of_some_users
-from nonet.workers.devices import HOST, claim, device
+from nonet.workers import TargetNats, select_validation_events
+from nonet.workers.devices import HOST, claim, get_device
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.fitting import Fitting
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
@@ -57,7 +57,7 @@ class Evaluator(DistributeWorker):
         self.corpus = self.corpus.with_events(seq)
         self.ranker.ask_about(self.corpus)
 
-    @method(away=True)
+    @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
         """Return by join of `data.join` the rows that were looked up and found since the last call."""
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
@@ -109,9 +109,9 @@ class Evaluator(DistributeWorker):
         if self.rank:
             return {}
         users, _ = self.ranker.prompts["valid"]
-        few = of_some_users(users, self.run.seed)
+        few = select_validation_events(users, self.run.seed)
         recommender, scores = self._model(folder)
-        nats = NatsOfTargets(scores, self.ranker.target)
+        nats = TargetNats(scores, self.ranker.target)
         if self.ranker.scores_all:
             board = self.ranker.ranked(nats, "valid", few)
         else:
@@ -193,5 +193,5 @@ class Evaluator(DistributeWorker):
         """The answer about a subject; its ranks are kept."""
         answer, ranks = self.ranker.total(parts)
         np.savez(self._results / f"{name}.npz", **ranks)  # type: ignore[arg-type]
-        device(HOST).release()
+        get_device(HOST).release()
         return answer

@@ -40,7 +40,7 @@ class Fitting:
     def rehearse(self) -> None:
         """Raises DataError, one line, where a baseline of the user's own answers what nobody can rank."""
         for name, config in self._configs.items():
-            if config["use"] not in BASELINES.shipped():
+            if config["use"] not in BASELINES.list_shipped():
                 rehearse(name, partial(self._made, name), self._seq, self._items)
 
     def fitted(self, name: str) -> Baseline | int:

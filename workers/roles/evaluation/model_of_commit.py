@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nonet.embedding.reading import ReplicaReader
-from nonet.embedding.storage import update_of
+from nonet.embedding.storage import load_update
 from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender, memory_weights, nearest_share
 from nonet.workers import load_model
@@ -22,7 +22,7 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
     model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
     load_model(model, folder / "dense")
     reader = ReplicaReader(run.specs())
-    reader.apply(update_of(folder, run.specs()))
+    reader.apply(load_update(folder, run.specs()))
     return Recommender(model, reader, dict(run.features), corpus, run.history, run.voters(corpus))
 
 

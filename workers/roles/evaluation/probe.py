@@ -20,7 +20,7 @@ from nonet.embedding.reading import SparseReader
 from nonet.models.generation import keys_of, on
 from nonet.models.sid_decoder import sid_loss
 from nonet.samples.batches import step_rows, training_batch
-from nonet.workers.devices import claim, device
+from nonet.workers.devices import claim, get_device
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -74,7 +74,7 @@ class Probe(DistributeWorker):
             for feature, table in self.run.features.items()
         }
         model.zero_grad()
-        with _Watch(model) as seen, device(self.device).autocast(self._precision):
+        with _Watch(model) as seen, get_device(self.device).autocast(self._precision):
             loss, count = sid_loss(model, on(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead)
         (loss / max(1, count)).backward()
         gradients = {name: _plain(p.grad) for name, p in model.named_parameters() if p.grad is not None} | {
@@ -88,7 +88,7 @@ class Probe(DistributeWorker):
     def score(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
         scores = []
-        with device(self.device).autocast(self._precision):
+        with get_device(self.device).autocast(self._precision):
             for asked in self.asked.chunks(users, positions, _CHUNK):
                 scores.append(self.asked.scores(*asked).float().numpy())
         return np.concatenate(scores)
@@ -120,7 +120,7 @@ class _Watch:
 
 
 def _rows(reader: SparseReader, table: str, keys: Tensor, where: str) -> Tensor:
-    return reader.rows(table, keys).to(where).requires_grad_()
+    return reader.read_rows(table, keys).to(where).requires_grad_()
 
 
 def _plain(tensor: Tensor | None) -> np.ndarray:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from nonet.options import StrictModel
-from nonet.plugins import Registry
+from nonet.plugins import PluginRegistry
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class RoleKind:
     restarts: bool = False
 
 
-ROLES = Registry("role", RoleKind, "nonet.workers.roles.kinds")
+ROLES = PluginRegistry("role", RoleKind, "nonet.workers.roles.kinds")
 
 
 @cache
 def shipped_roles() -> dict[str, RoleKind]:
     """The roles that every run has unless it says otherwise, in order."""
-    kinds = {name: ROLES.get(name) for name in ROLES.shipped()}
+    kinds = {name: ROLES.get(name) for name in ROLES.list_shipped()}
     named = {name: kind for name, kind in kinds.items() if kind.default is not None}
     return dict(sorted(named.items(), key=lambda item: item[1].order))
 
@@ -58,4 +58,4 @@ def shipped_roles() -> dict[str, RoleKind]:
 @cache
 def gang_roles() -> frozenset[str]:
     """Shipped roles that meet in the trainers' process group."""
-    return frozenset(name for name in ROLES.shipped() if ROLES.get(name).gang)
+    return frozenset(name for name in ROLES.list_shipped() if ROLES.get(name).gang)

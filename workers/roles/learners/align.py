@@ -25,6 +25,6 @@ class AlignLearner(SupervisedLearner):
             with self.precision.cast(context.device):
                 loss = context.model.alignment_loss(sid_nL, [str(text or "") for text in texts])
             counted = loss * (float(align["weight"]) / len(drawn))
-            context.dense.backward(self.precision.scaled(counted))
+            context.dense.backward(self.precision.scale_loss(counted))
             nats = float(loss.detach())
-        return {"align_loss": context.member.total(nats)[0] / len(drawn)}
+        return {"align_loss": context.member.sum_over_trainers(nats)[0] / len(drawn)}

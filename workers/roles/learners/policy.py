@@ -20,8 +20,8 @@ from nonet.rl import Critic
 from nonet.rl.algorithms import ALGORITHMS
 from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import RlPrompts
-from nonet.workers import FrozenPolicy, Saving, host_copy, load_model, read_tensors, write_tensors
-from nonet.workers.devices import claim, tensors_of
+from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, read_tensors, write_tensors
+from nonet.workers.devices import claim, list_training_tensors
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
@@ -82,7 +82,7 @@ class PolicyLearner(StageLearner):
             self.critic,
             self._keep_version(version),
         )
-        context.meter.taken()
+        context.meter.take_counts()
         record = update.step(step, beams, scores)
         self._check_distance(record)
         self._skipped = self._skipped + 1 if record.get("skipped") and record["norm"] == 0.0 else 0
@@ -93,23 +93,25 @@ class PolicyLearner(StageLearner):
         self.prompts.applied(step, beams["user"], beams["position"])
         return record
 
-    def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
+    def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         parts: list[CheckpointPart] = []
         rank = self.context.rank
         if self.reference is not None and rank == 0:
-            parts.append(partial(_write_tensors, "reference", host_copy(self.reference.model.state_dict())))
-            if rows := host_copy(self.reference.row_tensors()):
+            parts.append(
+                partial(_write_tensors, "reference", copy_to_host(self.reference.model.state_dict()))
+            )
+            if rows := copy_to_host(self.reference.to_row_tensors()):
                 parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
-            parts.append(partial(_write_tensors, "critic", host_copy(self.critic.tensors())))
+            parts.append(partial(_write_tensors, "critic", copy_to_host(self.critic.tensors())))
         ledger = self.prompts.ledger
         parts.append(
             partial(write_notes, ledger.notes(), rank) if rank else partial(write_snapshot, ledger.snapshot())
         )
         return parts
 
-    def device_tensors(self) -> Iterable[Tensor]:
-        return tensors_of(self.reference.model) if self.reference is not None else []
+    def list_device_tensors(self) -> Iterable[Tensor]:
+        return list_training_tensors(self.reference.model) if self.reference is not None else []
 
     def _keep_version(self, version: int | None) -> dict[int, FrozenPolicy]:
         """Store a copy of the policy under its published version; return the stored versions that beams may still come from."""

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from nonet.models.generation import Votes, on, policy_log_prob
 from nonet.models.policy import catalogue_log_prob, divergence, entropy
-from nonet.plugins import heavy
+from nonet.plugins import load_heavy
 from nonet.random import rng
 from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, corrections, mismatch_record, stops
 from nonet.rl.algorithms import Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
-from nonet.workers import FrozenPolicy, Share, SparseBatch
-from nonet.workers.engines import all_finite, gradients_of, poison, skip_step
+from nonet.workers import FrozenPolicy, SparseBatch, StepShare
+from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
 from nonet.workers.roles import LearnerContext, LearningRate, StageSetup
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
@@ -83,10 +83,12 @@ class PolicyUpdate:
         flat = float(advantage.small_groups + advantage.flat_groups)
         missed = float((~self._taken(beams)).all(1).sum())
         asked = float(len(valid_UW))
-        facts = self.context.member.total(
+        facts = self.context.member.sum_over_trainers(
             flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked
         )
-        record = self._record(self.context.member.total(*totals.tolist()), counts, facts, list(scores))
+        record = self._record(
+            self.context.member.sum_over_trainers(*totals.tolist()), counts, facts, list(scores)
+        )
         apart |= {"mismatch/stopped": float(held)} if apart else {}
         record |= self._by_scene(beams, scores, record) | self._breadth(beams) | apart
         record |= {"skipped": float(skipped)} if skipped else {}
@@ -105,7 +107,7 @@ class PolicyUpdate:
         )
         found = corrections(*asked, options["correct"], options["cap"])
         return mismatch_record(
-            self.context.member.total(*found.sums.tolist()), rollout_UWL.shape[-1]
+            self.context.member.sum_over_trainers(*found.sums.tolist()), rollout_UWL.shape[-1]
         ), found.weight_UW
 
     def _passes(self) -> int:
@@ -120,7 +122,7 @@ class PolicyUpdate:
         out = np.zeros(beams["logp"].shape, np.float32)
         parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
         share = self._share(beams, parts)
-        rows = share.frozen_rows(self.context.sparse)
+        rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
             cache = self.context.model.prefill(on(chunk.batch, self.context.device), chunk.spread(rows))
             sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.context.device)
@@ -138,7 +140,7 @@ class PolicyUpdate:
             for part in bounded(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
         ]
         share = self._share(beams, parts)
-        rows = share.frozen_rows(self.context.sparse)
+        rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
             some, batch = _rows(beams, part), on(chunk.batch, self.context.device)
             version = self.versions.get(int(made[part[0]])) if len(part) else None
@@ -166,19 +168,19 @@ class PolicyUpdate:
         """Gradients of one mini-batch; the count of all ranks, and sums over this rank's."""
         used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
         count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
-        count = max(self.context.member.total(count)[0], 1.0)
+        count = max(self.context.member.sum_over_trainers(count)[0], 1.0)
         return count, self._gradients(step, beams, advantage, used_UW, count)
 
     def _stepped(self, lr: float) -> float:
         """Take a dense step, and one of the critic; the gradient's norm. One that is not finite moves nothing."""
-        with self.context.meter.part("communication"):
+        with self.context.meter.time_section("communication"):
             norm = self.context.dense.clip()
         if not math.isfinite(norm):
             skip_step(self.context.dense)
             if self.critic is not None:
                 self.critic.skip()
             return norm
-        with self.context.meter.part("optimizer"):
+        with self.context.meter.time_section("optimizer"):
             self.context.dense.step(lr)
         if self.critic is not None:
             self.critic.step(self._summed)
@@ -194,10 +196,10 @@ class PolicyUpdate:
         learn = self.stage.sparse_lr is not None
         if learn:
             self._store_rows(share)
-        rows = self._learning_rows(share) if learn else share.frozen_rows(self.context.sparse)
+        rows = self._learning_rows(share) if learn else share.pull_frozen_rows(self.context.sparse)
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
-            with self.context.meter.part("dense"):
+            with self.context.meter.time_section("dense"):
                 policy = self._loss(chunk, rows, _rows(beams, part), _part(advantage, part), valid_UW[part])
                 self.context.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
@@ -207,7 +209,7 @@ class PolicyUpdate:
             self._push(step, share, rows)
         return sums
 
-    def _store_rows(self, share: Share) -> None:
+    def _store_rows(self, share: StepShare) -> None:
         """Store the rows that this step is about to change in every policy that is compared with later.
 
         All ranks store what any of them changes, and each calls this at the same place of a step.
@@ -216,8 +218,8 @@ class PolicyUpdate:
         if not policies:
             return
         for table, keys in share.keys.items():
-            changing = self.context.member.union(keys)
-            missing = [policy.missing_keys(table, changing) for policy in policies]
+            changing = self.context.member.gather_distinct_keys(keys)
+            missing = [policy.find_missing_keys(table, changing) for policy in policies]
             some = torch.cat(missing).unique()
             rows = self.context.sparse.pull(table, some, train=False).detach().clone().to(self.context.device)
             for policy in policies:
@@ -234,12 +236,12 @@ class PolicyUpdate:
             lambda table, keys: self.context.sparse.pull(table, keys, train=False).detach(),
         )
 
-    def _learning_rows(self, share: Share) -> dict[str, Tensor]:
+    def _learning_rows(self, share: StepShare) -> dict[str, Tensor]:
         """Rows [M, D] by table that gradients are kept of; every rank asks at once."""
         rows = {table: self.context.sparse.pull(table, keys) for table, keys in share.keys.items()}
         return {table: row.detach().to(self.context.device).requires_grad_() for table, row in rows.items()}
 
-    def _push(self, step: int, share: Share, rows: Mapping[str, Tensor]) -> None:
+    def _push(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
         """Move the rows at the stage's `sparse_lr`, which follows the dense rate's schedule."""
         assert self.stage.sparse_lr is not None
         rate = LearningRate(**self.stage.lr)
@@ -247,8 +249,8 @@ class PolicyUpdate:
         for table, keys in share.keys.items():
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
             assert grad is not None
-            if not all_finite([grad]):  # the step is skipped on every rank
-                poison(gradients_of(self.context.dense))
+            if not are_all_finite([grad]):  # the step is skipped on every rank
+                poison(list_gradients(self.context.dense))
                 grad = torch.zeros_like(grad)
             self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
@@ -286,7 +288,7 @@ class PolicyUpdate:
         column = self.algorithm.feedback_column(self.stage.algorithm)
         if column is not None:
             drawn["feedback_U"] = torch.from_numpy(self._feedback(beams, column))
-        compute = heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
+        compute = load_heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
         found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
         return replace(found, value=corrected(found.value, weight)), valid_UW
@@ -317,7 +319,7 @@ class PolicyUpdate:
             for index in range(len(titles))
             for values in (np.ones(len(scene_U)), missed_U, *means.values())
         ]
-        totals, found, whole = self.context.member.total(*sums), {}, 0.0
+        totals, found, whole = self.context.member.sum_over_trainers(*sums), {}, 0.0
         for index, title in enumerate(titles):
             count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
             if not count:
@@ -333,10 +335,10 @@ class PolicyUpdate:
             found |= {f"scene.{title}.{name}": value for name, value in values.items()}
         return found | {"reward": whole / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
 
-    def _share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> Share:
+    def _share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> StepShare:
         """Return this rank's prompts in chunks: those of the beams at each of `parts`."""
         prompts = [self._prompts(_rows(beams, part)) for part in parts]
-        return Share(prompts, self.context.run.features, self.context.device)
+        return StepShare(prompts, self.context.run.features, self.context.device)
 
     def _prompts(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""
@@ -389,7 +391,7 @@ class PolicyUpdate:
             self._weights_of_draws(beams, valid_UW),
             torch.from_numpy(beams["value"]).to(self.context.device) if "value" in beams else None,
         )
-        return heavy(self.algorithm.loss)(policy, self.stage.algorithm)
+        return load_heavy(self.algorithm.loss)(policy, self.stage.algorithm)
 
     def _weights_of_draws(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
         """Return what each beam counts [U, W], 1 on average over a group; None where the rollout says no weights."""
@@ -431,7 +433,7 @@ class PolicyUpdate:
         if self.context.corpus.trie.n_leaves > _MOST_ITEMS:
             return 0.0, 0.0, 0.0
         share = self._share(few, [slice(None)])
-        rows, chunk = share.frozen_rows(self.context.sparse), next(iter(share))
+        rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
         if not len(few["user"]):
             return 0.0, 0.0, 0.0
         batch, policy_UI, other = on(chunk.batch, self.context.device), torch.empty(0), []
@@ -452,7 +454,7 @@ class PolicyUpdate:
             return {}
         items, places = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _PLACES)
         held = np.bincount(beams["item"][beams["valid"]] % places, minlength=places) > 0
-        *held, beams_there = self.context.member.total(
+        *held, beams_there = self.context.member.sum_over_trainers(
             *held.astype(float).tolist(), float(beams["valid"].sum())
         )
         different = float(np.count_nonzero(held))
@@ -464,7 +466,7 @@ class PolicyUpdate:
         return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
 
     def _sum(self, moments: Tensor) -> Tensor:
-        return torch.tensor(self.context.member.total(*moments.tolist()), dtype=moments.dtype)
+        return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)
 
     def _summed(self, flat: Tensor) -> Tensor:
         """A flat gradient, added up over all ranks."""

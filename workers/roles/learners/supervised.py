@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.training import PrefetchPipeline
-from nonet.random import key
+from nonet.random import hash_words
 from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
@@ -30,15 +30,15 @@ from nonet.samples.sources import (
     read_state,
     write_state,
 )
-from nonet.workers import Saving, Share
-from nonet.workers.devices import device
+from nonet.workers import SaveOptions, StepShare
+from nonet.workers.devices import get_device
 from nonet.workers.engines import (
-    Precision,
-    all_finite,
-    cut,
-    gradients_of,
-    matmul_rate,
-    norm_of_rows,
+    StepPrecision,
+    are_all_finite,
+    compute_clip_factor,
+    compute_sparse_norm,
+    list_gradients,
+    measure_matmul_rate,
     poison,
     skip_step,
     write_precision,
@@ -58,7 +58,7 @@ class SupervisedLearner(StageLearner):
 
     def __init__(self, context: LearnerContext, stage: StageSetup):
         super().__init__(context, stage)
-        self.precision = Precision(**stage.precision)
+        self.precision = StepPrecision(**stage.precision)
         self._opened: Samples | None = None
         self._skipped = 0  # steps in a row that were skipped because a loss or gradient was not finite
         self._last_record_at = 0.0
@@ -72,11 +72,11 @@ class SupervisedLearner(StageLearner):
             `waited` for its samples.
         """
         context, stage = self.context, self.stage
-        matmul_rate(
+        measure_matmul_rate(
             context.device, stage.precision.get("use", "fp32")
         )  # measured once, before the clock starts
         self._last_record_at = time.perf_counter()
-        context.meter.taken()
+        context.meter.take_counts()
         distributed = context.sparse.layout.world > 1 or context.run.joins
         self._pipeline = pipeline = PrefetchPipeline(
             context.sparse,
@@ -86,7 +86,7 @@ class SupervisedLearner(StageLearner):
             depth=context.run.in_flight or (IN_FLIGHT if distributed else 1),
             step=lambda step: stage.first + step + 1,
             lr=self._table_rate,
-            timeout_s=context.run.deadlines.step.times(2),
+            timeout_s=context.run.deadlines.step.scale_by(2),
             learns=not stage.frozen_rows,
         )
         records = pipeline.run(start, stop)
@@ -98,7 +98,7 @@ class SupervisedLearner(StageLearner):
     def read_batch(self, step: int) -> Any:
         """Read this rank's part of a step, with the sparse keys that it needs (`keys` by table)."""
         makes = self.samples.batch(step, self.context.rank, self.context.world)
-        return Share(makes, self.context.run.features, self.context.device, self.loss.negatives(step))
+        return StepShare(makes, self.context.run.features, self.context.device, self.loss.negatives(step))
 
     def take_step(
         self, step: int, batch: Any, rows: Mapping[str, Tensor]
@@ -114,7 +114,7 @@ class SupervisedLearner(StageLearner):
             The gradients of the rows, None where the step was skipped or the stage freezes rows, and the step's record.
         """
         self.context.model.train()
-        with self.context.meter.part("dense"):
+        with self.context.meter.time_section("dense"):
             grads, sums = self.loss.gradients(batch, rows, lambda chunk: self.seed_dropout(step, chunk))
             sums |= self.add_gradients(step)
         grads, record = self.finish_step(step, sums["loss"], sums["events"], batch.keys, grads)
@@ -142,18 +142,20 @@ class SupervisedLearner(StageLearner):
         """
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         context, precision, scale = self.context, self.precision, {}
-        if not all_finite([torch.tensor(loss), *grads.values()]):
-            poison(gradients_of(context.dense))  # of one rank: its dense gradients tell the others
-        finite = precision.unscaled(gradients_of(context.dense)) & precision.unscaled(grads.values())
-        moves = not precision.scales or context.member.total(float(not finite))[0] == 0.0
+        if not are_all_finite([torch.tensor(loss), *grads.values()]):
+            poison(list_gradients(context.dense))  # of one rank: its dense gradients tell the others
+        finite = precision.unscale_gradients(list_gradients(context.dense)) & precision.unscale_gradients(
+            grads.values()
+        )
+        moves = not precision.scales or context.member.sum_over_trainers(float(not finite))[0] == 0.0
         if precision.scales:
             scale = {"scale": precision.scale, "skipped": float(not moves)}
-        precision.after(moves)
+        precision.update_loss_scale(moves)
         overflows = not moves and math.isfinite(loss) and precision.scale > 1  # a smaller scale may do
         norm = self._clip(keys, grads) if moves else math.inf
         moves = math.isfinite(norm)
         if moves:
-            with context.meter.part("optimizer"):
+            with context.meter.time_section("optimizer"):
                 context.dense.step(lr)
         else:
             skip_step(context.dense)
@@ -179,7 +181,7 @@ class SupervisedLearner(StageLearner):
     def seed_dropout(self, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""
         words = (self.stage.name, step, self.context.rank, "dropout", *([chunk] if chunk else []))
-        device(self.context.device).seed(key(self.context.run.seed, *words) >> 1)
+        get_device(self.context.device).seed(hash_words(self.context.run.seed, *words) >> 1)
 
     @cached_property
     def loss(self) -> SupervisedLoss:
@@ -209,10 +211,10 @@ class SupervisedLearner(StageLearner):
         if has_ledger(folder) and isinstance(self.samples, Counted) and self.samples.ledger is not None:
             self.samples.ledger.load(folder, self.context.rank)
 
-    def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
+    def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         parts: list[CheckpointPart] = []
         rank, world = self.context.rank, self.context.world
-        if rank == 0 and (state := self.precision.state()):
+        if rank == 0 and (state := self.precision.get_state()):
             parts.append(partial(write_precision, state))
         if (ledger := self._ledger) is not None:
             notes = partial(write_notes, ledger.notes(), rank)
@@ -237,17 +239,17 @@ class SupervisedLearner(StageLearner):
     def _clip(self, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
         """Clip the gradients, those of rows too where the stage says so, and return the norm before; inf or NaN if one is."""
         dense, learning = self.context.dense, self.context.dense.learning
-        with self.context.meter.part("communication"):
+        with self.context.meter.time_section("communication"):
             if not learning.clip_rows:
                 return dense.clip()
-            norm = dense.clip(norm_of_rows(keys, grads, self.context.member))
-            torch._foreach_mul_(list(grads.values()), cut(norm, learning.clip_norm))
+            norm = dense.clip(compute_sparse_norm(keys, grads, self.context.member))
+            torch._foreach_mul_(list(grads.values()), compute_clip_factor(norm, learning.clip_norm))
             return norm
 
     def _measure(self) -> dict[str, float]:
         """Return what the meter counted since the last record, sparse work included."""
         if self._pipeline is not None:
-            self.context.meter.spent("sparse", self._pipeline.sparse_s)
+            self.context.meter.add_seconds("sparse", self._pipeline.sparse_s)
             self._pipeline.sparse_s = 0.0
         return self.context.measure(self.stage)
 

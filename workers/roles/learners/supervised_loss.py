@@ -18,8 +18,8 @@ from nonet.models.sid_decoder import sid_loss
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
-from nonet.workers import Share
-from nonet.workers.engines import Precision
+from nonet.workers import StepShare
+from nonet.workers.engines import StepPrecision
 from nonet.workers.roles import LearnerContext, StageSetup
 
 # Shapes: T positions, M targets, C items that may be near, D width.
@@ -33,7 +33,7 @@ class SupervisedLoss:
 
     context: LearnerContext
     stage: StageSetup
-    precision: Precision = field(default_factory=Precision)
+    precision: StepPrecision = field(default_factory=StepPrecision)
 
     def negatives(self, step: int) -> dict[str, Tensor]:
         """Keys of items for the sampled softmax, by table, ascending; the same on every rank. None where nobody is near."""
@@ -46,7 +46,7 @@ class SupervisedLoss:
         return {self.context.run.features["item"]: keys.sort().values}
 
     def gradients(
-        self, read: Share, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
+        self, read: StepShare, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Gradients of the rows [M, D] by table, those of the model in it; and over all ranks loss (nats a target), events
         and, of nearest items, nearest_loss."""
@@ -54,7 +54,7 @@ class SupervisedLoss:
             table: table_rows.detach().to(self.context.device).requires_grad_()
             for table, table_rows in rows.items()
         }
-        total, sums = self.context.member.total(float(read.targets))[0], (0.0, 0.0)
+        total, sums = self.context.member.sum_over_trainers(float(read.targets))[0], (0.0, 0.0)
         for number, chunk in enumerate(read):
             begin_chunk(number)
             if not bool(chunk.batch.loss_mask.values.any()):
@@ -63,9 +63,11 @@ class SupervisedLoss:
                 losses = self._losses(
                     read, leaves, on(chunk.batch, self.context.device), chunk.spread(leaves)
                 )
-            self.context.dense.backward(self.precision.scaled(torch.stack(losses).sum() / max(total, 1.0)))
+            self.context.dense.backward(
+                self.precision.scale_loss(torch.stack(losses).sum() / max(total, 1.0))
+            )
             sums = sums[0] + float(losses[0].detach()), sums[1] + sum(float(x.detach()) for x in losses[1:])
-        loss, near = (each / max(total, 1.0) for each in self.context.member.total(*sums))
+        loss, near = (each / max(total, 1.0) for each in self.context.member.sum_over_trainers(*sums))
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
@@ -73,7 +75,7 @@ class SupervisedLoss:
         return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
 
     def _losses(
-        self, read: Share, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
+        self, read: StepShare, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
         """Summed nats of a chunk's targets: of their semantic ids and, where the nearest vote, of them among all items."""
         model, weight_M = self.context.dense.model, self._weights(batch)
@@ -98,7 +100,7 @@ class SupervisedLoss:
             state_TD[model.target_positions(batch)],
             spread["item"][taught],
             read.also[table].to(self.context.device),
-            read.others(table, leaves),
+            read.select_extra_rows(table, leaves),
             len(self.context.voters.items),
             weight_M,
         )
