@@ -384,7 +384,7 @@ def _rename_mutants(text: str, changed: dict, done: list[Rename]) -> str:
         used = {r.old: r.new for r in done if any(p == file[1] for p, _, _ in r.places)}
         out = []
         for line in block.splitlines(keepends=True):
-            if not re.match(r"  (name|file|test|tests|kills|killed_by):", line) and not line.startswith(
+            if not re.match(r"  (name|file|why|test|tests|kills|killed_by):", line) and not line.startswith(
                 "- name"
             ):
                 for old, new in used.items():
@@ -394,7 +394,8 @@ def _rename_mutants(text: str, changed: dict, done: list[Rename]) -> str:
                         else rf"\b{old}(?=\()"
                     )
                     if any(re.search(rf"\b{re.escape(new)}\b", after) for after in lines.values()):
-                        line = re.sub(pattern, new, line)
+                        key, text = re.match(r"(  \w+: )?(.*)", line, re.S).groups("")  # type: ignore[union-attr]
+                        line = key + re.sub(pattern, new, text)
             out.append(line)
         blocks[number] = "".join(out)
     return "".join(blocks)

@@ -161,7 +161,7 @@ class RewardHandles:
         began = time.monotonic()
         limits = {name: (1 + _ATTEMPTS * before[name]) * self._timeouts_s[name] + _GRACE_S for name in groups}
         for name, future in futures.items():
-            future.within(limits[name])
+            future.set_deadline(limits[name])
         for name, future in futures.items():
             futures[name] = self._settled(
                 name, groups[name], future, beams, calls[name], limits[name], strict=strict
@@ -311,7 +311,7 @@ class _Call:
         again: list[list[int]] = [[] for _ in range(world)]
         for nth, row in enumerate(rows):
             again[(makers[row] + 1 + nth) % world].append(row)
-        asked = group.score_again(self._beams, PerRank(again), call, budget_s).within(budget_s + _GRACE_S)
+        asked = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(budget_s + _GRACE_S)
         told = group.troubles(asked, call)
         try:
             asked.settle()

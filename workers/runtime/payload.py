@@ -6,7 +6,8 @@ Order is kept, nothing is padded. torch and Arrow are recognised by their method
 How tensors cross between processes: as NumPy arrays, so that pools may run different versions of torch.
 
 `register_tensor_serializer` teaches Ray's serializer once a process; then a tensor anywhere in an argument or a result travels
-as dtype name and array, without a copy on the sending side. Arrow and NumPy travel as Ray sends them. No pickled torch object is on the wire.
+as dtype name and array, without a copy on the sending side. Arrow and NumPy travel as Ray sends them. No pickled torch object is on
+the wire.
 """
 
 from __future__ import annotations
