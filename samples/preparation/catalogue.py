@@ -1,4 +1,4 @@
-"""ItemIndex: from the ids of events to rows of the catalogue, for one slice of events after the other."""
+"""Maps item ids of events to rows of the catalogue, one slice of events at a time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _SPREAD = 8  # times as many places as items, up to which whole numbers are look
 
 
 class ItemIndex:
-    """An index from item ids to catalogue rows, built once and used for any number of slices.
+    """Maps item ids to catalogue rows; built once and used for any number of slices.
 
-    Whole numbers that lie close are looked up in a table, 4 ns each; other ids by binary search over their sorted 64-bit keys.
-    Text is compared with what was found, so two texts of one hash are never confused.
+    Integers that are close together are looked up in a table (4 ns each). Other ids are found by binary search over their
+    sorted
+    64-bit keys. A text that is found by its key is compared with the catalogue, so two texts with the same hash are not
+    confused.
 
     Args:
-        ids: the ids of the catalogue [I], distinct.
+        ids: The ids of the catalogue [I], distinct.
     """
 
     def __init__(self, ids: Any):
@@ -74,7 +76,7 @@ class ItemIndex:
         return rows if pa.types.is_integer(self._ids.type) else self._checked(rows, item_id)
 
     def _checked(self, rows: np.ndarray, texts: Any) -> np.ndarray:
-        """Rows [N] of texts; those whose hash is another text's are looked up by their text."""
+        """Check the rows [N] found for texts, and look up by text those whose hash belongs to another text."""
         there = np.flatnonzero(rows >= 0)
         same = pc.equal(self._ids.take(pa.array(rows[there])), texts.take(pa.array(there)))
         if pc.all(same).as_py() is False:
@@ -84,7 +86,15 @@ class ItemIndex:
         return rows
 
     def rows(self, item_id: Any, where: str) -> np.ndarray:
-        """The catalogue row [N] int32 of each event's item. Raises DataError, which `where` opens, for one that is not there."""
+        """Return the catalogue row [N] int32 of each event's item.
+
+        Args:
+            item_id: Item ids [N], an Arrow array.
+            where: Prefix of the error message.
+
+        Raises:
+            DataError: If an item is not in the catalogue.
+        """
         if self._table is not None and pa.types.is_integer(item_id.type):
             place = item_id.to_numpy() - self._lowest
             inside = (place >= 0) & (place < len(self._table))
@@ -99,7 +109,12 @@ class ItemIndex:
 
 
 def distinct_items(log: EventLog, where: str | None) -> pa.Table:
-    """The catalogue of a log that comes without one: the ids of its events, ascending."""
+    """Build the catalogue of a log that has no items table: the distinct item ids of its events, ascending.
+
+    Args:
+        log: The event log.
+        where: Condition on the events, or None for all of them.
+    """
     found: list[Any] = []
     for part in log.slices:
         table, _ = log.read(part, log.needed(where))

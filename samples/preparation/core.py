@@ -1,7 +1,10 @@
-"""KCore: the largest set of events whose items and users all have enough of them, by passes over sorted partitions.
+"""Computes the k-core: the largest set of events in which every item and every user has enough events.
 
-A pass takes out what has too few by the counts so far, and counts what it took out; the first pass that takes nothing out
-ends it. What is left does not depend on the order. In memory: a count an item, and one partition.
+Each pass over the sorted partitions removes the events of items and users that have too few, and subtracts them from the
+counts.
+The first pass that removes nothing is the last one. The result does not depend on the order of removal. Memory holds one
+count
+per item and one partition.
 """
 
 from __future__ import annotations
@@ -22,7 +25,12 @@ _KEPT = "kept.bin"
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What is left: items [I] bool, and of each partition how many users and events."""
+    """The result of the k-core filter.
+
+    Attributes:
+        items: Which items are kept [I] bool.
+        sizes: Number of kept users and events of each partition.
+    """
 
     items: np.ndarray
     sizes: list[tuple[int, int]]
@@ -31,9 +39,17 @@ class Core:
 def k_core(
     partitions: Sequence[Partition], n_items: int, keep: Mapping[str, int], tell: Callable[[int], None]
 ) -> Core:
-    """Filter, without writing to the partitions but for a mask beside each. `tell` hears of events as they are looked at.
+    """Compute the k-core of all partitions and write a mask of kept events beside each partition.
 
-    Raises DataError where nothing is left, ConfigError for what `keep` cannot be.
+    Args:
+        partitions: Sorted partitions; their columns are not changed.
+        n_items: Number of catalogue rows.
+        keep: Least `item_events` and `user_events`.
+        tell: Called with the number of events that were processed.
+
+    Raises:
+        DataError: If no event is left.
+        ConfigError: If `keep` is not valid.
     """
     item_least, user_least = least_events(keep)
     counts, events = np.zeros(n_items, np.int64), 0
@@ -68,13 +84,14 @@ def k_core(
 
 
 def kept_of(part: Partition, events: int) -> np.ndarray:
-    """Which events of a partition are left [N] bool."""
+    """Return which events of a partition are kept [N] bool."""
     if not _mask_of(part).exists():
         return np.ones(events, bool)
     return np.unpackbits(np.fromfile(_mask_of(part), np.uint8), count=events).astype(bool)
 
 
 def _enough(offsets: np.ndarray, kept: np.ndarray, user_least: int) -> np.ndarray:
+    """Remove the events of users with fewer than `user_least` kept events from a mask [N]."""
     if not len(kept):
         return kept
     events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64)

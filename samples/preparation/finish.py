@@ -1,7 +1,7 @@
-"""Finish: what the k-core left of sorted partitions, written as flat files (`nonet.samples.sequences.flat`).
+"""Writes the events that the k-core kept from sorted partitions to flat files (`nonet.samples.sequences.flat`).
 
-Each partition has its place in them, so that they may be written in any order and again. A note beside the partition, with the
-hash of what was written, says that it is there.
+Each partition has a fixed range in the files, so partitions may be written in any order and more than once. A note beside a
+partition, with the hash of what was written, records that it is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ SPLITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was written of a partition: facts of its split, how many events of each split return to an item, and a hash."""
+    """Records that a partition was written.
+
+    Attributes:
+        facts: Facts of the partition's split.
+        repeats: Events of each split that return to an item of their user.
+        sha256: Hash of the written bytes.
+    """
 
     facts: SplitFacts
     repeats: tuple[int, ...]
@@ -37,7 +43,7 @@ class Note:
 
     @classmethod
     def load(cls, part: Partition) -> Note | None:
-        """None where the partition was not written whole."""
+        """Read the note of a partition; None if the partition was not written completely."""
         path = part.folder / _NOTE
         if not path.exists():
             return None
@@ -46,7 +52,7 @@ class Note:
         return cls(facts, tuple(note["repeats"]), note["sha256"])
 
     def save(self, part: Partition) -> None:
-        """Beside the partition."""
+        """Write the note beside its partition."""
         facts = {name: getattr(self.facts, name) for name in SplitFacts.__dataclass_fields__}
         text = json.dumps({"facts": facts, "repeats": self.repeats, "sha256": self.sha256})
         write_whole(part.folder / _NOTE, text.encode())
@@ -54,7 +60,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Writes partitions to their places: their layout, what is left of them, the split, and the folder."""
+    """Writes partitions to their ranges in the flat files.
+
+    Attributes:
+        layout: Layout of the partitions.
+        core: Result of the k-core filter.
+        split: Options of the split.
+        folder: Folder of the flat files.
+    """
 
     layout: Layout
     core: Core
@@ -62,7 +75,11 @@ class Finish:
     folder: Path
 
     def files(self, partitions: Sequence[Partition]) -> FlatFiles:
-        """Return the files, with room for all that is left; times take 32 bits where all fit. Raises OSError for no room."""
+        """Create the flat files with room for all kept events; times take 32 bits if all of them fit.
+
+        Raises:
+            OSError: If the disk has no room.
+        """
         users, events = (sum(column) for column in zip(*self.core.sizes, strict=True))
         fields = {name: (kind, events) for name, kind in self.layout.fields().items()}
         if all(_fits(part.column("time", "<i8")) for part in partitions):
@@ -74,7 +91,7 @@ class Finish:
         return FlatFiles(self.folder, fields)
 
     def write(self, files: FlatFiles, partitions: Sequence[Partition], number: int) -> None:
-        """Put one partition to its place, where its note does not say that it is there."""
+        """Write one partition to its range, unless its note says that it is written."""
         part = partitions[number]
         if Note.load(part) is not None:
             return
@@ -113,7 +130,7 @@ class Finish:
         Note(SplitFacts.of(own, time, codes), repeats, digest.hexdigest()).save(part)
 
     def write_texts(self, partitions: Sequence[Partition]) -> None:
-        """The text ids of users, in their order; nothing where ids are numbers."""
+        """Write the text ids of the users in their order; does nothing if ids are integers."""
         if not self.layout.text:
             return
         schema = pa.schema({"user_id": pa.large_string()})
@@ -130,7 +147,7 @@ class Finish:
 
 
 def _fits(times: np.ndarray) -> bool:
-    """Whether times fit 32 bits: from 1901 to 2038."""
+    """Return whether times fit into 32 bits (1901 to 2038)."""
     bounds = np.iinfo(np.int32)
     return bool(len(times) == 0 or (times.min() >= bounds.min and times.max() <= bounds.max))
 
@@ -138,7 +155,14 @@ def _fits(times: np.ndarray) -> bool:
 def trained_events(
     item: np.ndarray, split: np.ndarray, n_items: int, tell: Callable[[int], None]
 ) -> np.ndarray:
-    """TRAIN events of each item [I], of mapped events, a block at a time."""
+    """Count the TRAIN events of each item [I] from memory-mapped columns, one block at a time.
+
+    Args:
+        item: Item of each event [N].
+        split: Split code of each event [N].
+        n_items: Number of items I.
+        tell: Called with the number of events of each block.
+    """
     counts, block = np.zeros(n_items, np.int64), 1 << 22
     for start in range(0, len(item), block):
         rows = slice(start, start + block)

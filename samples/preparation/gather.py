@@ -1,6 +1,7 @@
-"""Gather: one partition of all runs, sorted by user and time, ties in the order of the log.
+"""Gathers one partition from all runs and sorts it by user and time; ties keep the order of the log.
 
-User, time and place are packed into one number where 63 bits hold them: numbers alone sort ten times as fast as an
+User, time and position are packed into one integer if 63 bits hold them, because sorting integers is ten times as fast as
+an
 argsort of two columns.
 """
 
@@ -27,8 +28,15 @@ pc: Any = pyarrow.compute  # its functions are made at import time, unknown to t
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What rows hold. text: whether ids of users are; finer: the dtype of what times are ordered by, "" for the seconds;
-    event_names: kinds of events, ascending; columns, targets: dtypes by name, in the order of their files."""
+    """Describes the columns of runs and partitions.
+
+    Attributes:
+        text: Whether user ids are text.
+        finer: The dtype of the values that order events within a second; "" if only seconds are known.
+        event_names: Kinds of events, ascending.
+        columns: Dtype of each carried column by name, in the order of their files.
+        targets: Names of the targets, in the order of their files.
+    """
 
     text: bool
     finer: str
@@ -37,34 +45,34 @@ class Layout:
     targets: Sequence[str]
 
     def fields(self) -> dict[str, str]:
-        """Columns of a sorted partition but for its users: name -> dtype."""
+        """Return the dtype of each column of a sorted partition by name, without the users."""
         kinds = {"event": "<i4"} if self.event_names else {}
         columns = {f"column-{i}": kind for i, kind in enumerate(self.columns.values())}
         targets = {f"target-{i}": "|b1" for i in range(len(self.targets))}
         return {"item": "<i4", "time": "<i8", **kinds, **columns, **targets}
 
     def row_bytes(self) -> int:
-        """Bytes of an event in a run, at most."""
+        """Return the most bytes that one event takes in a run."""
         each = sum(np.dtype(kind).itemsize for kind in self.fields().values())
         return each + 8 + (8 if self.finer else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A sorted partition on disk: catalogue rows as items, no filter yet."""
+    """A sorted partition on disk. Its items are catalogue rows, and it is not filtered yet."""
 
     folder: Path
 
     def column(self, name: str, kind: str) -> np.ndarray:
-        """One column [N], read into memory."""
+        """Read one column [N] into memory."""
         return np.fromfile(self.folder / f"{name}.bin", kind)
 
     def offsets(self) -> np.ndarray:
-        """Where each user's events begin [U + 1]."""
+        """Read the offsets [U + 1] at which each user's events begin."""
         return self.column("offsets", "<i8")
 
     def users(self, text: bool) -> Any:
-        """The ids of its users, ascending: int64 [U], or an Arrow array of texts."""
+        """Return the ids of the partition's users, ascending: int64 [U], or an Arrow array of texts."""
         if not text:
             return self.column("users", "<i8")
         with pa.memory_map(str(self.folder / WORDS)) as source:
@@ -72,7 +80,14 @@ class Partition:
 
 
 def gather(runs: Sequence[Run], number: int, layout: Layout, folder: Path) -> Partition:
-    """Write the partition `number`, where it is not there: aside first, then under its name."""
+    """Write one partition unless it exists. It is written to a temporary folder that is then renamed.
+
+    Args:
+        runs: The runs of all slices, in the order of the log.
+        number: Index of the partition.
+        layout: Layout of the runs.
+        folder: Parent folder of the partitions.
+    """
     final = folder / f"part-{number:06}"
     if final.exists():
         return Partition(final)
@@ -95,7 +110,7 @@ def gather(runs: Sequence[Run], number: int, layout: Layout, folder: Path) -> Pa
 
 
 def sorted_places(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """The places [N] of events by user, then time, then place."""
+    """Return the indices [N] that sort events by user, then time, then index."""
     if not len(user):
         return np.empty(0, np.int64)
     low, code = _narrow(user)
@@ -110,7 +125,7 @@ def sorted_places(user: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def _narrow(user: np.ndarray) -> tuple[int, np.ndarray]:
-    """Users as small numbers from 0 in their order, and the largest."""
+    """Map users to small integers from 0 in the same order. Returns the largest one and the integers."""
     low, high = int(user.min()), int(user.max())
     if high - low < 1 << 32:
         return high - low, user.astype(np.int64) - low
@@ -119,7 +134,7 @@ def _narrow(user: np.ndarray) -> tuple[int, np.ndarray]:
 
 
 def _users(runs: Sequence[Run], number: int, text: bool) -> tuple[Any, np.ndarray]:
-    """Texts of the partition, ascending (None for numbers), and its users [N]: ids, or places among the texts."""
+    """Return the distinct texts, ascending (None for integer ids), and users [N] as ids or text indices."""
     if not text:
         return None, _joined(runs, number, "user", "<i8")
     words = [run.texts(number) for run in runs]
@@ -137,6 +152,7 @@ def _users(runs: Sequence[Run], number: int, text: bool) -> tuple[Any, np.ndarra
 
 
 def _write_users(texts: Any, users: np.ndarray, folder: Path) -> None:
+    """Write the users of a partition, as int64 or as Arrow text."""
     if texts is None:
         users.astype("<i8").tofile(folder / "users.bin")
         return
@@ -147,7 +163,7 @@ def _write_users(texts: Any, users: np.ndarray, folder: Path) -> None:
 def _joined(
     runs: Sequence[Run], number: int, name: str, kind: str, event_names: Sequence[str] = ()
 ) -> np.ndarray:
-    """A column of a partition in the order of the log; codes of events are those of all runs together."""
+    """Concatenate one column of a partition over all runs; event codes are converted to those of all runs together."""
     parts = [run.column(name, number, kind) for run in runs]
     if name == "event":
         place = {kind: code for code, kind in enumerate(event_names)}
@@ -157,7 +173,7 @@ def _joined(
 
 
 def layout_of(runs: Sequence[Run], text: bool, columns: Mapping[str, str], targets: Sequence[str]) -> Layout:
-    """What the rows of runs hold."""
+    """Build the layout of the given runs."""
     finer = json.loads((runs[0].folder / "meta.json").read_text())["finer"]
     names = sorted({kind for run in runs for kind in run.kinds})
     return Layout(text, finer, tuple(names), columns, targets)

@@ -1,7 +1,8 @@
-"""EventLog: the interactions behind a path as slices of row groups, checked where they are read.
+"""Provides the interactions behind a path as slices of row groups that are checked when they are read.
 
-Opening it reads footers alone: the schema of all files, rows by row group, and from their statistics the unit of times that
-are plain numbers. A slice is whole row groups of one file, about two million rows.
+Opening a log reads only file footers: the schema of all files, the rows of each row group, and, from statistics, the unit
+of
+numeric times. A slice consists of whole row groups of one file and has about two million rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ _SLICE_ROWS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Consecutive row groups of a file; first_row: where they begin in it."""
+    """Consecutive row groups of a file.
+
+    Attributes:
+        file: Path of the file.
+        groups: Indices of the row groups.
+        first_row: Index of the first row within the file.
+        rows: Number of rows.
+    """
 
     file: str
     groups: tuple[int, ...]
@@ -48,9 +56,15 @@ class Slice:
 
 
 class EventLog:
-    """The interactions behind a path, glob, folder, URI or builtin: name. Raises DataError where they cannot be events.
+    """The interactions behind a path, glob, folder, URI or `builtin:` name.
 
-    schema: of what `read` gives · slices: in the order of files and rows · rows: of all of them
+    Attributes:
+        schema: Schema of the tables that `read` returns.
+        slices: Slices in the order of files and rows.
+        rows: Number of rows of all slices.
+
+    Raises:
+        DataError: If the files cannot be read as events.
     """
 
     def __init__(self, path: str, columns: Columns, slice_rows: int = _SLICE_ROWS):
@@ -73,11 +87,11 @@ class EventLog:
 
     @property
     def names(self) -> list[str]:
-        """The columns as the files name them."""
+        """The column names in the files."""
         return list(self._given.names)
 
     def state(self) -> str:
-        """A hash of the files: names, bytes, times of change, rows."""
+        """Return a hash of the files' names, sizes, modification times and row counts."""
         infos = self._system.get_file_info(self.files)
         facts = [
             [info.path, info.size, info.mtime_ns, self._footers[file].num_rows]
@@ -86,32 +100,49 @@ class EventLog:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def needed(self, *conditions: str | None) -> list[str]:
-        """The columns, as the files name them, that sequences hold or conditions may name."""
+        """Return the columns, by their names in the files, that sequences carry or that a condition may name."""
         _, dropped = carried_columns(self.schema, None)
         unfit = {text.rpartition(" (")[0] for text in dropped}
         text = " ".join(condition for condition in conditions if condition)
         return [name for name in self._given.names if name not in unfit or name in text]
 
     def read(self, part: Slice, only: Collection[str]) -> tuple[pa.Table, np.ndarray | None]:
-        """Rows of a slice in their order, renamed, checked and normalised, and where times are finer than seconds, times [N] to
-        order them by. Raises DataError that names file, row and column."""
+        """Read a slice: its rows in order, with columns renamed, checked and normalised.
+
+        Args:
+            part: The slice.
+            only: The columns to read, by their names in the files.
+
+        Returns:
+            The table, and times [N] that order its rows where they are finer than seconds (None otherwise).
+
+        Raises:
+            DataError: Names the file, the row and the column.
+        """
         table = read_groups(self._system, part.file, part.groups, _WHAT, only)
         table = self._partitions.added_to(table, part.file, list(only))
         where = f"{_WHAT} {part.file}, row groups {part.groups[0]} to {part.groups[-1]} (their first row is {part.first_row:,})"
         return check_events(self._as_given(table, only, where), self._format, where, self._unit)
 
     def column(self, part: Slice, role: str, groups: int | None = None) -> Any:
-        """One wanted column of a slice, or of its first row groups, as it is in the file."""
+        """Read one column of a slice, or of its first row groups, without conversion.
+
+        Args:
+            part: The slice.
+            role: `user_id`, `item_id` or `timestamp`.
+            groups: Number of row groups to read; None for all.
+        """
         source = self._source(role)
         table = read_groups(self._system, part.file, part.groups[:groups], _WHAT, [source])
         table = self._partitions.added_to(table, part.file, [source])
         return self._as_given(table, [source], f"{_WHAT} {part.file}")[source]
 
     def _as_given(self, table: pa.Table, only: Collection[str], where: str) -> pa.Table:
-        """The columns of a file with the types that all files together have; nulls for one that it lacks."""
+        """Cast a file's columns to the types that all files have together; a missing column becomes nulls."""
         return conform(table, pa.schema([field for field in self._given if field.name in only]), where)
 
     def _cut(self, most: int) -> Iterator[Slice]:
+        """Yield slices of at most `most` rows, each at least one row group."""
         for file, footer in self._footers.items():
             groups: list[int] = []
             first = rows = 0
@@ -130,13 +161,14 @@ class EventLog:
         return self._format.columns.get(role, self._format.columns.get(short, role))
 
     def _time_unit(self) -> str | None:
-        """The unit of times that are plain numbers without a name that tells it, from the largest of them."""
+        """Determine the unit of numeric times from their largest value; None if the type or the column name tells it."""
         source = self._source("timestamp")
         if not is_plain(self._given.field(source).type) or unit_by_name(source):
             return None
         return unit_by_size(max(self._largest(part, source) for part in self.slices))
 
     def _largest(self, part: Slice, source: str) -> float:
+        """Return the largest absolute value of a column of a slice, from statistics where they exist."""
         footer, largest = self._footers[part.file], 0.0
         for group in part.groups:
             columns = footer.row_group(group)
@@ -150,6 +182,7 @@ class EventLog:
         return largest
 
     def _largest_read(self, part: Slice, source: str) -> float:
+        """Return the largest absolute value of a column of a slice by reading it."""
         table = read_groups(self._system, part.file, part.groups, _WHAT, [source])
         table = self._partitions.added_to(table, part.file, [source])
         if source not in table.column_names:

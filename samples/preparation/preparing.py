@@ -1,13 +1,15 @@
-"""prepare: from interactions of any number to sequences on disk, the same as `build_sequences` makes of the same tables.
+"""Prepares sequences on disk from any number of interactions, with the same result as `build_sequences`.
 
     scatter  slices of the log -> runs, cut by ranges of users
-    gather   a range of all runs -> its users, sorted
-    core     passes over counts: which items and users are left
-    write    what is left -> flat files, memory-mapped by who reads them
+    gather   one range of all runs -> its users, sorted
+    core     passes over counts: which items and users are kept
+    write    the kept events -> memory-mapped flat files
 
-Each step leaves whole files in a working folder, and what is there is not made again, so a preparation that was killed goes on.
-A slice and a partition hold about two million rows: that, times the threads, is what is in memory, beside the items.
-Disk: about twice the events in rows of 20 to 40 bytes while it works, asked for before it begins.
+Each step writes complete files to a working folder and skips files that exist, so a preparation that was killed continues
+where
+it stopped. A slice and a partition have about two million rows each; memory holds one of them per thread, and the items.
+The
+disk needs about twice the events at 20 to 40 bytes per row while the preparation runs; this is checked before it begins.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What `build_sequences` is told, but for tie_seed; paths instead of tables."""
+    """The arguments of `build_sequences` except `tie_seed`, with paths instead of tables."""
 
     interactions: str
     items: str | None
@@ -88,7 +90,7 @@ class BuildOptions:
         return TableFormat(self.columns, self.missing)
 
     def to_fingerprint(self) -> dict[str, Any]:
-        """Return what a working folder is named after; default missing texts are left out, as before they could be chosen."""
+        """Return the values that a working folder is named after. Default missing texts are omitted."""
         facts = asdict(self)
         del facts["missing"]
         missing = self.table_format.own_missing
@@ -97,7 +99,14 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """folder: of the sequences, with items.parquet; seconds: of each step; cpu_s: seconds of cores in each, reading apart."""
+    """The result of a preparation.
+
+    Attributes:
+        folder: Folder of the sequences and of items.parquet.
+        sha256: Hash of the artifact.
+        seconds: Elapsed seconds of each step.
+        cpu_s: CPU seconds of each step; reading is listed separately.
+    """
 
     folder: Path
     sha256: str
@@ -105,7 +114,7 @@ class Prepared:
     cpu_s: dict[str, float]
 
     def open(self) -> tuple[Sequences, pa.Table]:
-        """Memory-mapped sequences, and their items."""
+        """Open the memory-mapped sequences and read their items."""
         return Sequences.load(self.folder), pq.read_table(self.folder / "items.parquet")
 
 
@@ -118,9 +127,19 @@ def prepare(
     partition_rows: int = _PARTITION_ROWS,
     threads: int | None = None,
 ) -> Prepared:
-    """Write root/sequences-<sha8>, or go on where a call for the same question and files was killed.
+    """Write root/sequences-<sha8>, continuing an earlier call with the same options and files that was killed.
 
-    Raises DataError and ConfigError as `build_sequences` does, and DataError, with nothing left behind, where the disk is full.
+    Args:
+        ask: Paths and options of the build.
+        root: Parent folder of the artifact and of the working folder.
+        tell: Called with a `Report` at most once a second.
+        slice_rows: Rows per slice; None for the default.
+        partition_rows: Rows per partition.
+        threads: Number of threads; None for at most four.
+
+    Raises:
+        DataError: As `build_sequences`, or if the disk is full; then the working folder is removed.
+        ConfigError: As `build_sequences`.
     """
     log = EventLog(ask.interactions, ask.table_format, *([slice_rows] if slice_rows else []))
     work = (
@@ -146,6 +165,8 @@ def prepare(
 
 @dataclass(slots=True)
 class _Job:
+    """One preparation with its options and its working folder."""
+
     ask: BuildOptions
     log: EventLog
     work: Path
@@ -155,6 +176,7 @@ class _Job:
     needed_bytes: int = 0
 
     def run(self, root: Path) -> Prepared:
+        """Run all steps and move the artifact to its final name."""
         least_events(self.ask.keep)
         items = None if self.ask.items is None else read_items(self.ask.items, self.ask.table_format)
         given = [] if self.ask.items is None else parquet_schema(self.ask.items, "items").names
@@ -182,7 +204,7 @@ class _Job:
         return Prepared(final, sha256, self.progress.seconds, cpu_s)
 
     def _sort(self, catalogue: pa.Table, cpu_s: dict[str, float]) -> None:
-        """Scatter and gather: whole partitions, and the note that all of them are there."""
+        """Run scatter and gather, and record that all partitions are complete."""
         columns, dropped = carried_columns(self.log.schema, None)
         bounds = user_bounds(self.log, -(-self.log.rows // self.partition_rows))
         ids = catalogue["item_id"].combine_chunks()
@@ -213,6 +235,7 @@ class _Job:
         shutil.rmtree(runs_folder)
 
     def _sorted(self, note: Path) -> tuple[Layout, list[Partition]]:
+        """Read the layout and the partitions that `_sort` recorded."""
         there = json.loads(note.read_text())
         layout = Layout(**{**there["layout"], "event_names": tuple(there["layout"]["event_names"])})
         numbers = range(there["partitions"])
@@ -221,7 +244,7 @@ class _Job:
     def _write(
         self, folder: Path, finish: Finish, partitions: Sequence[Partition], catalogue: pa.Table
     ) -> str:
-        """The artifact, but for its name: its hash."""
+        """Write the artifact without its final name and return its hash."""
         core, layout = finish.core, finish.layout
         users, events = (sum(column) for column in zip(*core.sizes, strict=True))
         self.progress.phase("write", events)
@@ -257,6 +280,7 @@ class _Job:
         return _hash([meta, hashlib.sha256((folder / "items.parquet").read_bytes()).hexdigest()])
 
     def _write_items(self, folder: Path, core: Core, catalogue: pa.Table, meta: dict[str, Any]) -> None:
+        """Write the item keys, the metadata and the items table of the artifact."""
         kept_ids = catalogue["item_id"].filter(pa.array(core.items))
         np.save(folder / ITEM_KEYS, keys_in("item", as_numbers(kept_ids)))
         write_whole(folder / FLAT_META, f"{json.dumps(meta, indent=1)}\n".encode())
@@ -268,7 +292,7 @@ class _Job:
         pq.write_table(item_table(catalogue, core.items, trained), folder / "items.parquet")
 
     def _each(self, jobs: Iterable[Any], work: Callable[[Any], Any], rows: Callable[[Any], int]) -> None:
-        """All jobs, some at a time; the first error ends them."""
+        """Run all jobs in a thread pool; the first error cancels the others."""
         with ThreadPoolExecutor(self.threads) as pool:
 
             def one(job: Any) -> None:
@@ -285,7 +309,7 @@ class _Job:
                 raise
 
     def _check_room(self) -> None:
-        """Raise DataError where the disk has less room than all this takes."""
+        """Raise DataError if the disk has less free space than the preparation needs."""
         columns, _ = carried_columns(self.log.schema, None)
         layout = Layout(
             False,
@@ -305,12 +329,13 @@ class _Job:
 
 
 def _kind(kind: pa.DataType) -> str:
-    """The dtype that `column_values` gives for a carried column."""
+    """Return the dtype that `column_values` produces for a carried column."""
     whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     return "<i8" if whole or pa.types.is_string(kind) or pa.types.is_large_string(kind) else "<f4"
 
 
 def _state(items: str | None) -> Any:
+    """Return path, size and modification time of each items file; None without items."""
     if items is None:
         return None
     from nonet.samples.tables import find_parquet

@@ -1,4 +1,4 @@
-"""Progress: how far a preparation is, told at most once a second: rows a second and what is left by it."""
+"""Reports the progress of a preparation at most once a second: rows per second and the estimated time left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ Tell = Callable[["Report"], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """phase; rows done of all it goes over, rows a second, and seconds that are left by that."""
+    """The progress of one phase.
+
+    Attributes:
+        phase: Name of the phase.
+        rows: Rows that were processed.
+        of: Rows of the phase.
+        rows_s: Rows per second.
+        left_s: Estimated seconds left.
+    """
 
     phase: str
     rows: int
@@ -21,7 +29,7 @@ class Report:
     left_s: float
 
     def text(self) -> str:
-        """For people. A phase that goes over its rows several times says how often it has."""
+        """Format the report as one line. A phase that passes over its rows several times shows the number of the pass."""
         if self.rows > self.of > 0:
             return f"{self.phase}: pass {-(-self.rows // self.of)} of all {self.of:,} rows, {self.rows_s:,.0f} rows/s"
         share = self.rows / max(1, self.of)
@@ -30,7 +38,12 @@ class Report:
 
 
 class Progress:
-    """Adds up rows from several threads. seconds: of each phase that has ended; cpu_s: of cores in each."""
+    """Counts processed rows over several threads.
+
+    Attributes:
+        seconds: Elapsed seconds of each phase that has ended.
+        cpu_s: CPU seconds of each phase.
+    """
 
     def __init__(self, tell: Tell | None = None, every_s: float = 1.0):
         self._tell, self._every_s = tell, every_s
@@ -42,14 +55,24 @@ class Progress:
         self.cpu_s: dict[str, float] = {}
 
     def phase(self, name: str, rows: int) -> None:
-        """The next phase goes over so many rows."""
+        """End the current phase and start the next one.
+
+        Args:
+            name: Name of the phase.
+            rows: Rows that it processes.
+        """
         self.end()
         self._phase, self._of, self._rows = name, rows, 0
         self._began = self._told = time.monotonic()
         self._thread_s = time.thread_time()
 
     def add(self, rows: int, cpu_s: float | None = None) -> None:
-        """So many more are done, in so many seconds of a core; by default those of this thread since the phase began."""
+        """Add processed rows and the CPU time that they took.
+
+        Args:
+            rows: Number of rows.
+            cpu_s: CPU seconds; by default those of this thread since the last call.
+        """
         with self._lock:
             self._rows += rows
             if cpu_s is None:
@@ -65,7 +88,7 @@ class Progress:
         self._tell(report)
 
     def end(self) -> None:
-        """The phase is over."""
+        """End the current phase and record its duration."""
         if self._phase:
             self.seconds[self._phase] = round(time.monotonic() - self._began, 3)
         self._phase = ""

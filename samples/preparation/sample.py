@@ -1,4 +1,4 @@
-"""sample_of: what a driver looks at of data that are too large for it: footers, one row group, the columns of the items."""
+"""Reads the part of large data that a driver looks at: footers, one row group, and the columns of the items."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from nonet.samples.tables import Columns, check_columns, check_items, matches, p
 def sample_of(
     interactions: str, items: str | None, columns: Columns, conditions: Sequence[str | None]
 ) -> tuple[pa.Table, pa.Schema]:
-    """Checked interactions of the first row group, and the columns of the items as `build_sequences` gives them.
+    """Read checked interactions of the first row group, and the columns of the items as `build_sequences` gives them.
 
-    Raises DataError where files are no Parquet or lack columns, where rows of the sample are wrong, or ids of both tables are of
-    unlike types; ConfigError for a condition that cannot be computed.
+    Args:
+        interactions: Path of the interactions.
+        items: Path of the items; None if there are none.
+        columns: Column names, or the whole table format.
+        conditions: Conditions that are evaluated on the sample; None entries are ignored.
+
+    Raises:
+        DataError: If files are not Parquet or lack columns, if rows of the sample are invalid, or if the ids of both
+            tables have
+            different types.
+        ConfigError: If a condition cannot be computed.
     """
     log = EventLog(interactions, columns, slice_rows=1)
     given = pa.schema([]) if items is None else parquet_schema(items, "items")
@@ -51,7 +60,7 @@ def _columns_of(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
 
 
 def _one(kind: pa.DataType) -> pa.Array:
-    """A value that is not null, where the type is one of ids."""
+    """Return an array of one value that is not null if the type can hold ids, and null otherwise."""
     if pa.types.is_dictionary(kind):
         return pa.array(["0"]).dictionary_encode().cast(kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

@@ -1,8 +1,12 @@
-"""Scatter: slices of events to runs on disk, each cut by ranges of users.
+"""Scatters slices of events to runs on disk, each cut by ranges of users.
 
-A run is what one slice left: a file a column, its rows in the order of partitions, and inside one in the order of the log. A
-partition is a range of user ids, bounds drawn from a sample of the log, so that partitions one after the other are the users
-in the order of their ids. A run is written aside and renamed: what is there is whole, and is not written again.
+A run is the output of one slice: one file per column, with rows in the order of partitions, and within a partition in the
+order
+of the log. A partition is a range of user ids whose bounds are drawn from a sample of the log, so consecutive partitions
+hold
+the users in the order of their ids. A run is written to a temporary folder that is renamed, so an existing run is complete
+and
+is not written again.
 """
 
 from __future__ import annotations
@@ -34,7 +38,14 @@ WORDS = "words.arrow"
 
 
 def user_bounds(log: EventLog, partitions: int) -> list[Any]:
-    """Up to `partitions` - 1 user ids that cut a sample of the events evenly, ascending; the same for the same log."""
+    """Return up to `partitions` - 1 user ids, ascending, that divide a sample of the events evenly.
+
+    The result depends only on the log.
+
+    Args:
+        log: The event log.
+        partitions: Wanted number of partitions.
+    """
     if partitions < 2:
         return []
     chosen = np.unique(np.linspace(0, len(log.slices) - 1, _SAMPLED).round().astype(int))
@@ -50,8 +61,14 @@ def user_bounds(log: EventLog, partitions: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a slice left: where each partition begins [P + 1], the kinds of events by its own codes, and of text ids where each
-    partition's begin among its words."""
+    """The output of one slice.
+
+    Attributes:
+        folder: Folder of the run.
+        bounds: First row of each partition [P + 1].
+        kinds: Kinds of events, in the order of the run's own codes.
+        words: First distinct text id of each partition among those of the run; empty if ids are integers.
+    """
 
     folder: Path
     bounds: np.ndarray
@@ -60,18 +77,18 @@ class Run:
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """Of a folder that `Scatter` wrote."""
+        """Load the run from a folder that `Scatter` wrote."""
         meta = json.loads((folder / "meta.json").read_text())
         return cls(folder, np.array(meta["bounds"]), tuple(meta["kinds"]), np.array(meta["words"], np.int64))
 
     def column(self, name: str, partition: int, kind: str) -> np.ndarray:
-        """One column of a partition, read into memory."""
+        """Read one column of a partition into memory."""
         start, stop = (int(row) for row in self.bounds[partition : partition + 2])
         size = np.dtype(kind).itemsize
         return np.fromfile(self.folder / f"{name}.bin", kind, stop - start, offset=start * size)
 
     def texts(self, partition: int) -> Any:
-        """The distinct text ids of a partition, ascending."""
+        """Return the distinct text ids of a partition, ascending."""
         start, stop = (int(row) for row in self.words[partition : partition + 2])
         with pa.memory_map(str(self.folder / WORDS)) as source:
             return pa.ipc.open_file(source).read_all()["id"].slice(start, stop - start).combine_chunks()
@@ -79,8 +96,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Writes runs: index over the catalogue, where and targets as conditions, columns that are carried by name, bounds of users,
-    and the folder that runs lie in. cpu_s: seconds of a core that reading and the rest took."""
+    """Writes runs.
+
+    Attributes:
+        log: The event log.
+        index: Index over the catalogue.
+        where: Condition on the events, or None.
+        targets: Condition of each stage's target.
+        columns: Names of the carried columns.
+        bounds: User ids at which partitions begin.
+        folder: Parent folder of the runs.
+        cpu_s: CPU seconds of reading and of the rest.
+    """
 
     log: EventLog
     index: ItemIndex
@@ -92,11 +119,11 @@ class Scatter:
     cpu_s: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "scatter": 0.0})
 
     def place(self, number: int) -> Path:
-        """Where the run of a slice lies."""
+        """Return the folder of a slice's run."""
         return self.folder / f"run-{number:06}"
 
     def write(self, number: int, part: Slice) -> None:
-        """Make the run of a slice, where it is not there."""
+        """Write the run of a slice unless it exists."""
         final = self.place(number)
         if final.exists():
             return
@@ -116,6 +143,7 @@ class Scatter:
         self.cpu_s["scatter"] += time.thread_time() - read
 
     def _write(self, folder: Path, table: pa.Table, finer: np.ndarray | None, part: Slice) -> None:
+        """Write the columns of a run, ordered by partition, and its metadata."""
         words, user, partition = self._users(table["user_id"], folder)
         order = np.argsort(partition, kind="stable")
         user[order].tofile(folder / "user.bin")
@@ -141,8 +169,12 @@ class Scatter:
         (folder / "meta.json").write_text(json.dumps(meta))
 
     def _users(self, ids: Any, folder: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Where the words of each partition begin, users [N] and their partition [N]: ids as they are, texts as their places
-        among the words of the run."""
+        """Assign users to partitions, and write the distinct text ids.
+
+        Returns:
+            The first distinct text of each partition, the users [N] (ids, or indices into the texts), and the partition
+            of each [N].
+        """
         small = np.uint8 if len(self.bounds) < 256 else np.uint16
         if pa.types.is_integer(ids.type):
             user = ids.to_numpy()
