@@ -1,11 +1,12 @@
-"""Advantages of a group of beams, of one reward or several.
+"""Advantages of a group of beams, computed from one reward or several.
 
-GRPO: A = (r - mean) / (std + eps) over a user's valid beams; std with n - 1, as in verl, TRL and MiniOneRec
-(eps 1e-4). GDPO (arXiv 2601.05242; verl's gdpo_reward_weights): each objective is normalised so in its group,
-the weighted sum is then whitened over the batch, so one objective's scale cannot drown another. Dr. GRPO: no spread.
-REINFORCE++: whitened over the batch alone, with or without the group's mean taken off first. RLOO is in draws.py.
-A group with fewer than two valid beams, or whose rewards are all equal, has advantage exactly 0 and is
-counted. Arithmetic is float64: a group of equal rewards has no spread by rounding.
+GRPO: A = (r - mean) / (std + eps) over a user's valid beams; std with n - 1, as in verl, TRL and MiniOneRec (eps 1e-4).
+GDPO (arXiv 2601.05242; verl's gdpo_reward_weights): each objective is normalised in its group as in GRPO, then the weighted
+sum is whitened over the batch, so the scale of one objective does not dominate another. Dr. GRPO: no division by the standard
+deviation. REINFORCE++: whitened over the batch alone, with or without subtracting the group's mean first. RLOO is in draws.py.
+
+A group with fewer than two valid beams, or whose rewards are all equal, has advantage exactly 0 and is counted. The
+arithmetic is float64, so that rounding gives no spread to a group of equal rewards.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """value [U, W] float32, 0 where invalid; how many groups had too few beams, or no spread at all.
+    """Advantages of the beams of a batch.
 
-    used_U   [U] bool: groups that a loss is computed and divided over; None for all
-    group_U  [U]: what each group's next event counts in a loss of next events; None where there is none
+    Attributes:
+        value: Advantages [U, W] float32, 0 where a beam is invalid.
+        small_groups: Number of groups with fewer than two valid beams.
+        flat_groups: Number of groups whose rewards are all equal.
+        used_U: Mask [U] bool of the groups that the loss is computed and averaged over; None for all.
+        group_U: Weight [U] of each group's next event in a next-event loss; None where there is none.
     """
 
     value: Tensor
@@ -37,19 +42,19 @@ class Advantages:
 
 
 def weighted_sum(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Sum of weight * reward, [U, W] float64."""
+    """Compute the weighted sum of the rewards, [U, W] float64."""
     _check_names(rewards, weights)
     return torch.stack([weights[name] * reward.double() for name, reward in rewards.items()]).sum(0)
 
 
 def grpo(reward_UW: Tensor, valid_UW: Tensor, *, eps: float = 1e-4) -> Advantages:
-    """(r - group mean) / (group std + eps) over valid beams."""
+    """Compute (r - group mean) / (group std + eps) over the valid beams."""
     value, small_U, flat_U = _normalise(reward_UW, valid_UW, eps)
     return Advantages(value.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
 def centred(reward_UW: Tensor, valid_UW: Tensor) -> Advantages:
-    """r - group mean, without a spread: Dr. GRPO (arXiv 2503.20783)."""
+    """Compute r - group mean, without dividing by the standard deviation: Dr. GRPO (arXiv 2503.20783)."""
     value, small_U, flat_U = _centred(reward_UW, valid_UW)
     return Advantages(value.float(), int(small_U.sum()), int(flat_U.sum()))
 
@@ -61,8 +66,14 @@ def whitened(
     baseline: bool = False,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Advantages:
-    """(r - mean) / std over the batch's valid beams: REINFORCE++ (arXiv 2501.03262); `baseline` takes each group's mean off
-    before, and leaves groups without spread out of the batch. `reduce` is that of `gdpo`."""
+    """Compute (r - mean) / std over the valid beams of the batch: REINFORCE++ (arXiv 2501.03262).
+
+    Args:
+        reward_UW: Rewards.
+        valid_UW: Mask of the valid beams.
+        baseline: Whether to subtract each group's mean first, and to exclude groups without spread from the batch statistics.
+        reduce: Sums a float64 [3] tensor over all ranks, as in `gdpo`.
+    """
     centred_UW, small_U, flat_U = _centred(reward_UW, valid_UW)
     counted_UW = valid_UW & ~(small_U | flat_U)[:, None] if baseline else valid_UW
     value_UW = centred_UW if baseline else torch.where(valid_UW, reward_UW.double(), 0.0)
@@ -78,11 +89,17 @@ def gdpo(
     eps: float = 1e-4,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Advantages:
-    """Normalise each objective in its group, sum with weights, whiten over the batch.
+    """Normalise each objective in its group, sum with weights, and whiten over the batch.
 
-    Whitening counts every valid beam of a group with two or more (those without spread as 0). With the batch
-    cut over ranks, `reduce` sums a float64 [3] tensor (count, sum, sum of squares) over them, so a rank's
-    share changes nothing.
+    Whitening counts every valid beam of a group with two or more; those without spread count as 0.
+
+    Args:
+        rewards: Rewards [U, W] by name.
+        weights: Weight of each reward.
+        valid_UW: Mask of the valid beams.
+        eps: Added to the standard deviation of a group.
+        reduce: Sums a float64 [3] tensor (count, sum, sum of squares) over all ranks, so that the result does not depend on how
+            the batch is sharded.
     """
     _check_names(rewards, weights)
     summed_UW = torch.zeros(valid_UW.shape, dtype=torch.float64, device=valid_UW.device)
@@ -98,7 +115,10 @@ def gdpo(
 
 
 def _white(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Mean 0 and spread 1 over the counted beams of all ranks; 0 for the others, and where there are fewer than two."""
+    """Whiten the counted beams of all ranks to mean 0 and standard deviation 1.
+
+    Other beams get 0; if fewer than two beams are counted, all do.
+    """
     values = value_UW[counted_UW]
     count, total, squares = _reduced(
         torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()]), reduce
@@ -111,7 +131,7 @@ def _white(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tens
 
 
 def _normalise(reward_UW: Tensor, valid_UW: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Group-normalised reward [U, W] float64, and which groups are too small or flat, [U] bool each."""
+    """Return the group-normalised reward [U, W] float64, and masks [U] of the groups that are too small or flat."""
     centred_UW, small_U, flat_U = _centred(reward_UW, valid_UW)
     count_U1 = valid_UW.sum(1, keepdim=True)
     std_U1 = (centred_UW.square().sum(1, keepdim=True) / (count_U1 - 1).clamp_min(1)).sqrt()
@@ -120,8 +140,10 @@ def _normalise(reward_UW: Tensor, valid_UW: Tensor, eps: float) -> tuple[Tensor,
 
 
 def _centred(reward_UW: Tensor, valid_UW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Reward less its group's mean [U, W] float64, 0 in groups that are too small or flat, and which those are, [U] bool
-    each."""
+    """Return the reward less its group's mean [U, W] float64, and masks [U] of the groups that are too small or flat.
+
+    The beams of such groups get 0.
+    """
     reward_UW = torch.where(valid_UW, reward_UW.double(), 0.0)
     count_U1 = valid_UW.sum(1, keepdim=True)
     centred_UW = torch.where(

@@ -1,7 +1,7 @@
-"""Critic: what a prompt and the first codes of a beam are worth, for PPO; a head of its own beside the model.
+"""Critic: a value head for PPO that estimates the return of a prompt and of each prefix of a beam.
 
-V_l = w_l . state + e_1[c_1] + ... + e_l[c_l] on the model's states, which it reads and never moves. Its weights are each
-trainer's, kept equal by summed gradients, and go into commits as `critic/`; nothing that serves reads them. PPO: Schulman
+V_l = w_l . state + e_1[c_1] + ... + e_l[c_l] on the model's states; no gradient flows into the model. Each trainer has a copy
+of the weights, kept equal by summed gradients; checkpoints store it as `critic/`, and serving does not read it. PPO: Schulman
 et al., arXiv 1707.06347; generalised advantages: arXiv 1506.02438, with a reward at the last level alone and no discount.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Critic:
-    """A value head and its optimizer. It starts at 0 everywhere, so the first advantages are the rewards themselves."""
+    """A value head and its optimizer; all values start at 0, so the first advantages equal the rewards."""
 
     def __init__(self, width: int, codes: Sequence[int], lr: float, device: str | torch.device = "cpu"):
         self._head = nn.Linear(width, len(codes)).to(device)
@@ -27,7 +27,7 @@ class Critic:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, weight_decay=0.0)
 
     def values(self, state_UD: Tensor, sid_UWL: Tensor) -> Tensor:
-        """Values [U, W, L] before each level's code is chosen, with a gradient to the head alone."""
+        """Compute the values [U, W, L] before each level's code is chosen, with a gradient to the head alone."""
         prompt_UL = self._head(state_UD.detach().float())
         parts, known_UW = [], torch.zeros(sid_UWL.shape[:2], device=state_UD.device)
         for level in range(sid_UWL.shape[-1]):
@@ -38,7 +38,11 @@ class Critic:
         return torch.stack(parts, -1)
 
     def step(self, summed: Callable[[Tensor], Tensor]) -> None:
-        """Move by the gradients, which `summed` adds up over all ranks (flat, in place or not)."""
+        """Apply an optimizer step.
+
+        Args:
+            summed: Sums the flat gradient over all ranks, in place or not, and returns it.
+        """
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         flat = summed(torch.cat([grad.reshape(-1) for grad in grads]))
         for parameter, piece in zip(
@@ -49,11 +53,11 @@ class Critic:
         self._optimizer.zero_grad()
 
     def skip(self) -> None:
-        """Drop the gradients of a step that is not taken."""
+        """Discard the gradients of a step that is not applied."""
         self._optimizer.zero_grad()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimizer state by name, as they are now."""
+        """Return weights and optimizer state by name, without copying."""
         found = {str(place): parameter.detach() for place, parameter in enumerate(self._parameters)}
         for place, parameter in enumerate(self._parameters):
             for name, value in self._optimizer.state.get(parameter, {}).items():
@@ -61,7 +65,7 @@ class Critic:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """What `tensors` gave."""
+        """Load weights and optimizer state that `tensors` returned."""
         for place, parameter in enumerate(self._parameters):
             parameter.data.copy_(tensors[str(place)])
             state = {
@@ -77,7 +81,16 @@ class Critic:
 
 
 def generalised_advantage(reward_UW: Tensor, value_UWL: Tensor, decay: float) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [U, W, L] of a reward after the last level: sums of decay^k times each rise in value."""
+    """Compute generalised advantages of a reward after the last level, without discount.
+
+    Args:
+        reward_UW: Reward of each beam.
+        value_UWL: Value before each level.
+        decay: Lambda: the weight of a temporal difference k levels later is decay^k.
+
+    Returns:
+        Advantages and returns, [U, W, L] each.
+    """
     value_UWL = value_UWL.detach()
     after_UWL = torch.cat([value_UWL[..., 1:], reward_UW.to(value_UWL.dtype).unsqueeze(-1)], -1)
     surprise_UWL = after_UWL - value_UWL

@@ -1,10 +1,11 @@
-"""How a group was drawn, and advantages that make its sum the expectation over the whole catalogue.
+"""How the beams of a group were drawn, and advantages that are unbiased for it.
 
-Each beam has a `weight` with which a group's weighted sum is the policy's expectation, and the `chance` with which it was in
-the group: 1 where it was sure to be (the top of a beam, a target that is always there), its inclusion probability when drawn
-without replacement, 0 for independent draws. With them, advantages less a leave-one-out baseline give the exact gradient in
-expectation: RLOO (Ahmadian et al., arXiv 2402.14740) for independent draws, and Kool et al. ("Buy 4 REINFORCE samples, get a
-baseline for free", 2019) without replacement, w (f (1 - w q + w) - sum of w f).
+Each beam has a `weight`, with which the weighted sum over a group is the expectation under the policy, and a `chance`, its
+inclusion probability: 1 for beams that were certain to be in the group (the top of a beam search, a target that is always
+added), the inclusion probability for draws without replacement, 0 for independent draws. With both, advantages with a
+leave-one-out baseline give the exact gradient in expectation: RLOO (Ahmadian et al., arXiv 2402.14740) for independent draws,
+and Kool et al. ("Buy 4 REINFORCE samples, get a baseline for free", 2019) for draws without replacement,
+w (f (1 - w q + w) - sum of w f).
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ from nonet.rl.advantage import Advantages, centred
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """weight [U, W], 0 where invalid; chance [U, W], see above."""
+    """Importance weights and inclusion probabilities of drawn beams.
+
+    Attributes:
+        weight: Weights [U, W], 0 where a beam is invalid.
+        chance: Inclusion probabilities [U, W]; 0 for independent draws, see the module docstring.
+    """
 
     weight: Tensor
     chance: Tensor
 
     def scaled(self, valid_UW: Tensor) -> Tensor:
-        """Weights [U, W] float64 that are 1 on average over a group's valid beams."""
+        """Return weights [U, W] float64 that average 1 over the valid beams of a group."""
         weight_UW = torch.where(valid_UW, self.weight.double(), 0.0)
         total_U1 = weight_UW.sum(1, keepdim=True).clamp_min(1e-30)
         return weight_UW / total_U1 * valid_UW.sum(1, keepdim=True)
 
 
 def weighed(advantages: Advantages, draws: Draws | None, valid_UW: Tensor) -> Advantages:
-    """Advantages that count by their beam's weight; as they are for beams that say none."""
+    """Multiply advantages by the weights of their beams; return them unchanged if `draws` is None."""
     if draws is None:
         return advantages
     value_UW = advantages.value.double() * draws.scaled(valid_UW)
@@ -58,8 +64,8 @@ def mean_of_others(
 
     Args:
         reward_UW: Rewards.
-        valid_UW: Which beams are valid.
-        draws: How they were drawn; a prompt's own mean counts beams by their weights.
+        valid_UW: Mask of the valid beams.
+        draws: How the beams were drawn; a prompt's own mean is weighted by these weights.
         reduce: Sums a float64 tensor over all ranks.
     """
     weight_UW = draws.scaled(valid_UW)
@@ -76,18 +82,23 @@ def mean_of_others(
 def without_shift(
     reward_UW: Tensor, valid_UW: Tensor, draws: Draws, reduce: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Return rewards [U, W] float64 less `mean_of_others`, exactly 0 where that is all they are but for rounding."""
+    """Return rewards [U, W] float64 less `mean_of_others`; differences within rounding error become exactly 0."""
     shifted_UW = reward_UW.double() - mean_of_others(reward_UW, valid_UW, draws, reduce)
     rounding = 1e-12 * reward_UW.double().abs().clamp_min(1e-30)
     return torch.where(shifted_UW.abs() <= rounding, 0.0, shifted_UW)
 
 
 def leave_one_out(reward_UW: Tensor, valid_UW: Tensor, draws: Draws | None = None) -> Advantages:
-    """Reward less a baseline that doesn't know it: a group's mean of advantage times the gradient of a log-probability is
-    then the gradient of the expected reward in expectation, whatever the group was drawn by.
+    """Subtract from each reward a baseline that does not depend on the beam itself.
 
-    Beams without draws count as independent ones of the policy. Groups without spread are counted, and zero only where the
-    formula says so.
+    The group mean of advantage times the gradient of the log-probability is then an unbiased estimate of the gradient of the
+    expected reward, whichever way the group was drawn. Groups without spread are counted, and are zero only where the formula
+    gives zero.
+
+    Args:
+        reward_UW: Rewards.
+        valid_UW: Mask of the valid beams.
+        draws: How the beams were drawn; None for independent draws of the policy.
     """
     plain = centred(reward_UW, valid_UW)
     count_U1 = valid_UW.sum(1, keepdim=True).double()

@@ -1,16 +1,16 @@
 """The clipped policy-gradient loss with a KL term to a reference model.
 
 objective: min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) - kl * estimate
-token:     a ratio per level, exp(logp - old); mean over all valid levels (DAPO's token mean)
-sequence:  a ratio per beam, exp(mean over levels of logp - old); mean over beams (GSPO)
-item:      a ratio per beam, exp(sum over levels of logp - old), the item's own; mean over beams (ECPO)
+token:     one ratio per level, exp(logp - old); mean over all valid levels (DAPO's token mean)
+sequence:  one ratio per beam, exp(mean over levels of logp - old); mean over beams (GSPO)
+item:      one ratio per beam, exp(sum over levels of logp - old); mean over beams (ECPO)
 
-All semantic ids have the same number of levels, so a mean over tokens and one over beams of their means are one number.
-Of d = ref - logp, k1 is -d, k2 d^2 / 2, k3 exp(d) - d - 1 (Schulman, "Approximating KL divergence", 2020): as estimates of
-the KL all are for draws of the policy, as losses only k2 has its gradient; k1 has none in expectation.
+All semantic ids have the same number of levels, so the mean over tokens equals the mean over beams of their token means.
+With d = ref - logp, k1 is -d, k2 is d^2 / 2 and k3 is exp(d) - d - 1 (Schulman, "Approximating KL divergence", 2020). All
+three estimate the KL from draws of the policy; as a loss only k2 has the gradient of the KL, and that of k1 has mean zero.
 
-Sums and counts are returned apart: a trainer divides by the *global* count, whatever the world size.
-MiniOneRec's loss (one update a rollout) is this with old = logp.detach(): the ratio is 1 and never clips.
+Sums and counts are returned separately: a trainer divides by the *global* count, whatever the world size.
+MiniOneRec's loss (one update per rollout) is this loss with old = logp.detach(): the ratio is 1 and is never clipped.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ _MAX_LOG = 20.0  # exp(20) = 5e8: beyond it the gradient is cut rather than over
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """`loss` is a sum with a gradient; divide it and the other sums by `count` (tokens, or beams at sequence
-    level).
+    """Sums of a loss and of its statistics over one micro-batch.
 
-    kl: sum of its estimate; clipped: ratios that the clip held back; ratio: sum of ratios. 0-d tensors, detached.
-    more: other sums by name, those that the algorithm's spec names.
+    Attributes:
+        loss: Sum of the loss, with a gradient; divide it and the other sums by `count`.
+        count: Number of valid tokens, or of beams at sequence and item level.
+        kl: Sum of the KL estimates.
+        clipped: Number of ratios that the clip was active for.
+        ratio: Sum of the ratios.
+        more: Other sums by name, as listed in the algorithm's spec.
     """
 
     loss: Tensor
@@ -63,9 +67,23 @@ def policy_loss(
     held: Held | None = None,
     weight_UW: Tensor | None = None,
 ) -> PolicyLoss:
-    """Loss of one micro-batch. `clip` is a width, (low, high), or None for no clip; `ref_UWL` is needed when
-    kl > 0. `advantage_UW` may be [U, W, L] for a loss of tokens. `weight_UW` is what each beam counts in the KL term, 1 on
-    average over a group; advantages already have it.
+    """Compute the clipped policy-gradient loss of one micro-batch.
+
+    Args:
+        logp_UWL: Log-probabilities under the model that is trained, with a gradient.
+        old_UWL: Log-probabilities under the policy that generated the beams.
+        advantage_UW: Advantages; [U, W, L] is accepted at token level.
+        valid_UW: Mask of the valid beams.
+        ref_UWL: Log-probabilities under the reference model; required if `kl` > 0.
+        clip: Width of the clip, or (low, high), or None for no clip.
+        kl: Weight of the KL term.
+        level: "token", "sequence" or "item", see the module docstring.
+        estimator: KL estimator: "k1", "k2" or "k3".
+        held: Maps (log ratio, logp, advantage) to a bounded log ratio; None leaves it unchanged.
+        weight_UW: Weight of each beam in the KL term, 1 on average over a group; advantages are already weighted.
+
+    Raises:
+        ConfigError: `kl` is positive without a reference, or an option has an unknown value.
     """
     low, high = _clip_bounds(clip)
     if kl and ref_UWL is None:
@@ -93,7 +111,7 @@ def policy_loss(
 
 
 def _at_level(change: Tensor, divergence: Tensor, logp: Tensor, level: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Log ratio, KL and log-probability of what has one ratio: a level, or a beam."""
+    """Aggregate log ratio, KL and log-probability over levels to the unit that has one ratio: a level or a beam."""
     if level == "token":
         return change, divergence, logp
     divergence, logp = divergence.mean(-1, keepdim=True), logp.sum(-1, keepdim=True)
@@ -105,7 +123,7 @@ def _at_level(change: Tensor, divergence: Tensor, logp: Tensor, level: str) -> t
 
 
 def kl_estimate(d: Tensor, estimator: str = "k3") -> Tensor:
-    """Schulman's estimates of KL(policy, reference) from d = ref - logp, under draws of the policy."""
+    """Estimate KL(policy, reference) from d = ref - logp of draws of the policy, with Schulman's estimators."""
     if estimator == "k1":
         return -d
     if estimator == "k2":
@@ -117,14 +135,20 @@ def kl_estimate(d: Tensor, estimator: str = "k3") -> Tensor:
 
 
 def early_clipped(change: Tensor, logp: Tensor, advantage: Tensor, *, most: float) -> Tensor:
-    """ECPO (OneRec, arXiv 2506.13695): the old policy is at least the present one / `most`, so that a ratio which ran away on
-    a bad beam is held at `most` and its gradient stays bounded."""
+    """Limit log ratios to log(`most`), as ECPO does (OneRec, arXiv 2506.13695).
+
+    The old policy is at least the current one / `most`, so a large ratio of a bad beam is limited to `most` and its gradient
+    stays bounded.
+    """
     return change - (change.detach() - torch.tensor(most, dtype=change.dtype).log()).clamp_min(0)
 
 
 def gradient_bounded(change: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
-    """GBPO (OneRec-V2, arXiv 2508.20900): the old policy is at least the present one where a beam is good, at least one minus
-    it where it is bad. Gradients are those of a binary cross-entropy at most, and nothing is clipped away."""
+    """Bound the gradient of the loss, as GBPO does (OneRec-V2, arXiv 2508.20900).
+
+    The old probability is raised to at least the current one p for good beams, and to at least 1 - p for bad beams. Gradients are
+    then bounded by those of a binary cross-entropy, and no beam is clipped.
+    """
     old = logp - change.detach()
     rest = torch.log1p(-logp.exp().clamp(max=1 - 1e-6))
     floor = torch.where(advantage >= 0, logp, rest)
@@ -132,6 +156,7 @@ def gradient_bounded(change: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
 
 
 def _clip_bounds(clip: float | tuple[float, float] | list[float] | None) -> tuple[float, float]:
+    """Return (low, high) of a clip option; infinite for None."""
     if clip is None:
         return torch.inf, torch.inf
     low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)

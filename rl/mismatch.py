@@ -1,14 +1,14 @@
-"""What rollout and trainer say differently of the same beams under the same weights, and advantages that count it.
+"""The mismatch between rollout and trainer on the same beams under the same weights, and advantages corrected for it.
 
-A rollout in bf16, on another device or with other kernels draws from a distribution of its own. So three log-probabilities
-are kept: the rollout's, the trainer's under the same version (`old`), and the current one. Policies move between the last two;
-between the first two lies an error, exp(old - rollout), that importance weights take out:
+A rollout in bf16, on another device or with other kernels draws from a slightly different distribution. So three
+log-probabilities are kept: the rollout's, the trainer's under the same version (`old`), and the current one. The policy changes
+between the last two; the ratio exp(old - rollout) between the first two is an error that importance weights correct:
 
-    token_truncate     a weight a level, at most `cap` (truncated importance sampling: Yao et al., "Your efficient RL framework
-                       secretly brings you off-policy RL training", 2025)
-    token_mask         a weight a level, 0 outside [1 / cap, cap] (IcePop, Ring-1T, arXiv 2510.18855)
-    sequence_truncate  a weight an item, at most `cap`: without bias but for what is above it
-    sequence_mask      a weight an item, 0 outside [1 / cap, cap] (Liu et al., "When speed kills stability", 2025)
+    token_truncate     one weight per level, at most `cap` (truncated importance sampling: Yao et al., "Your efficient RL
+                       framework secretly brings you off-policy RL training", 2025)
+    token_mask         one weight per level, 0 outside [1 / cap, cap] (IcePop, Ring-1T, arXiv 2510.18855)
+    sequence_truncate  one weight per item, at most `cap`: unbiased except for the truncated part
+    sequence_mask      one weight per item, 0 outside [1 / cap, cap] (Liu et al., "When speed kills stability", 2025)
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ _BINS, _LEAST, _MOST = 240, 1e-7, 20.0  # of |log ratio| of an item, to a tenth 
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """weight [U, W, L] or [U, W], 1 where nothing is corrected and None where nothing is to be; sums: what `mismatch_record`
-    reads, to be added up over ranks."""
+    """Importance weights of a rollout and the sums that describe its mismatch.
+
+    Attributes:
+        weight_UW: Weights [U, W, L] or [U, W]; None if `correct` is "none".
+        sums: Input of `mismatch_record`, to be summed over ranks.
+    """
 
     weight_UW: Tensor | None
     sums: Tensor
@@ -37,7 +41,15 @@ class Corrections:
 def corrections(
     old_UWL: Tensor, rollout_UWL: Tensor, valid_UW: Tensor, correct: str, cap: float
 ) -> Corrections:
-    """Importance weights of the trainer's policy over the rollout's; `correct` is none or a name above."""
+    """Compute importance weights of the trainer's policy relative to the rollout's.
+
+    Args:
+        old_UWL: Log-probabilities under the trainer's model, of the version that generated the beams.
+        rollout_UWL: Log-probabilities that the rollout reported.
+        valid_UW: Mask of the valid beams.
+        correct: "none" or one of the corrections in the module docstring.
+        cap: Bound of the weights.
+    """
     level, _, how = correct.partition("_")
     change_UWL = torch.where(valid_UW.unsqueeze(-1), old_UWL.double() - rollout_UWL.double(), 0.0)
     item_UW = change_UWL.sum(-1)
@@ -55,8 +67,11 @@ def corrections(
 
 
 def mismatch_record(sums: Sequence[float], levels: int) -> dict[str, float]:
-    """kl: of rollout to trainer, nats a level (k3); ratio p99: by how much an item's chance differs, either way, at most in 99 %;
-    masked: share of weights that the cap cut."""
+    """Compute the mismatch metrics of a step from the summed `Corrections.sums`.
+
+    kl: KL of rollout and trainer in nats per level (k3). ratio p99: 99th percentile of the factor by which the probability of an
+    item differs, in either direction. masked: share of the weights that the cap truncated or masked.
+    """
     kl, held, weights, beams, *counts = sums
     reached = torch.tensor(counts).cumsum(0)
     place = int((reached < 0.99 * reached[-1]).sum())
@@ -69,7 +84,7 @@ def mismatch_record(sums: Sequence[float], levels: int) -> dict[str, float]:
 
 
 def corrected(value_UW: Tensor, weight: Tensor | None) -> Tensor:
-    """Advantages [U, W], or a level [U, W, L], that count by their weights."""
+    """Multiply advantages [U, W] by importance weights [U, W] or [U, W, L]; return them unchanged without weights."""
     if weight is None:
         return value_UW
     value = value_UW.unsqueeze(-1) if weight.ndim > value_UW.ndim else value_UW
@@ -77,12 +92,12 @@ def corrected(value_UW: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def stops(record: Mapping[str, float], options: Mapping[str, Any]) -> bool:
-    """Whether a step is not learned from, for rollout and trainer are too far apart."""
+    """Return whether a step must be skipped because the KL of rollout and trainer exceeds `stop_at_kl`."""
     most = options.get("stop_at_kl")
     return most is not None and record["mismatch/kl"] > most
 
 
 def _place(item_N: Tensor) -> Tensor:
-    """The bin of each |log ratio|, log-spaced; the first holds all below the least."""
+    """Return the log-spaced bin of each |log ratio|; the first bin also holds all smaller values."""
     size = (item_N.abs().clamp(_LEAST, _MOST) / _LEAST).log() / torch.tensor(_MOST / _LEAST).log().double()
     return (size * _BINS).floor().clamp(0, _BINS - 1)

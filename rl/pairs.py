@@ -1,9 +1,9 @@
-"""Losses of preferences between beams of one group, against a reference: DPO and its kin.
+"""Preference losses between beams of one group relative to a reference: DPO and variants.
 
-m = log-probability of the whole item less the reference's. DPO (arXiv 2305.18290): -log sigmoid(beta (m_c - m_r)). S-DPO
-(arXiv 2406.09215): one chosen against several rejected at once, -log sigmoid(-log sum_r exp(beta (m_r - m_c))); with one
-rejected it is DPO. SP-DPO (self-play, arXiv 2412.09243): the chosen one is what the user took next, the rejected are the
-policy's own beams.
+m is the log-probability of the whole item less the reference's. DPO (arXiv 2305.18290): -log sigmoid(beta (m_c - m_r)). S-DPO
+(arXiv 2406.09215): one chosen against several rejected beams, -log sigmoid(-log sum_r exp(beta (m_r - m_c))); with one
+rejected beam it is DPO. SP-DPO (self-play, arXiv 2412.09243): the chosen item is the user's next event, the rejected ones are
+the policy's own beams.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from nonet.rl.loss import PolicyLoss
 
 
 def chosen_and_rejected(preferred_UW: Tensor, valid_UW: Tensor, negatives: int) -> tuple[Tensor, Tensor]:
-    """The best beam of each group [U], -1 where none is better than another, and which of the worse ones stand against it
-    [U, W]: the `negatives` worst; ties to the likelier beam."""
+    """Select the best beam of each group and the beams that are rejected against it.
+
+    Args:
+        preferred_UW: Score of each beam, higher is better.
+        valid_UW: Mask of the valid beams.
+        negatives: Maximum number of rejected beams per group; the worst are taken, ties go to the likelier beam.
+
+    Returns:
+        The index of the best beam [U], -1 where no beam is worse than another, and a mask [U, W] of the rejected beams.
+    """
     lowest = preferred_UW.masked_fill(~valid_UW, torch.inf)
     highest = preferred_UW.masked_fill(~valid_UW, -torch.inf)
     best_U = highest.argmax(1)
@@ -29,10 +37,17 @@ def chosen_and_rejected(preferred_UW: Tensor, valid_UW: Tensor, negatives: int) 
 
 
 def preference_loss(chosen_U: Tensor, margin_UW: Tensor, rejected_UW: Tensor, beta: float) -> PolicyLoss:
-    """S-DPO's loss of log-ratios to the reference: of the chosen [U] and of all beams [U, W], those `rejected` against it.
+    """Compute the S-DPO loss from log-ratios to the reference.
 
-    A sum over users with a rejected beam, with its count; `kl` is 0, `ratio` counts users whose chosen is ahead of all
-    rejected, `more` has the mean margin between them.
+    Args:
+        chosen_U: Log-ratio of the chosen item of each user.
+        margin_UW: Log-ratio of every beam.
+        rejected_UW: Mask of the rejected beams.
+        beta: Scale of the log-ratios.
+
+    Returns:
+        Sums over the users with a rejected beam. `kl`, `clipped` and `ratio` are 0; `more` has the number of users whose chosen
+        item is ahead of all rejected ones ("preferred") and the summed margin ("margin").
     """
     used_U = rejected_UW.any(1)
     apart_UW = beta * (margin_UW - chosen_U[:, None])

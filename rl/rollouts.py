@@ -1,8 +1,8 @@
-"""Rollouts as plain NumPy arrays, and the joining of item and user columns.
+"""Conversion of rollouts to plain NumPy arrays, and joining of item and user columns.
 
-Pools may run different torch versions, so no pickled torch object crosses a group: the wire form is a flat
-dict of arrays without object dtype (text becomes fixed-width unicode) and of `Jagged`. Every value has U
-rows, version and step too, so a worker group can cut and join it, and groups of unequal size can pass it on.
+Pools may run different torch versions, so no pickled torch object crosses a group: the wire form is a flat dict of arrays
+without object dtype (text becomes fixed-width unicode) and of `Jagged`. Every value, also version and step, has U rows, so a
+worker group can slice and concatenate it, and groups of different sizes can pass it on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EMPTY = {"weights_version": -1, "catalogue_version": "", "step": -1}
 
 
 def to_wire(rollouts: Rollouts) -> dict[str, Any]:
-    """A flat dict with U rows in every value: fields by name, and "columns.<name>"."""
+    """Convert rollouts to a flat dict with U rows in every value: fields by name, and "columns.<name>"."""
     wire: dict[str, Any] = {}
     for field in _FIELDS:
         value = getattr(rollouts, field)
@@ -43,8 +43,10 @@ def to_wire(rollouts: Rollouts) -> dict[str, Any]:
 
 
 def from_wire(wire: Mapping[str, Any]) -> Rollouts:
-    """The Rollouts that `to_wire` wrote, cut or joined since. Rows of two versions or steps are a
-    DataError.
+    """Build Rollouts from the wire form, which may have been sliced and concatenated.
+
+    Raises:
+        DataError: A field is missing, or the rows have different versions or steps.
     """
     missing = [field for field in _FIELDS if field not in wire]
     if missing:
@@ -58,7 +60,7 @@ def from_wire(wire: Mapping[str, Any]) -> Rollouts:
 
 
 def _only(field: str, value_U: np.ndarray) -> int | str:
-    """The one value of a field that all rows share; 0 or "" without rows."""
+    """Return the value of a field that all rows share; 0 or "" if there are no rows."""
     if not len(value_U):
         return value_U.dtype.type().item()
     if (value_U != value_U[0]).any():
@@ -71,9 +73,12 @@ def join(
     item_columns: Mapping[str, np.ndarray],
     user_columns: Mapping[str, np.ndarray] | None = None,
 ) -> Rollouts:
-    """Rollouts with item columns [I] gathered to [U, W] and user columns [U] as they are.
+    """Return rollouts with item columns [I] gathered to [U, W] and user columns [U] added unchanged.
 
-    Where there is no beam (item -1) a float reads NaN, an integer 0, a bool False and text "".
+    Where there is no beam (item -1), a float column has NaN, an integer column 0, a bool column False and a text column "".
+
+    Raises:
+        DataError: A column has too few rows.
     """
     users, items = rollouts.item.shape[0], rollouts.item
     columns = dict(rollouts.columns)
@@ -91,7 +96,7 @@ def join(
 
 
 def _gather(column_I: np.ndarray, item_UW: np.ndarray) -> np.ndarray:
-    """column[item], with the empty value of its kind where item is -1."""
+    """Gather column[item], with the empty value of the dtype where the item is -1."""
     empty = {"f": np.nan, "O": "", "U": ""}.get(column_I.dtype.kind, column_I.dtype.type())
     none = item_UW < 0
     if not len(column_I):
@@ -102,7 +107,7 @@ def _gather(column_I: np.ndarray, item_UW: np.ndarray) -> np.ndarray:
 
 
 def _plain(name: str, value: Any) -> np.ndarray:
-    """An array without object dtype; None reads as empty text."""
+    """Convert a value to an array without object dtype; None becomes empty text."""
     array = np.asarray(value)
     if array.dtype.kind not in "OT":
         return array

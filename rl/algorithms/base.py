@@ -1,11 +1,11 @@
-"""Algorithm: how an RL stage turns scores into gradients; facts that a plan reads, and two functions that trainers call.
+"""Algorithm: how an RL stage turns rewards into gradients; facts that the plan reads, and two functions that trainers call.
 
     advantage(rewards, weights, valid_UW, options, reduce) -> Advantages
     loss(policy, options) -> PolicyLoss
 
 `rewards` are tensors [U, W] by name with their `weights`; `reduce` sums a float64 tensor over all ranks. `options` are the
 scenario's, as plain data. A loss returns sums and counts, which a trainer divides by the count of all ranks. An algorithm
-that is `weighted` is also told, as `draws`, how each group was drawn (None: by a plain beam or by independent draws).
+that is `weighted` also receives `draws`: how each group was drawn (None for a plain beam search or independent draws).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Normalise = Annotated[
 
 
 class Moving(StrictModel):
-    """A reference that follows the policy."""
+    """Options of a reference model that follows the policy."""
 
     every: Annotated[
         Positive | None, Field(description="steps after which it becomes the policy as it is")
@@ -45,13 +45,14 @@ class Moving(StrictModel):
 
     @model_validator(mode="after")
     def _one(self) -> Moving:
+        """Check that exactly one of `every` and `ema` is given."""
         if (self.every is None) == (self.ema is None):
             raise ValueError("reference: give one of every and ema, or frozen")
         return self
 
 
 class Passes(StrictModel):
-    """How often a rollout is learned from; every algorithm has these."""
+    """Options for how often a rollout is trained on; every algorithm has these."""
 
     epochs: Annotated[Positive, Field(description="passes over a rollout's prompts")] = 1
     minibatches: Annotated[
@@ -60,7 +61,7 @@ class Passes(StrictModel):
 
 
 class PolicyGradient(Passes):
-    """What algorithms with a KL term have."""
+    """Options of algorithms with a KL term."""
 
     kl: Annotated[float, Field(ge=0, description="weight of the KL term; 0: no reference is kept")] = 0.0
     estimator: Annotated[
@@ -89,31 +90,34 @@ def _once(options: Options) -> float:
 
 
 def tokens(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
-    """A loss of codes is divided by all of them."""
+    """Count the valid tokens."""
     return float(valid_UW.sum()) * levels
 
 
 def beams(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
-    """A loss of beams is divided by all of them."""
+    """Count the valid beams."""
     return float(valid_UW.sum())
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm.
+    """Facts about one algorithm.
 
-    options          its keys in a scenario; `Passes` and `PolicyGradient` have those that trainers read
-    advantage, loss  the functions, or their dotted paths `package.module:name`
-    needs_reference  whether trainers keep the stage's first weights as a reference, by its options
-    needs_roles      roles that a run must have for it, beside the shipped ones
-    needs_target     whether its loss wants the log-probability of what each user took next
-    value_rate       the learning rate of a value head of its own; 0: it has none
-    oversample       prompts that are asked for, as a multiple of the stage's users
-    counted          (valid_UW, advantage_UW, levels) -> what its sums are divided by, over a rank's part of a mini-batch
-    more             names of what its losses report besides
-    weighted         whether its advantage takes draws: how a group was drawn
-    feedback_column  the column of the interactions whose values at the prompts' next events its advantage takes as `feedback_U`
-    corrects         what `mismatch.correct` may weigh of it: "token", "sequence"
+    Attributes:
+        options: Its keys in a scenario; trainers read those of `Passes` and `PolicyGradient`.
+        advantage: The function that computes advantages, or its dotted path `package.module:name`.
+        loss: The function that computes the loss, or its dotted path.
+        needs_reference: Returns whether trainers keep the stage's first weights as a reference, given the options.
+        needs_roles: Roles that a run must have for it, besides the shipped ones.
+        needs_target: Returns whether the loss needs the log-probability of each user's next event.
+        value_rate: Returns the learning rate of a value head; 0 for no value head.
+        oversample: Returns the number of prompts requested, as a multiple of the stage's users.
+        counted: Maps (valid_UW, advantage_UW, levels) to the divisor of the sums, for a rank's part of a mini-batch.
+        more: Names of the additional sums that the loss reports.
+        weighted: Whether `advantage` takes `draws`: how a group was drawn.
+        feedback_column: Returns the column of the interactions whose values at the prompts' next events `advantage` takes as
+            `feedback_U`.
+        corrects: What `mismatch.correct` may weigh: "token", "sequence".
     """
 
     options: type[StrictModel]
@@ -133,20 +137,22 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a loss is computed from: U users, W beams, L levels.
+    """Inputs of a loss, with U users, W beams and L levels.
 
-    logp_UWL      of the model that learns, with a gradient; nats, over legal codes
-    old_UWL       of the version that made the beams
-    ref_UWL       of the reference; None where the algorithm needs none
-    advantage_UW  what `advantage` gave, 0 where a beam is not valid
-    valid_UW      which beams there are
-    target_UL     of what each user took next, with a gradient, and target_ref_UL of the reference; None unless asked for
-    taken_UW      which beams are what their user took next; None unless asked for
-    value_UWL     of the value head, with a gradient; None without one
-    group_U       what `advantage` gave for groups; None where it gave nothing
-    weight_UW     what each beam counts, 1 on average over a group, so that a group's mean is the policy's expectation; None
-                  where every beam counts 1
-    baseline_UWL  of the value head as it was before the first pass over this rollout; None where this is the first pass
+    Attributes:
+        logp_UWL: Log-probabilities in nats over legal codes under the model that is trained, with a gradient.
+        old_UWL: Log-probabilities under the version that generated the beams.
+        advantage_UW: Advantages, 0 where a beam is invalid.
+        valid_UW: Mask of the valid beams.
+        ref_UWL: Log-probabilities under the reference; None if the algorithm needs none.
+        target_UL: Log-probabilities of each user's next event, with a gradient; None unless requested.
+        target_ref_UL: The same under the reference.
+        taken_UW: Mask of the beams that are their user's next event; None unless requested.
+        value_UWL: Values of the value head, with a gradient; None without one.
+        group_U: Group weights that `advantage` returned; None if it returned none.
+        weight_UW: Weight of each beam, 1 on average over a group, so that a group's mean is the policy's expectation; None if
+            every beam has weight 1.
+        baseline_UWL: Values from before the first pass over this rollout; None in the first pass.
     """
 
     logp_UWL: Tensor
@@ -164,7 +170,7 @@ class Policy:
 
 
 def has_kl(options: Options) -> bool:
-    """Only a KL term looks at a reference."""
+    """Return whether the loss has a KL term and so needs a reference."""
     return options["kl"] > 0
 
 

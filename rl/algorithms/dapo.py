@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class Dapo(PolicyGradient):
+    """Options of DAPO."""
+
     clip: Clip = [0.2, 0.28]
     normalise: Normalise = None
     oversample: Annotated[
@@ -37,7 +39,7 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """GRPO's, of groups with a spread alone."""
+    """Compute GRPO's advantages, and exclude groups without spread from the loss."""
     from nonet.rl.algorithms.grpo import advantage as of_group
 
     found = of_group(rewards, weights, valid_UW, options, reduce, draws)
@@ -45,7 +47,7 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """GRPO's."""
+    """Compute GRPO's clipped loss with the options of DAPO."""
     from nonet.rl.algorithms.grpo import clipped
 
     return clipped(policy, options)

@@ -1,7 +1,8 @@
-"""DPO and its kin: the best beam of a group against worse ones, relative to a reference; no ratio, no clip.
+"""DPO and variants: the best beam of a group against worse ones, relative to a reference; no ratio and no clip.
 
 `negatives: 1` is DPO (arXiv 2305.18290), more are S-DPO (arXiv 2406.09215). `chosen: target` is SP-DPO (self-play, arXiv
-2412.09243): what the user took next against the policy's own beams. Groups without a better and a worse beam teach nothing.
+2412.09243): the user's next event against the policy's own beams. Groups whose beams all have the same reward contribute
+nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 class Dpo(Passes):
+    """Options of DPO, S-DPO and SP-DPO."""
+
     beta: Rate = 0.1
     negatives: Annotated[
         Positive, Field(description="worse beams against the chosen one, the worst first")
@@ -39,7 +42,7 @@ def advantage(
     options: Options,
     reduce: Callable[[Tensor], Tensor],
 ) -> Advantages:
-    """Who stands against whom: 1 for a group's chosen beam, -1 for the rejected; of self-play only the rejected."""
+    """Mark the chosen beam of each group with 1 and the rejected ones with -1; in self-play only the rejected ones."""
     import torch
 
     from nonet.rl import Advantages, centred, chosen_and_rejected, weighted_sum
@@ -57,7 +60,7 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """The softmax loss of the chosen against the rejected."""
+    """Compute the softmax loss of the chosen item against the rejected beams."""
     import torch
 
     from nonet.rl import preference_loss
@@ -78,7 +81,7 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
 
 
 def pairs(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
-    """Groups that teach: those with a rejected beam."""
+    """Count the groups with a rejected beam."""
     return float((advantage_UW < 0).any(1).sum())
 
 

@@ -1,7 +1,7 @@
-"""Dr. GRPO: GRPO without the spread of a group, which weighs easy and hard prompts up, and without a KL term.
+"""Dr. GRPO: GRPO without division by the standard deviation, which overweights easy and hard prompts, and without a KL term.
 
-Liu et al., arXiv 2503.20783. Its other change, dividing by a constant and not by each answer's length, changes nothing here:
-all semantic ids have the same number of codes.
+Liu et al., arXiv 2503.20783. Its other change, dividing by a constant instead of the length of each answer, has no effect
+here: all semantic ids have the same number of codes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class DrGrpo(PolicyGradient):
+    """Options of Dr. GRPO."""
+
     clip: Clip = 0.2
 
 
@@ -29,14 +31,14 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """The weighted sum less its group's mean."""
+    """Compute the weighted sum of the rewards less its group's mean."""
     from nonet.rl import centred, weighed, weighted_sum
 
     return weighed(centred(weighted_sum(rewards, weights), valid_UW), draws, valid_UW)
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """GRPO's."""
+    """Compute GRPO's clipped loss."""
     from nonet.rl.algorithms.grpo import clipped
 
     return clipped(policy, options)

@@ -1,6 +1,6 @@
-"""ECPO: GRPO with one ratio an item, whose size on bad beams is bounded before the clip looks at it; no KL term.
+"""ECPO: GRPO with one ratio per item, which is bounded on bad beams before it is clipped; no KL term by default.
 
-OneRec, arXiv 2506.13695: the old policy is max(sg(pi) / (1 + clip + delta), old), which acts for bad beams alone.
+OneRec, arXiv 2506.13695: the old policy is max(sg(pi) / (1 + clip + delta), old), which takes effect on bad beams only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 class Ecpo(PolicyGradient):
+    """Options of ECPO."""
+
     clip: Rate = 0.2
     delta: Annotated[
         float, Field(ge=0, description="how far above the clip a bad beam's ratio may stand")
@@ -34,7 +36,7 @@ class Ecpo(PolicyGradient):
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """The clipped loss of items, of the old policy that is held."""
+    """Compute the clipped loss with one ratio per item, bounded by `early_clipped`."""
     from nonet.rl import early_clipped, policy_loss
 
     return policy_loss(

@@ -1,6 +1,6 @@
-"""GBPO: no clip; gradients are bounded by those of a binary cross-entropy, so bad beams that became unlikely hold still.
+"""GBPO: no clip; gradients are bounded by those of a binary cross-entropy, so bad beams that became unlikely stay stable.
 
-OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, max(old, 1 - sg(pi)) for bad ones, by level.
+OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, max(old, 1 - sg(pi)) for bad ones, per level.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 class Gbpo(PolicyGradient):
+    """Options of GBPO."""
+
     normalise: Normalise = None
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """The loss of the bounded ratio."""
+    """Compute the policy loss without a clip, with ratios bounded by `gradient_bounded`."""
     from nonet.rl import gradient_bounded, policy_loss
 
     return policy_loss(

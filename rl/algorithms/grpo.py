@@ -1,8 +1,8 @@
-"""GRPO: advantages relative to a user's other beams, a clipped ratio a level, a KL term to a reference.
+"""GRPO: advantages relative to a user's other beams, a clipped ratio per level, and a KL term to a reference.
 
-Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward by itself (GDPO, arXiv 2601.05242), and is the default
-for several rewards: in a group where one of them alone has a spread, the spread of the sum takes its weight away. Without `kl`
-no reference is kept.
+Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward separately (GDPO, arXiv 2601.05242), and is the
+default for several rewards: in a group where only one of them varies, dividing by the standard deviation of the sum cancels
+the weight of that reward. Without `kl` no reference is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Grpo(PolicyGradient):
+    """Options of GRPO."""
+
     kl: Annotated[float, Field(ge=0)] = 0.01
     clip: Clip = 0.2
     normalise: Normalise = None
@@ -34,7 +36,7 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Normalised in each user's group of beams, by the weighted sum or by reward."""
+    """Normalise the weighted sum, or each reward separately, in each user's group of beams."""
     from nonet.rl import gdpo, grpo, weighed, weighted_sum
 
     how = options["normalise"] or ("gdpo" if len(rewards) > 1 else "group")
@@ -44,12 +46,12 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """The clipped loss with its KL term."""
+    """Compute the clipped loss with its KL term."""
     return clipped(policy, options)
 
 
 def clipped(policy: Policy, options: Options, level: str = "token") -> PolicyLoss:
-    """The clipped loss of tokens or of beams, by the options of a policy gradient."""
+    """Compute the clipped loss at a level ("token", "sequence" or "item") with the options of a policy gradient."""
     from nonet.rl import policy_loss
 
     return policy_loss(

@@ -1,6 +1,6 @@
-"""GSPO: GRPO with one ratio a beam, the geometric mean of its levels' ratios, and a narrow clip.
+"""GSPO: GRPO with one ratio per beam, the geometric mean of its levels' ratios, and a narrow clip.
 
-Zheng et al., arXiv 2507.18071; the clip is the paper's.
+Zheng et al., arXiv 2507.18071; the default clip is the paper's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 
 class Gspo(PolicyGradient):
+    """Options of GSPO."""
+
     clip: Clip = [3e-4, 4e-4]
     normalise: Normalise = None
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """One ratio a beam."""
+    """Compute the clipped loss with one ratio per beam."""
     from nonet.rl.algorithms.grpo import clipped
 
     return clipped(policy, options, "sequence")

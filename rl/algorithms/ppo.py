@@ -1,7 +1,7 @@
-"""PPO: a value head says what each prompt and prefix is worth; advantages are what came beyond it, level by level.
+"""PPO: a value head estimates the return of each prompt and prefix; advantages are relative to it, level by level.
 
 Schulman et al., arXiv 1707.06347, with generalised advantages (arXiv 1506.02438, no discount). The head reads the model's
-states and never moves them; it has a rate of its own. Its first answers are 0, so the first steps are those without a baseline.
+states without a gradient to them, and has its own learning rate. Its values start at 0, so the first steps have no baseline.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Ppo(PolicyGradient):
+    """Options of PPO."""
+
     kl: Annotated[float, Field(ge=0)] = 0.01
     clip: Clip = 0.2
     decay: Annotated[
@@ -38,7 +40,7 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Return the weighted sum as it is: the loss takes the values off, and counts each beam by how it was drawn."""
+    """Return the weighted sum of the rewards; the loss subtracts the values and weighs each beam by how it was drawn."""
     import torch
 
     from nonet.rl import Advantages, centred, weighted_sum
@@ -49,10 +51,10 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """Return the clipped loss of advantages by level, and half the squared error of the values.
+    """Compute the clipped loss of advantages per level, plus half the squared error of the values.
 
-    Advantages and returns are those of the value head before the first pass over a rollout (Schulman et al., algorithm 1),
-    so several passes chase one target. With weights of draws, each beam's advantage counts by its weight.
+    Advantages and returns use the values from before the first pass over a rollout (Schulman et al., algorithm 1), so several
+    passes have the same targets. With weights of draws, each beam's advantage and error are multiplied by its weight.
     """
     from dataclasses import replace
 

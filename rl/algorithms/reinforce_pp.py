@@ -1,7 +1,8 @@
-"""REINFORCE++: advantages whitened over the whole batch, a clipped ratio a level.
+"""REINFORCE++: advantages whitened over the whole batch, and a clipped ratio per level.
 
-Hu et al., arXiv 2501.03262. `baseline: batch` takes the batch's mean off, `group` first each group's (REINFORCE++-baseline).
-The paper takes the KL from the reward before whitening; here it is a term of the loss: k2 has the gradient of that KL.
+Hu et al., arXiv 2501.03262. `baseline: batch` subtracts the batch's mean; `group` first subtracts each group's mean
+(REINFORCE++-baseline). The paper subtracts the KL from the reward before whitening; here it is a term of the loss, and k2 has
+the gradient of that KL.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class ReinforcePp(PolicyGradient):
+    """Options of REINFORCE++."""
+
     kl: Annotated[float, Field(ge=0)] = 0.01
     estimator: Literal["k1", "k2", "k3"] = "k2"
     clip: Clip = 0.2
@@ -34,7 +37,7 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """The weighted sum, whitened over the batch."""
+    """Whiten the weighted sum of the rewards over the batch."""
     from nonet.rl import weighed, weighted_sum, whitened
 
     of_group = options["baseline"] == "group"
@@ -43,7 +46,7 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """GRPO's."""
+    """Compute GRPO's clipped loss."""
     from nonet.rl.algorithms.grpo import clipped
 
     return clipped(policy, options)

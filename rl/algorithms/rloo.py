@@ -1,7 +1,7 @@
-"""RLOO: the policy gradient with the other beams' mean as a baseline; without bias wherever draws say how they came about.
+"""RLOO: the policy gradient with the other beams' mean as a baseline; unbiased if the draws report their probabilities.
 
-Ahmadian et al., arXiv 2402.14740. A beam is one action, so there is one ratio an item, and no clip unless one is given. With
-draws without replacement, a sampled tail or a target that is always there, the baseline is the one of `nonet.rl.draws`.
+Ahmadian et al., arXiv 2402.14740. A beam is one action, so there is one ratio per item, and no clip unless one is given. With
+draws without replacement, a sampled tail or a target that is always added, the baseline is the one of `nonet.rl.draws`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class Rloo(PolicyGradient):
+    """Options of RLOO."""
+
     clip: Clip | None = None
 
 
@@ -29,8 +31,10 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Return the weighted sum less a baseline that leaves each beam out, and for draws with weights less the mean of the
-    other prompts first, so that a constant in the reward adds no noise."""
+    """Compute the weighted sum of the rewards less a leave-one-out baseline.
+
+    For draws with weights the mean of the other prompts is subtracted first, so that a constant in the reward adds no noise.
+    """
     from nonet.rl import leave_one_out, weighted_sum, without_shift
 
     reward_UW = weighted_sum(rewards, weights)
@@ -40,7 +44,7 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """One ratio a beam."""
+    """Compute the clipped loss with one ratio per item."""
     from nonet.rl.algorithms.grpo import clipped
 
     return clipped(policy, options, "item")

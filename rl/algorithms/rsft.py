@@ -1,11 +1,11 @@
-"""RSFT beside RL, as OneRec trains: ECPO's loss, and the next-event loss on the better sessions.
+"""RSFT combined with RL, as OneRec trains: ECPO's loss, and the next-event loss on the better sessions.
 
-OneRec, arXiv 2506.13695: the next event of the better half of sessions holds the policy to what users do, in place of a KL
-term. A session is a prompt here. `feedback` names a column of the interactions, such as a rating or a watch time: then the
-`better` share of a step's prompts, by what the log says of their next event, keep that event; a missing value never does. Without
-`feedback` prompts are ranked by the mean reward of the model's own beams, which says how easily the prompt is answered and
-nothing of the logged session: where most groups have the same mean, all of these are kept, since ties are in. `rl: 0` leaves
-rejection-sampled finetuning alone.
+OneRec, arXiv 2506.13695: the next events of the better half of the sessions keep the policy close to what users do, instead of
+a KL term. A session is a prompt here. `feedback` names a column of the interactions, such as a rating or a watch time: the
+next events of the `better` share of a step's prompts, ranked by that column, are learned; those with a missing value are not.
+Without `feedback`, prompts are ranked by the mean reward of the model's own beams, which measures how easy the prompt is and
+not the quality of the logged session; ties are included, so if most groups have the same mean, all of these are learned.
+`rl: 0` leaves only rejection-sampled finetuning.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 class Rsft(Ecpo):
+    """Options of RSFT."""
+
     weight: Annotated[Rate, Field(description="what the next-event loss counts beside RL")] = 1.0
     better: Annotated[
         float, Field(gt=0, le=1, description="share of the prompts whose next event is learned")
@@ -49,7 +51,7 @@ def advantage(
     draws: Draws | None = None,
     feedback_U: Tensor | None = None,
 ) -> Advantages:
-    """Return GRPO's advantages, and which prompts are the better ones of this rank's share."""
+    """Compute GRPO's advantages, and select the better prompts of this rank's share."""
     import torch
 
     from nonet.rl import weighted_sum
@@ -67,7 +69,7 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """ECPO's over all beams; the next event of a prompt counts like all of the prompt's beams together."""
+    """Add the next-event loss to ECPO's; a prompt's next event has the weight of all of its beams together."""
     from nonet.rl.algorithms.ecpo import loss as of_items
 
     assert policy.group_U is not None
