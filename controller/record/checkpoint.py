@@ -1,9 +1,10 @@
-"""Checkpoints: one commit for everything, whole or not there.
+"""Checkpoints of a run, each of which is written as a whole or not at all.
 
-A commit is written aside in `tmp-<step>-<nonce>/`. Its participants sync and hash the files that they write, and say which.
-Then its folders are synced, it is renamed to `step-000123/`, and its `manifest.json` is put in last by `os.replace`. A folder
-without a manifest, or whose files do not match it, is no commit. A commit of a step that has one already puts it aside as
-`step-000123.old-<nonce>`, where it counts until the new one is whole: killed at any point, a run has one of them.
+A checkpoint ("commit") is written to a staging directory `tmp-<step>-<nonce>/`. The participants sync and hash the files that
+they write, and report the hashes. Then the directories are synced, the staging directory is renamed to `step-000123/`, and
+`manifest.json` is put in last by `os.replace`. A directory without a manifest, or whose files do not match it, is not a
+checkpoint. If the step already has a checkpoint, that one is first renamed to `step-000123.old-<nonce>` and stays valid
+until the new one is complete. A run that is killed at any point has one of the two.
 """
 
 from __future__ import annotations
@@ -26,19 +27,29 @@ from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
 
 FORMAT = 1
-_SETTLED_S = 2.0  # a file this young may change and keep its times: clocks of filesystems tick coarsely
+_SETTLED_S = (
+    2.0  # A younger file can change without a change of its times, because filesystem clocks are coarse.
+)
 _STEP = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a commit holds.
+    """The contents of a checkpoint.
 
-    step        global; stage and stage_step where in the pipeline; last: whether it ends its stage
-    scenario, artifacts   hashes of what it was trained from
-    participants   role -> number of ranks that wrote
-    journal     records of the journal that it includes
-    files       relative path -> sha256
+    Attributes:
+        run_id: The id of the run.
+        step: The global step.
+        stage: The stage that the step belongs to.
+        stage_step: The number of steps of the stage that have been applied.
+        last: Whether the checkpoint ends its stage.
+        version: The version of the weights.
+        scenario: The hash of the scenario.
+        artifacts: The hashes of the artifacts that the model was trained from.
+        participants: The number of ranks that wrote, by role.
+        journal: The number of journal records that the checkpoint includes.
+        files: The sha256 of each file, by relative path.
+        format: The format of the checkpoint.
     """
 
     run_id: str
@@ -56,21 +67,32 @@ class Manifest:
 
 
 class Checkpoints:
-    """The commits of a run."""
+    """The directory of a run's checkpoints."""
 
     def __init__(self, root: Path):
         self.root = root
 
     def aside(self, step: int) -> Path:
-        """A fresh folder for the participants to write in."""
+        """Create an empty staging directory for the checkpoint of a step."""
         path = self.root / f"tmp-{step}-{secrets.token_hex(4)}"
         make_folder(path)
         return path
 
     def commit(self, aside: Path, manifest: Manifest, written: Written) -> Path:
-        """Rename, and make it count by its manifest; a commit of the same step is replaced, and never missing.
+        """Rename a staging directory to its final name and write its manifest.
 
-        `written`: what the participants wrote and synced. Raises CheckpointError where the folder holds anything else.
+        A checkpoint of the same step is replaced; at no time is there none.
+
+        Args:
+            aside: The staging directory.
+            manifest: The manifest, without files.
+            written: The files that the participants wrote and synced, with hashes and sizes.
+
+        Returns:
+            The directory of the checkpoint.
+
+        Raises:
+            CheckpointError: The directory holds other files than the participants reported.
         """
         _check_written(aside, written)
         files = {name: sha256 for name, (sha256, _) in sorted(written.items())}
@@ -89,7 +111,7 @@ class Checkpoints:
         return final
 
     def newest(self) -> tuple[Path, Manifest] | None:
-        """The newest whole commit; torn ones are passed over."""
+        """Return the newest complete checkpoint and its manifest, or None if there is none."""
         for path in reversed(self._folders()):
             manifest = self._whole(path)
             if manifest is not None:
@@ -97,7 +119,7 @@ class Checkpoints:
         return None
 
     def newest_selected(self) -> tuple[Path, Manifest] | None:
-        """Return the newest whole checkpoint that a stage ended with, None where no stage has ended."""
+        """Return the newest complete checkpoint that ends a stage, or None if no stage has ended."""
         for path in reversed(self._folders()):
             try:
                 ends = read_manifest(path).last
@@ -108,7 +130,11 @@ class Checkpoints:
         return None
 
     def of(self, step: int) -> tuple[Path, Manifest]:
-        """The whole commit after a step. Raises ConfigError where there is none, and names those that there are."""
+        """Return the complete checkpoint of a global step and its manifest.
+
+        Raises:
+            ConfigError: There is none; the message lists the steps that have a checkpoint.
+        """
         for path in self._folders():
             if _step(path) == step and (manifest := self._whole(path)) is not None:
                 return path, manifest
@@ -116,16 +142,24 @@ class Checkpoints:
         raise ConfigError(f"there is no whole commit after step {step}; there are: {there}")
 
     def mark_last(self, step: int) -> tuple[Path, Manifest]:
-        """Make the commit of a step the one that ends its stage. Raises CheckpointError where there is no such commit."""
+        """Mark the checkpoint of a global step as the one that ends its stage.
+
+        Raises:
+            CheckpointError: The step has no checkpoint.
+        """
         path = self.root / f"step-{step:06d}"
         manifest = replace(read_manifest(path), last=True)
         write_whole(path / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
         return path, manifest
 
     def prune(self, last: int, spared: Collection[int] = ()) -> None:
-        """Drop leftovers and all but the `last` newest commits; a commit that ends a stage stays, and those of steps `spared`.
+        """Delete staging directories and old checkpoints.
 
-        One that was put aside is a leftover where its step has a commit in place.
+        Checkpoints that end a stage are kept. A checkpoint that was renamed to make room is deleted if its step has a new one.
+
+        Args:
+            last: The number of newest checkpoints to keep in addition.
+            spared: Global steps whose checkpoints are kept.
         """
         there = {_step(path): path for path in self._folders() if (path / "manifest.json").exists()}
         put_aside = set(self.root.glob("step-*.old-*")) - set(there.values())
@@ -139,13 +173,17 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def drop_after(self, step: int) -> None:
-        """Remove what lies after a step: torn and half-written commits, or a history that a resume does not continue."""
+        """Delete all checkpoints after a global step, and all staging directories."""
         later = [path for path in self._folders() if _step(path) > step]
         for path in (*later, *self.root.glob("tmp-*")):
             shutil.rmtree(path, ignore_errors=True)
 
     def end_of(self, stage: str) -> Path:
-        """The commit that ends a stage. Raises CheckpointError."""
+        """Return the checkpoint that ends a stage.
+
+        Raises:
+            CheckpointError: There is none.
+        """
         for path in reversed(self._folders()):
             manifest = self._whole(path)
             if manifest is not None and manifest.stage == stage and manifest.last:
@@ -155,11 +193,12 @@ class Checkpoints:
         )
 
     def _folders(self) -> list[Path]:
-        """By step; of one step, what was put aside comes before what is in its place."""
+        """List the checkpoint directories by step; a renamed one comes before the one that replaces it."""
         folders = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
         return sorted(folders, key=lambda path: (_step(path), "." not in path.name))
 
     def _whole(self, path: Path) -> Manifest | None:
+        """Return the manifest of a directory, or None if the directory is not a complete checkpoint."""
         try:
             manifest = read_manifest(path)
             right = all(_digest_of(path / name) == digest for name, digest in manifest.files.items())
@@ -169,7 +208,11 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a commit's folder. Raises CheckpointError when it is missing or of another format."""
+    """Read the manifest of a checkpoint directory.
+
+    Raises:
+        CheckpointError: The manifest is missing, damaged or of another format.
+    """
     try:
         body: dict[str, Any] = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         manifest = Manifest(**body)
@@ -181,7 +224,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _digest_of(path: Path) -> str:
-    """sha256 of a file. A process reads a file once while its inode, size and times stay: a resume asks several times."""
+    """Return the sha256 of a file.
+
+    A resume needs the hash several times, so it is cached while the inode, size and times of the file stay the same.
+    """
     stat = path.stat()
     if time.time() - max(stat.st_mtime, stat.st_ctime) < _SETTLED_S:
         return _digest(path)
@@ -203,7 +249,7 @@ def _step(path: Path) -> int:
 
 
 def _check_written(folder: Path, written: Written) -> None:
-    """Raise CheckpointError where a folder does not hold exactly the files that were written into it, in their sizes."""
+    """Raise CheckpointError if a directory does not hold exactly the reported files with the reported sizes."""
     there = {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
@@ -221,6 +267,6 @@ def _bytes(size: int | None) -> str:
 
 
 def _sync_folders(top: Path) -> None:
-    """The names of all files below, and of their folders."""
+    """Sync a directory and all directories below it, so that the names of their files are on disk."""
     for folder in (*(path for path in top.rglob("*") if path.is_dir()), top):
         sync(folder)

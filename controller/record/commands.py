@@ -1,7 +1,8 @@
-"""Commands: what people ask of a run while it goes on, and what became of it.
+"""Commands that users send to a running run, and their outcomes.
 
-A command is a file of RUN/commands. The run's loop takes it between two steps, notes it in commands.jsonl (a journal, which no
-resume cuts: what was taken at a step is taken there again) and answers in a file beside it.
+A command is a file in RUN/commands. The run's loop takes it between two steps, records it in commands.jsonl and writes the
+answer to a file beside the command. The journal commands.jsonl is not cut by a resume: a command that was taken at a step
+is taken at the same step again.
 """
 
 from __future__ import annotations
@@ -18,26 +19,33 @@ from nonet.controller.record.run_folder import RunFolder
 
 
 class Commands:
-    """The queue of one run."""
+    """The command queue of one run."""
 
     def __init__(self, run: RunFolder):
         self._folder, self._journal_path = run.path / "commands", run.path / "commands.jsonl"
         self._journal: Journal | None = None
 
     def ask(self, **command: Any) -> str:
-        """Put a command into the queue; its id."""
+        """Add a command to the queue.
+
+        Args:
+            **command: The fields of the command.
+
+        Returns:
+            The id of the command.
+        """
         make_folder(self._folder)
         name = f"{time.time_ns()}-{secrets.token_hex(2)}"
         self._write(f"{name}.asked.json", {"id": name, "asked": time.time(), **command})
         return name
 
     def answer(self, name: str) -> dict[str, Any] | None:
-        """{"state": "taken" | "refused", "text"} of a command, None while it waits."""
+        """Return the answer to a command, `{"state": "taken" | "refused", "text"}`, or None while there is none."""
         path = self._folder / f"{name}.answer.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def waiting(self) -> list[dict[str, Any]]:
-        """Commands without an answer, oldest first."""
+        """Return the commands without an answer, oldest first."""
         if not self._folder.is_dir():
             return []
         names = {path.name for path in self._folder.iterdir()}
@@ -48,21 +56,24 @@ class Commands:
         ]
 
     def taken(self) -> list[dict[str, Any]]:
-        """Every command that was taken, in order, with `stage`, `step` and `text`; refused ones have `refused` instead."""
+        """Return all taken and refused commands in order.
+
+        A taken command has the fields `stage`, `step` and `text`; a refused one has `refused` instead.
+        """
         return list(read_journal(self._journal_path))
 
     def take(self, command: dict[str, Any], stage: str, step: int, text: str) -> None:
-        """Note that a command is in force from a step of a stage on, and say so."""
+        """Record that a command applies from a step of a stage on, and answer it."""
         self._note(**{**command, "stage": stage, "step": step, "text": text})
         self.reply(command["id"], "taken", text)
 
     def refuse(self, command: dict[str, Any], why: str) -> None:
-        """Note that a command is not carried out, and say why."""
+        """Record that a command is refused, and answer it with the reason."""
         self._note(**command, refused=why)
         self.reply(command["id"], "refused", why)
 
     def reply(self, name: str, state: str, text: str) -> None:
-        """Answer whoever asked."""
+        """Write the answer to a command."""
         self._write(f"{name}.answer.json", {"state": state, "text": text})
 
     def _note(self, **record: Any) -> None:

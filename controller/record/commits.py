@@ -1,7 +1,7 @@
-"""CommitLog: the commits and the journal of a run, and what is forgotten when it goes on from a commit.
+"""The checkpoints and the journal of a run, and how both are cut when the run resumes.
 
-A commit is what the groups save aside, under one manifest, maybe while later steps are applied; the journal says which steps
-were applied between commits. After a resume both end where the restored commit ends.
+A checkpoint holds what all groups saved to the staging directory, under one manifest. It may be written while later steps are
+applied. The journal records which steps were applied between checkpoints. After a resume, both end at the restored checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from nonet.workers.roles import StageSetup
 
 
 class CommitLog:
-    """keep_last: how many commits are kept beside those that end a stage; scenario: its hash."""
+    """The writer of a run's checkpoints and journal.
+
+    Attributes:
+        checkpoints: The checkpoints of the run.
+        journal: The journal of the run.
+        newest: The newest checkpoint and its manifest, as far as this process knows it.
+        spared: The global steps whose checkpoints are kept, such as the best step and those under validation.
+    """
 
     def __init__(self, run: RunFolder, scenario: str, keep_last: int):
         self._run, self._scenario, self._keep_last = run, scenario, keep_last
@@ -29,21 +36,25 @@ class CommitLog:
         self._open_step: tuple[StageSetup, int] | None = None
         self._begun: tuple[Path, Manifest]
         self._ends: dict[str, Path] = {}
-        self.spared: frozenset[int] = (
-            frozenset()
-        )  # global steps whose commits stay: the best, and what is validated
+        self.spared: frozenset[int] = frozenset()
 
     def note(self, **record: Any) -> None:
-        """One record of the journal."""
+        """Write one record to the journal."""
         self.journal.write(**record)
 
     def applied(self, stage: StageSetup, step: int, **facts: Any) -> None:
-        """A step has been applied; until the next commit it is open. `facts`: what a resumed stage must know of it."""
+        """Record that a step was applied; it is open until the next checkpoint.
+
+        Args:
+            stage: The stage of the step.
+            step: The step within the stage.
+            **facts: What a resumed stage needs to know about the step.
+        """
         self.note(applied=stage.first + step, stage=stage.name, **facts)
         self._open_step = stage, step
 
     def groups_of(self, stage: str) -> list[dict[str, Any]]:
-        """What the journal says of a stage's groups of prompts: when each was begun, and committed or aborted."""
+        """Return the journal records of a stage's prompt groups: when each was begun, committed or aborted."""
         return [
             record
             for record in read_journal(self._run.journal)
@@ -52,7 +63,7 @@ class CommitLog:
 
     @property
     def open_step(self) -> tuple[StageSetup, int] | None:
-        """The newest applied step that no commit holds, not even one that is being written."""
+        """The newest applied step that no checkpoint holds, not even one that is being written."""
         return self._open_step
 
     def begin(
@@ -65,9 +76,19 @@ class CommitLog:
         *,
         last: bool | None = None,
     ) -> Path:
-        """Open a commit after `done` steps of a stage; the folder that every participant writes in until `finish`.
+        """Begin a checkpoint after `done` steps of a stage.
 
-        `last`: whether it ends its stage, by default where all steps are done. One that is chosen later is told by `end`.
+        Args:
+            stage: The stage.
+            done: The number of applied steps of the stage.
+            version: The version of the weights.
+            artifacts: The hashes of the artifacts, by kind.
+            worlds: The number of ranks that write, by role.
+            last: Whether the checkpoint ends its stage; by default whether all steps are done. A checkpoint that is chosen later
+                is marked by `end`.
+
+        Returns:
+            The staging directory that every participant writes to until `finish`.
         """
         manifest = Manifest(
             run_id=self._run.id,
@@ -86,7 +107,14 @@ class CommitLog:
         return self._begun[0]
 
     def finish(self, written: Written) -> Path:
-        """Make the open commit count, of the files that its participants say they wrote; its folder."""
+        """Complete the open checkpoint.
+
+        Args:
+            written: The files that the participants wrote, with hashes and sizes.
+
+        Returns:
+            The directory of the checkpoint.
+        """
         aside, manifest = self._begun
         path = self.checkpoints.commit(aside, manifest, written)
         self.note(committed=manifest.step, stage=manifest.stage)
@@ -97,12 +125,12 @@ class CommitLog:
         return path
 
     def at(self, step: int) -> Path | None:
-        """The commit of a global step, None where it is gone or not whole yet."""
+        """Return the checkpoint of a global step, or None if it was deleted or is not complete yet."""
         path = self.checkpoints.root / f"step-{step:06d}"
         return path if (path / "manifest.json").exists() else None
 
     def end(self, stage: StageSetup, done: int) -> tuple[Path, Manifest]:
-        """Let the commit after `done` steps end its stage: later ones are dropped, and what follows goes on from it."""
+        """End a stage with the checkpoint after `done` steps, and delete the later ones."""
         path, manifest = self.checkpoints.mark_last(stage.first + done)
         self.note(ended=manifest.step, stage=stage.name)
         self.checkpoints.drop_after(manifest.step)
@@ -112,15 +140,24 @@ class CommitLog:
         return path, manifest
 
     def ended(self, stage: str) -> bool:
-        """Whether a stage was ended by this process."""
+        """Return whether this process has ended the stage."""
         return stage in self._ends
 
     def end_of(self, stage: str) -> Path:
-        """The commit that ends a stage; one that was made here is not read again. Raises CheckpointError."""
+        """Return the checkpoint that ends a stage; a checkpoint that this process made is not read again.
+
+        Raises:
+            CheckpointError: There is none.
+        """
         return self._ends.get(stage) or self.checkpoints.end_of(stage)
 
     def find(self) -> tuple[Path, Manifest]:
-        """The commit to go on from. Raises ConfigError where there is none, CheckpointError where it is of another scenario."""
+        """Return the checkpoint to resume from and its manifest.
+
+        Raises:
+            ConfigError: There is none.
+            CheckpointError: It was trained from another scenario.
+        """
         newest = self.newest or self.checkpoints.newest()
         if newest is None:
             raise ConfigError(f"{self._run.path} has no whole commit to resume from; run it afresh")
@@ -131,12 +168,17 @@ class CommitLog:
         return newest
 
     def forget_after(self, manifest: Manifest, stages: Sequence[str]) -> None:
-        """Drop commits, results and journal records that the restored commit does not know of."""
+        """Delete the checkpoints, results and journal records that come after a restored checkpoint.
+
+        Args:
+            manifest: The manifest of the restored checkpoint.
+            stages: The names of all stages, in order.
+        """
         self.checkpoints.drop_after(manifest.step)
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
             subjects = [name, *subjects_beside(name)]
             rewards = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
-            if name == manifest.stage:  # of what came before its first step, and cannot be made again
+            if name == manifest.stage:  # these were made before the first step and cannot be made again
                 subjects.remove(rerank_name(name))
                 rewards.pop()
             for file in (*rewards, *(f"{subject}.{end}" for subject in subjects for end in ("json", "npz"))):
@@ -149,4 +191,5 @@ class CommitLog:
         self.journal = Journal(self._run.journal)
 
     def close(self) -> None:
+        """Close the journal."""
         self.journal.close()

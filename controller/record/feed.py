@@ -1,7 +1,7 @@
-"""Feed: the newest events of a run, for a driver that polls. Bounded: of a long run the oldest steps are let go first.
+"""A bounded buffer of the newest events of a run, for a driver that polls.
 
-metrics.jsonl has every step; the feed is what a panel shows. Every event has a number of its own, so a driver that asks
-late sees which are missing.
+The file metrics.jsonl has every step; the feed holds what a panel shows. When it is full, the oldest steps are dropped first.
+Every event has a sequence number, so that a driver that polls late can tell how many it has missed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_EVENTS = 1000
 
 
 class Feed:
-    """Events in their order, each a dict with "kind" and "number"."""
+    """Events in order, each a dict with "kind" and "number"."""
 
     def __init__(self, most: int = MOST_EVENTS):
         self._most, self._count = most, 0
@@ -22,7 +22,7 @@ class Feed:
         self._lock = threading.Lock()
 
     def add(self, kind: str, **body: Any) -> None:
-        """The next event."""
+        """Append an event."""
         with self._lock:
             self._events.append({"kind": kind, "number": self._count, **body})
             self._count += 1
@@ -31,11 +31,16 @@ class Feed:
                 del self._events[next(steps, 0)]
 
     def since(self, number: int) -> list[dict[str, Any]]:
-        """Events from a number on, as far as they are kept."""
+        """Return the retained events whose number is at least `number`."""
         with self._lock:
             return [event for event in self._events if event["number"] >= number]
 
 
 def missing(events: Sequence[dict[str, Any]], number: int) -> int:
-    """How many events from a number on are not among these."""
+    """Count the events from a number on that are not in a list of events.
+
+    Args:
+        events: The received events, in order.
+        number: The number of the first expected event.
+    """
     return events[-1]["number"] + 1 - number - len(events) if events else 0

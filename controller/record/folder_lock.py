@@ -1,7 +1,8 @@
-"""Hold a folder, one process at a time: by the kernel's lock, or on a filesystem without locks by a file that names the holder.
+"""A lock on a folder that one process at a time holds.
 
-The kernel frees its lock when the holder dies. The file stays: on the holder's own host it is seen that nobody is there; on
-another host nobody can know, and the error says which file to remove.
+The kernel's lock is used, or on a filesystem without locks a file that names the holder. The kernel releases its lock when the
+process dies. The file stays: on the holder's own host, a dead process is detected; on another host it cannot be, so the error
+names the file to remove.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ LOCK, HOLDER = ".lock", ".holder"
 
 
 class Held:
-    """A folder held until `close`, or until this process ends."""
+    """The lock on a folder, held until `close` or until this process ends."""
 
     def __init__(self, descriptor: int, holder: Path | None = None):
         self._descriptor, self._holder = descriptor, holder
 
     def close(self) -> None:
-        """Let go of it; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._holder is not None:
             self._holder.unlink(missing_ok=True)
         if self._descriptor >= 0:
@@ -43,7 +44,11 @@ class Held:
 
 
 def hold(folder: Path) -> Held:
-    """Hold a folder. Raises ConfigError that says who has it."""
+    """Lock a folder for this process.
+
+    Raises:
+        ConfigError: Another process holds it; the message names that process where it is known.
+    """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
@@ -61,7 +66,7 @@ def hold(folder: Path) -> Held:
 
 
 def _sign(file: Path) -> Path:
-    """Create the file that names this process, where no living one is named."""
+    """Create the file that names this process, unless a living process is named there."""
     me = _name(os.getpid())
     while True:
         try:
@@ -73,7 +78,11 @@ def _sign(file: Path) -> Path:
 
 
 def _clear(file: Path) -> None:
-    """Take a dead holder's file away. Raises ConfigError where the holder lives, or may live."""
+    """Remove the file of a dead holder.
+
+    Raises:
+        ConfigError: The holder is alive, or runs on another host.
+    """
     try:
         owner = file.read_text()
     except FileNotFoundError:
@@ -92,12 +101,12 @@ def _clear(file: Path) -> None:
         os.rename(file, aside)
         if aside.read_text() == owner:
             aside.unlink()
-        else:  # somebody signed between the two calls
+        else:  # another process created its file between the two calls
             os.rename(aside, file)
 
 
 def _name(pid: int) -> str:
-    """Host, process and when it began, so that neither a reused number nor a new boot passes for it."""
+    """Identify a process by host, number, boot and start time, so that a reused number is not mistaken for it."""
     try:
         began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,6 +1,7 @@
-"""Journal: what happened since the last commit, one JSON line with a crc each; the first bad line ends it.
+"""A journal of what happened since the last checkpoint: one JSON line with a CRC for each record.
 
-The truth is the newest whole checkpoint. The journal tells what came after it, and the commands a run was given.
+The newest complete checkpoint is authoritative. The journal adds what came after it, and the commands that a run received. The
+first damaged line ends the journal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from nonet.atomic import sync, write_whole
 
 
 class Journal:
-    """Appends records; every record is on disk when `write` returns, whichever thread wrote it. `records`: how many there are."""
+    """An append-only file of records.
+
+    A record is on disk when `write` returns. Several threads may write.
+
+    Attributes:
+        records: The number of records in the file.
+    """
 
     def __init__(self, path: Path):
         self.records = sum(1 for _ in read_journal(path))
@@ -26,7 +33,7 @@ class Journal:
         sync(path.parent)
 
     def write(self, **record: Any) -> None:
-        """One record, flushed to disk."""
+        """Append one record and flush it to disk."""
         with self._lock:
             self._file.write(_line(record))
             self._file.flush()
@@ -34,11 +41,12 @@ class Journal:
             self.records += 1
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The records up to the first torn or damaged line."""
+    """Yield the records up to the first damaged line."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -50,7 +58,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_journal(path: Path, keep: int) -> None:
-    """Keep the first `keep` records: what a commit does not know of is forgotten."""
+    """Truncate a journal to its first `keep` records."""
     records = islice(read_journal(path), keep)
     write_whole(path, b"".join(_line(record) for record in records))
 
@@ -61,6 +69,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
+    """Decode a line, or return None if it is damaged."""
     try:
         whole = json.loads(line)
         body = json.dumps(whole["r"], separators=(",", ":"))

@@ -1,7 +1,7 @@
-"""Recorder: what a run leaves for people to read while it goes on, and what the driver shows.
+"""The metrics and events that a run publishes while it is running.
 
-Metrics go to metrics.jsonl and TensorBoard (a run of curves a stage), flushed with every record: a killed run keeps them.
-Events (stage, step, note, result) wait in a feed that the driver polls.
+Metrics are written to metrics.jsonl and TensorBoard (one TensorBoard run for each stage) and flushed with every record, so that
+they survive a kill. Events (stage, step, note, result) wait in a feed that the driver polls.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nonet.controller.record.feed import Feed
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# Losses and rewards are numbers without a unit of their own; what has one says so.
+# Losses and rewards have no unit unless it is listed here.
 _UNITS = {"seconds": "s", "loss": "nats", "kl": "nats", "validation nats": "nats", "rows/s": "1/s", "lr": "1"}
 
 
 class Recorder:
-    """Metrics and events of one run."""
+    """The writer of one run's metrics and events."""
 
     def __init__(self, folder: Path, run_id: str):
         self._folder, self._run, self._started = folder, run_id, time.time()
@@ -31,18 +31,18 @@ class Recorder:
         self._feed = Feed()
 
     def begin(self, stage: str, steps: int, done: int) -> None:
-        """A stage starts, or goes on after `done` steps: curves after them are written anew."""
+        """Record that a stage starts, or continues after `done` steps; later points of its curves are written again."""
         if done:
             self._boards[stage] = self._opened(stage, purge_step=done + 1)
         self.event("stage", stage=stage, steps=steps, done=done)
 
     def step(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """What a step, or the last of a few, found."""
+        """Record the metrics of a step, or of the last of several steps."""
         self.metrics(stage, step, values)
         self.event("step", stage=stage, step=step, metrics=dict(values))
 
     def metrics(self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer") -> None:
-        """One record a value, {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}."""
+        """Write one record for each value: {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}."""
         now, board = time.time(), self._board(stage)
         for name, value in values.items():
             record = {
@@ -62,19 +62,20 @@ class Recorder:
         board.flush()
 
     def tables(self, stage: str, step: int, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """What each sparse table did since the record before: `<table>.rows` held, `<table>.admitted` and so on."""
+        """Record the counters of the sparse tables since the last record, such as `<table>.rows` and `<table>.admitted`."""
         values = {f"{name}.{what}": value for name, every in counts.items() for what, value in every.items()}
         self.metrics(stage, step, values, role="embedding")
 
     def event(self, kind: str, **body: Any) -> None:
-        """Something for the driver to show."""
+        """Add an event to the feed."""
         self._feed.add(kind, at=time.time() - self._started, **body)
 
     def since(self, number: int) -> list[dict[str, Any]]:
-        """Events from a number on, as far as they are kept."""
+        """Return the retained events whose number is at least `number`."""
         return self._feed.since(number)
 
     def close(self) -> None:
+        """Close the metrics file and the TensorBoard writers."""
         self._metrics.close()
         for board in self._boards.values():
             board.close()
@@ -85,7 +86,7 @@ class Recorder:
         return self._boards[stage]
 
     def _opened(self, stage: str, purge_step: int | None = None) -> SummaryWriter:
-        """A stage's curves; what the folder has of `purge_step` and later steps is hidden."""
+        """Open the TensorBoard writer of a stage; existing points from `purge_step` on are hidden."""
         from torch.utils.tensorboard import SummaryWriter  # torch takes seconds to import
 
         return SummaryWriter(str(self._folder / "tensorboard" / stage), purge_step=purge_step)

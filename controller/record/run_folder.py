@@ -1,7 +1,7 @@
-"""A run's folder: where everything of a run lies, and how a run is named and found.
+"""The folder of a run: the paths in it, and how runs are named and found.
 
-RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs, of Ray jobs ~/nonet-runs), a
-unique prefix of one, or `last`.
+RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs; for Ray jobs ~/nonet-runs), a
+unique prefix of an id, or `last`.
 """
 
 from __future__ import annotations
@@ -25,87 +25,97 @@ CATALOGUES = "catalogues.json"  # versions of a run's catalogue after its first,
 
 
 def control_name(stage: str) -> str:
-    """What the control of an RL stage is called among a run's results."""
+    """Return the name of an RL stage's control among the results of a run."""
     return f"{stage}_control"
 
 
 def passes_name(stage: str) -> str:
-    """Return the name among a run's results of the control that takes as many passes over the events as RL."""
+    """Return the name of the control that makes as many passes over the events as the RL stage."""
     return f"{stage}_control_passes"
 
 
 def rerank_name(stage: str) -> str:
-    """Return the name among a run's results of the lists of before a stage, re-ranked by its rewards."""
+    """Return the name of the lists from before a stage, re-ranked by the rewards of the stage."""
     return f"{stage}_rerank"
 
 
 def subjects_beside(stage: str) -> tuple[str, ...]:
-    """Return the names of all that is ranked beside a stage: its controls, re-ranked lists, and what it did not select."""
+    """Return the names of all models and lists that are ranked beside a stage."""
     return control_name(stage), passes_name(stage), rerank_name(stage), unselected_name(stage)
 
 
 def unselected_name(stage: str) -> str:
-    """Return the name among a run's results of a stage's best own checkpoint, where the stage selected its start."""
+    """Return the name of a stage's own best checkpoint, for a stage that selected the checkpoint it began from."""
     return f"{stage}_unselected"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of one run."""
+    """The paths of one run."""
 
     path: Path
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self.path.name
 
     @property
     def scenario(self) -> Path:
+        """The scenario of the run."""
         return self.path / "scenario.yaml"
 
     @property
     def sources(self) -> Path:
-        """Copies of the `file.py`s that the scenario names."""
+        """Copies of the `file.py` files that the scenario names."""
         return self.path / "sources"
 
     @property
     def sources_list(self) -> Path:
-        """Which copy stands for which file, with hashes."""
+        """The file that says which copy stands for which file, with hashes."""
         return self.path / "sources.json"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def results(self) -> Path:
+        """The folder of the results."""
         return self.path / "results"
 
     @property
     def journal(self) -> Path:
+        """The journal of the run."""
         return self.path / "journal.jsonl"
 
     @property
     def metrics(self) -> Path:
+        """The metrics of all steps."""
         return self.path / "metrics.jsonl"
 
     @property
     def trace(self) -> Path:
-        """Chrome trace of everybody's work."""
+        """The Chrome trace of all workers."""
         return self.path / "trace.json"
 
     @property
     def report(self) -> Path:
+        """The report of a finished run."""
         return self.path / "report.json"
 
     @property
     def stop_request(self) -> Path:
-        """A file that asks the run's driver to stop after a commit."""
+        """A file that asks the driver of the run to stop after a checkpoint."""
         return self.path / "stop-request"
 
     def artifacts(self) -> dict[str, str]:
-        """Folders of the run's artifacts by kind, those of the newest version of its catalogue: what is asked about now.
-        Raises ConfigError before there are some."""
+        """Return the artifact folders of the newest version of the catalogue, by kind.
+
+        Raises:
+            ConfigError: The run has not tokenised its data yet.
+        """
         facts = self.read_facts()
         if facts is None:
             raise ConfigError(f"{self.id} has not tokenised its data yet: there is nothing to recommend from")
@@ -114,27 +124,27 @@ class RunFolder:
         return {kind: artifact["path"] for kind, artifact in newest.items()}
 
     def read_facts(self) -> Any:
-        """Return what the tokenise stage found, its artifacts by absolute paths; None before that stage."""
+        """Return the results of the tokenise stage with absolute artifact paths, or None before that stage."""
         facts = self.read_json(_FACTS)
         return facts if facts is None else self._with_artifacts(facts, self._absolute)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Write what the tokenise stage found. Paths of artifacts are relative to the run, so that its folder can be moved."""
+        """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
         self.write_json(_FACTS, self._with_artifacts(facts, self._relative))
 
     def read_catalogues(self) -> list[dict[str, Any]]:
-        """Return the versions of the run's catalogue after its first, oldest first, their artifacts by absolute paths."""
+        """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths."""
         stored = self.read_json(CATALOGUES) or {"versions": []}
         return [self._with_artifacts(version, self._absolute) for version in stored["versions"]]
 
     def write_catalogues(self, versions: Iterable[Mapping[str, Any]]) -> None:
-        """Write the versions of the run's catalogue, with paths relative to the run."""
+        """Write the versions of the catalogue, with paths relative to the run."""
         self.write_json(
             CATALOGUES, {"versions": [self._with_artifacts(version, self._relative) for version in versions]}
         )
 
     def _with_artifacts(self, record: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-        """Return a record with every path of its artifacts changed."""
+        """Return a record with every artifact path converted by `change`."""
         artifacts = {
             kind: {**artifact, "path": change(artifact["path"])}
             for kind, artifact in record.get("artifacts", {}).items()
@@ -142,7 +152,10 @@ class RunFolder:
         return {**record, "artifacts": artifacts}
 
     def _absolute(self, path: str) -> str:
-        """Return where an artifact is now. Runs of older versions name it by the absolute path that it had when it was made."""
+        """Return the current absolute path of an artifact.
+
+        Older versions recorded the absolute path at which the artifact was made; the run may have been moved since.
+        """
         here = self.path / "artifacts" / Path(path).name
         moved = Path(path).is_absolute() and here.is_dir()
         return str(here if moved else self.path / path)
@@ -152,25 +165,33 @@ class RunFolder:
         return str(Path(path).relative_to(self.path.absolute())) if inside else path
 
     def begin_anew(self) -> None:
-        """Forget the steps of a run that never got to a commit; its own files are copied anew."""
+        """Delete the records of a run that never reached a checkpoint, so that it starts again."""
         for path in (self.journal, self.metrics, self.sources_list):
             path.unlink(missing_ok=True)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """A JSON file, whole or not at all, and on disk."""
+        """Write a JSON file atomically and sync it to disk.
+
+        Args:
+            name: The path of the file within the run.
+            value: The value to write.
+
+        Returns:
+            The absolute path of the file.
+        """
         path = self.path / name
         make_folder(path.parent)
         write_whole(path, json.dumps(value, indent=1, allow_nan=False).encode())
         return path
 
     def read_json(self, name: str) -> Any:
-        """What `write_json` wrote, None when there is none."""
+        """Read a JSON file that `write_json` wrote, or return None if there is none."""
         path = self.path / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def in_job() -> bool:
-    """Whether this process is a Ray job's: it runs in the job's package, which Ray deletes after it."""
+    """Return whether this process belongs to a Ray job and runs in the job's package, which Ray deletes afterwards."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _in_package(Path.cwd())
 
 
@@ -179,27 +200,36 @@ def _in_package(path: Path) -> bool:
 
 
 def runs_root() -> Path:
-    """The folder of all runs: $NONET_RUNS, else ./runs; of a Ray job's runs nonet-runs in the home directory of its node."""
+    """Return the folder of all runs: $NONET_RUNS, or ./runs; for Ray jobs nonet-runs in the home directory of the node."""
     beside, usual = (Path.home(), "nonet-runs") if in_job() else (Path.cwd(), "runs")
     return beside / os.environ.get("NONET_RUNS", usual)
 
 
 def place_of(run: RunFolder) -> str:
-    """A run's folder with the host whose path it is, for who looks from another one."""
+    """Return the path of a run with the name of this host, for readers on another host."""
     return f"{run.path} on {socket.gethostname()}"
 
 
 def claim(run: RunFolder) -> Held:
-    """Hold a run's folder until the answer is closed or this process ends. Raises ConfigError where another holds it."""
+    """Lock the folder of a run until the lock is closed or this process ends.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
     run.path.mkdir(parents=True, exist_ok=True)
     return hold(run.path)
 
 
 def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
-    """A folder for a run that has no commit yet: the one asked for, or a new id under the root.
+    """Return a folder for a new run.
 
-    Raises ConfigError where the folder holds a run that is finished or can be resumed, or anything but a run: what a failed
-    start leaves is removed, so it must be nobody else's.
+    Args:
+        name: The name of the run, the first part of its id.
+        folder: The folder to use; by default a new id under the root of all runs.
+
+    Raises:
+        ConfigError: The folder holds a run that is finished or can be resumed, or other files. A failed start removes what is in
+            the folder, so it must not hold anything else.
     """
     if folder is not None:
         run = RunFolder(Path(folder).absolute())
@@ -214,6 +244,7 @@ def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
 
 
 def _check_unused(run: RunFolder) -> None:
+    """Raise ConfigError if a folder cannot be used for a new run."""
     if run.report.exists():
         raise ConfigError(f"{run.path} holds a finished run; choose another --run-dir, or remove it")
     if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
@@ -233,7 +264,11 @@ def _check_unused(run: RunFolder) -> None:
 
 
 def find_run(run: str | Path) -> RunFolder:
-    """The run of a folder, an id, a unique prefix, or `last`. Raises ConfigError that lists what there is."""
+    """Return the run with a folder, an id, a unique prefix of an id, or `last`.
+
+    Raises:
+        ConfigError: There is no such run, or several; the message lists the newest runs.
+    """
     if (Path(run) / "scenario.yaml").is_file():
         return RunFolder(Path(run).absolute())
     known = list_runs()
@@ -248,7 +283,7 @@ def find_run(run: str | Path) -> RunFolder:
 
 
 def list_runs() -> list[RunFolder]:
-    """All runs, oldest first."""
+    """Return all runs, oldest first."""
     root = runs_root()
     folders = [path for path in root.iterdir() if (path / "scenario.yaml").is_file()] if root.is_dir() else []
     return [

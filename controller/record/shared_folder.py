@@ -1,7 +1,7 @@
-"""All nodes of a run must reach its folder (docs/explanation/design.md, section 7): tried, not assumed.
+"""Checks that all nodes of a run reach its folder (docs/explanation/design.md, section 7).
 
-The driver writes a token, which the controller reads back wherever Ray put it; the controller writes another for the workers, in
-whatever image or mount they live. On one node workers are not asked.
+The driver writes a token, and the controller reads it back on the node where Ray placed it. The controller writes another token
+for the workers, which may have other images or mounts. On a single node the workers are not checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.errors import PlacementError
 from nonet.workers import explain_unreachable
 
-# A mount may show a new file a little late.
+# Some network mounts show a new file only after a delay.
 _PAUSES_S = (0.0, 1.0, 3.0)
 _TOKEN = ".reach"
 
@@ -27,14 +27,23 @@ _WHAT_TO_DO = (
 
 
 def leave_token(run: RunFolder) -> str:
-    """Write a token into a run's folder, for `check_reached` of who is to work there."""
+    """Write a token into the folder of a run, for `check_reached` in another process."""
     token = secrets.token_hex(8)
     (run.path / _TOKEN).write_text(token, encoding="utf-8")
     return token
 
 
 def check_reached(run: RunFolder, token: str, who: str) -> None:
-    """Take the token out of a run's folder. Raises PlacementError where this process does not see it."""
+    """Read and remove the token in the folder of a run.
+
+    Args:
+        run: The folder of the run.
+        token: The expected token.
+        who: The name of this process in the message.
+
+    Raises:
+        PlacementError: This process does not see the token.
+    """
     problem = ""
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
@@ -46,15 +55,23 @@ def check_reached(run: RunFolder, token: str, who: str) -> None:
 
 
 class Reaching(Protocol):
-    """A group of workers, as `ActorGroup` is one."""
+    """A group of workers whose access to a file can be checked."""
 
-    def check_shared_file(self, file: str, token: str) -> list[str]: ...
+    def check_shared_file(self, file: str, token: str) -> list[str]:
+        """Return a problem for each worker, empty for a worker that reads the token in the file."""
+        ...
 
 
 def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[str]) -> None:
-    """Have every worker of the groups reach the run's folder where they and this process are on more than one node.
+    """Check that all workers reach the folder of a run, if the workers and this process are on more than one node.
 
-    Raises PlacementError that names who does not and what to do.
+    Args:
+        run: The folder of the run.
+        groups: The groups of workers.
+        nodes: The nodes of the workers and of this process.
+
+    Raises:
+        PlacementError: A worker does not reach the folder; the message names the worker and the remedy.
     """
     if len(set(nodes)) < 2:
         return

@@ -1,7 +1,7 @@
-"""Trace: what every worker and the controller did, as a Chrome trace (chrome://tracing, ui.perfetto.dev), and idle shares.
+"""A Chrome trace of the workers and the controller (chrome://tracing, ui.perfetto.dev), and their idle shares.
 
-A lane a worker, under its role; the controller's lanes hold stages and the waits inside them. Spans are fetched from the hosts
-while they work, so that a long run keeps few of them in memory; times are each node's own clock.
+Each worker has a lane under its role; the lanes of the controller show stages and the waits within them. Spans are fetched from
+the hosts while they work, so that they need little memory in a long run. Times come from the clock of each node.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ COLLECT_S = 10.0
 
 
 class Trace:
-    """Events of one run, appended to `trace.json` in Chrome's array form, which may stay unclosed after a crash."""
+    """The events of one run, appended to `trace.json`.
+
+    The file is a JSON array in Chrome's format, which may lack its end after a crash.
+    """
 
     def __init__(self, path: Path):
         self._path = path
         self._lanes: dict[str, int] = {}
         self._busy: dict[str, float] = defaultdict(float)
-        self._bytes: dict[str, int] = defaultdict(int)  # given back, without what moved to host memory
+        self._bytes: dict[str, int] = defaultdict(
+            int
+        )  # returned bytes, without what was moved to host memory
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         fresh = not path.exists() or path.stat().st_size == 0
@@ -40,7 +45,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
-        """Something the controller does."""
+        """Record the duration of a `with` block as work of the controller."""
         began = time.time()
         try:
             yield
@@ -48,7 +53,15 @@ class Trace:
             self.add(CONTROLLER, name, began, time.time(), **facts)
 
     def add(self, lane: str, name: str, start: float, end: float, **facts: Any) -> None:
-        """One event; start and end in unix seconds."""
+        """Add one event.
+
+        Args:
+            lane: The lane that shows the event.
+            name: The name of the event.
+            start: The start in unix seconds.
+            end: The end in unix seconds.
+            **facts: Details that the viewer shows.
+        """
         thread = self._lane(lane)
         self._event(
             name=name,
@@ -60,12 +73,12 @@ class Trace:
         )
 
     def collect_due(self, groups: Iterable[ActorGroup]) -> None:
-        """As `collect`, when the last time is COLLECT_S ago."""
+        """Call `collect` if the last call was more than COLLECT_S seconds ago."""
         if time.monotonic() - self._collected > COLLECT_S:
             self.collect(groups)
 
     def collect(self, groups: Iterable[ActorGroup]) -> None:
-        """Fetch the spans of every worker and note them."""
+        """Fetch the spans of all workers and add them."""
         self._collected = time.monotonic()
         for hosts in groups:
             for lane, spans in hosts.take_spans():
@@ -80,7 +93,7 @@ class Trace:
         self._out.flush()
 
     def idle(self) -> dict[str, float]:
-        """Share of the time between a role's first and last work in which its workers had none, 0 to 1."""
+        """Return, by role, the fraction of the time between its first and last span in which its workers were idle."""
         shares = {}
         for role, busy in self._busy.items():
             wall = self._last[role] - self._first[role]
@@ -88,11 +101,11 @@ class Trace:
         return shares
 
     def bytes_out(self) -> dict[str, int]:
-        """Bytes that a role's methods gave back, by role."""
+        """Return the bytes that the methods of each role returned."""
         return dict(self._bytes)
 
     def close(self) -> None:
-        """Finish the file: from then on it is also plain JSON."""
+        """End the array, so that the file is valid JSON."""
         if not self._out.closed:
             self._event(name="end", ph="i", ts=round(time.time() * 1e6), tid=0, s="g", last=True)
             self._out.close()
@@ -110,7 +123,7 @@ class Trace:
 
 
 def open_trace(path: Path) -> Trace:
-    """A trace that goes on where an earlier part of the run ended."""
+    """Open a trace, and continue one that an earlier part of the run wrote."""
     if path.exists():
         text = path.read_text(encoding="utf-8").rstrip()
         if text.endswith("]"):  # closed: open it again

@@ -1,11 +1,11 @@
-"""Validations: what the validations of a stage found, kept in RUN/results/<stage>.validation.json as they come.
+"""The validation results of a stage, kept in RUN/results/<stage>.validation.json.
 
-A resume replays them, so it decides as the run before it; what came after the commit that it goes on from is cut off. Kept as
-{"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}; of a reinforced stage
-also "start", what was found of the commit before it, and "rewards" by step: {"parts", "reward", "missing"} of the lists that
-would be served for validation prompts. "parts" has what each scene's lists contribute to the mean of each reward, from which
-the trained reward is computed anew when rewards or weights have changed; "missing" is the lack to the floor that is missed most,
-as a share of it. Earlier versions kept [reward, missing] or the reward alone.
+A resume replays them, so that it decides as the run before it did; results after the restored checkpoint are deleted. The file
+holds {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}. A reinforced stage
+adds "start", the results of the checkpoint before it, and "rewards" by step: {"parts", "reward", "missing"} of the lists that
+would be served for validation prompts. "parts" holds what each scene's lists contribute to the mean of each reward, from which
+the trained reward is recomputed when rewards or weights change. "missing" is the shortfall to the floor missed most, as a
+fraction of that floor. Earlier versions stored [reward, missing] or the reward alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from nonet.controller.record.run_folder import RunFolder
 
 
 class Validations:
-    """Those of one stage, by step of the stage."""
+    """The validation results of one stage, by step of the stage.
+
+    Attributes:
+        history: The results in the order of the steps.
+        end: The summary of the finished stage, or None.
+        start: The results of the checkpoint before the stage, or None.
+        rewards: The rewards of the validation prompts, by step.
+    """
 
     def __init__(self, run: RunFolder, stage: str):
         self._run, self._name = run, f"results/{stage}.validation.json"
@@ -30,7 +37,15 @@ class Validations:
         }
 
     def add(self, step: int, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep what was found after a step, later than those before; the entry."""
+        """Add the results of a step that is later than all steps before.
+
+        Args:
+            step: The step of the stage.
+            found: The results.
+
+        Returns:
+            The entry of the history, with the rewards of the step if they are known.
+        """
         entry = {"step": step, **found}
         if str(step) in self.rewards:
             found_then = self.rewards[str(step)]
@@ -47,13 +62,13 @@ class Validations:
         missing: float = 0.0,
         parts: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Keep what rewards say of validation prompts after a step, before that step is validated.
+        """Record the rewards of the validation prompts after a step, before the step is validated.
 
         Args:
-            step: Step of the stage; 0 for the checkpoint that the stage began from.
-            reward: The trained reward by the weights in force.
-            missing: What is missing to the floor that is missed most, as a share of it.
-            parts: By reward, what each scene's lists contribute to its mean.
+            step: The step of the stage; 0 for the checkpoint that the stage began from.
+            reward: The trained reward by the current weights.
+            missing: The shortfall to the floor that is missed most, as a fraction of it.
+            parts: The contribution of each scene's lists to the mean of a reward, by reward.
         """
         self.rewards[str(step)] = {
             "reward": reward,
@@ -63,17 +78,17 @@ class Validations:
         self._write()
 
     def begin(self, found: Mapping[str, Any]) -> None:
-        """Keep what was found of the commit before the stage."""
+        """Record the results of the checkpoint before the stage."""
         self.start = dict(found)
         self._write()
 
     def close(self, **end: Any) -> None:
-        """The stage is over."""
+        """Record the summary of the finished stage."""
         self.end = end
         self._write()
 
     def cut(self, step: int) -> None:
-        """Forget what came after a step, and the end; all of it with step 0."""
+        """Delete the results after a step and the summary; step 0 deletes everything."""
         kept = [entry for entry in self.history if entry["step"] <= step]
         rewards = {key: value for key, value in self.rewards.items() if step > 0 and int(key) <= step}
         start = self.start if step else None
@@ -82,11 +97,11 @@ class Validations:
             self._write()
 
     def rejudge(self, judge: Callable[[Mapping[str, Sequence[float]]], tuple[float | None, float]]) -> None:
-        """Compute rewards of all steps anew, since rewards or their weights have changed.
+        """Recompute the rewards of all steps after rewards or their weights have changed.
 
         Args:
-            judge: Returns the trained reward of parts and what is missing to floors; a reward of None says that a reward
-                which counts was not measured there.
+            judge: Returns the trained reward of parts and the shortfall to floors. A reward of None says that a reward with a
+                weight was not measured at that step.
         """
         for entry in self.rewards.values():
             if entry["parts"]:
@@ -103,7 +118,7 @@ class Validations:
 
 
 def _as_record(stored: Any) -> dict[str, Any]:
-    """Return what was kept of a step's rewards, as this version keeps it."""
+    """Convert the stored rewards of a step to the current format."""
     if isinstance(stored, Mapping):
         return dict(stored)
     reward, missing = stored if isinstance(stored, Sequence) else (stored, 0.0)
@@ -111,11 +126,11 @@ def _as_record(stored: Any) -> dict[str, Any]:
 
 
 def selection_text(stage: str, found: Mapping[str, Any]) -> str:
-    """Return in one sentence which checkpoint ends a stage, and why.
+    """Describe in one sentence which checkpoint ends a stage, and why.
 
     Args:
-        stage: What the stage is called.
-        found: What `Validations.close` kept, and the "history".
+        stage: The name of the stage.
+        found: The summary that `Validations.close` recorded, and the "history".
     """
     best, metric, guard = found["best"], found["metric"], found.get("guard")
     entry = next((each for each in found["history"] if each["step"] == best), None)
@@ -153,7 +168,7 @@ def selection_text(stage: str, found: Mapping[str, Any]) -> str:
 
 
 def _value_by(entry: Mapping[str, Any], metric: str) -> float | None:
-    """Return what a validation says by a metric, the nats or the trained reward."""
+    """Return the value of a metric of a validation, of its nats or of its trained reward."""
     if metric in ("nats", "reward"):
         return entry.get(metric)
     return (entry.get("metrics") or {}).get(metric)

@@ -1,14 +1,14 @@
-"""Objectives: what each reward of a stage counts, step by step: weights, their schedules, and multipliers of floors.
+"""The weights of a stage's rewards by step: their schedules, and the multipliers of floors.
 
-A floor `at_least` is a constraint of a Lagrangian: its multiplier is added to the reward's weight. It grows by what is missing to
-the floor, as a share of the floor, and shrinks by what is above it; what is missing now counts at once too, so that it does
-not swing (a PI controller: Stooke et al., arXiv 2007.03964). What is missing now is a mean over about five steps, since users
-differ from step to step. It is never below zero, and in units of what the other rewards count. A resumed stage has it from
-the journal.
+A floor `at_least` is a constraint with a Lagrange multiplier, which is added to the weight of the reward. The multiplier
+grows by the shortfall to the floor, as a fraction of the floor, and shrinks by the excess. A proportional term counts the
+current shortfall at once, so that the multiplier does not oscillate (a PI controller: Stooke et al., arXiv 2007.03964).
+The current shortfall is a mean over about five steps, because users differ from step to step. The multiplier is never
+negative, and its unit is the total weight of the other rewards. A resumed stage restores it from the journal.
 
-A floor is about the lists that would be served, and rollouts may be draws of the policy, whose mean reward is another. So the
-served lists are scored at every evaluation, and between two of them a step's mean is multiplied by the last ratio of served
-lists to rollouts.
+A floor is about the lists that would be served, while rollouts may be samples of the policy with another mean reward. The
+served lists are therefore scored at every evaluation. Between evaluations, the mean of a step is multiplied by the last
+ratio of served lists to rollouts.
 """
 
 from __future__ import annotations
@@ -25,29 +25,37 @@ from nonet.workers.roles import SceneSetup
 RATE, AT_ONCE = (
     0.05,
     3.0,
-)  # of the share that is missing: what the multiplier gains a step, what counts at once
+)  # integral gain per step and proportional gain, both applied to the relative shortfall
 SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
-"""Keys of a scenario that can be set while a run goes on: stage (left out, the one under way), reward, and which."""
-_KEPT = 0.8  # of the mean of what is missing, a step
+"""Scenario keys that can be set during a run: the stage (by default the current one), the reward, and its option."""
+_KEPT = 0.8  # decay per step of the running mean of the shortfall
 
 
 class Objectives:
-    """rewards: of a stage, by name."""
+    """The current rewards of a stage with their weights and multipliers.
+
+    Attributes:
+        rewards: The options of the rewards, by name.
+    """
 
     def __init__(self, rewards: Mapping[str, RewardOptions]):
         self.rewards = dict(rewards)
         self._sums = {name: 0.0 for name, each in self.rewards.items() if each.at_least is not None}
         self._missing: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
-        self._served: dict[str, float] = {}  # means of served lists that no step's mean was compared with yet
-        self._ratio: dict[str, float] = {}  # served lists over rollouts, as of the last evaluation
+        self._served: dict[
+            str, float
+        ] = {}  # means of served lists that have not been compared with the mean of a step yet
+        self._ratio: dict[
+            str, float
+        ] = {}  # mean of served lists divided by mean of rollouts, at the last evaluation
 
     def weights(self, step: int) -> dict[str, float]:
-        """What each reward counts at a step, multipliers and all."""
+        """Return the weight of each reward at a step, including multipliers."""
         more = self.multipliers(step)
         return {name: each.weight_at(step) + more.get(name, 0.0) for name, each in self.rewards.items()}
 
     def multipliers(self, step: int) -> dict[str, float]:
-        """Of each floor."""
+        """Return the multiplier of each reward that has a floor."""
         counts = [max(0.0, self._sums[name] + AT_ONCE * (self._missing[name] or 0.0)) for name in self._sums]
         return {name: self._unit(name, step) * count for name, count in zip(self._sums, counts, strict=True)}
 
@@ -57,11 +65,14 @@ class Objectives:
         return bool(self._sums)
 
     def note_served(self, means: Mapping[str, float]) -> None:
-        """Take the mean rewards of the lists that the policy would serve now; the next step's rollouts are by the same policy."""
+        """Record the mean rewards of the lists that the policy would serve now.
+
+        The rollouts of the next step come from the same policy and are compared with these means.
+        """
         self._served = {name: means[name] for name in self._sums if name in means}
 
     def _as_served(self, name: str, mean: float) -> float:
-        """Return what a mean of rollouts says of the lists that would be served."""
+        """Convert a mean reward of rollouts to that of the lists that would be served."""
         served = self._served.pop(name, None)
         if served is not None:
             self._ratio[name] = served / mean if mean * served > 0 else 1.0
@@ -71,15 +82,15 @@ class Objectives:
     def total(
         self, parts: Mapping[str, Sequence[float]], step: int, scenes: SceneSetup | None = None
     ) -> float | None:
-        """Return the mean trained reward of lists by the weights in force at a step, without multipliers of floors.
+        """Return the mean trained reward of lists with the weights of a step, without multipliers.
 
         Args:
             parts: What each scene's lists contribute to the mean of each reward (`scene_parts`).
-            step: Step of the stage whose weights are meant.
-            scenes: Scenes with weights of their own, if the stage has some.
+            step: The step of the stage whose weights are used.
+            scenes: The scenes with their own weights, if the stage has some.
 
         Returns:
-            None where a reward that counts was not measured.
+            The total, or None if a reward with a weight was not measured.
         """
         total = 0.0
         for name, options in self.rewards.items():
@@ -94,10 +105,14 @@ class Objectives:
         return total
 
     def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
-        """Move multipliers by a step's mean rewards of rollouts.
+        """Update the multipliers with the mean rewards of a step's rollouts.
+
+        Args:
+            step: The step of the stage.
+            record: The metrics of the step; `reward.<name>` is the mean of a reward.
 
         Returns:
-            The weights that move and the multipliers of the step, to be shown.
+            The weights that change over time and the multipliers that the step used, by metric name.
         """
         weights, used = self.weights(step), self.multipliers(step)
         for name in self._sums:
@@ -111,7 +126,7 @@ class Objectives:
         return shown | {f"multiplier.{name}": value for name, value in used.items()}
 
     def missing(self, means: Mapping[str, float]) -> float:
-        """How far the means are below the floor that is missed most, as a share of it; 0 where all hold."""
+        """Return the shortfall to the floor that is missed most, as a fraction of it; 0 if all floors are met."""
         return max([0.0, *(self._short(name, means[name]) for name in self._sums if name in means)])
 
     def _short(self, name: str, mean: float) -> float:
@@ -120,17 +135,17 @@ class Objectives:
         return (floor - mean) / (abs(floor) or 1.0)
 
     def _unit(self, name: str, step: int) -> float:
-        """What the other rewards count together at a step; 1 where they count nothing."""
+        """Return the total weight of the other rewards at a step, or 1 if it is zero."""
         return sum(abs(each.weight_at(step)) for other, each in self.rewards.items() if other != name) or 1.0
 
     def _moves(self, name: str) -> bool:
         return name in self._sums or not isinstance(self.rewards[name].weight, float | int)
 
     def apply(self, command: Mapping[str, Any]) -> None:
-        """Do what a command that was checked says: attach or detach a reward, or set its weight or floor.
+        """Apply a validated command: attach or detach a reward, or set its weight or floor.
 
         Args:
-            command: As `Commands` records it.
+            command: The command as `Commands` records it.
 
         Raises:
             ValidationError: The value cannot be set.
@@ -146,7 +161,7 @@ class Objectives:
             self.put(match[2], RewardOptions.model_validate(fields | {match[3]: command["value"]}))
 
     def put(self, name: str, options: RewardOptions) -> None:
-        """A reward with other options, or one more. A multiplier begins at zero where a floor is new."""
+        """Add a reward or replace its options; the multiplier of a new floor begins at zero."""
         self.rewards[name] = options
         if options.at_least is None:
             self._sums.pop(name, None)
@@ -163,7 +178,7 @@ class Objectives:
         self._missing.pop(name, None)
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed stage must know: nothing without floors."""
+        """Return the state that a resumed stage needs; empty without floors."""
         if not self._sums:
             return {}
         known = {name: [self._served.get(name), self._ratio.get(name)] for name in self._sums}
@@ -173,7 +188,7 @@ class Objectives:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a state that `state` returned."""
         for name, (total, missing) in state.get("floors", {}).items():
             if name in self._sums:
                 self._sums[name], self._missing[name] = total, missing
@@ -189,10 +204,10 @@ def scene_parts(
     """Return what each scene's lists contribute to the mean of a reward over all lists.
 
     Args:
-        mean_P: Mean reward of each list.
+        mean_P: The mean reward of each list.
         there_P: Which lists count.
-        scene_P: Scene of each list; None where the stage has none.
-        count: How many scenes there are, the others among them.
+        scene_P: The scene of each list, or None if the stage has no scenes.
+        count: The number of scenes, including the one for all other lists.
     """
     scene_P = np.zeros(len(mean_P), np.int64) if scene_P is None else scene_P
     sums = np.bincount(scene_P[there_P], mean_P[there_P], minlength=count)

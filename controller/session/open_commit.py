@@ -1,7 +1,7 @@
-"""OpenCommit: a commit that trainers and shards write while later steps go on.
+"""A checkpoint that trainers and shards write while later steps run.
 
-They copy what they hold when asked, write it on a thread of their own, and answer with what they wrote once it is on disk.
-Asking whether they are done is a message that nobody waits for.
+Each rank copies its state when it is asked to save, writes the copy on its own thread, and reports the files once they
+are on disk. The poll for completion does not block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 
 class OpenCommit:
-    """Begun when made: every rank holds its copies. `wait`: the copies are written then, too."""
+    """A checkpoint that is being written; every rank has copied its state when the constructor returns.
+
+    With `wait`, the copies are also on disk by then.
+    """
 
     def __init__(self, folder: Path, groups: Sequence[WorkerGroup], deadline: Deadline, *, wait: bool):
         self.folder, self._groups, self._deadline = folder, groups, deadline
@@ -24,7 +27,14 @@ class OpenCommit:
         self._answers: list[Written | None] = self._answered()
 
     def written(self, *, wait: bool) -> Written | None:
-        """What all of them wrote; None where one still writes and nobody waits. Raises what stopped one."""
+        """Return the files that all ranks wrote.
+
+        Args:
+            wait: Whether to wait for all ranks.
+
+        Returns:
+            The files, or None if `wait` is false and a rank is still writing.
+        """
         while None in self._answers:
             self._asked = self._asked or [group.saved(wait) for group in self._groups]
             if not wait and not all(future.done() for future in self._asked):
@@ -35,13 +45,17 @@ class OpenCommit:
         return _joined(self.folder, [answer for answer in self._answers if answer is not None])
 
     def _answered(self) -> list[Written | None]:
-        """What every rank of every group says."""
+        """Collect the answers of all ranks of all groups."""
         futures, self._asked = self._asked, []
         return [answer for future in futures for answer in future.get(self._deadline)]
 
 
 def _joined(folder: Path, answers: Sequence[Written]) -> Written:
-    """All files of a commit. Raises CheckpointError where two ranks wrote one."""
+    """Merge the files of all ranks.
+
+    Raises:
+        CheckpointError: Two ranks wrote the same file.
+    """
     files: Written = {}
     for answer in answers:
         if twice := files.keys() & answer.keys():

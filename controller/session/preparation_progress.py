@@ -1,4 +1,4 @@
-"""Waiting for the tokenise stage: how far it is, told meanwhile; its deadline counts from the last rows that it got done."""
+"""Waits for the tokenise stage and reports its progress; the deadline counts from the last progress."""
 
 from __future__ import annotations
 
@@ -17,13 +17,26 @@ _LOOK_S, _TELL_S = 0.2, 10.0
 def told_of_rows(
     future: GroupFuture, run: RunFolder, deadline: Deadline, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The answer of the tokenise stage. Raises DeadlineExceeded when it got nothing done for as long as the deadline."""
+    """Wait for the tokenise stage and report its progress.
+
+    Args:
+        future: The call of the tokenise stage.
+        run: The folder of the run, which has a progress file.
+        deadline: The longest time without progress.
+        tell: Receives a line of progress at most every 10 seconds.
+
+    Returns:
+        The result of the tokenise stage.
+
+    Raises:
+        DeadlineExceeded: There was no progress within the deadline.
+    """
     rows, moved = -1, time.monotonic()
     said = moved
     while not future.done() and time.monotonic() - moved < float(deadline):
         time.sleep(_LOOK_S)
         report = None
-        with contextlib.suppress(FileNotFoundError):  # it goes when the rows are done
+        with contextlib.suppress(FileNotFoundError):  # the file is deleted when all rows are done
             report = run.read_json("artifacts/preparing.json")
         if report is None or report["rows"] == rows:
             continue

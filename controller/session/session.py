@@ -1,13 +1,14 @@
-"""Session: a run's groups, artifacts and commits, for a loop of your own. The shipped stages are such loops.
+"""A session holds a run's groups, artifacts and checkpoints, for a training loop of your own. The shipped stages are such loops.
 
     with nonet.Session("quickstart") as s:
         for step, prompts in s.prompts("rl"):
-            beams = s.rollout.generate(prompts)      # references: nothing passes through here
+            beams = s.rollout.generate(prompts)      # references: the data do not pass through this process
             s.trainer.update(beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
 
-Entering plans, binds, tokenises and opens; leaving stops every process. A killed loop resumes from its newest whole commit.
+Entering the session plans, starts the processes, tokenises and opens the artifacts; leaving it stops every process. A
+loop that was killed resumes from the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -76,17 +77,22 @@ from nonet.workers.runtime import WorkerGroup, ensure_ray
 
 
 class Session:
-    """A run under way.
+    """A run with its worker groups, artifacts and checkpoints.
 
-    scenario   a Scenario, a path or a shipped name; folder: where its `file.py` references are (its own by default)
-    run        the run's folder; a new one by default. With `resume` it must hold a commit.
-    life_s     above 0: processes are detached and end themselves after so long without a sign of this one, and whoever
-               started it holds the folder; 0: they end with the process that holds the session, which holds the folder
+    Args:
+        scenario: A Scenario, a path or the name of a shipped scenario.
+        folder: The folder of its `file.py` references; by default the folder of the scenario.
+        run: The folder of the run; a new one by default. With `resume` it must hold a checkpoint.
+        resume: Whether to continue from the newest complete checkpoint.
+        changes: Overrides of scenario keys, `key=value`.
+        life_s: If above 0, the processes are detached and end after this many seconds without a sign of this process, and
+            whoever
+            started it locks the folder. If 0, they end with this process, which locks the folder.
+        from_run: A run whose weights and rows to start with, as `init: {from, stage}` in a scenario.
+        stage: The stage of `from_run` at whose end to start; by default the last that ended.
 
-    from_run   start with the weights and rows of this run, at the end of its stage `stage` (the last that ended by
-               default): what `init: {from, stage}` says in a scenario
-
-    Raises ConfigError on entering where another process runs in the folder.
+    Raises:
+        ConfigError: On entering, if another process runs in the folder.
     """
 
     def __init__(
@@ -120,7 +126,7 @@ class Session:
         self.dead: list[str] = []
         self.told: Callable[[str], None] = lambda text: None
         self._stage: str | None = None
-        self._step = 0  # the step of the stage that was entered last
+        self._step = 0  # the most recently entered step of the stage
         self.validation: StageValidation | None = None
         self.objectives: Objectives | None = None
         self._open_commit: OpenCommit | None = None
@@ -153,7 +159,7 @@ class Session:
             self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
-        """Write the folder, plan on the live cluster, start every process of the first stage to do."""
+        """Write the folder of the run, plan on the live cluster, and start the processes of the first stage."""
         check_ray_environment()
         if not self._life_s:
             self._held = claim(self.run)
@@ -172,7 +178,11 @@ class Session:
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
 
     def close(self, *, at_once: bool = False) -> None:
-        """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
+        """Stop every process of the run; the folder can be resumed.
+
+        Args:
+            at_once: Whether to kill the processes without calling the teardown of their roles.
+        """
         if hasattr(self, "groups"):
             self.groups.stop(at_once=at_once)
         if hasattr(self, "commits"):
@@ -182,7 +192,7 @@ class Session:
             self._held.close()
 
     def lost_because(self, error: Exception) -> str | None:
-        """What to say of a failure that a lost worker caused; None where all workers are well."""
+        """Describe a failure that a lost worker caused, or return None if all workers are alive."""
         if isinstance(error, WorkerLost):
             return str(error)
         dead = self.dead
@@ -191,7 +201,7 @@ class Session:
     # --- artifacts --------------------------------------------------------------------------------------------------
 
     def tokenise(self) -> dict[str, Any]:
-        """Sequences, semantic ids and catalogue; made once a run."""
+        """Make the sequences, semantic ids and catalogue, once in a run, and return the facts about them."""
         self.facts = self.run.read_facts()
         if self.facts is None:
             start = warm_start(self.scenario)
@@ -208,7 +218,7 @@ class Session:
         return self.facts
 
     def open(self) -> None:
-        """Open the artifacts everywhere, join process groups."""
+        """Open the artifacts in all roles and form the process groups."""
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         first = self.facts["init"]["step"] if "init" in self.facts else 0
@@ -236,11 +246,19 @@ class Session:
 
     @property
     def evaluator(self) -> WorkerGroup:
-        """The evaluator. Raises what kept it from opening the artifacts."""
+        """The evaluator.
+
+        Raises:
+            Exception: The error that kept it from opening the artifacts.
+        """
         return self.groups.evaluator
 
     def group(self, role: str) -> WorkerGroup:
-        """The workers of any role of the run, those of your own too. Raises ConfigError where there is none."""
+        """Return the workers of a role, including roles that are plug-ins.
+
+        Raises:
+            ConfigError: No group of the run holds the role.
+        """
         try:
             return self.groups.group(role)
         except (KeyError, StopIteration):
@@ -248,7 +266,7 @@ class Session:
             raise ConfigError(f"no group of this run holds the role {role!r}; roles: {there}") from None
 
     def size(self) -> dict[str, int]:
-        """Dense parameters and sparse rows there are now."""
+        """Return the current number of dense parameters and sparse rows."""
         at = self.restored.stage if self.restored else next(iter(self.stages))
         self.trainer.ensure_on_device(self.stages[self._stage or at])
         rows = self.trainer.shards.rows().get(self.deadlines.step)
@@ -261,28 +279,38 @@ class Session:
 
     @property
     def stage(self) -> StageSetup:
-        """The stage under way. Raises ConfigError before the first."""
+        """The current stage.
+
+        Raises:
+            ConfigError: No stage has begun.
+        """
         if self._stage is None:
             raise ConfigError("no stage has begun: call begin(stage) or iterate prompts(stage) first")
         return self.stages[self._stage]
 
     @property
     def reward(self) -> RewardHandles:
-        """The rewards of the stage under way."""
+        """The rewards of the current stage."""
         return self.rewards_of(self.stage.name)
 
     def rewards_of(self, stage: str) -> RewardHandles:
-        """The rewards of a stage."""
+        """Return the rewards of a stage."""
         return self.groups.rewards[stage]
 
     def due(self, name: str) -> GroupChange:
-        """What a stage's own roles change before it; falsy when its groups are there."""
+        """Return how the groups have to change before a stage; falsy if they are all there."""
         return self.groups.due(name)
 
     def prepare(self, name: str) -> GroupChange:
-        """Have the groups of a stage: commit what is open, end and start what changes, go on from the commit. What changed.
+        """Start the groups that a stage needs and stop those that it replaces.
 
-        Raises PlacementError where there is no room; then no process of the run is left, and it can be resumed.
+        The open step is committed first, and the changed groups load that checkpoint.
+
+        Returns:
+            The change of the groups.
+
+        Raises:
+            PlacementError: The cluster has no room. All processes of the run have ended, and it can be resumed.
         """
         due = self.due(name)
         if due:
@@ -298,7 +326,14 @@ class Session:
         return due
 
     def begin(self, name: str) -> int:
-        """Enter a stage, afresh or where the restored commit left it; its next step."""
+        """Enter a stage, from its start or where the restored checkpoint left it.
+
+        Args:
+            name: The name of the stage.
+
+        Returns:
+            The next step of the stage.
+        """
         if name not in self.stages:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
@@ -318,8 +353,11 @@ class Session:
         return 0
 
     def start_of(self, name: str) -> Path | None:
-        """The commit that a stage begins from: the end of the one before, or what `init` names; None where it begins anew, as
-        in a loop that leaves earlier stages out."""
+        """Return the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
+
+        Returns:
+            The folder, or None if there is none, as in a loop that leaves earlier stages out.
+        """
         names = list(self.stages)
         if index := names.index(name):
             try:
@@ -329,13 +367,14 @@ class Session:
         return Path(self.facts["init"]["commit"]) if "init" in self.facts else None
 
     def end(self, step: int) -> Path | None:
-        """End the stage under way after `step` steps, which are committed: what it selects goes on, in the trainer too.
+        """End the current stage after `step` committed steps; the trainer continues with the selected checkpoint.
 
-        Waits for all validations. Where the stage selects the checkpoint that it began from, that becomes its last checkpoint,
-        and its best own one is kept in RUN/controls to be ranked beside it.
+        Waits for all validations. If the stage selects the checkpoint that it began from, that becomes its last
+        checkpoint, and its own best one is kept in RUN/controls and ranked beside it.
 
         Returns:
-            The folder of the checkpoint that ends the stage; None where the stage is not validated, and its last one ended it.
+            The folder of the checkpoint that ends the stage, or None if the stage is not validated and has ended with its
+                last one.
         """
         validation, stage = self.validation, self.stage
         if validation is None or self.commits.ended(stage.name):
@@ -361,10 +400,10 @@ class Session:
         return path
 
     def end_at_last_checkpoint(self) -> int | None:
-        """End the stage under way at its newest whole checkpoint, or at an earlier one that it selects, and load it.
+        """End the current stage at its newest complete checkpoint, or at an earlier one that it selects, and load it.
 
         Returns:
-            The steps of that checkpoint; None where the stage has none.
+            The number of steps of that checkpoint, or None if the stage has none.
         """
         self._finish_commit(wait=True)
         newest, stage = self.commits.newest, self.stage
@@ -379,13 +418,11 @@ class Session:
         assert self.commits.newest is not None
         path, manifest = self.commits.newest
         self.trainer.ensure_on_device(stage)
-        self.groups.load(
-            path, None
-        )  # steps after it may have moved the weights before the first that was skipped
+        self.groups.load(path, None)  # later steps may have changed the weights before the first skipped step
         return manifest.stage_step
 
     def _select_start(self, stage: StageSetup, step: int, best: int) -> None:
-        """Make the checkpoint that the stage began from the one after `step` steps; keep the best own one aside."""
+        """Save the checkpoint that the stage began from as the one after `step` steps, and copy the stage's own best one."""
         start, unselected = self.start_of(stage.name), self.commits.at(stage.first + best)
         assert start is not None
         aside = self.run.path / "controls" / unselected_name(stage.name)
@@ -398,9 +435,10 @@ class Session:
         self._commit(stage, step, wait=True, as_loaded=True)
 
     def weights_in_force(self, stage: str) -> dict[str, float]:
-        """Return what each reward of an RL stage counts now, without multipliers of floors.
+        """Return the current weight of each reward of an RL stage, without multipliers.
 
-        Of a stage that is not under way these are its weights of the scenario, with the commands that were taken in it.
+        For a stage that is not running, these are the weights of the scenario with the commands that were taken in the
+        stage.
         """
         objectives, at = self.objectives, self._step
         if objectives is None or self._stage != stage:
@@ -412,7 +450,7 @@ class Session:
         return {name: options.weight_at(at) for name, options in objectives.rewards.items()}
 
     def rejudge(self) -> None:
-        """Compute the rewards of all candidates by the rewards and weights that are in force now."""
+        """Recompute the rewards of all candidates with the current rewards and weights."""
         validation, objectives = self.validation, self.objectives
         if validation is None or objectives is None or not self.stage.rolls_out:
             return
@@ -426,7 +464,7 @@ class Session:
         validation.kept.rejudge(judge)
 
     def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
-        """(step, prompts) of an RL stage, from where it stands to its end."""
+        """Iterate over the remaining steps of an RL stage as pairs (step, prompts)."""
         start = self.begin_rl(name)
         for step in range(start, self.stage.steps):
             self.enter_step(step)
@@ -434,14 +472,14 @@ class Session:
             yield step, Prompts(name, step, self.stage.users)
 
     def begin_rl(self, name: str) -> int:
-        """Enter an RL stage, its first version published; its next step."""
+        """Enter an RL stage, publish its first version, and return its next step."""
         start = self.begin(name)
         self.publish()
         self._begin_objectives(name)
         return start
 
     def enter_step(self, step: int) -> None:
-        """What people asked for is done, and the next update is that of this step."""
+        """Apply pending commands, and make `step` the step of the next update."""
         self.steering.at(step)
         self._step = step
         if self.stage.name in self.groups.rewards:
@@ -450,7 +488,7 @@ class Session:
         self.trainer.objectives = self.objectives
 
     def _begin_objectives(self, name: str) -> None:
-        """What the stage's rewards count, as the journal left it; and the commands of people."""
+        """Create the objectives of a stage, restore them from the journal, and replay the commands."""
         self.objectives = Objectives(getattr(self.scenario.stages[name], "rewards", {}))
         self.steering = Steering(self, name, self.objectives)
         if self.restored is None or self.restored.stage != name:
@@ -461,10 +499,14 @@ class Session:
                 self.objectives.restore(record)
 
     def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
-        """Give rollout the trainer's weights and rows under a new version; it serves that version only.
+        """Publish the trainer's weights and rows to rollout, which then serves this version only.
 
-        `stage` is the RL stage that they are for, the one under way by default. `behind`: ranks that still answer prompts are
-        not waited for.
+        Args:
+            stage: The RL stage that they are for; by default the current one.
+            behind: Whether not to wait for ranks that are still generating.
+
+        Returns:
+            The new version.
         """
         began = time.time()
         self.version += 1
@@ -478,11 +520,18 @@ class Session:
     # --- commits ----------------------------------------------------------------------------------------------------
 
     def commit(self, step: int, *, now: bool = False) -> Path | None:
-        """Note step `step` of the stage as applied; commit when one is due, or `now`.
+        """Record a step of the current stage as applied, and write a checkpoint if one is due.
 
-        The folder of a commit that is whole: one that ends its stage, or was asked for `now`. Any other is written while
-        the next steps go on (`checkpoint.background`), and None comes back. The evaluator validates those at the stage's
-        validation points, and the best of them ends the stage. Raises what stopped the writing of one before.
+        A checkpoint that ends its stage or was requested by `now` is complete when this returns. Others are written while
+        the next steps run (`checkpoint.background`). The evaluator validates the checkpoints of the stage's validation
+        points, and the best of them ends the stage. An error of an earlier background write is raised here.
+
+        Args:
+            step: The step within the stage.
+            now: Whether to write a checkpoint even if none is due.
+
+        Returns:
+            The folder of the complete checkpoint, or None if there is none or it is being written.
         """
         stage, done, validation = self.stage, step + 1, self.validation
         self.commits.applied(
@@ -499,12 +548,22 @@ class Session:
             return (self.end(done) or path) if last else path
 
     def committed(self) -> Path | None:
-        """The newest commit's folder, None before the first; one that is being written is waited for."""
+        """Return the newest checkpoint, or None before the first; wait for one that is being written."""
         self._finish_commit(wait=True)
         return self.commits.newest and self.commits.newest[0]
 
     def _commit(self, stage: StageSetup, done: int, *, wait: bool, as_loaded: bool = False) -> Path | None:
-        """Write a checkpoint after `done` steps. `as_loaded`: it holds another checkpoint's weights, whose memory was fitted."""
+        """Write a checkpoint after `done` steps.
+
+        Args:
+            stage: The stage.
+            done: The number of applied steps of the stage.
+            wait: Whether to wait until it is complete.
+            as_loaded: Whether the weights were loaded from another checkpoint, whose memory is fitted already.
+
+        Returns:
+            The folder of the checkpoint, or None if it is still being written.
+        """
         self._finish_commit(wait=True)
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
@@ -518,7 +577,7 @@ class Session:
         return self._finish_commit(wait=True) if wait else None
 
     def save_aside(self, folder: Path) -> Path:
-        """Write what trainers and shards hold into a folder that is no commit of the run: nothing resumes from it."""
+        """Save trainers and shards to a folder that is not a checkpoint of the run and cannot be resumed from."""
         trainer = self.trainer
         if self.scenario.model.votes() is not None:
             trainer.fit_memory()
@@ -527,7 +586,14 @@ class Session:
         return folder
 
     def _finish_commit(self, *, wait: bool) -> Path | None:
-        """Make the open commit count once all of it is written; its folder, None where there is none or it isn't yet."""
+        """Complete the open checkpoint if all of it is written.
+
+        Args:
+            wait: Whether to wait for the ranks that are still writing.
+
+        Returns:
+            The folder, or None if there is no open checkpoint or it is not complete yet.
+        """
         if self._open_commit is None:
             return None
         written = self._open_commit.written(wait=wait)
@@ -542,7 +608,14 @@ class Session:
         return path
 
     def restore(self) -> Manifest | None:
-        """Load the newest whole commit when resuming; what came after it is forgotten. Else what `init` names, if it does."""
+        """Load the newest complete checkpoint when resuming, else the checkpoint that `init` names.
+
+        Returns:
+            The manifest of the restored checkpoint, or None if the run is not resumed.
+
+        Raises:
+            CheckpointError: The checkpoint was trained from other artifacts.
+        """
         if not self.resume:
             if "init" in self.facts:
                 self.trainer.ensure_on_device(next(iter(self.stages.values())))

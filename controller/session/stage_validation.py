@@ -1,7 +1,8 @@
-"""StageValidation: one stage's validations, asked of the evaluator as commits become whole.
+"""The validations of one stage, which the evaluator computes as checkpoints are completed.
 
-The evaluator works beside the next steps. At a point the stage stops or goes on by the answers to all points before it,
-which are waited for there, never by what happens to have come: the same seed decides the same, however late an answer is.
+The evaluator works while the next steps run. At a validation point, the stage decides whether to stop by the results of
+all earlier points and waits for them. It never decides by whatever results happen to have arrived, so that the same seed
+leads to the same decisions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def stage_validation(session: Session) -> StageValidation | None:
-    """The validations of the stage under way; None where there are none."""
+    """Create the validations of the current stage, or return None if the stage is not validated."""
     stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
     if (
         rule is None
@@ -46,13 +47,14 @@ def stage_validation(session: Session) -> StageValidation | None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What ends a stage.
+    """The checkpoint that ends a stage, and why.
 
     Attributes:
-        best: The best validated step's entry; None without validations.
-        start: Whether the checkpoint that the stage began from was selected in its place.
-        guard: What the guard on the metric said of the best step: {metric, least, before, value, kept}; None without one.
-        loss: {diff, low, high} of the best step less the start, where that made the stage select its start.
+        best: The entry of the best validated step, or None without validations.
+        start: Whether the checkpoint that the stage began from was selected instead.
+        guard: The result of the metric guard at the best step, {metric, least, before, value, kept}, or None without a
+            guard.
+        loss: {diff, low, high} of the best step minus the start, if that loss made the stage select its start.
     """
 
     best: dict[str, Any] | None
@@ -62,11 +64,13 @@ class Selection:
 
 
 class StageValidation:
-    """rule: of the stage; points: its steps that are validated; kept: what is known of them.
+    """The validation requests and results of one stage.
 
-    ask         (stage's name, commit's folder) -> the evaluator's answer
-    commit_at   global step -> the folder of its commit, None where it is gone
-    compare     (stage's name, folder's name, other folder's name) -> the evaluator's comparison; None where it makes none
+    Attributes:
+        rule: The rule by which the stage is validated.
+        points: The steps that are validated.
+        kept: The results so far.
+        served: The served lists that rewards were computed from, by step.
     """
 
     def __init__(
@@ -84,17 +88,17 @@ class StageValidation:
         self._stage, self._ask, self._commit_at, self._deadline = stage, ask, commit_at, deadline
         self._compare = compare
         self._start_folder: str | None = None
-        self.served: dict[int, list[GroupFuture]] = {}  # by step, the lists that rewards were taken of
+        self.served: dict[int, list[GroupFuture]] = {}
         self._asked: dict[int, GroupFuture] = {}
         self._start: GroupFuture | None = None
         self._untold = len(kept.history)
 
     def next_point(self, step: int) -> int:
-        """The first point after a step of the stage, or its end."""
+        """Return the first validation point after a step, or the last step of the stage."""
         return next((point for point in self.points if point > step), self._stage.steps)
 
     def ask(self, step: int) -> None:
-        """Have the whole commit after `step` steps validated, where that is a point which nobody asked about."""
+        """Request the validation of the checkpoint after `step` steps, if that is a point without a request or a result."""
         if step not in self.points or step in self._asked or step in self._answered():
             return
         folder = self._commit_at(self._stage.first + step)
@@ -102,27 +106,27 @@ class StageValidation:
             self._asked[step] = self._ask(self._stage.name, str(folder))
 
     def over(self, step: int) -> bool:
-        """Whether the stage stops at a step, by all validations before it; waits for those."""
+        """Return whether the stage stops at a step, judged by all earlier validations, which are waited for."""
         if step not in self.points:
             return False
         self.settle(step - 1)
         return self.rule.over([self.value(entry) for entry in self.kept.history if entry["step"] < step])
 
     def settle(self, step: int) -> None:
-        """Have the answers to all points up to a step, those too that a run before asked about and had no answer to."""
+        """Wait for the results of all points up to a step, including those that an earlier part of the run had requested."""
         for point in self.points:
             if point <= step:
                 self.ask(point)
         self._take(step)
 
     def news(self) -> list[dict[str, Any]]:
-        """What has been answered since the last time asked, in the order of steps; never waits."""
+        """Return the results that arrived since the last call, in the order of steps, without waiting."""
         self._take(0)
         told, self._untold = self._untold, len(self.kept.history)
         return self.kept.history[told:]
 
     def best(self) -> dict[str, Any] | None:
-        """The best validation so far, the earlier of equals; the last one where the rule says so."""
+        """Return the best validation so far (the earlier of equal ones), or the last one if the rule says so."""
         before = self._before() if self.rule.reward else None
         if self.rule.last and self.kept.history:
             return self.kept.history[-1]
@@ -132,25 +136,25 @@ class StageValidation:
         return None if best is None else self.kept.history[best]
 
     def _judged(self, entry: Mapping[str, Any], before: float | None) -> float:
-        """Return what a validation counts, more is better; NaN where the rewards that count were not all measured there."""
+        """Return the score of a validation, higher is better; NaN if not all rewards with a weight were measured."""
         reward = entry.get("reward")
         if self.rule.reward and reward is None and any("reward" in each for each in self.kept.history):
             return math.nan
         return self.rule.judged(self.value(entry), reward, before, entry.get("missing"))
 
     def begin(self, commit: Path | None) -> None:
-        """Have the checkpoint that the stage begins from validated, where that is not known yet: it is a candidate too."""
+        """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
         self._start_folder = None if commit is None else commit.name
         if not self.rule.last and commit is not None and self.kept.start is None:
             self._start = self._ask(self._stage.name, str(commit))
 
     def select(self) -> Selection:
-        """Choose what ends the stage: its best validated step, or the checkpoint that it began from.
+        """Select the checkpoint that ends the stage: its best validated step, or the checkpoint that it began from.
 
-        The start is chosen where the best step loses significantly on validation, by the metric, a paired bootstrap over users;
-        in a stage that is judged by its reward a loss that `least` allows is none. There the start is also chosen where it
-        has more of the trained reward than every step that passed the guard. `best: {by: last}` chooses the last step whatever
-        it is like.
+        The start is selected if the best step is significantly worse on the validation metric (a paired bootstrap over
+        users). In a stage that is judged by its reward, a loss that `least` allows does not count; there the start is
+        also selected if it has a higher trained reward than every step that passed the guard. `best: {by: last}` always
+        selects the last step.
         """
         best, before = self.best(), self._before()
         if best is None or self.rule.last:
@@ -168,7 +172,7 @@ class StageValidation:
         return Selection(best, start=loss is not None, guard=guard, loss=loss)
 
     def _guard(self, best: Mapping[str, Any], before: float | None) -> dict[str, Any] | None:
-        """Return what the guard on the metric said of the best step; None where there is no guard."""
+        """Return the result of the metric guard at the best step, or None without a guard."""
         if not self.rule.reward or before is None or math.isnan(before):
             return None
         value = self.value(best)
@@ -181,7 +185,7 @@ class StageValidation:
         }
 
     def _loss(self, best: Mapping[str, Any]) -> dict[str, float] | None:
-        """Return {diff, low, high} of the best step less the start by the metric where that is a significant loss."""
+        """Return {diff, low, high} of the best step minus the start if the metric is significantly worse, else None."""
         if self._compare is None or self._start_folder is None:
             return None
         folder = self._commit_at(self._stage.first + best["step"])
@@ -195,25 +199,25 @@ class StageValidation:
         return dict(found) if lost else None
 
     def _before(self) -> float | None:
-        """The metric before the stage; None where it is not needed, or nothing came before."""
+        """Return the metric before the stage, or None if it is not needed or nothing came before."""
         if self._start is not None:
             start, self._start = self._start, None
             self.kept.begin(start.get(self._deadline))
         return self.value(self.kept.start) if self.kept.start else None
 
     def value(self, entry: Mapping[str, Any]) -> float:
-        """What the stage is judged by; NaN where there is none."""
+        """Return the value of the metric that the stage is judged by, or NaN if there is none."""
         value = entry[NATS] if self.rule.metric == NATS else entry["metrics"][self.rule.metric]
         return float("nan") if value is None else value
 
     def spared(self) -> frozenset[int]:
-        """Global steps whose commits must stay: the best one's, and those that are not validated yet."""
+        """Return the global steps whose checkpoints must be kept: the best one, and those that are not validated yet."""
         best, answered = self.best(), self._answered()
         waiting = {point for point in self.points if point not in answered}
         return frozenset(self._stage.first + step for step in waiting | ({best["step"]} if best else set()))
 
     def _take(self, wait_for: int) -> None:
-        """Keep what is answered, in the order of steps; points up to `wait_for` are waited for."""
+        """Record the results that have arrived, in the order of steps; wait for points up to `wait_for`."""
         for step in sorted(self._asked):
             if step > wait_for and not self._asked[step].done():
                 return

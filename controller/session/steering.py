@@ -1,7 +1,7 @@
-"""Steering: rewards attached, detached and set while an RL stage goes on, each at a boundary between two steps.
+"""Commands that attach, detach and set rewards of a running RL stage, each of them between two steps.
 
-What was taken is taken again at the same step when the run is resumed. What cannot be done is refused with a reason, and the
-run goes on as it was.
+A resumed run applies each command again at the same step. A command that cannot be applied is refused with a reason, and
+the run continues unchanged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nonet.suggest import suggest_inline
 if TYPE_CHECKING:
     from nonet.controller.session.session import Session
 
-_FEW = 8  # prompts that a reward is tried on before it counts
+_FEW = 8  # number of prompts that a new reward is tried on
 
 
 class Steering:
-    """The commands of one RL stage of a session."""
+    """The commands of one RL stage."""
 
     def __init__(self, session: Session, stage: str, objectives: Objectives):
         self._session, self._stage, self._objectives = session, stage, objectives
@@ -41,18 +41,18 @@ class Steering:
         return changed
 
     def replay(self, step: int) -> None:
-        """Take again what was taken at this step or before."""
+        """Apply again the commands that an earlier part of the run applied at this step or before."""
         while self._again and self._again[0]["step"] <= step:
             command = self._again.pop(0)
             self._do(command)
             self._session.told(f"taken again: {command['text']}")
 
     def asked(self, step: int) -> bool:
-        """Whether `at` would have anything to do at a step."""
+        """Return whether there are commands to apply at a step."""
         return bool(self._again and self._again[0]["step"] <= step) or bool(self._commands.waiting())
 
     def at(self, step: int) -> None:
-        """Take what was taken at this step or before, then what waits."""
+        """Apply the commands of an earlier part of the run up to a step, then the waiting ones."""
         self.replay(step)
         noted = {each["id"]: each for each in self._known}
         for command in self._commands.waiting():
@@ -62,6 +62,7 @@ class Steering:
             self._try(command, step)
 
     def _try(self, command: dict[str, Any], step: int) -> None:
+        """Apply a command, or refuse it with the reason."""
         if command.get("stage") not in (None, self._stage):
             return self._refuse_or_wait(command)
         try:
@@ -75,7 +76,7 @@ class Steering:
         return None
 
     def _refuse_or_wait(self, command: dict[str, Any]) -> None:
-        """A command of a stage to come waits; one of a stage that is over, or is none, is refused."""
+        """Leave a command of a later stage in the queue; refuse a command of an earlier or unknown stage."""
         stages = list(self._session.stages)
         asked = command["stage"]
         if asked not in stages:
@@ -93,7 +94,11 @@ class Steering:
         self._session.told(f"refused: {command['verb']} {command.get('name', '')}: {why}")
 
     def _do(self, command: dict[str, Any]) -> str:
-        """Carry a command out; what it did. Raises NonetError where it cannot be done."""
+        """Carry out a command and return a description of what it did.
+
+        Raises:
+            NonetError: The command cannot be carried out.
+        """
         verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
         if verb is None:
             raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
@@ -102,6 +107,7 @@ class Steering:
         return text
 
     def _attach(self, command: dict[str, Any]) -> str:
+        """Start a new reward, try it on a few beams, and add it to the stage."""
         name = command["name"]
         if name in self._objectives.rewards:
             raise ConfigError(f"there is a reward {name!r} already; detach it first, or give another --name")
@@ -120,7 +126,7 @@ class Steering:
         return f"attached reward {name!r} ({command['original']}) with {path}={_shown(options.weight)}"
 
     def _check_copy(self, command: dict[str, Any]) -> None:
-        """Raise ConfigError where the run's copy of a reward's file is not what was attached."""
+        """Raise ConfigError if the run's copy of a reward's file is not the file that was attached."""
         file = parse_file(command["options"].get("use"))
         if file is None:
             return
@@ -129,7 +135,7 @@ class Steering:
             raise ConfigError(f"{place}, the run's copy of {command['original']}, is gone or was changed")
 
     def _rehearse(self, name: str, group: Any, options: RewardOptions) -> None:
-        """Have a new reward score a few beams. Raises what is wrong with it."""
+        """Score a few beams with a new reward, so that its errors are raised here."""
         session = self._session
         users, positions = session.rollout.group.heldout_prompts(_FEW).get(session.deadlines.step)
         few = Prompts(self._stage, 0, 0, users, positions, served=True)
@@ -139,6 +145,7 @@ class Steering:
         tried.score(session.rollout.generate(few), strict=True, step=-1)
 
     def _detach(self, command: dict[str, Any]) -> str:
+        """Remove a reward from the stage and stop its workers."""
         name = self._named(command["name"])
         if len(self._objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
@@ -148,6 +155,7 @@ class Steering:
         return f"detached reward {name!r}"
 
     def _set(self, command: dict[str, Any]) -> str:
+        """Set the weight or the floor of a reward."""
         match = SETTABLE.match(command["name"])
         if match is None or match[1] not in (None, self._stage):
             raise ConfigError(
@@ -160,6 +168,11 @@ class Steering:
         return f"set {command['name']} from {_shown(getattr(before, key))} to {_shown(getattr(after, key))}"
 
     def _named(self, name: str) -> str:
+        """Return a name if it is a reward of the stage.
+
+        Raises:
+            ConfigError: The stage has no such reward.
+        """
         there = list(self._objectives.rewards)
         if name not in there:
             raise ConfigError(
