@@ -1,8 +1,9 @@
-"""SingleController: the actor that conducts a run. It plans, drives groups and commits; it holds references, never rows.
+"""The actor that runs the controller of a run: it plans, drives groups and writes checkpoints, and holds references, never rows.
 
-It works from the moment it is made, on a thread of its own, while `poll`, `renew` and `stop` answer. Ray restarts
-it when it is killed: it then ends what its forerunner left and goes on from the newest commit. A lost worker is met the
-same way, without a restart. Without its driver's lease it commits, ends everything, and itself.
+It works on its own thread from its creation on, while `poll`, `renew` and `stop` answer. Ray restarts it when it is
+killed: it then removes what its predecessor left and continues from the newest checkpoint. A lost worker is handled in
+the same way without a restart. Without the lease of its driver, it writes a checkpoint and stops everything, including
+itself.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ MOST_RECOVERIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a controller is to conduct.
+    """The run that a controller is to conduct.
 
-    folder     where the scenario's own files are; run: the run's folder
-    resume     go on from the newest commit
-    detached   no driver holds a lease: the run goes on by itself, and the controller ends with it
-    timeout_s  how long workers and run go on without a sign of life (docs/explanation/design.md, section 8)
-    token      what the driver wrote into the run's folder, which must be the folder that the controller sees
+    Attributes:
+        scenario: The scenario.
+        folder: The folder of the scenario's own files.
+        run: The folder of the run.
+        resume: Whether to continue from the newest checkpoint.
+        detached: Whether the run continues without a driver and the controller ends with it.
+        timeout_s: How long workers and run continue without a sign of life (docs/explanation/design.md, section 8).
+        token: What the driver wrote to the folder of the run, which the controller must be able to read.
     """
 
     scenario: Scenario
@@ -70,9 +74,10 @@ class SingleController:
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
-        """{"pid", "events" from number `seen` on, "outcome": None while it works}; also renews the lease.
+        """Renew the lease and return {"pid", "events" from number `seen` on, "outcome"}.
 
-        outcome: {"state": done | stopped | failed, "error", "traceback", "exit_code"}. Another pid: events begin anew.
+        The outcome is None while the run works, then {"state": done | stopped | failed, "error", "traceback",
+        "exit_code"}. After a restart the pid changes and the numbers of events begin again.
         """
         self._lease.renew()
         if warning := self._watch.warning():
@@ -82,7 +87,7 @@ class SingleController:
 
     @ray.method(concurrency_group="control")
     def renew(self) -> None:
-        """The driver lives."""
+        """Renew the lease of the driver."""
         self._lease.renew()
 
     @ray.method(concurrency_group="control")
@@ -91,7 +96,7 @@ class SingleController:
         self._stop.set()
 
     def _conduct(self) -> None:
-        """The whole run; its outcome is what `poll` then tells."""
+        """Conduct the run and store its outcome for `poll`."""
         try:
             if self._task.token and not self._again:
                 check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
@@ -111,7 +116,7 @@ class SingleController:
             self._leave()
 
     def _with_recoveries(self) -> bool:
-        """Run the pipeline, from the newest commit again after a lost worker. Whether it came to its end."""
+        """Run the pipeline, again from the newest checkpoint after a lost worker, and return whether it reached its end."""
         resume, left = self._task.resume, MOST_RECOVERIES
         if self._again:
             resume = self._clear_away()
@@ -141,7 +146,11 @@ class SingleController:
         return newest[0] if newest else None
 
     def _clear_away(self) -> bool:
-        """End what is left of a broken part of the run. Whether there is a commit to go on from; if not, the journal is void."""
+        """Remove what is left of a broken part of the run, and clear the journal if there is no checkpoint.
+
+        Returns:
+            Whether there is a checkpoint to continue from.
+        """
         reap_run(self._run.id)
         if self._commit() is not None:
             return True
@@ -150,7 +159,7 @@ class SingleController:
         return False
 
     def _look_after_lease(self) -> None:
-        """Without a lease: ask for a commit, then, when that takes another time-out, end everything."""
+        """Stop the run with a checkpoint when the lease has ended, and end everything if that takes another time-out."""
         if not self._lease.over:
             return
         if self._over_since is None:
@@ -160,7 +169,7 @@ class SingleController:
             self._leave()
 
     def _leave(self) -> None:
-        """End what is left of the run, and this actor, for good."""
+        """Remove what is left of the run, and end this actor for good."""
         self._watch.stop()
         reap_run(self._run.id)
         ray.kill(self._me, no_restart=True)

@@ -1,8 +1,8 @@
-"""The binder: a Plan on a live Ray: placement groups pinned to the planned nodes, then the processes in them.
+"""Binds a plan to a live Ray cluster: placement groups on the planned nodes, and the processes in them.
 
-What has no room is an error within 2 s that names group, resource, asked, free, total, who holds it and what to change: at plan
-time against the live view, and at bind time when somebody took the room in between. Then everything made is removed again,
-so that nothing half-made stays.
+A group without room is an error within 2 s that names the group, the resource, what was requested, what is free and in
+total, who holds it, and what to change. It is raised at plan time from the live view, and at bind time if the room was
+taken in between. In the second case everything that was created is removed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,16 @@ __all__ = ["Binding", "live_view", "plan_live"]
 
 
 def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: Any) -> Plan:
-    """A plan on what is free now, looked at again for `patience_s` where it is short. Raises PlacementError."""
+    """Make a plan on what is free now.
+
+    Args:
+        scenario: The scenario.
+        patience_s: How long to look again if there is no room, because a run that just ended is reported free late.
+        **options: Further arguments of `plan`.
+
+    Raises:
+        PlacementError: There is no room.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -55,12 +64,16 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
 
 
 class Binding:
-    """The running groups of a plan. `stop` ends them and their placement groups; a re-plan changes some of them.
+    """The running groups of a plan.
 
-    life   of its groups; those of a run that outlives its maker are detached, and so are their placement groups
-    envs   each pool's environment: {python | image | pip, vars}
-    deadlines  of starting, and of what ranks wait for among themselves
-    stage  whose groups to begin with; those the plan begins with by default
+    Args:
+        plan: The plan.
+        specs: The specs of the roles, by role.
+        life: How long the processes live; those of a run that outlives its maker are detached, as are the placement
+            groups.
+        envs: The environment of each pool: {python | image | pip, vars}.
+        stage: The stage whose groups are started; by default those that the plan begins with.
+        deadlines: The deadlines of the start and of waits among ranks.
     """
 
     def __init__(
@@ -81,9 +94,9 @@ class Binding:
         self.change((), plan.groups_at(stage) if stage else plan.groups)
 
     def change(self, stops: Collection[str], starts: Sequence[GroupPlan]) -> None:
-        """End some groups, with their placement groups, and start others. Where that fails, everything is ended.
+        """Stop some groups with their placement groups, and start others; if that fails, all groups are stopped.
 
-        `hosts` stays the same mapping, so that who holds it sees the groups there are.
+        `hosts` stays the same mapping, so that its holders see the current groups.
         """
         try:
             if stops:
@@ -106,14 +119,18 @@ class Binding:
             raise
 
     def set_threads(self, groups: Sequence[GroupPlan]) -> None:
-        """Have groups that stay compute with their planned threads; never waits."""
+        """Set the planned number of threads of groups that stay, without waiting."""
         named = {group.name: group for group in groups}
         self.groups = tuple(named.get(group.name, group) for group in self.groups)
         for group in groups:
             self.hosts[group.name].set_threads(group.threads)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End every process, `at_once` without a word to its roles, then give the bundles back."""
+        """Stop every process and remove the placement groups.
+
+        Args:
+            at_once: Whether to kill the processes without calling the teardown of their roles.
+        """
         self._end({*self.hosts, *self._groups}, at_once=at_once)
         self.groups = ()
 
@@ -122,7 +139,7 @@ class Binding:
         return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.find_dead_ranks()]
 
     def _end(self, names: Collection[str], *, at_once: bool = False) -> None:
-        """End these groups' processes and give their bundles back; their names are free afterwards."""
+        """Stop the processes of these groups and remove their placement groups; their names are free afterwards."""
         ended = [self.hosts[name] for name in names if name in self.hosts]
         bundles = {name: self._groups[name] for name in names if name in self._groups}
         said = [] if at_once else [ref for hosts in ended for ref in hosts.request_stop()]
@@ -138,10 +155,14 @@ class Binding:
             self._groups.pop(name, None)
 
     def _left(self) -> list[str]:
-        """Names of the run's workers that still are; a detached one's name is free some milliseconds after its end."""
+        """Return the names of the run's remaining workers.
+
+        The name of a detached worker is free only some milliseconds after its end.
+        """
         return left_of(self._life.run)[0] if self._life.detached else []
 
     def _start(self, group: GroupPlan) -> ActorGroup:
+        """Start the processes of a group in its placement group."""
         return ActorGroup(
             {role: self._specs[role] for role in group.roles},
             workers=group.workers,
@@ -159,7 +180,11 @@ class Binding:
         )
 
     def _wait(self) -> None:
-        """Until every bundle is there. Raises PlacementError once Ray has said NO_ROOM_S long that one has no room."""
+        """Wait for all placement groups.
+
+        Raises:
+            PlacementError: Ray has reported for NO_ROOM_S seconds that a group has no room.
+        """
         began, pause_s = time.monotonic(), _FIRST_POLL_S
         waiting = set(self._groups)
         while True:
@@ -180,14 +205,14 @@ class Binding:
             pause_s = min(_POLL_S, 2 * pause_s)
 
     def _refuse(self, name: str) -> None:
-        """Give everything back, then say who has what the plan counted on."""
+        """Stop everything and raise PlacementError, which says who holds what the plan counted on."""
         group = next(group for group in self.groups if group.name == name)
         self.stop()
         raise PlacementError(taken_since(group, settled_view(_SETTLE_S)))
 
 
 def _stateless(group: GroupPlan) -> bool:
-    """Whether a restarted worker needs only its remembered calls to be what it was: rewards."""
+    """Return whether a restarted worker is complete once its recorded calls are repeated, as rewards are."""
     return all(".reward." in role for role in group.roles)
 
 
@@ -202,7 +227,7 @@ def _reserve(group: GroupPlan, life: GroupLifetime) -> PlacementGroup:
 
 
 def _states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
-    """Each group's state and what the scheduler last said of it, in one call for all."""
+    """Return the state of each group and the scheduler's last report on it, in one call."""
     table = placement_group_table()
     rows = {name: table.get(group.id.hex(), {}) for name, group in groups.items()}
     return {

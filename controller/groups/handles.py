@@ -1,6 +1,6 @@
-"""The groups of a run as its loop sees them: trainer, rollout, rewards, evaluator.
+"""Handles of a run's groups, as its loop uses them: trainer and rollout.
 
-They pass futures on and hold none of their values; what comes back to the controller is counts, versions and metrics.
+They pass futures on and hold none of the values; only counts, versions and metrics come back to the controller.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, S
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of one RL step: by default those that every rollout knows, a function of the step, `size` of them at most.
+    """The prompts of one RL step.
 
-    Of one's own: rows of users [U] and positions [U]; metadata, no histories. `served`: what would be recommended is asked
-    for, the most likely items, however the stage draws. `width`: items a prompt, by default those of the stage; `blind`: beams do
-    not say what the user took next, as nobody knows where lists are served.
+    By default these are the prompts that every rollout derives from the step.
+
+    Attributes:
+        stage: The RL stage.
+        step: The step of the stage.
+        size: The maximum number of prompts.
+        users: Rows of users [U], for explicit prompts.
+        positions: Positions [U] in the sequences of the users, for explicit prompts.
+        served: Whether to return what would be recommended, the most likely items, however the stage samples.
+        width: The number of items for each prompt; by default that of the stage.
+        blind: Whether the beams omit what the user took next, as it is unknown where lists are served.
     """
 
     stage: str
@@ -41,18 +49,31 @@ Enter = Callable[[str, str], None]  # a phase of a stage, before a group works i
 
 
 def _nothing(stage: str, phase: str) -> None:
-    """Groups that fit together take no turns."""
+    """Do nothing: groups that fit on the device together take no turns."""
 
 
 class Weights(Protocol):
-    """What each reward counts at a step, and what a step's record changes of it."""
+    """The weights of rewards by step, which may learn from the record of a step."""
 
-    def weights(self, step: int) -> dict[str, float]: ...
-    def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]: ...
+    def weights(self, step: int) -> dict[str, float]:
+        """Return the weight of each reward at a step."""
+        ...
+
+    def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
+        """Update the weights with the record of a step, and return metrics of them."""
+        ...
 
 
 class TrainerHandle:
-    """The trainer group, and the embedding shards that work with it."""
+    """The trainer group, and the embedding shards that work with it.
+
+    Attributes:
+        at: The stage and step of the next update.
+        objectives: The weights of the rewards.
+        version: The version under which its weights were last published.
+        delta: Whether rollouts receive only what changed of the weights.
+        buckets: The number of buckets in which weights are published; known once the trainer is open.
+    """
 
     def __init__(
         self,
@@ -74,7 +95,7 @@ class TrainerHandle:
         self.buckets = 0  # that its weights are published in, known once it is open
 
     def gather(self, epoch: int = 0) -> None:
-        """Let trainers and shards meet in a process group, where there is more than one process."""
+        """Join trainers and shards in a process group, if there is more than one process."""
         shards = self.shards.world if self.apart else 0
         if self.group.world + shards == 1:
             return
@@ -87,24 +108,35 @@ class TrainerHandle:
             wait.get(self.deadlines.step)
 
     def ensure_on_device(self, stage: StageSetup) -> None:
-        """Have the trainer on its device, to be saved, loaded or published."""
+        """Move the trainer to its device, to be saved, loaded or published."""
         self._enter(stage.name, stage.phases[1])
 
     def begin(self, stage: StageSetup) -> None:
-        """Start a stage afresh."""
+        """Begin a stage from its start."""
         self._replica_bytes = None
         self._enter(stage.name, stage.phases[0])
         self.group.begin(stage).get(self.deadlines.step)
 
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
-        """Supervised steps [start, stop); a record a step."""
+        """Run the supervised steps [start, stop) and return a record for each step."""
         self._enter(stage.name, "train")
         return self._with_shards(
             self.group.train(stage, start, stop), self.deadlines.step.scale_by(stop - start)
         )
 
     def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
-        """One RL step on beams and scores that stay where they are; its record. The step is that of the last prompts."""
+        """Run one RL step on beams and scores, which stay in the workers.
+
+        Args:
+            beams: The beams, as a future.
+            scores: The scores of each reward, as futures.
+
+        Returns:
+            The record of the step.
+
+        Raises:
+            ConfigError: No prompts were taken, so that the step is unknown.
+        """
         if self.at is None:
             raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
         stage, step = self.at
@@ -116,14 +148,20 @@ class TrainerHandle:
         return record | (self.objectives.learn(step, record) if self.objectives else {})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """What each sparse table did since the last time asked, over all shards; after a step without a call."""
+        """Return the counters of the sparse tables since the last call, over all shards.
+
+        Right after a step they are known without a call.
+        """
         if self._counts is None:
             self._taken(self.shards.counts().get(self.deadlines.step))
         counts, self._counts = self._counts, None
         return counts or {}
 
     def replica_bytes(self) -> int:
-        """Bytes of the keys and rows that a replica of all tables holds; after a step without a call."""
+        """Return the bytes of keys and rows that a replica of all tables holds.
+
+        Right after a step they are known without a call.
+        """
         if self._replica_bytes is None:
             self._replica_bytes = sum(self.shards.replica_bytes().get(self.deadlines.step))
         return self._replica_bytes
@@ -133,7 +171,7 @@ class TrainerHandle:
         self._with_shards(self.group.fit_memory(), self.deadlines.step)
 
     def reshard(self, shards: Sequence[int]) -> int:
-        """Move rows until these shards hold all of them; the version of the slice map after it."""
+        """Move rows until these shards hold all of them, and return the new version of the slice map."""
         return self._with_shards(self.group.reshard(shards), self.deadlines.reshard)
 
     def published(self) -> dict[str, dict[str, int]]:
@@ -141,7 +179,7 @@ class TrainerHandle:
         return sum_shard_counts(self.shards.sent().get(self.deadlines.step))
 
     def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
-        """What the trainers answer; the shards serve meanwhile, and say in the same trip what their tables did."""
+        """Return the answer of the trainers; the shards serve meanwhile and report their counters in the same round trip."""
         serving = [self.shards.serve()] if self.apart else []
         after = self.shards.counts(), self.shards.replica_bytes()
         answer, *_, counts, sizes = get_all(timeout_s, work, *serving, *after)
@@ -155,19 +193,27 @@ class TrainerHandle:
 
 
 class EmbeddingHandle:
-    """The sparse tables of a run, over all shards. Between steps only: the trainers take part."""
+    """The sparse tables of a run, over all shards; use it between steps only, because the trainers take part."""
 
     def __init__(self, trainer: TrainerHandle):
         self._trainer = trainer
 
     def rows(self) -> list[dict[str, int]]:
-        """Rows of each table that each shard holds."""
+        """Return the number of rows of each table, by shard."""
         return self._trainer.shards.rows().get(self._trainer.deadlines.step)
 
     def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
-        """Move all rows, with their optimizer state, to these shards evenly (a number: to the first so many), while
-        readers go on with the published version; the rows of each shard after it. Raises ConfigError where there are
-        not so many shards."""
+        """Distribute all rows with their optimizer state evenly over these shards, while readers use the published version.
+
+        Args:
+            shards: The shards, or how many of the first ones.
+
+        Returns:
+            The number of rows of each table, by shard.
+
+        Raises:
+            ConfigError: The run does not have these shards.
+        """
         world = self._trainer.shards.world
         targets = list(range(shards)) if isinstance(shards, int) else list(shards)
         if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(range(world)):
@@ -181,8 +227,15 @@ class EmbeddingHandle:
 
 
 class RolloutHandle:
-    """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage;
-    `between`: groups that beams pass through, in order, by stage."""
+    """The rollout group, with the version that it serves; beams pass through the steps of `between`, in order, by stage.
+
+    Attributes:
+        version: The version that rollouts serve.
+        weights: The version of the dense weights that were sent; None means that all must be sent.
+        holds: The version of the rows that the replicas hold.
+        owed: Calls that ranks complete before their next prompts.
+        absent: The positions that read the default row between the last two versions.
+    """
 
     def __init__(
         self,
@@ -204,11 +257,11 @@ class RolloutHandle:
         self.absent = 0  # positions that read the default row between the last two versions
 
     def ensure_on_device(self, stage: str) -> None:
-        """Have the rollout on its device in a stage."""
+        """Move the rollout to its device for a stage."""
         self._enter(stage, "rollout")
 
     def generate(self, prompts: Prompts) -> GroupFuture:
-        """Beams of the published version for these prompts; a future, nothing passes through here."""
+        """Start generating beams of the published version for prompts, and return the future."""
         self.ensure_on_device(prompts.stage)
         request = self._build_request(prompts)
         if prompts.users is None:
@@ -225,13 +278,13 @@ class RolloutHandle:
         return self._through(prompts, answer)
 
     def _through(self, prompts: Prompts, beams: GroupFuture) -> GroupFuture:
-        """Beams after the steps between rollout and rewards."""
+        """Apply the steps between rollout and rewards to beams."""
         for step in self._between.get(prompts.stage, ()):
             beams = step.apply(beams)
         return beams
 
     def _build_request(self, prompts: Prompts) -> RolloutRequest:
-        """Return how these prompts are answered."""
+        """Build the request that says how these prompts are answered."""
         options = self._options[prompts.stage]
         return RolloutRequest(
             stage=prompts.stage,

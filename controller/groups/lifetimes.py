@@ -1,8 +1,8 @@
-"""How long a run's processes live, and who ends what is left of one.
+"""The lifetime of a run's processes, and the removal of what a killed run left.
 
-Controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A foreground
-run holds a lease that its driver renews; without it the run stops. Workers that hear nothing exit by themselves. `reap` removes
-what a killed controller left (docs/explanation/design.md, section 8).
+The controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A
+foreground run holds a lease that its driver renews; without it the run stops. Workers that receive no calls exit. `reap`
+removes what a killed controller left (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _SHOWN = 8  # of what a warning says
 
 
 def orphan_timeout_s() -> float:
-    """Silence after which workers exit and a foreground run stops: $NONET_ORPHAN_TIMEOUT_S, 60 s by default."""
+    """Return the silence in seconds after which workers exit and a foreground run stops ($NONET_ORPHAN_TIMEOUT_S, default 60).
+
+    Raises:
+        ConfigError: The variable is not a number above 0.
+    """
     text = os.environ.get("NONET_ORPHAN_TIMEOUT_S", "")
     try:
         seconds = float(text or ORPHAN_TIMEOUT_S)
@@ -38,13 +42,13 @@ def orphan_timeout_s() -> float:
 
 
 class Lease:
-    """The right to go on. A run without a driver of its own (`detached`) holds it for ever."""
+    """The permission to continue a run; a detached run holds it forever."""
 
     def __init__(self, timeout_s: float, *, detached: bool = False):
         self._timeout_s, self._detached, self._renewed = timeout_s, detached, time.monotonic()
 
     def renew(self) -> None:
-        """The driver lives."""
+        """Record a sign of life of the driver."""
         self._renewed = time.monotonic()
 
     @property
@@ -54,9 +58,9 @@ class Lease:
 
 
 class Heartbeat:
-    """A thread that does something every `every_s` seconds until stopped.
+    """A thread that calls a function periodically until it is stopped.
 
-    A failure ends nothing and is counted: an error, or each text that the beat returns.
+    Failures do not stop the thread. They are counted: an error, or each text that the function returns.
     """
 
     def __init__(self, beat: Callable[[], Iterable[str] | None], every_s: float):
@@ -66,6 +70,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def _run(self) -> None:
+        """Call the function until stopped, and count failures."""
         while not self._ended.wait(self._every_s):
             try:
                 failed = list(self._beat() or ())
@@ -75,21 +80,21 @@ class Heartbeat:
                 self._problems.update(failed)
 
     def warning(self) -> str:
-        """How many beats failed since the last time asked, and why; "" where none did."""
+        """Return a text with the number and causes of the failures since the last call, empty without failures."""
         with self._lock:
             problems, self._problems = self._problems, Counter()
         why = ", ".join(f"{what} ({count})" for what, count in problems.most_common(_SHOWN))
         return f"warning: {problems.total()} failed heartbeats: {why}" if problems else ""
 
     def stop(self) -> None:
-        """No further beat."""
+        """Stop the thread."""
         self._ended.set()
 
 
 def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
-    """Speak to every worker of the groups there are at each beat, six times as often as its patience lasts.
+    """Start a heartbeat that calls every worker six times within the time-out.
 
-    A worker that has not answered when the next beat comes has failed one.
+    A worker that has not answered before the next beat counts as a failure.
     """
 
     def beat() -> list[str]:
@@ -101,7 +106,7 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
 
 
 def left_of(run: str) -> tuple[list[str], list[str]]:
-    """Names of a run's workers and placement groups that still are; its controller is not counted."""
+    """Return the names of a run's remaining workers and placement groups, without its controller."""
     return (
         [name for name in _named_actors() if name.startswith(f"{run}/") and name != f"{run}/{CONTROLLER}"],
         [name for name in _groups() if name.startswith(f"{run}/")],
@@ -109,7 +114,7 @@ def left_of(run: str) -> tuple[list[str], list[str]]:
 
 
 def reap_run(run: str) -> int:
-    """End what is left of a run, its controller excepted, and wait until it is gone; how many things there were."""
+    """Remove what is left of a run except its controller, wait until it is gone, and return how many things there were."""
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
@@ -127,7 +132,7 @@ def reap_run(run: str) -> int:
 
 
 def reap() -> list[str]:
-    """End what runs without a controller left behind; the runs it belonged to. Runs that are conducted are left alone."""
+    """Remove what runs without a controller left, and return the ids of these runs; running runs are left alone."""
     names = list(_named_actors())
     conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
     runs = {name.rsplit("/", 1)[0] for name in (*names, *_groups()) if "/" in name}
@@ -143,7 +148,7 @@ def _named_actors() -> Iterator[str]:
 
 
 def _groups() -> Iterator[str]:
-    """Names of placement groups that have not been removed and are named like a run's."""
+    """List the names of placement groups that belong to runs and have not been removed."""
     from ray.util.placement_group import placement_group_table
 
     for entry in placement_group_table().values():

@@ -1,7 +1,8 @@
-"""Offloader: the turns of a plan, carried out on a run's groups; a run whose groups fit together has none, at no cost.
+"""Moves groups that share a device to and from it, as the plan schedules; free for a run whose groups fit together.
 
-Before a phase everybody who must be away is offloaded, then everybody who works is brought back; each move has ended on all
-ranks before the next begins, so a device never holds both. What moved is counted, and is in the trace and the report.
+Before a phase, the groups that must not be on the device are offloaded, then the working groups are resumed. Each move
+has ended on all ranks before the next begins, so that a device never holds both. Moves are counted and appear in the
+trace and the report.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from nonet.workers.runtime import ActorGroup
 
 
 class Offloader:
-    """hosts: the run's groups by name, as they are at each move; `stages`: those whose groups they are."""
+    """The executor of a plan's offload schedule.
+
+    Attributes:
+        stages: The stages whose groups are the current ones.
+    """
 
     def __init__(self, ledger: Ledger, hosts: Mapping[str, ActorGroup], trace: Trace, deadlines: Deadlines):
         self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
@@ -27,9 +32,12 @@ class Offloader:
         self._counted: dict[str, dict[str, Any]] = {}
 
     def enter(self, stage: str, phase: str) -> None:
-        """Move what a phase of a stage needs moved; in a stage whose groups are not those there, everybody back.
+        """Make the moves before a phase of a stage; in a stage with other groups, resume everything.
 
-        Raises PlacementError, WorkerLost, DeadlineExceeded.
+        Raises:
+            PlacementError: A move has no room.
+            WorkerLost: A worker died.
+            DeadlineExceeded: A worker did not finish in time.
         """
         for turns in self._turns:
             away = set(turns.offloaded)
@@ -40,15 +48,16 @@ class Offloader:
                     self._carry_out(move, away, f"{stage}/{phase}")
 
     def made_anew(self, group: str) -> None:
-        """A group's processes were started afresh, all of them resident."""
+        """Record that the processes of a group were restarted, which makes all of it resident."""
         for turns in self._turns:
             turns.made_anew(group)
 
     def counted(self) -> dict[str, dict[str, Any]]:
-        """By unit: how many offloads and resumes, bytes and seconds of all of them."""
+        """Return the number of offloads and resumes with their bytes and seconds, by unit."""
         return {unit: dict(counts) for unit, counts in sorted(self._counted.items())}
 
     def _carry_out(self, move: OffloadMove, away: set[str], phase: str) -> None:
+        """Move one unit, and record the move in the trace and the counters."""
         began, hosts = time.time(), self._hosts[move.group]
         roles = {unit.partition("/")[2] for unit in away if unit.startswith(f"{move.group}/")}
         moved = hosts.offload_roles(

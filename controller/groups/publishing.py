@@ -24,10 +24,19 @@ def publish(
     *,
     behind: bool = False,
 ) -> dict[str, Any]:
-    """Move rollout to `version`; how its rows went: {"version", "rows": shared | full | delta | by key}.
+    """Move rollout to a version of the trainer's weights and rows.
 
-    `stage` is the RL stage that it is for: trainer and rollout that take turns are each on their device when asked.
-    `behind`: ranks that still answer prompts are not waited for; each takes the version over before it answers the next.
+    Args:
+        trainer: The trainer.
+        rollout: The rollout.
+        version: The version to publish.
+        replica_bytes: The largest size of tables that are copied to rollouts.
+        stage: The RL stage that it is for; trainer and rollout that share a device are moved to it in turn.
+        behind: Whether not to wait for ranks that are still generating; each takes the version over before its next
+            prompts.
+
+    Returns:
+        The version and how the rows were sent: {"version", "rows": shared | full | delta | by key}.
     """
     if stage is not None:
         trainer.ensure_on_device(stage)
@@ -55,7 +64,7 @@ def publish(
 def _rows(
     trainer: TrainerHandle, rollout: RolloutHandle, version: int, replica_bytes: int
 ) -> tuple[str, dict[str, Any], list[GroupFuture]]:
-    """How the rows go, what `apply` is told of them, and what else must have been answered."""
+    """Return how the rows are sent, the arguments of `apply` for them, and further calls to wait for."""
     shards = trainer.shards
     if trainer.replica_bytes() <= replica_bytes:
         have = rollout.holds

@@ -1,8 +1,8 @@
-"""RunGroups: the groups of a run as handles, bound, opened, and changed between stages.
+"""The groups of a run as handles: bound, opened, and changed between stages.
 
-A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
-anew, opens the artifacts, joins a process group of a new epoch and is loaded from the newest commit.
-Groups that don't fit on their device together take turns by `Offloader`, which handles enter phase by phase.
+A stage with its own roles gets the groups of its re-plan. Unchanged groups stay; the others are stopped and started
+again, open the artifacts, join a process group of a new epoch and load the newest checkpoint. Groups that do not fit on
+their device together take turns through the `Offloader`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, Worker
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """What a stage's own roles stop and start before it; `kept`: groups that stay with another number of threads."""
+    """The groups to stop and start before a stage; `kept` stay with another number of threads."""
 
     stops: tuple[str, ...]
     starts: tuple[GroupPlan, ...]
@@ -52,16 +52,13 @@ class GroupChange:
         return bool(self.stops or self.starts)
 
     def words(self) -> str:
-        """ "stopped trainer; started trainer x1, rollout x2" """
+        """Describe the change, such as "stopped trainer; started trainer x1, rollout x2"."""
         started = ", ".join(f"{group.name} x{group.workers}" for group in self.starts)
         return f"stopped {', '.join(self.stops) or 'nothing'}; started {started or 'nothing'}"
 
 
 class RunGroups:
-    """The groups of a run, first those of `stage`.
-
-    life_s   as a Session's
-    """
+    """The groups of a run, at first those of `stage`; `life_s` has the meaning it has in Session."""
 
     def __init__(
         self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: Trace, stage: str
@@ -95,7 +92,11 @@ class RunGroups:
         self._check_shared(self.hosts)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End every process, `at_once` without a word to its roles."""
+        """Stop every process.
+
+        Args:
+            at_once: Whether to kill the processes without calling the teardown of their roles.
+        """
         if self._heartbeat:
             self._heartbeat.stop()
         if not at_once:
@@ -103,24 +104,36 @@ class RunGroups:
         self.binding.stop(at_once=at_once)
 
     def warning(self) -> str:
-        """Heartbeats that failed since the last time asked; "" where none did."""
+        """Return a text about heartbeats that failed since the last call, empty without failures."""
         return self._heartbeat.warning() if self._heartbeat else ""
 
     @property
     def evaluator(self) -> WorkerGroup:
-        """The evaluator. It opens beside the first steps, for it looks at all events; raises what kept it from that."""
+        """The evaluator, which opens while the first steps run because it reads all events.
+
+        Raises:
+            Exception: The error that kept it from opening.
+        """
         if self._evaluator_opened.done():
             self._evaluator_opened.get(self.deadlines.open)
         return self._evaluator
 
     def group(self, role: str) -> WorkerGroup:
-        """The group that holds a role now. Raises KeyError."""
+        """Return the current group that holds a role.
+
+        Raises:
+            StopIteration: No group holds the role.
+        """
         name = next(group.name for group in self.binding.groups if role in group.roles)
         return WorkerGroup.from_actors(self.hosts[name], role)
 
     def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
-        """One more reward, in processes that start now, wherever there is room. Raises PlacementError, ConfigError and what it
-        raises itself; then nothing of it is left."""
+        """Start the processes of another reward, wherever there is room; on an error nothing of it is left.
+
+        Raises:
+            PlacementError: There is no room.
+            ConfigError: The reward is wrong.
+        """
         role, free = f"{stage}.reward.{name}", float(ray.available_resources().get("CPU", 0.0))
         if free < LIGHT_CPUS * options.workers:
             raise PlacementError(
@@ -149,18 +162,23 @@ class RunGroups:
         return group
 
     def stop_reward(self, stage: str, name: str) -> None:
-        """End the processes of a reward that was attached; those that the plan placed rest until the run ends."""
+        """Stop the processes of an attached reward; those of planned rewards stay idle until the run ends."""
         role = f"{stage}.reward.{name}"
         if not any(group.name == role for group in self.binding.groups) and role in self.hosts:
             self.hosts.pop(role).kill()
 
     def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
-        """Open the artifacts everywhere and join the process group; the steps after which a table forgets a row, by table."""
+        """Open the artifacts in all groups and join the process group.
+
+        Args:
+            folders: The folders of the artifacts, by kind.
+            ttl_steps: The number of steps after which a table drops an unused row, by table.
+        """
         self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
     def due(self, stage: str) -> GroupChange:
-        """What must change before a stage; nothing where its groups are there already."""
+        """Return what must change before a stage; falsy if its groups are already there."""
         planned = {group.name: group for group in self.plan.groups_at(stage)}
         there = {group.name: group for group in self.binding.groups}
         staying = {name for name, group in planned.items() if name in there and _same(group, there[name])}
@@ -170,7 +188,7 @@ class RunGroups:
         return GroupChange(stops, starts, other)
 
     def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:
-        """Carry a change out, and go on from a commit. Where that fails, no process of the run is left."""
+        """Carry out a change and load a checkpoint; if that fails, no process of the run is left."""
         started, before = {group.name for group in due.starts}, self._trainers_and_shards()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)
@@ -186,7 +204,7 @@ class RunGroups:
             self.load(commit, None)
 
     def load(self, commit: Path, going_on: StageSetup | None) -> None:
-        """Have trainers and shards read a commit, whatever the number of ranks that wrote it."""
+        """Load a checkpoint into trainers and shards, whatever the number of ranks that wrote it."""
         waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
         for wait in waits:
             wait.get(self.deadlines.open)
@@ -204,7 +222,7 @@ class RunGroups:
             raise
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
-        """Make the handles anew; a changed process group is joined anew, then groups that are fresh open the artifacts."""
+        """Create the handles again, join a changed process group, and open the artifacts in new groups."""
         self._folders = dict(folders)
         for name in fresh:
             self.hosts[name].wait_until_ready()
@@ -254,12 +272,12 @@ class RunGroups:
         return any(role in group.roles for group in self.binding.groups)
 
     def _watch(self) -> None:
-        """Have whoever waits too long for a group told what it does."""
+        """Give every group the watchdog that explains waits which run out."""
         for hosts in self.hosts.values():
             hosts.watchdog = self._watchdog
 
     def _join_process_group(self) -> None:
-        """Trainers and shards in one process group; those of an older one refuse its calls from now on."""
+        """Join trainers and shards in one process group; members of an older one refuse its calls from now on."""
         if self._epoch:
             for name in sorted(self._trainers_and_shards()):
                 self.hosts[name].begin_epoch(self._epoch)
@@ -270,6 +288,7 @@ class RunGroups:
         return {group.name for group in self.binding.groups if gang_roles() & set(group.roles)}
 
     def _reward_handles(self) -> dict[str, RewardHandles]:
+        """Create the handles of the rewards, by stage."""
         groups: dict[str, dict[str, WorkerGroup]] = {}
         timeouts: dict[str, dict[str, float]] = {}
         for stage, name, options in reward_options(self.scenario):
@@ -282,5 +301,5 @@ class RunGroups:
 
 
 def _same(one: GroupPlan, other: GroupPlan) -> bool:
-    """Whether a group can stay; another number of threads is told to it."""
+    """Return whether a group can stay; only its number of threads may change."""
     return replace(one, threads=bool(one.threads)) == replace(other, threads=bool(other.threads))

@@ -1,7 +1,7 @@
-"""Watchdog: when a wait runs out, who hangs, what that worker is doing, and who waits for it; all stacks go to a file.
+"""Explains a wait that ran out: which worker hangs, what it is doing, and who waits for it; all stacks are written to a file.
 
-A rank in a collective is late because another one is: so ranks that train together are looked at together, and whoever is busy
-and waits for nobody, or does not even answer, is the one that hangs.
+A rank in a collective is late because another one is. Ranks that train together are therefore inspected together, and the
+one that is busy and does not wait, or does not answer, is the one that hangs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 3  # workers named in a message
 
 
 class Watchdog:
-    """Looks at the groups of a run, `hosts` by name as they are then; `folder` is where stacks are written."""
+    """The inspector of a run's groups, which writes stacks to the folder of the run."""
 
     def __init__(self, folder: Path, hosts: Mapping[str, ActorGroup]):
         self._folder, self._hosts = folder, hosts
@@ -35,7 +35,7 @@ class Watchdog:
         return f"{verdict(late, others)}. Stacks: {self._write([*late, *others])}"
 
     def _partners(self, group: ActorGroup) -> list[ActorGroup]:
-        """Other groups whose ranks meet this one's in collectives."""
+        """Return other groups whose ranks take part in collectives with this group."""
         if not gang_roles() & set(group.specs):
             return []
         return [
@@ -52,7 +52,7 @@ class Watchdog:
 def verdict(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = ()) -> str:
     """Who hangs and who waits for whom, in words: the late ranks' fault, or that of others they wait for.
 
-    No rank is late where all of a group gave up waiting; then it is one of the others.
+    If all ranks of a group gave up waiting, no rank is late; then one of the others hangs.
     """
     busy = [one for one in (*late, *others) if one.call and not one.silent]
     silent = [one for one in (*late, *others) if one.silent]
