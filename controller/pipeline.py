@@ -43,7 +43,11 @@ class Pipeline:
         self._asked: list[tuple[str, GroupFuture, float]] = []
 
     def run(self) -> bool:
-        """Everything from start to report. False when stopped before the end; the folder is then resumable."""
+        """Run everything from start to report.
+
+        Returns:
+            False if the run was stopped before its end; it can be resumed then.
+        """
         self.session.told = lambda text: self.recorder.event("note", text=text)
         with self.session as session:
             for name, seconds in session.seconds.items():
@@ -189,8 +193,7 @@ class Pipeline:
         self.recorder.event("note", text=f"before {name}: {due.words()}")
 
     def _tick(self) -> bool:
-        """Called between steps: take what the evaluator has finished, tell what failed of it and of heartbeats; whether to
-        stop."""
+        """Collect what the evaluator has finished and report failed heartbeats between steps; return whether to stop."""
         _ = self.session.evaluator
         self._collect()
         if warning := self.session.groups.warning():
@@ -308,7 +311,7 @@ class Pipeline:
 
 
 def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates: bool) -> Iterator[str]:
-    """That stages which could be validated are not: nothing is held out for it, or the evaluator does not do it."""
+    """Yield a note if stages that could be validated are not, and why."""
     stages = [name for name, body in scenario.stages.items() if body.kind.validates]
     held_out = facts["data"]["held_out"]["valid"]
     if stages and not (held_out and validates):
@@ -317,7 +320,7 @@ def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates:
 
 
 def evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
-    """That not all users are ranked, or that models are ranked by beam alone; `data`: facts of the tokenise stage."""
+    """Yield notes if not all users are ranked, or if models are ranked by beam alone."""
     ask, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
     if not scenario.model.spec.makes_lists:
         return
@@ -332,7 +335,7 @@ def evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[st
 
 
 def data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader should know of the data besides its size: columns that nothing carries, and what a warm start knows."""
+    """Yield notes on columns that were dropped and on what a warm start knows."""
     if dropped := facts["data"].get("dropped"):
         yield f"not read, for they hold neither numbers nor text: {', '.join(dropped)}"
     if start := facts.get("init"):

@@ -1,4 +1,4 @@
-"""report.json: everything a run found, from the files under RUN/results. Numbers only; the words are deploy's."""
+"""Assembles report.json, the numbers that a run found, from the files under RUN/results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ def make_report(
     wall_s: Mapping[str, float],
     work: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
+    """Assemble, write and return report.json.
+
+    Args:
+        run: The folder of the run.
+        scenario: The scenario.
+        weights: The numbers of dense parameters and sparse rows.
+        wall_s: The seconds of each part of the run.
+        work: What the groups did: {"idle", "bytes_out", "moved", "published"}.
+    """
     facts = run.read_facts()
     beside = {subject: {} for name in scenario.stages for subject in subjects_beside(name)}
     baselines = baselines_of(scenario) | beside
@@ -77,13 +85,13 @@ def make_report(
 
 
 def headline(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers a subject is known by: test, exhaustive, all held-out events."""
+    """Return the main metrics of a result: test events, ranked exhaustively if they were, of all users."""
     test = result["detail"].get("test", {})
     return test.get("exhaustive", test.get("beam", {})).get("all", {})
 
 
 def _data(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data are, with the share of users that the split leaves no test event."""
+    """Return the facts about the data, with the share of users without a test event."""
     left_out, users = facts.get("users_only_trained"), facts.get("users")
     return {**facts} | ({"share_only_trained": left_out / users} if users and left_out is not None else {})
 
@@ -98,10 +106,10 @@ def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def machine(metrics: Path) -> dict[str, dict[str, Any]]:
-    """By stage, of the first trainer while it learns: what share of the machine its losses get (mfu), operations a second of
-    both, positions a second, and the share of the seconds by part; what no part has is "other".
+    """Return the machine use of each stage's first trainer from the metrics file.
 
-    A step that was written twice by a resume counts once.
+    The result has, by stage, the model FLOP/s utilisation (mfu), achieved and possible operations per second, positions
+    per second, and the share of time by part; the rest is "other". A step that a resume wrote twice counts once.
     """
     values: dict[str, dict[tuple[str, int], float]] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():
@@ -133,7 +141,7 @@ def machine(metrics: Path) -> dict[str, dict[str, Any]]:
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
-    """What rewards say before and after every stage that has some; those of the last such stage stand for the run."""
+    """Return the rewards before and after every RL stage; those of the last one stand for the run."""
     stages = {
         name: compared
         for name in scenario.stages
@@ -143,8 +151,10 @@ def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
 
 
 def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
-    """[before, after, low, high] of each reward of a stage: means, and the 95 % interval of the change over users that RL
-    never trains on. None where it was not measured, or there is no such user."""
+    """Return [before, after, low, high] of each reward of a stage, or None if it was not measured.
+
+    The means and the 95 % interval of the change are over users that RL never trains on.
+    """
     files = [run.results / f"{stage}.rewards.{when}.npz" for when in ("before", "after")]
     if not all(file.exists() for file in files):
         return None
@@ -202,8 +212,11 @@ def _quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
 def _floors(
     run: RunFolder, scenario: Scenario, rewards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """By `stage.reward` with a floor: the floor, the mean over the last fifth of steps, the last multiplier, [before, after] of
-    users that RL never trains on, and whether it held within 2 %: for those users, where there are some."""
+    """Return the state of each floor by `stage.reward`.
+
+    An entry has the floor, the mean over the last fifth of steps, the last multiplier, [before, after] of users that RL
+    never trains on, and whether it held within 2 %, for those users if there are some.
+    """
     values: dict[tuple[str, str], dict[int, float]] = {}
     for record in _records(run):
         if record["role"] == "trainer" and record["name"].startswith(("reward.", "multiplier.")):

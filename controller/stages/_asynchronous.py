@@ -38,7 +38,11 @@ _A_SLOT = 2  # groups a step for each rollout, so that one that is slow holds up
 
 
 def asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Answers and updates at once, no answer older than the stage's `staleness`. False when asked to stop before its end."""
+    """Run an RL stage in which generating and training overlap, with no answer older than the stage's `staleness`.
+
+    Returns:
+        False if it was asked to stop before its end.
+    """
     run = _Asynchronous(session, name)
     try:
         return run.to_the_end(recorder, stopped)
@@ -173,7 +177,7 @@ class _Asynchronous:
         return self.threads.submit(trainer.update, beams, scores)
 
     def _of_now(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
-        """A group's answer with the rewards that there are now: one attached since is asked, one detached is left out."""
+        """Return an answer with the scores of the current rewards: new rewards are asked, removed ones are left out."""
         there = self.session.reward.groups
         missing = there.keys() - scores.keys()
         if missing:
@@ -189,12 +193,12 @@ class _Asynchronous:
 
 
 def groups_a_step(users: int, slots: int) -> int:
-    """Groups that a step's prompts are asked in: equal ones, two a rollout or the next number that divides them."""
+    """Return the number of equal groups that a step's prompts are split into: two for each rollout, or the next divisor."""
     return next(parts for parts in range(min(users, _A_SLOT * slots), users + 1) if users % parts == 0)
 
 
 def _open(log: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Groups that were begun and not ended: {number: version}."""
+    """Return the groups that were begun and not ended, {number: version}."""
     left: dict[int, int] = {}
     for record in log:
         if record["group"] == "begun":

@@ -154,7 +154,7 @@ class _Judged:
 
 
 def _before(session: Session, name: str) -> tuple[Scenario, str, Path] | None:
-    """The supervised stage that came last before an RL stage, the scenario it is of, and the commit that RL began from."""
+    """Return the last supervised stage before an RL stage, its scenario, and the checkpoint that RL began from."""
     names = list(session.stages)
     earlier = names[: names.index(name)]
     start, source = session.start_of(name), session.scenario
@@ -173,7 +173,7 @@ def _before(session: Session, name: str) -> tuple[Scenario, str, Path] | None:
 
 
 def _steps(session: Session, name: str, users: int) -> int:
-    """Steps of so many users that compute as much as RL's stage does: rollouts, updates and looks at its reference."""
+    """Return the number of steps of `users` users that compute as much as the RL stage: rollouts, updates and its reference."""
     scenario, body, rl = session.scenario, session.scenario.stages[name], session.stages[name]
     size, facts = model_size(scenario), session.facts["data"]
     mean = min(scenario.data.history, facts["trained_events"] / max(1, facts["users"]))

@@ -22,7 +22,7 @@ _VALIDATED = 512  # validation prompts that the trained reward is taken of
 
 
 def by_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
-    """A step's record, in which how far rollout and trainer are apart names the pool that rolled out."""
+    """Return a step's record in which the mismatch metrics name the pool of the rollout."""
     if not any(name.startswith("mismatch/") for name in record):
         return dict(record)
     pool = next(group.pool for group in session.plan.groups if "rollout" in group.roles)
@@ -192,7 +192,7 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
 
 
 def validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:
-    """Show the validations that have been answered, beside the newest step; in the end, which commit goes on."""
+    """Report the validations that have arrived, and at the end of the stage which checkpoint was selected."""
     validation = session.validation
     if validation is None:
         return
@@ -210,7 +210,7 @@ def validated(session: Session, recorder: Recorder, stage: str, step: int, *, ov
 
 
 def probe_prompts(session: Session, name: str, size: int) -> Iterator[Prompts]:
-    """The prompts that a stage's rewards are probed with, so many at a time."""
+    """Yield the prompts on which the rewards of a stage are compared, `size` at a time."""
     body = session.scenario.stages[name]
     most = getattr(body, "probe", None)
     users, positions = session.rollout.group.heldout_prompts(most).get(session.deadlines.step)

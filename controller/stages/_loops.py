@@ -36,7 +36,7 @@ def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped)
 
 
 def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Steps of trainers over their samples, some a call; validated meanwhile, until the end or until nothing gets better."""
+    """Train a supervised stage, several steps in each call, until its end or until validations stop improving."""
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
     every, validation = session.scenario.checkpoint.every, session.validation
@@ -77,7 +77,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
 
 
 def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Further losses of a call's steps, their mean; how many steps were skipped, and with fp16 the last scale."""
+    """Return metrics that only some stages have: the means of further losses, the skipped steps, and the last fp16 loss scale."""
     last = records[-1]
     found = {
         key: sum(record[key] for record in records) / len(records) for key in last if key.endswith("_loss")
@@ -90,7 +90,7 @@ def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Prompts, beams, scores and an update a step."""
+    """Run an RL stage: prompts, beams, scores and an update in each step."""
     if cast(Any, session.scenario.stages[name]).rollout.options().get("staleness"):
         return asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]

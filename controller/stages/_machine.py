@@ -1,6 +1,6 @@
-"""What a trainer's records say of the machine, as metrics: operations, positions, and seconds by part of a call's steps.
+"""Machine metrics of a trainer's records: operations, positions, and seconds by part of the steps of a call.
 
-`machine could` is what matrix products would have done in those seconds, so that shares of stages are sums over sums.
+`machine could` is what matrix products would have done in those seconds, so that the shares of stages are ratios of sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COUNTED = ("flops", "positions", "peak", *PARTS)
 
 
 def of_the_machine(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the steps of one call; none where the trainer does not count."""
+    """Return the machine metrics of the steps of one call, empty if the trainer does not count them."""
     if not all("flops" in record for record in records):
         return {}
 
@@ -38,5 +38,5 @@ def of_the_machine(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def without_machine(record: Mapping[str, float]) -> dict[str, float]:
-    """A record without what `of_the_machine` tells."""
+    """Return a record without the fields that `of_the_machine` uses."""
     return {name: value for name, value in record.items() if name not in _COUNTED}

@@ -1,6 +1,6 @@
-"""overlapped: rollouts answer prompts while trainers learn from earlier answers; the loop, whoever answers and learns.
+"""A loop in which rollouts answer prompts while trainers learn from earlier answers.
 
-One thread decides, so no state is shared: slots and the trainer are futures that it waits for.
+One thread makes all decisions, so no state is shared: it waits for slots and the trainer as futures.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from nonet.controller.stages._prompt_groups import PromptGroups
 class Applied:
     """An update that was applied.
 
-    groups    (number, version) of what it learned from
-    record    what `train` gave
-    aborted   groups that came too late since the update before
+    Attributes:
+        step: The step of the update.
+        groups: The (number, version) pairs that it learned from.
+        record: The result of `train`.
+        aborted: The number of groups that came too late since the last update.
     """
 
     step: int
@@ -41,15 +43,15 @@ Note = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
 
 
 def _nobody(what: str, number: int, version: int) -> None:
-    """Nothing is noted."""
+    """Ignore a note."""
 
 
 def overlapped(
     groups: PromptGroups, slots: int, ask: Ask, train: Train, note: Note = _nobody
 ) -> Iterator[Applied]:
-    """Every update, as it is applied. While the caller has one, nothing new begins: it publishes before it goes on.
+    """Yield every update as it is applied; nothing new begins until the caller continues, so that it can publish first.
 
-    Raises what an answer or an update raised. A caller that leaves early finds in `groups.running` what was under way.
+    Errors of answers and updates are raised. If the caller stops early, `groups.running` holds what was in progress.
     """
     free, busy, asked = list(range(slots))[::-1], {}, {}
     answers: dict[int, Any] = {}

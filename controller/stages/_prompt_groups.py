@@ -1,12 +1,13 @@
-"""PromptGroups: which prompts are asked, what becomes of their answers, and what is trained, under a bound on staleness.
+"""Decides which prompts are asked, what happens to their answers, and what is trained, under a bound on staleness.
 
-Pure: no clock, no Ray, no thread. A group is a piece of a step's prompts that is asked, answered and trained as one. It is known
-by its number in the stage's order of prompts: group n belongs to step n // batch where nothing is asked again.
+The class uses no clock, no Ray and no thread. A group is a part of a step's prompts that is asked, answered and trained
+as one. It is identified by its number in the stage's order of prompts: group n belongs to step n // batch if nothing is
+asked again.
 
     accepted + running <= (staleness + step + 1) x batch
 
-`step` counts updates, and a version is the step whose weights it holds. So a group that nobody overtakes is never too old. One
-that was overtaken may be: then it is aborted when it arrives, and asked again under the newest version.
+`step` counts updates, and a version is the step whose weights it holds. A group that is not overtaken is therefore never
+too old. A group that was overtaken may be; then it is aborted when it arrives, and asked again under the newest version.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ Verdict = Literal["accepted", "stale", "dropped"]
 
 
 class PromptGroups:
-    """batch: groups a step; steps: of the stage; staleness: updates that may lie between an answer's version and its own update.
+    """The state of a stage's prompt groups.
 
-    step, trained   where a stage goes on: updates so far, and the numbers of the groups they were made from
+    Attributes:
+        batch: The number of groups in a step.
+        steps: The number of steps of the stage.
+        staleness: The number of updates that may lie between the version of an answer and its own update.
+        step: The number of updates so far.
+        running: The version under which each running group was asked, by number.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class PromptGroups:
         return self.step >= self.steps
 
     def ask(self) -> int | None:
-        """The group to ask now, under the newest version; None where the bound forbids one more, or none is left."""
+        """Return the group to ask now under the newest version, or None if the bound forbids one more or none is left."""
         allowed = (self.staleness + self.step + 1) * self.batch
         if not self._left or self.accepted + len(self.running) >= allowed:
             return None
@@ -55,7 +61,7 @@ class PromptGroups:
         return number
 
     def answered(self, number: int, version: int) -> Verdict:
-        """What becomes of an answer. The first that is fresh enough is accepted; others of the same group are dropped."""
+        """Accept an answer if it is the first of its group and fresh enough; drop or abort it otherwise."""
         if number not in self.running:
             self.dropped += 1
             return "dropped"
@@ -72,13 +78,13 @@ class PromptGroups:
         return "accepted"
 
     def lost(self, number: int) -> None:
-        """A running group is aborted; it will be asked again."""
+        """Abort a running group, which will be asked again."""
         del self.running[number]
         self.aborted += 1
         heapq.heappush(self._left, number)
 
     def take(self) -> list[tuple[int, int]] | None:
-        """(number, version) of the groups of the next update, by number; None while there are too few."""
+        """Return (number, version) of the groups of the next update, or None while there are too few."""
         if len(self._ready) < self.batch:
             return None
         batch = [self._ready.popleft() for _ in range(self.batch)]
@@ -86,5 +92,5 @@ class PromptGroups:
         return sorted(batch)
 
     def applied(self) -> None:
-        """The update is applied: there is a new version."""
+        """Record that an update was applied, which makes a new version."""
         self.step += 1

@@ -41,11 +41,13 @@ class ReinforcedKind(StageKind):
     no_model: ClassVar[tuple[str, ...]] = ("nothing",)
 
     def claims(self, keys: set[str]) -> bool:
+        """Return whether a stage with these keys and no `use` is reinforced."""
         return "rewards" in keys or (
             "steps" in keys and not keys & {"epochs", "tokens", "batch", "target", "ahead", "stop"}
         )
 
     def phases(self, body: Reinforced) -> dict[str, tuple[str, ...]]:
+        """Return the roles that work at once, by phase."""
         if body.rollout.options().get("staleness"):
             return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
         return {
@@ -66,10 +68,12 @@ class ReinforcedKind(StageKind):
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
     def unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
+        """Yield keys that can be planned but not run."""
         if is_reference(str(body.rollout.use)):
             yield f"{path}.rollout.use: {body.rollout.use}"
 
     def check_groups(self, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
+        """Raise ConfigError if stale rollouts share the trainer's weights."""
         staleness = body.rollout.options().get("staleness")
         if staleness and holder(groups, "rollout").name == holder(groups, "trainer").name:
             raise ConfigError(
@@ -78,6 +82,7 @@ class ReinforcedKind(StageKind):
             )
 
     def check_data(self, name: str, body: Reinforced, seq: Any) -> None:
+        """Raise ConfigError if the data lack the feedback column, RL events or the values of scenes."""
         from nonet.samples.batches import rl_events
         from nonet.samples.sequences import RL
 
@@ -104,13 +109,15 @@ class ReinforcedKind(StageKind):
                 )
 
     def width(self, body: Reinforced) -> int:
+        """Return the number of items for each prompt."""
         return int(body.rollout.options().get("width", BeamRollout().width))
 
     def rollout_options(self, body: Reinforced) -> dict[str, Any]:
+        """Return the options of the rollout."""
         return {"use": body.rollout.use, **body.rollout.options()}
 
     def scenes(self, body: Reinforced) -> SceneSetup | None:
-        """Of the stage: one for all where there is a catalogue alone; None without either."""
+        """Return the scenes of the stage: one for all prompts if it only has a catalogue, None without either."""
         everywhere, scenes = body.rollout.options().get("catalogue"), body.scenes
         if scenes is None:
             return SceneSetup("", (), (everywhere,), ()) if everywhere else None
@@ -125,13 +132,16 @@ class ReinforcedKind(StageKind):
         return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
     def keeps_reference(self, body: Reinforced) -> bool:
+        """Return whether the algorithm compares with the first weights of the stage."""
         return body.algorithm.spec.needs_reference(body.algorithm.options())
 
     def count_old_versions(self, body: Reinforced) -> int:
+        """Return how many published versions trainers keep to correct stale rollouts."""
         staleness = int(body.rollout.options().get("staleness", 0))
         return staleness + 1 if body.mismatch is not None and staleness else 0
 
     def count_stored_row_steps(self, body: Reinforced) -> int:
+        """Return the number of steps whose sparse rows trainers store before they change."""
         if body.sparse_lr is None:
             return 0
         moving = body.algorithm.options().get("reference")
@@ -140,21 +150,25 @@ class ReinforcedKind(StageKind):
         return kept + sum(range(self.count_old_versions(body)))  # the newest version is the policy itself
 
     def least_users(self, body: Reinforced) -> tuple[int | None, str]:
+        """Return the users of a step and the key that sets them."""
         return body.users, "users"
 
     def unit_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
-        """Positions of one prompt, at most: a full history and the codes of its beams."""
+        """Return the largest number of positions of one prompt: a full history and the codes of its beams."""
         return sequence(scenario, size) + self.width(body) * size.levels
 
     def units(self, body: Reinforced, workers: int) -> int:
+        """Return the number of prompts of a worker in a step."""
         return -(-_asked(body) // workers)
 
     def step_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
+        """Return the largest number of positions of a global step."""
         return _asked(body) * self.unit_tokens(scenario, body, size)
 
     def derived(
         self, body: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
+        """Return the sizes of a worker and chunk that a plan prints."""
         width, staleness = self.width(body), body.rollout.options().get("staleness", 0)
         sizes = {
             "steps": body.steps,
@@ -170,6 +184,7 @@ class ReinforcedKind(StageKind):
     def work(
         self, scenario: Any, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
+        """Return the operations and transferred bytes of a step."""
         trainer, rollout = holder(groups, "trainer"), holder(groups, "rollout")
         tokens, histories = self.step_tokens(scenario, body, size), _asked(body) * sequence(scenario, size)
         looked_at = _FORWARD if self.keeps_reference(body) else 0.0
@@ -197,6 +212,7 @@ class ReinforcedKind(StageKind):
         )
 
     def lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
+        """Return the arguments of StageSetup that follow from the data."""
         return {
             "steps": body.steps,
             "users": _asked(body),

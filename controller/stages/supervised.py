@@ -19,6 +19,8 @@ _TARGETED = 0.5  # share of events that a `target:` condition keeps, where the d
 
 
 class Propensity(StrictModel):
+    """The column with the probability that the item of an event was shown."""
+
     column: Word
     most: Annotated[Rate, Field(description="the largest inverse, so that rare ones do not rule a step")] = (
         10.0
@@ -26,6 +28,8 @@ class Propensity(StrictModel):
 
 
 class Supervised(StageOptions):
+    """The options of a supervised stage."""
+
     kind_name: ClassVar[str] = "supervised"
     epochs: Positive | None = None
     tokens: Rate | None = None
@@ -80,16 +84,19 @@ class SupervisedKind(StageKind):
     validates: ClassVar[bool] = True
 
     def claims(self, keys: set[str]) -> bool:
+        """Return whether a stage with these keys and no `use` is supervised."""
         return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))
 
     def least_users(self, body: Supervised) -> tuple[int | None, str]:
+        """Return the users of a step and the key that sets them."""
         return body.batch.users, "batch.users"
 
     def step_tokens(self, scenario: Any, body: Supervised, size: Any) -> float:
-        """Full histories, or the tokens that the stage names."""
+        """Return the largest number of positions of a global step: full histories, or the tokens that the stage sets."""
         return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
 
     def check_data(self, name: str, body: Supervised, seq: Any) -> None:
+        """Raise ConfigError if the data lack a kind of event that has a weight, or valid propensities."""
         for kind in body.weight:
             if kind not in seq.event_names:
                 known = (
@@ -103,6 +110,7 @@ class SupervisedKind(StageKind):
             _check_propensity(f"stages.{name}.propensity", body.propensity.column, seq)
 
     def derived(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
+        """Return the sizes of a worker and chunk that a plan prints."""
         batch, trainers = body.batch, workers["trainer"]
         lengths = {"epochs": body.epochs, "tokens": int(body.tokens or 0), "steps": body.steps}
         sizes: dict[str, Any] = {what: length for what, length in lengths.items() if length}
@@ -117,6 +125,7 @@ class SupervisedKind(StageKind):
     def work(
         self, scenario: Any, name: str, body: Supervised, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
+        """Return the operations and transferred bytes of a step."""
         trainer = holder(groups, "trainer")
         tokens = self.step_tokens(scenario, body, size)
         steps = body.steps or 0
@@ -127,6 +136,7 @@ class SupervisedKind(StageKind):
         return StageWork(name, steps, flops, (*rows, *gradient_moves(trainer, size)))
 
     def lengths(self, body: Supervised, users: int, events: int) -> dict[str, Any]:
+        """Return the arguments of StageSetup that follow from the data."""
         per_step = min(
             users, body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
         )
@@ -150,7 +160,7 @@ SPEC = SupervisedKind()
 
 
 def _check_propensity(path: str, column: str, seq: Any) -> None:
-    """Raises ConfigError where the column is not there, or holds no chances."""
+    """Raise ConfigError if the propensity column is missing or has values that are not probabilities."""
     if column not in seq.columns:
         known = f"it carries {join_names(seq.columns)}" if seq.columns else "it carries no columns"
         raise ConfigError(
