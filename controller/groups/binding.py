@@ -135,7 +135,7 @@ class Binding:
         self.groups = ()
 
     def dead(self) -> list[str]:
-        """Names of workers that do not answer."""
+        """Return the names of workers that do not answer."""
         return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.find_dead_ranks()]
 
     def _end(self, names: Collection[str], *, at_once: bool = False) -> None:
@@ -217,6 +217,7 @@ def _stateless(group: GroupPlan) -> bool:
 
 
 def _reserve(group: GroupPlan, life: GroupLifetime) -> PlacementGroup:
+    """Create the placement group of a group of processes."""
     return placement_group(
         [dict(group.bundle)] * group.workers,
         strategy="PACK",

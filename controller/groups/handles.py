@@ -175,7 +175,7 @@ class TrainerHandle:
         return self._with_shards(self.group.reshard(shards), self.deadlines.reshard)
 
     def published(self) -> dict[str, dict[str, int]]:
-        """Updates of rows that went to replicas since the processes started: {"full" | "delta": {"updates", "bytes"}}."""
+        """Return the row updates sent to replicas since the start: {"full" | "delta": {"updates", "bytes"}}."""
         return sum_shard_counts(self.shards.sent().get(self.deadlines.step))
 
     def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
@@ -188,7 +188,7 @@ class TrainerHandle:
         return answer
 
     def _taken(self, counts: list[dict[str, dict[str, int]]]) -> None:
-        """Add what the shards counted to what nobody has asked for yet."""
+        """Add the counters of the shards to those that have not been returned yet."""
         self._counts = merge_counts(self._counts or {}, sum_shard_counts(counts))
 
 
@@ -271,7 +271,7 @@ class RolloutHandle:
         return self._through(prompts, beams)
 
     def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
-        """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
+        """Start generating the beams of `part` = (index, number of parts) of a step's prompts on one rank."""
         answer = self.group.call_rank(
             rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
         )

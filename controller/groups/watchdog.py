@@ -24,7 +24,7 @@ class Watchdog:
         self._folder, self._hosts = folder, hosts
 
     def tell(self, group: ActorGroup, ranks: Sequence[int]) -> str:
-        """What the late ranks of a group, and those they may wait for, are doing; to be added to an error."""
+        """Describe what the late ranks of a group are doing, and those that they may wait for, for an error message."""
         seen = {group.name: group.describe_activities()} | {
             other.name: other.describe_activities() for other in self._partners(group)
         }
@@ -50,7 +50,7 @@ class Watchdog:
 
 
 def verdict(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = ()) -> str:
-    """Who hangs and who waits for whom, in words: the late ranks' fault, or that of others they wait for.
+    """Describe who hangs and who waits for whom.
 
     If all ranks of a group gave up waiting, no rank is late; then one of the others hangs.
     """

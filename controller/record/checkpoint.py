@@ -1,10 +1,11 @@
 """Checkpoints of a run, each of which is written as a whole or not at all.
 
-A checkpoint ("commit") is written to a staging directory `tmp-<step>-<nonce>/`. The participants sync and hash the files that
-they write, and report the hashes. Then the directories are synced, the staging directory is renamed to `step-000123/`, and
-`manifest.json` is put in last by `os.replace`. A directory without a manifest, or whose files do not match it, is not a
-checkpoint. If the step already has a checkpoint, that one is first renamed to `step-000123.old-<nonce>` and stays valid
-until the new one is complete. A run that is killed at any point has one of the two.
+A checkpoint ("commit") is written to a staging directory `tmp-<step>-<nonce>/`. The participants sync and hash the files
+that they write, and report the hashes. Then the directories are synced, the staging directory is renamed to
+`step-000123/`, and `manifest.json` is put in last by `os.replace`. A directory without a manifest, or whose files do not
+match it, is not a checkpoint. If the step already has a checkpoint, that one is first renamed to
+`step-000123.old-<nonce>` and stays valid until the new one is complete. A run that is killed at any point has one of the
+two.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class Checkpoints:
     def prune(self, last: int, spared: Collection[int] = ()) -> None:
         """Delete staging directories and old checkpoints.
 
-        Checkpoints that end a stage are kept. A checkpoint that was renamed to make room is deleted if its step has a new one.
+        Checkpoints that end a stage are kept. A checkpoint that was renamed to make room is deleted if its step has a new
+        one.
 
         Args:
             last: The number of newest checkpoints to keep in addition.

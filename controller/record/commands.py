@@ -1,8 +1,8 @@
 """Commands that users send to a running run, and their outcomes.
 
-A command is a file in RUN/commands. The run's loop takes it between two steps, records it in commands.jsonl and writes the
-answer to a file beside the command. The journal commands.jsonl is not cut by a resume: a command that was taken at a step
-is taken at the same step again.
+A command is a file in RUN/commands. The run's loop takes it between two steps, records it in commands.jsonl and writes
+the answer to a file beside the command. The journal commands.jsonl is not cut by a resume: a command that was taken at a
+step is taken at the same step again.
 """
 
 from __future__ import annotations

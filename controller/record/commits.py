@@ -1,7 +1,8 @@
 """The checkpoints and the journal of a run, and how both are cut when the run resumes.
 
-A checkpoint holds what all groups saved to the staging directory, under one manifest. It may be written while later steps are
-applied. The journal records which steps were applied between checkpoints. After a resume, both end at the restored checkpoint.
+A checkpoint holds what all groups saved to the staging directory, under one manifest. It may be written while later steps
+are applied. The journal records which steps were applied between checkpoints. After a resume, both end at the restored
+checkpoint.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class CommitLog:
             version: The version of the weights.
             artifacts: The hashes of the artifacts, by kind.
             worlds: The number of ranks that write, by role.
-            last: Whether the checkpoint ends its stage; by default whether all steps are done. A checkpoint that is chosen later
+            last: Whether the checkpoint ends its stage; by default whether all steps are done. A checkpoint that is
+                chosen later
                 is marked by `end`.
 
         Returns:

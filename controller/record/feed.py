@@ -1,7 +1,7 @@
 """A bounded buffer of the newest events of a run, for a driver that polls.
 
-The file metrics.jsonl has every step; the feed holds what a panel shows. When it is full, the oldest steps are dropped first.
-Every event has a sequence number, so that a driver that polls late can tell how many it has missed.
+The file metrics.jsonl has every step; the feed holds what a panel shows. When it is full, the oldest steps are dropped
+first. Every event has a sequence number, so that a driver that polls late can tell how many it has missed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A lock on a folder that one process at a time holds.
 
-The kernel's lock is used, or on a filesystem without locks a file that names the holder. The kernel releases its lock when the
-process dies. The file stays: on the holder's own host, a dead process is detected; on another host it cannot be, so the error
-names the file to remove.
+The kernel's lock is used, or on a filesystem without locks a file that names the holder. The kernel releases its lock
+when the process dies. The file stays: on the holder's own host, a dead process is detected; on another host it cannot be,
+so the error names the file to remove.
 """
 
 from __future__ import annotations

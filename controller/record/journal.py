@@ -1,7 +1,7 @@
 """A journal of what happened since the last checkpoint: one JSON line with a CRC for each record.
 
-The newest complete checkpoint is authoritative. The journal adds what came after it, and the commands that a run received. The
-first damaged line ends the journal.
+The newest complete checkpoint is authoritative. The journal adds what came after it, and the commands that a run
+received. The first damaged line ends the journal.
 """
 
 from __future__ import annotations

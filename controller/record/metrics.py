@@ -1,7 +1,7 @@
 """The metrics and events that a run publishes while it is running.
 
-Metrics are written to metrics.jsonl and TensorBoard (one TensorBoard run for each stage) and flushed with every record, so that
-they survive a kill. Events (stage, step, note, result) wait in a feed that the driver polls.
+Metrics are written to metrics.jsonl and TensorBoard (one TensorBoard run for each stage) and flushed with every record,
+so that they survive a kill. Events (stage, step, note, result) wait in a feed that the driver polls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The folder of a run: the paths in it, and how runs are named and found.
 
-RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs; for Ray jobs ~/nonet-runs), a
-unique prefix of an id, or `last`.
+RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (by default ./runs, and ~/nonet-runs for Ray
+jobs), a unique prefix of an id, or `last`.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
         folder: The folder to use; by default a new id under the root of all runs.
 
     Raises:
-        ConfigError: The folder holds a run that is finished or can be resumed, or other files. A failed start removes what is in
+        ConfigError: The folder holds a run that is finished or can be resumed, or other files. A failed start removes
+            what is in
             the folder, so it must not hold anything else.
     """
     if folder is not None:

@@ -1,7 +1,8 @@
 """A Chrome trace of the workers and the controller (chrome://tracing, ui.perfetto.dev), and their idle shares.
 
-Each worker has a lane under its role; the lanes of the controller show stages and the waits within them. Spans are fetched from
-the hosts while they work, so that they need little memory in a long run. Times come from the clock of each node.
+Each worker has a lane under its role; the lanes of the controller show stages and the waits within them. Spans are
+fetched from the hosts while they work, so that they need little memory in a long run. Times come from the clock of each
+node.
 """
 
 from __future__ import annotations

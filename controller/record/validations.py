@@ -1,11 +1,12 @@
 """The validation results of a stage, kept in RUN/results/<stage>.validation.json.
 
-A resume replays them, so that it decides as the run before it did; results after the restored checkpoint are deleted. The file
-holds {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}. A reinforced stage
-adds "start", the results of the checkpoint before it, and "rewards" by step: {"parts", "reward", "missing"} of the lists that
-would be served for validation prompts. "parts" holds what each scene's lists contribute to the mean of each reward, from which
-the trained reward is recomputed when rewards or weights change. "missing" is the shortfall to the floor missed most, as a
-fraction of that floor. Earlier versions stored [reward, missing] or the reward alone.
+A resume replays them, so that it decides as the run before it did; results after the restored checkpoint are deleted. The
+file holds {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}. A
+reinforced stage adds "start", the results of the checkpoint before it, and "rewards" by step: {"parts", "reward",
+"missing"} of the lists that would be served for validation prompts. "parts" holds the contribution of each scene's lists
+to the mean of each reward, from which the trained reward is recomputed when rewards or weights change. "missing" is the
+shortfall to the floor that is missed most, as a fraction of that floor. Earlier versions stored [reward, missing] or the
+reward alone.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Validations:
         """Recompute the rewards of all steps after rewards or their weights have changed.
 
         Args:
-            judge: Returns the trained reward of parts and the shortfall to floors. A reward of None says that a reward with a
+            judge: Returns the trained reward of parts and the shortfall to floors. A reward of None says that a reward
+                with a
                 weight was not measured at that step.
         """
         for entry in self.rewards.values():

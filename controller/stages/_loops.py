@@ -30,7 +30,11 @@ _REHEARSAL_USERS = 8
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Run a stage from where it stands. False when asked to stop before its end; then it is committed."""
+    """Run a stage from its current step.
+
+    Returns:
+        False if it was asked to stop before its end; then it has been committed.
+    """
     loop = load_heavy(session.scenario.stages[name].kind.loop)
     return loop(session, name, recorder, stopped)
 
