@@ -311,7 +311,9 @@ class _Call:
         again: list[list[int]] = [[] for _ in range(world)]
         for nth, row in enumerate(rows):
             again[(makers[row] + 1 + nth) % world].append(row)
-        asked = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(budget_s + _GRACE_S)
+        asked = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(
+            budget_s + _GRACE_S
+        )
         told = group.troubles(asked, call)
         try:
             asked.settle()
