@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nonet.controller.plan.sizes import ModelSize, feature_dims, model_size
+from nonet.controller.plan.resolved import ResolvedRun
+from nonet.controller.plan.sizes import ModelSize, feature_dims
 from nonet.controller.scenario import PlannedGroup, Scenario
 
 # Bytes of a row of this width between processes; int8 has a scale a row (embedding/exchange/codecs.py).
@@ -41,11 +42,10 @@ class StageWork:
     moves: tuple[tuple[str, float, str], ...]
 
 
-def arithmetic(scenario: Scenario, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
-    """Every stage, with the groups that it has."""
-    size = model_size(scenario)
-    for name, body in scenario.stages.items():
-        yield body.kind.work(scenario, name, body, by_stage[name], size)
+def arithmetic(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
+    """Yield the work of every stage on the groups that it has."""
+    for name, body in run.scenario.stages.items():
+        yield run.kinds[name].work(run.scenario, name, body, by_stage[name], run.size)
 
 
 def group_flops(group: PlannedGroup, count: float) -> Flops:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nonet.controller.plan.requests import roles_of
-from nonet.controller.plan.sizes import ModelSize, feature_dims, hot_row_bytes, table_bytes
+from nonet.controller.plan.resolved import ResolvedRun
+from nonet.controller.plan.sizes import ModelSize, hot_row_bytes
 from nonet.controller.scenario import Role, Scenario, StageOptions
 
 RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
@@ -35,23 +35,21 @@ class Need:
         return sum(self.fixed.values())
 
 
-def need(
-    scenario: Scenario, stage: str, roles: tuple[str, ...], workers: int, size: ModelSize, budget_bytes: float
-) -> Need:
+def need(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, budget_bytes: float) -> Need:
     """What a worker of a group with these roles keeps in a stage, in chunks that fit `budget_bytes` (0: unknown, then as large
     as the scenario says)."""
-    body = scenario.stages[stage]
-    kind = body.kind
+    scenario, size = run.scenario, run.size
+    body, kind = scenario.stages[stage], run.kinds[stage]
     fixed: dict[str, float] = {}
     working: dict[str, float] = {}
     chunks: dict[str, int] = {}
-    named = roles_of(scenario, stage)
+    named = run.roles_at(stage)
     keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
     if "training" in keeps:
         role = named[keeps["training"]]
         copies = {"reference": int(kind.keeps_reference(body)), "old versions": kind.count_old_versions(body)}
         fixed |= _trained(role, copies, workers, size, body.optimizer.use)
-        if stored := _stored_rows(scenario, stage):
+        if stored := _stored_rows(run, stage):
             fixed["rows before they changed"] = stored
         working |= _of_a_step(role, workers, size)
     elif "weights" in keeps:
@@ -63,31 +61,26 @@ def need(
     units = kind.units(body, workers)
     if units is not None:
         whole, least = min(whole, units), 1
-    if "training" in keeps and (units is not None or cuts_steps(scenario)):
+    if "training" in keeps and (units is not None or scenario.model.spec.cuts_steps):
         unit = kind.unit_tokens(scenario, body, size)
-        chunks["trainer"] = _chunk(whole, lambda n: _stepping(scenario, n * unit, size), least, room)
-        working["activations"] = _stepping(scenario, chunks["trainer"] * unit, size)
+        chunks["trainer"] = _chunk(whole, lambda n: _stepping(run, n * unit), least, room)
+        working["activations"] = _stepping(run, chunks["trainer"] * unit)
     elif "training" in keeps:
-        working["activations"] = _stepping(scenario, kind.step_tokens(scenario, body, size) / workers, size)
+        working["activations"] = _stepping(run, kind.step_tokens(scenario, body, size) / workers)
     if "rollout" in roles and kind.rolls_out:
         width = kind.width(body)
-        chunks["rollout"] = _chunk(whole, lambda p: _beams(scenario, width, p, size), 1, room)
-        working["beams"] = _beams(scenario, width, chunks["rollout"], size)
+        chunks["rollout"] = _chunk(whole, lambda p: _beams(run, width, p), 1, room)
+        working["beams"] = _beams(run, width, chunks["rollout"])
     return Need(fixed, working, chunks)
 
 
-def usual_share(scenario: Scenario, stage: str, workers: int, size: ModelSize) -> float:
+def usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
     """What a worker has of a step in which every user has one full history: positions, or prompts of an RL step."""
-    body = scenario.stages[stage]
-    units = body.kind.units(body, 1)
+    body, kind = run.scenario.stages[stage], run.kinds[stage]
+    units = kind.units(body, 1)
     if units is not None:
         return units / workers
-    return min(body.kind.step_tokens(scenario, body, size) / workers, body.chunk.tokens)
-
-
-def cuts_steps(scenario: Scenario) -> bool:
-    """Whether the trainer computes a step in chunks; a click model's steps are rows of bounded length, as many as asked."""
-    return scenario.model.spec.cuts_steps
+    return min(kind.step_tokens(run.scenario, body, run.size) / workers, body.chunk.tokens)
 
 
 def largest_chunk(scenario: Scenario, body: StageOptions, size: ModelSize) -> int:
@@ -118,13 +111,14 @@ def _trained(
     return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
 
 
-def _stored_rows(scenario: Scenario, stage: str) -> float:
+def _stored_rows(run: ResolvedRun, stage: str) -> float:
     """Return the bytes of sparse rows that a trainer stores before they change, at most: a table's budget, where it has one,
     else a row and its key for every event of the histories of those steps."""
+    scenario, kind, dims = run.scenario, run.kinds[stage], run.feature_dims
     body = scenario.stages[stage]
-    steps, users = body.kind.count_stored_row_steps(body), body.kind.least_users(body)[0] or 0
-    events, dims, total = steps * users * scenario.data.history, feature_dims(scenario), 0.0
-    for name, budget in table_bytes(scenario).items():
+    steps, users = kind.count_stored_row_steps(body), kind.least_users(body)[0] or 0
+    events, total = steps * users * scenario.data.history, 0.0
+    for name, budget in run.table_budgets.items():
         rows = sum(events * (dims[each] * 4 + 8) for each in scenario.sparse.tables[name].features or [name])
         total += min(rows, budget) if budget else rows
     return total
@@ -167,25 +161,24 @@ def _aside(role: Role) -> bool:
     return role.engine is not None and role.engine.spec.aside(role.engine.options())
 
 
-def stepped_on_host(
-    scenario: Scenario, stage: str, roles: tuple[str, ...], workers: int, size: ModelSize
-) -> float:
+def stepped_on_host(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int) -> float:
     """Bytes of a worker's share of an optimizer in host memory: moments, weights in fp32 and their gradients."""
-    named = roles_of(scenario, stage)
+    named = run.roles_at(stage)
     if not any(role in named and _aside(named[role]) for role in roles):
         return 0.0
-    return size.parameters * 16 / workers
+    return run.size.parameters * 16 / workers
 
 
-def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:
+def _stepping(run: ResolvedRun, tokens: float) -> float:
     """Activations of a chunk, and its sparse rows with their gradients."""
-    events = tokens / size.positions_an_event
-    return size.activation_bytes(tokens) + events * sum(feature_dims(scenario).values()) * 8
+    events = tokens / run.size.positions_an_event
+    return run.size.activation_bytes(tokens) + events * sum(run.feature_dims.values()) * 8
 
 
-def _beams(scenario: Scenario, width: int, users: float, size: ModelSize) -> float:
+def _beams(run: ResolvedRun, width: int, users: float) -> float:
     """Caches of a chunk of prompts: every history once, every beam's own tokens, and one level's logits."""
-    cached = sequence(scenario, size) + width * size.levels
+    size = run.size
+    cached = sequence(run.scenario, size) + width * size.levels
     codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
     return users * (size.kv_bytes(cached) + width * codes * 8)
 

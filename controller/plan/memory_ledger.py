@@ -22,7 +22,8 @@ from nonet.controller.plan.memory import (
     usual_share,
 )
 from nonet.controller.plan.placement import GroupPlan
-from nonet.controller.plan.sizes import ModelSize, model_size, shard_bytes
+from nonet.controller.plan.resolved import ResolvedRun
+from nonet.controller.plan.sizes import shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
@@ -80,52 +81,49 @@ class Ledger:
         return tuple(line for line in self.lines if line.offloaded)
 
 
-def make_ledger(
-    scenario: Scenario, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView
-) -> Ledger:
+def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView) -> Ledger:
     """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
-    size = model_size(scenario)
+    scenario = run.scenario
     lines: list[LedgerLine] = []
     chunks: dict[str, dict[str, int]] = {}
     for stage, groups in by_stage.items():
         aside: dict[str, float] = defaultdict(float)
         for root in (group for group in groups if not group.shares and _is_counted(scenario, group)):
             together = [group for group in groups if root.name in (group.name, group.shares)]
-            for line, needs in _device_lines(scenario, stage, together, view, size):
+            for line, needs in _device_lines(run, stage, together, view):
                 lines.append(line)
-                _note(chunks.setdefault(stage, {}), needs, _phases(scenario, stage).get(line.phase))
+                _note(chunks.setdefault(stage, {}), needs, _phases(run, stage).get(line.phase))
                 for name in (
                     line.offloaded if root.resource != "CPU" else ()
                 ):  # there they go to a mapped file
                     waits = needs[_group(name)].idle_bytes - _kept(line, _group(name))
                     aside[_group(name)] = max(aside[_group(name)], waits)
-        line, needs = _host_line(scenario, stage, groups, view, size, aside)
+        line, needs = _host_line(run, stage, groups, view, aside)
         lines.append(line)
-        _note(chunks.setdefault(stage, {}), needs, _phases(scenario, stage).get(line.phase))
+        _note(chunks.setdefault(stage, {}), needs, _phases(run, stage).get(line.phase))
     for line in lines:
         if line.capacity and line.counted > line.capacity:
             raise PlacementError(_refusal(line, scenario))
     return Ledger(tuple(lines), chunks)
 
 
-def _phases(scenario: Scenario, stage: str) -> dict[str, tuple[str, ...]]:
+def _phases(run: ResolvedRun, stage: str) -> dict[str, tuple[str, ...]]:
     """Who works at once in a stage, phase by phase: roles, "reward" for all rewards. Everybody else on the device rests."""
-    body = scenario.stages[stage]
-    return body.kind.phases(body)
+    return run.kinds[stage].phases(run.scenario.stages[stage])
 
 
 def _device_lines(
-    scenario: Scenario, stage: str, groups: list[GroupPlan], view: ClusterView, size: ModelSize
+    run: ResolvedRun, stage: str, groups: list[GroupPlan], view: ClusterView
 ) -> Iterator[tuple[LedgerLine, dict[str, Need]]]:
     """The phases of one device, each with what its groups need."""
     root = groups[0]
     runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
-    capacity = int(_USABLE * min(_device_bytes(scenario, view, node, root) for node in set(root.nodes)))
-    for phase, working in _phases(scenario, stage).items():
+    capacity = int(_USABLE * min(_device_bytes(run.scenario, view, node, root) for node in set(root.nodes)))
+    for phase, working in _phases(run, stage).items():
         busy = [group for group in groups if _works(group, working)]
         resident = runtime * len(groups)
         budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
-        needs = _fitting(scenario, stage, groups, busy, size, budget)
+        needs = _fitting(run, stage, groups, busy, budget)
         active = () if phase == "publish" else working
         parts = _parts(groups, needs, active, runtime)
         resting = [g for g in groups if g not in busy and needs[g.name].idle_bytes]
@@ -139,7 +137,7 @@ def _device_lines(
             left: dict[str, float] = {"runtime": runtime} if runtime else {}
             if group in halves:
                 roles = tuple(role for role in group.roles if role != "trainer")
-                rest = need(scenario, stage, roles, group.workers, size, budget)
+                rest = need(run, stage, roles, group.workers, budget)
                 left |= {**rest.fixed, **rest.working}
             parts |= {f"{group.name}.{part}": int(value) for part, value in left.items()}
             offloaded.append(group.name if group in resting else f"{group.name}/trainer")
@@ -152,11 +150,10 @@ def _device_lines(
 
 
 def _fitting(
-    scenario: Scenario,
+    run: ResolvedRun,
     stage: str,
     groups: list[GroupPlan],
     busy: list[GroupPlan],
-    size: ModelSize,
     budget: float,
 ) -> dict[str, Need]:
     """What the groups of a device need when each that works has `budget` bytes (0: not known).
@@ -166,14 +163,14 @@ def _fitting(
     """
 
     def needs(bytes_each: float) -> dict[str, Need]:
-        return {g.name: need(scenario, stage, g.roles, g.workers, size, bytes_each) for g in groups}
+        return {g.name: need(run, stage, g.roles, g.workers, bytes_each) for g in groups}
 
     whole = needs(budget)
     rest = sum(whole[g.name].idle_bytes for g in groups if g not in busy)
     if not budget or not rest:
         return whole
     beside = needs(max(1.0, budget - rest / max(1, len(busy))))
-    usual = {g.name: usual_share(scenario, stage, g.workers, size) for g in busy}
+    usual = {g.name: usual_share(run, stage, g.workers) for g in busy}
     small = any(chunk < usual[g.name] for g in busy for chunk in beside[g.name].chunks.values())
     return whole if small else beside
 
@@ -191,11 +188,10 @@ def _parts(
 
 
 def _host_line(
-    scenario: Scenario,
+    run: ResolvedRun,
     stage: str,
     groups: tuple[GroupPlan, ...],
     view: ClusterView,
-    size: ModelSize,
     aside: Mapping[str, float],
 ) -> tuple[LedgerLine, dict[str, Need]]:
     """The tightest host: processes, CPU groups' models, shards of the tables, and what was offloaded."""
@@ -206,11 +202,11 @@ def _host_line(
         each: dict[str, float] = {"processes": PROCESS_BYTES}
         if group.resource == "CPU":
             smallest = min(_host_bytes(view, node) / count for node, count in counts.items())
-            needs[group.name] = need(scenario, stage, group.roles, group.workers, size, smallest / 4)
+            needs[group.name] = need(run, stage, group.roles, group.workers, smallest / 4)
             each |= {**needs[group.name].fixed, **needs[group.name].working}
-        if "embedding" in group.roles and (rows := shard_bytes(scenario, group.workers)):
+        if "embedding" in group.roles and (rows := shard_bytes(run.scenario, group.workers)):
             each["rows"] = rows
-        if stepped := stepped_on_host(scenario, stage, group.roles, group.workers, size):
+        if stepped := stepped_on_host(run, stage, group.roles, group.workers):
             each["optimizer"] = stepped
         if group.name in aside:
             each["offloaded"] = aside[group.name]

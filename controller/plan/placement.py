@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.packing import Capacity, Request
 from nonet.controller.plan.requests import GroupRequest, group_requests
+from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.plan.shortage import shortage
-from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
 MOST_THREADS = 8
@@ -169,23 +169,23 @@ class StageChange:
 
 
 def replan(
-    scenario: Scenario, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]
+    run: ResolvedRun, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]
 ) -> StageChange:
     """What must stop and start so that the groups `before` become those of `stage` on the view: nothing moves needlessly.
 
     A group stays when its request is the same and its nodes are still there; `view` says what is free beside them.
     """
-    return _change(scenario, stage, tuple(before), Capacity(view), view, 0)[0]
+    return _change(run, stage, tuple(before), Capacity(view), view, 0)[0]
 
 
 def make_changes(
-    scenario: Scenario, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
+    run: ResolvedRun, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
 ) -> tuple[tuple[StageChange, ...], dict[str, tuple[GroupPlan, ...]]]:
     """Re-plans before the stages that name roles of their own, and back after them; and the groups of every stage."""
     changes, by_stage, now, own = [], {}, groups, False
-    for stage, body in scenario.stages.items():
+    for stage, body in run.scenario.stages.items():
         if body.roles or own:
-            change, now = _change(scenario, stage, now, capacity, view, threads)
+            change, now = _change(run, stage, now, capacity, view, threads)
             if change.stops or change.starts:
                 changes.append(change)
         by_stage[stage], own = now, bool(body.roles)
@@ -193,14 +193,14 @@ def make_changes(
 
 
 def _change(
-    scenario: Scenario,
+    run: ResolvedRun,
     stage: str | None,
     now: tuple[GroupPlan, ...],
     capacity: Capacity,
     view: ClusterView,
     threads: int,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
-    requests = group_requests(scenario, stage)
+    requests = group_requests(run, stage)
     by_name = {request.name: request for request in requests}
     alive = {node.id for node in view.nodes}
     staying = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))

@@ -20,6 +20,7 @@ from nonet.controller.plan.memory_ledger import Ledger, make_ledger
 from nonet.controller.plan.packing import Capacity
 from nonet.controller.plan.placement import GroupPlan, StageChange, make_changes, place_groups, with_threads
 from nonet.controller.plan.requests import group_requests
+from nonet.controller.plan.resolved import ResolvedRun, resolve_run
 from nonet.controller.scenario import Scenario, validation_words
 
 __all__ = ["GroupPlan", "Plan", "StageChange", "StagePlan", "plan"]
@@ -113,25 +114,26 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     from nonet.controller.scenario import check_tables, roles_not_run
 
     check_tables(scenario)
+    run = resolve_run(scenario)
     capacity = Capacity(view)
-    groups = with_threads(place_groups(group_requests(scenario), capacity, view, ()), view, threads)
-    changes, by_stage = make_changes(scenario, groups, capacity, view, threads)
+    groups = with_threads(place_groups(group_requests(run), capacity, view, ()), view, threads)
+    changes, by_stage = make_changes(run, groups, capacity, view, threads)
     for name, body in scenario.stages.items():
-        body.kind.check_groups(name, body, by_stage[name])
-    ledger = make_ledger(scenario, by_stage, view)
+        run.kinds[name].check_groups(name, body, by_stage[name])
+    ledger = make_ledger(run, by_stage, view)
     return Plan(
         scenario.name,
         scenario.seed,
         groups,
-        tuple(StagePlan(**stage) for stage in make_stages(scenario, by_stage, ledger)),
+        tuple(StagePlan(**stage) for stage in make_stages(run, by_stage, ledger)),
         pool_words(scenario, groups),
         cluster_words(view),
-        tuple(make_notes(scenario, view, groups)),
+        tuple(make_notes(run, view, groups)),
         changes,
         ledger,
         _left(view, capacity),
         {name: view.node(name).total.get("CPU", 0.0) for name in sorted(_used(groups, changes))},
-        tuple(arithmetic(scenario, by_stage)),
+        tuple(arithmetic(run, by_stage)),
         roles_not_run(scenario),
     )
 
@@ -154,14 +156,14 @@ def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
 
 
 def make_stages(
-    scenario: Scenario, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: Ledger
+    run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: Ledger
 ) -> Iterator[dict[str, Any]]:
     """Arguments of a StagePlan for every stage, from tokenise to evaluate."""
     now = next(iter(by_stage.values()))
     yield _stage("tokenise", "data", _on(now, "tokenise"), ("interactions", "items"), _TOKENISED)
     model: tuple[str, ...] = ()
-    for name, body in scenario.stages.items():
-        now, kind = by_stage[name], body.kind
+    for name, body in run.scenario.stages.items():
+        now, kind = by_stage[name], run.kinds[name]
         holders = {role: group for group in now for role in group.roles}
         chunks = ledger.chunks.get(name, {})
         own = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in holders.items()}
@@ -169,7 +171,7 @@ def make_stages(
         on = _on(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
         takes = (*kind.takes, *(model or kind.no_model))
         model = ("model:" + name,)
-        validation = validation_words(scenario, name)
+        validation = validation_words(run.scenario, name)
         yield _stage(name, kind.plan_name, on, takes, model, sizes) | {"validation": validation}
     yield _stage(
         "evaluate", "evaluate", _on(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
+from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import Elastic, Pool, Role, Scenario, Topology
 from nonet.errors import ConfigError
 from nonet.workers.devices import get_device
-from nonet.workers.roles.kinds import shipped_roles
 
 TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
 
@@ -48,9 +48,12 @@ class GroupRequest:
     shares: str = ""
 
 
-def group_requests(scenario: Scenario, stage: str | None = None) -> list[GroupRequest]:
-    """Every group in the order people read them; `stage` takes that stage's own roles into account. Raises ConfigError."""
-    roles = roles_of(scenario, stage)
+def group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequest]:
+    """Return every group in the order people read them; `stage` takes that stage's own roles into account.
+
+    Raises ConfigError.
+    """
+    scenario, roles = run.scenario, run.roles_at(stage)
     hosts = {name: _host(name, roles) for name in roles}
     kinds = {name: role.kind(name) for name, role in roles.items()}
     order = sorted(roles, key=lambda name: kinds[name].order)
@@ -69,19 +72,7 @@ def group_requests(scenario: Scenario, stage: str | None = None) -> list[GroupRe
         requests.append(
             _draft(scenario, roles, name, group_roles, len(sharers.get(under or name, ())), under)
         )
-    return requests + list(_light(scenario))
-
-
-def roles_of(scenario: Scenario, stage: str | None = None) -> dict[str, Role]:
-    """All roles with their defaults, changed by what a stage says of its own."""
-    roles = dict(scenario.roles)
-    if stage is not None:
-        roles |= scenario.stages[stage].roles
-    for name, kind in shipped_roles().items():
-        if kind.lists and not scenario.model.spec.makes_lists:
-            continue
-        roles.setdefault(name, Role(**(kind.default or {})))
-    return roles
+    return requests + list(_light(run))
 
 
 def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
@@ -147,11 +138,11 @@ def _draft(
     )
 
 
-def _light(scenario: Scenario) -> Iterator[GroupRequest]:
+def _light(run: ResolvedRun) -> Iterator[GroupRequest]:
     """Rewards and steps between: workers of the user's that work alone."""
-    for stage, body in scenario.stages.items():
-        for own in body.kind.own_workers(stage, body):
-            yield _alone(scenario, own.name, own.where, own.pool, own.workers)
+    for stage, body in run.scenario.stages.items():
+        for own in run.kinds[stage].own_workers(stage, body):
+            yield _alone(run.scenario, own.name, own.where, own.pool, own.workers)
 
 
 def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:

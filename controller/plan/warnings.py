@@ -9,21 +9,22 @@ from typing import Any
 from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import gigabytes
 from nonet.controller.plan.placement import GroupPlan
-from nonet.controller.plan.sizes import model_size, table_bytes
+from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import Elastic, Scenario, check_runnable, joined_features, validation_rule
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
 
 
-def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Sentences, the warnings first."""
+def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield the sentences of a plan's notes, the warnings first."""
+    scenario = run.scenario
     yield from _not_run(scenario, groups)
-    yield from _warnings(scenario, view, groups)
+    yield from _warnings(run, view, groups)
     yield from _placed(scenario, groups)
-    yield from _commits(scenario)
+    yield from _commits(run)
     yield from _shared(groups)
-    yield from _unknown(scenario, view, groups)
+    yield from _unknown(run, view, groups)
     yield from _chosen(scenario)
 
 
@@ -68,11 +69,12 @@ def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]
         yield "warning: nothing of this has ever run on Ascend; docs/how-to/devices.md says what was tried and how"
 
 
-def _copies(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """How a rollout apart comes by rows: copies, which its node must hold, or by key."""
+    scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
-    rows = sum(filter(None, table_bytes(scenario).values()))
-    reinforced = any(body.kind.rolls_out for body in scenario.stages.values())
+    rows = run.budgeted_bytes
+    reinforced = any(kind.rolls_out for kind in run.kinds.values())
     if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
         return
     limit = scenario.sparse.replica_bytes
@@ -91,8 +93,9 @@ def _copies(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]
         )
 
 
-def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    yield from _copies(scenario, view, groups)
+def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    scenario = run.scenario
+    yield from _copies(run, view, groups)
     if joined := joined_features(scenario):
         yield (
             f"warning: the model reads {', '.join(joined)} from data.join, which nonet serve, nonet export and nonet recommend "
@@ -100,7 +103,7 @@ def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ..
         )
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, body in scenario.stages.items():
-        users, key = body.kind.least_users(body)
+        users, key = run.kinds[name].least_users(body)
         if users and users < trainer.workers:
             idle = trainer.workers - users
             yield (
@@ -108,12 +111,12 @@ def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ..
                 f"have nothing to do; raise stages.{name}.{key}"
             )
     evaluator = next((group for group in groups if "evaluator" in group.roles), None)
-    if evaluator and evaluator.resource == "CPU" and model_size(scenario).parameters >= _LARGE:
+    if evaluator and evaluator.resource == "CPU" and run.size.parameters >= _LARGE:
         yield (
-            f"warning: the evaluator ranks with {model_size(scenario).parameters / 1e9:.2g} B parameters on cpu; "
+            f"warning: the evaluator ranks with {run.size.parameters / 1e9:.2g} B parameters on cpu; "
             "give roles.evaluator a pool with devices"
         )
-    reinforced = [name for name, body in scenario.stages.items() if body.kind.rolls_out]
+    reinforced = [name for name, kind in run.kinds.items() if kind.rolls_out]
     resting = [name for name in scenario.stages if name not in reinforced]
     for group in groups:
         if (
@@ -126,11 +129,12 @@ def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ..
             yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} rest during {stages}"
 
 
-def _commits(scenario: Scenario) -> Iterator[str]:
+def _commits(run: ResolvedRun) -> Iterator[str]:
     """What a commit writes and what stays: from budgets, so where rows are budgeted."""
-    rows, keep = sum(filter(None, table_bytes(scenario).values())), scenario.checkpoint.keep
+    scenario = run.scenario
+    rows, keep = run.budgeted_bytes, scenario.checkpoint.keep
     if rows:
-        size = model_size(scenario)
+        size = run.size
         dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
         commits = keep.last + any(validation_rule(scenario, name) for name in scenario.stages)
         yield (
@@ -163,17 +167,17 @@ def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
             yield f"{group.name}: all in one {group.level.replace('_', ' ')}"
 
 
-def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    size = model_size(scenario)
-    if size.assumed:
-        yield f"assumed: {size.assumed}"
+def _unknown(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    scenario = run.scenario
+    if run.size.assumed:
+        yield f"assumed: {run.size.assumed}"
     unknown = sorted(
         {g.resource for g in groups if g.resource != "CPU" and not _known(view, g.nodes[0], g.resource)}
     )
     if unknown:
         yield f"not known: memory of {', '.join(unknown)} devices (devices: in the view); nothing was checked against it"
-    free = [name for name, size in table_bytes(scenario).items() if size is None]
-    if free and any(table_bytes(scenario).values()):
+    free = [name for name, size in run.table_budgets.items() if size is None]
+    if free and run.budgeted_bytes:
         yield f"not counted: rows of {', '.join(free)} (no budget: they grow with the data)"
     own = [g.name for g in groups if not g.threads and g.resource != "CPU"]
     if own:
@@ -183,7 +187,7 @@ def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...
         yield f"not known: steps of {', '.join(unread)} (epochs over data that planning does not read)"
     if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
         yield "CPU shares below 1 are what Ray reserves, no limit: a worker computes with the threads in its line"
-    if any(body.kind.rolls_out for body in scenario.stages.values()):
+    if any(kind.rolls_out for kind in run.kinds.values()):
         apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
         if len(apart) > 1:
             yield "weights cross from trainer to rollout through host memory as safetensors bytes (different devices)"

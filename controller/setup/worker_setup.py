@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nonet.controller.plan import largest_chunk, model_size, roles_of
+from nonet.controller.plan import largest_chunk, resolve_run
 from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
@@ -37,24 +37,25 @@ def run_setup(scenario: Scenario) -> RunSetup:
         tables[name] = table_arguments(defaults, table)
         for feature in table.features or [name]:
             features[feature] = name
+    sparse = scenario.sparse
     return RunSetup(
-        scenario.seed,
-        scenario.data.history,
-        model_options(scenario),
-        tables,
-        features,
-        {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
-        scenario.sparse.in_flight,
-        {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
-        deadlines(scenario),
-        scenario.sparse.wire,
-        _engine(scenario),
-        source_options(scenario),
-        scenario.model.votes(),
-        joins(scenario),
-        stored_sequences(scenario),
-        scenario.weights.model_dump(),
-        {name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.scenes(body))},
+        seed=scenario.seed,
+        history=scenario.data.history,
+        model=model_options(scenario),
+        tables=tables,
+        features=features,
+        combiners={name: table.combiner for name, table in sparse.tables.items() if table.combiner},
+        in_flight=sparse.in_flight,
+        tiers={name: tier_arguments(table.tiers) for name, table in sparse.tables.items() if table.tiers},
+        deadlines=deadlines(scenario),
+        wire=sparse.wire,
+        engine=_engine(scenario),
+        source=source_options(scenario),
+        memory=scenario.model.votes(),
+        joins=joins(scenario),
+        stored=stored_sequences(scenario),
+        weights=scenario.weights.model_dump(),
+        scenes={name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.scenes(body))},
     )
 
 
@@ -137,9 +138,10 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     """
     arguments = {"run": run_setup(scenario), "evaluate": evaluate}
     copies = read_copies(run)
-    named = roles_of(scenario)
-    for stage in scenario.stages:
-        named = roles_of(scenario, stage) | named
+    resolved = resolve_run(scenario)
+    named = dict(resolved.roles)
+    for stage_roles in resolved.stage_roles.values():
+        named = {**stage_roles, **named}
     kinds = {name: role.kind(name) for name, role in named.items()}
     beside = {other: ROLES.get(other) for kind in kinds.values() for other in kind.beside}
     classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in (kinds | beside).items()}
@@ -222,12 +224,13 @@ def stage_setups(
     setups: dict[str, StageSetup] = {}
     users = events if scenario.model.spec.rows == "events" else users
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
+    resolved = resolve_run(scenario)
     for name, body in scenario.stages.items():
         rows = epoch_rows(scenario, name, users)
         lengths = body.kind.lengths(body, rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
-        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
+        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, resolved.size)
         setups[name] = StageSetup(
             name=name,
             first=first,

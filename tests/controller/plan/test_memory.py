@@ -7,6 +7,7 @@ from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import need
 from nonet.controller.plan.planner import plan
+from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.sizes import model_size
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
@@ -101,7 +102,7 @@ def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     for engine in ("ddp", "fsdp2", "deepspeed", "deepspeed, zero: 3"):
         made, _ = load_scenario("quickstart", [f"roles.trainer={{engine: {{use: {engine}}}}}"])
         for ranks in (1, 4):
-            found = need(made, "pretrain", ("trainer",), ranks, model_size(made), 0.0)
+            found = need(resolve_run(made), "pretrain", ("trainer",), ranks, 0.0)
             parts[engine, ranks] = found.fixed.get("copy", 0.0), found.working.get("copies", 0.0)
     weights = model_size(made).parameters * 4.0
     nothing = (0.0, 0.0)
@@ -139,7 +140,7 @@ def test_sparse_rows_that_a_reference_needs_as_they_were_are_counted():
             },
             sparse={"tables": {"item": {"dim": 16, **table}}},
         )
-        return need(asked, "rl", ("trainer",), 2, model_size(asked), 0).fixed
+        return need(resolve_run(asked), "rl", ("trainer",), 2, 0).fixed
 
     rows = "rows before they changed"
     dpo = {"algorithm": {"use": "dpo"}, "sparse_lr": 1e-3}
@@ -159,6 +160,6 @@ def test_versions_that_rollouts_are_compared_with_are_counted():
         sparse={"tables": {"item": {"dim": 16}}},
     )
     size = model_size(asked)
-    fixed = need(asked, "rl", ("trainer",), 1, size, 0).fixed
+    fixed = need(resolve_run(asked), "rl", ("trainer",), 1, 0).fixed
     assert fixed["old versions"] == 3 * size.parameters * 4
     assert fixed["rows before they changed"] == 3 * RL["users"] * asked.data.history * (16 * 4 + 8)

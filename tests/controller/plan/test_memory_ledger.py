@@ -7,6 +7,7 @@ from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import need
 from nonet.controller.plan.planner import plan
+from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.sizes import hot_row_bytes, model_size, shard_bytes
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
@@ -156,5 +157,4 @@ def test_tiers_bound_what_a_shard_keeps_in_memory_and_add_its_hot_rows():
     assert (hot_row_bytes(tiered), hot_row_bytes(whole)) == (1_000_000_000, 0)
     assert (shard_bytes(tiered, 2), shard_bytes(whole, 2)) == (3e9, 4e9)
     assert shard_bytes(tiered, 8) == 1e9  # the shard's part of the budget is less
-    size = model_size(tiered)
-    assert need(tiered, "pretrain", ("trainer", "embedding"), 1, size, 0).fixed["hot rows"] == 1e9
+    assert need(resolve_run(tiered), "pretrain", ("trainer", "embedding"), 1, 0).fixed["hot rows"] == 1e9

@@ -7,13 +7,14 @@ from nonet.controller.cluster.view import ClusterView
 from nonet.controller.plan.placement import replan
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.requests import group_requests
+from nonet.controller.plan.resolved import resolve_run
 from nonet.errors import ConfigError, PlacementError
 
 MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2", CPU=8, NPU=4)))
 
 
 def names(**roles) -> dict[str, tuple[str, ...]]:
-    return {request.name: request.roles for request in group_requests(scenario(roles=roles))}
+    return {request.name: request.roles for request in group_requests(resolve_run(scenario(roles=roles)))}
 
 
 def test_fusing_into_a_fused_role_lands_in_the_same_process():
@@ -127,7 +128,7 @@ def test_a_lost_node_moves_only_the_groups_that_were_on_it():
         for n in MANY.nodes
         if n.id != lost
     )
-    change = replan(asked, ClusterView(left), None, made.groups)
+    change = replan(resolve_run(asked), ClusterView(left), None, made.groups)
     moved = {group.name: set(group.nodes) for group in change.starts}
     assert "rollout" not in moved
     assert moved["trainer"] == {"n1" if lost == "n0" else "n0"}
@@ -136,7 +137,7 @@ def test_a_lost_node_moves_only_the_groups_that_were_on_it():
 def test_a_new_node_changes_nothing_that_stands():
     asked = scenario(roles={"trainer": {"pool": "gpu", "workers": 2}})
     made = plan(asked, gpu_nodes(1))
-    change = replan(asked, gpu_nodes(3), None, made.groups)
+    change = replan(resolve_run(asked), gpu_nodes(3), None, made.groups)
     assert (change.stops, change.starts) == ((), ())
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nonet.controller.plan.memory import need
+from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.sizes import model_size
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup
@@ -53,7 +54,7 @@ def test_planned_bytes_are_within_a_tenth_of_what_a_rank_keeps(name, ranks, monk
     if name.startswith("qwen3"):
         pytest.importorskip("transformers")
     scenario, _ = load_scenario("quickstart", MODELS[name])
-    planned = need(scenario, "pretrain", ("trainer",), ranks, model_size(scenario), 0.0)
+    planned = need(resolve_run(scenario), "pretrain", ("trainer",), ranks, 0.0)
     kept, buffer = stepped(scenario, ranks, monkeypatch)
     fixed = sum(
         value for part, value in planned.fixed.items() if part in ("weights", "gradients", "optimizer")
