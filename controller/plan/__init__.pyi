@@ -13,7 +13,7 @@ from .planner import GroupPlan as GroupPlan
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .requests import LIGHT_CPUS as LIGHT_CPUS
+from .resolved import feature_dims as feature_dims
+from .resolved import model_size as model_size
 from .resolved import resolve_run as resolve_run
 from .shortage import taken_since as taken_since
-from .sizes import feature_dims as feature_dims
-from .sizes import model_size as model_size

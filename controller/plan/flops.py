@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.plan.sizes import ModelSize, feature_dims
+from nonet.controller.plan.resolved import ResolvedRun, feature_dims
 from nonet.controller.scenario import PlannedGroup, Scenario
+from nonet.models import ModelSize
 
 # Bytes of a row of this width between processes; int8 has a scale a row (embedding/exchange/codecs.py).
 _WIRE: dict[str, Callable[[int], int]] = {

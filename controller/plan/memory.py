@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.plan.sizes import ModelSize, hot_row_bytes
+from nonet.controller.plan.resolved import ResolvedRun, hot_row_bytes
 from nonet.controller.scenario import Role, Scenario, StageOptions
+from nonet.models import ModelSize
 
 RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
 PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process

@@ -22,8 +22,7 @@ from nonet.controller.plan.memory import (
     usual_share,
 )
 from nonet.controller.plan.placement import GroupPlan
-from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.plan.sizes import shard_bytes
+from nonet.controller.plan.resolved import ResolvedRun, shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nonet.controller.plan.sizes import feature_dims, model_size, table_bytes
-from nonet.controller.scenario import Role, Scenario, StageKind
-from nonet.models import ModelSize
+from nonet.controller.scenario import Role, Scenario, StageKind, table_arguments
+from nonet.embedding.tables import TableSpec
+from nonet.models import ModelSize, Surroundings
 from nonet.workers.roles.kinds import shipped_roles
 
 
@@ -52,7 +52,7 @@ def resolve_run(scenario: Scenario) -> ResolvedRun:
         scenario,
         model_size(scenario),
         feature_dims(scenario),
-        table_bytes(scenario),
+        table_budgets(scenario),
         {name: body.kind for name, body in scenario.stages.items()},
         _fill_roles(scenario, scenario.roles),
         {name: _fill_roles(scenario, scenario.roles | body.roles) for name, body in scenario.stages.items()},
@@ -67,3 +67,50 @@ def _fill_roles(scenario: Scenario, named: Mapping[str, Role]) -> dict[str, Role
             continue
         roles.setdefault(name, Role(**(kind.default or {})))
     return roles
+
+
+def model_size(scenario: Scenario) -> ModelSize:
+    """Return the shape of the scenario's model, which its own spec knows."""
+    tokens = scenario.tokenizer.options()
+    around = Surroundings(
+        int(tokens.get("levels", 3)),
+        int(tokens.get("codes", 64)),
+        scenario.data.history,
+        feature_dims(scenario),
+    )
+    return scenario.model.spec.size(scenario.model.options(), around)
+
+
+def feature_dims(scenario: Scenario) -> dict[str, int]:
+    """Return the width of each sparse feature."""
+    defaults = scenario.sparse.defaults
+    return {
+        feature: table.dim or defaults.dim
+        for name, table in scenario.sparse.tables.items()
+        for feature in table.features or [name]
+    }
+
+
+def table_budgets(scenario: Scenario) -> dict[str, int | None]:
+    """Return the budget of each table in bytes over all shards; None where only the data will tell."""
+    return {name: table.budget for name, table in scenario.sparse.tables.items()}
+
+
+def hot_row_bytes(scenario: Scenario) -> int:
+    """Return the bytes of hot rows that the tables' tiers keep on the device of each shard."""
+    return sum(_tier_bytes(scenario, name, "device") for name in scenario.sparse.tables)
+
+
+def shard_bytes(scenario: Scenario, shards: int) -> float:
+    """Return the bytes of rows in the host memory of each shard: that of the host tier, else its part of the budget."""
+    budgets = table_budgets(scenario)
+    parts = [
+        (_tier_bytes(scenario, name, "host"), (budget or 0) / shards) for name, budget in budgets.items()
+    ]
+    return sum(min(tier, part) if tier and part else tier or part for tier, part in parts)
+
+
+def _tier_bytes(scenario: Scenario, name: str, tier: str) -> int:
+    table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
+    rows, tier_bytes = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
+    return int(tier_bytes or (rows or 0) * TableSpec(**table_arguments(defaults, table)).row_bytes)

@@ -7,8 +7,7 @@ from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import need
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.resolved import resolve_run
-from nonet.controller.plan.sizes import model_size
+from nonet.controller.plan.resolved import model_size, resolve_run
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.controller.setup.worker_setup import stage_setups

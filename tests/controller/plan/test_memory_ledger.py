@@ -7,8 +7,7 @@ from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import need
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.resolved import resolve_run
-from nonet.controller.plan.sizes import hot_row_bytes, model_size, shard_bytes
+from nonet.controller.plan.resolved import hot_row_bytes, model_size, resolve_run, shard_bytes
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
 from nonet.models.sid_decoder.spec import sid_decoder_parameters

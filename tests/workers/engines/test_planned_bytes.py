@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nonet.controller.plan.memory import need
-from nonet.controller.plan.resolved import resolve_run
-from nonet.controller.plan.sizes import model_size
+from nonet.controller.plan.resolved import model_size, resolve_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup
 from nonet.models import build_model
