@@ -32,8 +32,12 @@ _KEYS = ("user_id", "item_id", "timestamp", "event")
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """`arrays`: the fields of Sequences. `items`: item, item_id, title, categories, events, ... in index
-    order."""
+    """The result of `build`.
+
+    Attributes:
+        arrays: The fields of `Sequences`.
+        items: item, item_id, title, categories, events and other columns, in index order.
+    """
 
     arrays: dict[str, Any]
     items: pa.Table
@@ -50,8 +54,18 @@ def build(
     columns: Sequence[str] | None,
     tie_seed: int | None,
 ) -> Built:
-    """Tables as `nonet.samples.tables.tables` reads them; without items the catalogue is what was interacted
-    with."""
+    """Build the arrays of sequences from tables that `nonet.samples.tables.tables` has read.
+
+    Args:
+        interactions: The interactions.
+        items: The items; None to use the items that occur in the interactions.
+        keep: Least `item_events` and `user_events`.
+        split: Options of the split.
+        targets: Condition of each stage's target.
+        where: Condition on the interactions.
+        columns: Columns to carry; None for all that fit.
+        tie_seed: Seed that shuffles events of one user in the same second; None keeps the order of the file.
+    """
     if where:
         interactions = interactions.filter(condition(where, interactions.schema, name="data.where"))
         if not len(interactions):
@@ -121,7 +135,7 @@ def _apply_label_times(
 
 
 def _depends_on(text: str, interactions: pa.Table, labels: Sequence[str]) -> np.ndarray:
-    """Whether a condition's value changes with the label columns [N] bool."""
+    """Return for which rows [N] bool a condition's value changes with the label columns."""
     values = []
     for value in (0.0, 1.0):
         table = interactions
@@ -137,7 +151,7 @@ def _distinct_items(interactions: pa.Table) -> pa.Table:
 
 
 def catalogue_index(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndarray:
-    """The catalogue row of each interaction's item, [N] int64; an item that is not there is a DataError."""
+    """Return the catalogue row [N] int64 of each interaction's item. Raises DataError if an item is not in the catalogue."""
     if pa.types.is_integer(item_id.type) != pa.types.is_integer(catalogue.type):
         raise DataError(
             f"item_id is {item_id.type} in the interactions and {catalogue.type} in the items table; "
@@ -191,7 +205,7 @@ def _without_fraction(text: str) -> str:
 
 
 def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct values in sorted order, and each row's place among them [N] int64."""
+    """Return the distinct values in sorted order, and each row's index among them [N] int64."""
     coded = column.combine_chunks().dictionary_encode()
     values = coded.dictionary
     order = pc.sort_indices(values).to_numpy()
@@ -206,7 +220,15 @@ def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 def kept_events(
     user: np.ndarray, item: np.ndarray, users: int, items: int, keep: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the kept events [n], and which items are kept [I] bool."""
+    """Apply the k-core filter. Returns the rows of the kept events [n], and which items are kept [I] bool.
+
+    Args:
+        user: User of each event [N].
+        item: Item of each event [N].
+        users: Number of users.
+        items: Number of items I.
+        keep: Least `item_events` and `user_events`.
+    """
     item_least, user_least = least_events(keep)
     events = np.arange(len(user))
     while True:
@@ -222,7 +244,7 @@ def kept_events(
 
 
 def least_events(keep: Mapping[str, int]) -> tuple[int, int]:
-    """The events that an item and a user must have. Raises ConfigError for another key, or what is no count."""
+    """Return the least events of an item and of a user. Raises ConfigError for an unknown key or an invalid count."""
     for name, least in keep.items():
         if name not in ("item_events", "user_events"):
             known = ("item_events", "user_events")
@@ -235,7 +257,7 @@ def least_events(keep: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _sorted(events: np.ndarray, user: np.ndarray, time: np.ndarray, tie_seed: int | None) -> np.ndarray:
-    """Events by user and time; ties in file order, or in a seeded one."""
+    """Sort events by user and time; ties keep the file order, or are shuffled with the seed."""
     if tie_seed is not None:
         events = rng(tie_seed, "same second").permutation(events)
     return events[np.lexsort((time[events], user[events]))]
@@ -249,7 +271,7 @@ def _event_types(interactions: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def carried_columns(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[list[str], tuple[str, ...]]:
-    """The columns of interactions that sequences carry, and of those that they cannot hold name and type."""
+    """Return the interaction columns that sequences carry, and "name (type)" of those that they cannot hold."""
     if columns is not None:
         for name in columns:
             if name not in schema.names:
@@ -280,14 +302,14 @@ def _is_id(kind: pa.DataType) -> bool:
 
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:
-    """A carried column [N]: ids (whole numbers, text) as int64, NONE for null; other numbers as float32, NaN for null."""
+    """Convert a carried column [N]: ids to int64 (NONE for null), other numbers to float32 (NaN for null)."""
     if _is_id(column.type):
         return as_numbers(column)
     return column.cast(pa.float32(), safe=False).to_numpy().astype(np.float32)
 
 
 def item_table(items: pa.Table, keep_I: np.ndarray, trained: np.ndarray) -> pa.Table:
-    """Kept items with `item` (dense index) and `events` (TRAIN events); title and categories always there."""
+    """Build the table of kept items with `item` (dense index), `events` (TRAIN events), title and categories."""
     table = items.filter(pa.array(keep_I))
     out = {"item": pa.array(np.arange(len(table))), "item_id": table["item_id"]}
     ids = table["item_id"].cast(pa.string())

@@ -123,7 +123,7 @@ class Compressed:
     repeats: pa.Table
 
     def facts(self) -> dict[str, float]:
-        """What it saved: rows of the log, events, repeats, and bytes of Arrow before and after."""
+        """Return the rows, events and repeats of the log, and its Arrow bytes before and after compression."""
         log, added = self.events.drop_columns(added_columns(self.events)), added_columns(self.events)
         return {
             "rows": len(self.events) + len(self.repeats),
@@ -141,9 +141,16 @@ def added_columns(events: pa.Table) -> list[str]:
 
 
 def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> Compressed:
-    """A checked log of interactions [R], compressed; `by`: "item", or "category" out of the items' categories.
+    """Compress a checked log of interactions [R].
 
-    Raises DataError for a column that the log has already, or categories that nobody has.
+    Args:
+        log: The interactions.
+        period_s: Length of a period in seconds.
+        by: "item", or "category" for the categories of the items.
+        items: The items; needed for categories.
+
+    Raises:
+        DataError: If the log already has one of the added columns, or there are no categories.
     """
     for name in (COUNT, SPAN, KINDS, ROW):
         if name in log.column_names:
@@ -180,7 +187,7 @@ def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = N
 
 
 def expand(compressed: Compressed) -> pa.Table:
-    """The log as it was, row by row."""
+    """Restore the original log row by row."""
     events = compressed.events.drop_columns(added_columns(compressed.events))
     rows = compressed.repeats[ROW].to_numpy()
     place = np.ones(len(events) + len(rows), bool)
@@ -196,12 +203,12 @@ def expand(compressed: Compressed) -> pa.Table:
 
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray:
-    """Each value's number [R]."""
+    """Return an integer code for each value [R]."""
     return column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
-    """A number for the categories of each row's item [R]; an item without any stands for itself."""
+    """Return a code for the categories of each row's item [R]; an item without categories has a code of its own."""
     if items is None or "categories" not in items.column_names:
         raise DataError("data.events: by: category wants data.items with a column categories; say by: item")
     text = pa.array(["|".join(row or ()) for row in items["categories"].to_pylist()])
@@ -215,7 +222,7 @@ def _categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
 
 
 def _heads(user: np.ndarray, period: np.ndarray, what: np.ndarray) -> np.ndarray:
-    """The first row of each row's user, period and item [R]; rows are by user and time."""
+    """Return the first row of each row's user, period and item [R]; rows are sorted by user and time."""
     order = np.lexsort((np.arange(len(user)), what, period, user))
     same = np.ones(len(user), bool)
     for column in (user, period, what):
@@ -229,7 +236,7 @@ def _heads(user: np.ndarray, period: np.ndarray, what: np.ndarray) -> np.ndarray
 
 
 def _next_time(user: np.ndarray, time: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """The time of the user's next event that stays, of each one that does [R]; no limit for a user's last one."""
+    """Return for each kept event the time of its user's next kept event [R]; the int64 maximum for the last one."""
     until = np.full(len(user), np.iinfo(np.int64).max)
     at = np.flatnonzero(heads)
     same = user[at[1:]] == user[at[:-1]]

@@ -1,9 +1,10 @@
-"""Flat files: the fields of sequences as one .npy each, memory-mapped (format 4).
+"""Flat files: the fields of sequences as one memory-mapped .npy file each (format 4).
 
-Parts of users are written at their places, in any order, into files whose room is reserved first: a disk that fills is an
-error before the first byte, never a signal in a mapping. meta.json comes last; a folder without it holds no sequences.
-Text ids of users are an Arrow file, mapped as well. An artifact of 100 M events takes 1.4 to 1.8 GB on disk and of a process
-what it has read of it.
+Ranges of users are written in any order to files whose space is reserved first, so a full disk is an error before the first
+byte
+and not a signal in a mapping. meta.json is written last; a folder without it holds no sequences. Text ids of users are a
+mapped
+Arrow file. An artifact of 100 M events takes 1.4 to 1.8 GB on disk; a process holds only the pages that it has read.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ USER_IDS = "user_id.arrow"
 
 
 def is_flat(folder: Path) -> bool:
-    """Whether a folder holds sequences in this format."""
+    """Return whether a folder holds sequences in this format."""
     return (folder / FLAT_META).is_file()
 
 
 class TextIds:
-    """Text ids [U] that stay in their file; what is asked for is an object array, or one text."""
+    """Text ids [U] that stay in their file; indexing returns an object array or one text."""
 
     dtype = np.dtype(object)
 
@@ -54,12 +55,12 @@ class TextIds:
         return np.array(self._column.to_pylist(), dtype=object).astype(dtype or object)
 
     def astype(self, dtype: Any) -> np.ndarray:
-        """All of them, as NumPy has it."""
+        """Read all ids as an array of the given dtype."""
         return np.asarray(self).astype(dtype)
 
 
 class WideView:
-    """An array of 32-bit numbers that stays in its file; what is read of it is int64."""
+    """A memory-mapped array of 32-bit integers that is read as int64."""
 
     dtype = np.dtype(np.int64)
 
@@ -81,7 +82,7 @@ class WideView:
 
 
 class Mapped:
-    """The files of a folder, opened when they are asked for. Raises DataError where they cannot be read."""
+    """The files of a folder, mapped on access. Raises DataError if they cannot be read."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -98,7 +99,7 @@ class Mapped:
             )
 
     def array(self, name: str) -> np.ndarray:
-        """One field."""
+        """Map one field."""
         try:
             return np.load(self._folder / f"{name}.npy", mmap_mode="r")
         except (OSError, ValueError) as error:
@@ -107,7 +108,7 @@ class Mapped:
             ) from None
 
     def fields(self) -> dict[str, Any]:
-        """The arguments of `Sequences` that are kept here."""
+        """Return the arguments of `Sequences` that are stored in this folder."""
         meta = self.meta
         event = self.array("event") if meta["event_names"] else np.broadcast_to(np.int32(0), meta["events"])
         return {
@@ -131,9 +132,14 @@ class Mapped:
 
 
 class FlatFiles:
-    """Arrays of a known length, each a .npy file whose parts are written at their places.
+    """Arrays of a known length, each a .npy file that is written in ranges.
 
-    fields: name -> (dtype, length). Raises OSError where there is no room.
+    Args:
+        folder: Folder of the files.
+        fields: Dtype and length of each field by name.
+
+    Raises:
+        OSError: If the disk has no room.
     """
 
     def __init__(self, folder: Path, fields: Mapping[str, tuple[Any, int]]):
@@ -156,7 +162,7 @@ class FlatFiles:
             self._place[name] = (os.open(path, os.O_WRONLY), start, dtype)
 
     def write(self, name: str, at: int, values: np.ndarray) -> bytes | memoryview:
-        """Put values at [at, at + n) of a field; the bytes that were written."""
+        """Write values at [at, at + n) of a field and return the bytes that were written."""
         handle, start, dtype = self._place[name]
         content = np.ascontiguousarray(values, dtype).data.cast("B")
         done = 0
@@ -165,7 +171,7 @@ class FlatFiles:
         return content
 
     def close(self) -> None:
-        """Wait until all is on disk."""
+        """Flush all files to disk and close them."""
         for handle, *_ in self._place.values():
             os.fsync(handle)
             os.close(handle)
@@ -173,7 +179,7 @@ class FlatFiles:
 
 
 class GrowingFile:
-    """A .npy file of one dimension that is written from its beginning, of a length that the end tells."""
+    """A one-dimensional .npy file that is written sequentially; its length is set when it is closed."""
 
     def __init__(self, path: Path, dtype: Any):
         self._dtype, self._length = np.dtype(dtype), 0
@@ -191,7 +197,7 @@ class GrowingFile:
         self._out.close()
 
     def add(self, values: np.ndarray) -> None:
-        """The next ones."""
+        """Append values."""
         values.astype(self._dtype, copy=False).tofile(self._out)
         self._length += len(values)
 

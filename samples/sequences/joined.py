@@ -1,4 +1,4 @@
-"""Events with columns out of stores: each event's item and user are looked up as of the event's own time."""
+"""Adds columns of stores to events: the item and user of each event are looked up as of the event's time."""
 
 # Shapes: n events, I items.
 
@@ -15,18 +15,23 @@ from nonet.samples.stores import Joins
 
 @dataclass(frozen=True)
 class JoinedEvents:
-    """What `Sequences.joined` is; item_id [I] are the items' own ids."""
+    """The value of `Sequences.joined`.
+
+    Attributes:
+        joins: The joins of the run.
+        item_id: The items' own ids [I].
+    """
 
     joins: Joins
     item_id: np.ndarray
 
     def __call__(self, item: np.ndarray, user_id: np.ndarray, time: np.ndarray) -> dict[str, np.ndarray]:
-        """Columns [n] of events: dense items [n], own ids of their users [n], times [n]."""
+        """Return the columns [n] of events, given dense items [n], the users' own ids [n] and times [n]."""
         return self.joins.event_columns(self.item_id[item], user_id, np.asarray(time))
 
 
 def joined_to(seq: Sequences, joins: Joins, item_id: np.ndarray) -> Sequences:
-    """The same sequences, whose batches have the joins' columns beside those that they carry."""
+    """Return the same sequences; their batches have the joined columns beside those that they carry."""
     other = copy.copy(seq)
     other.__dict__["joined"] = JoinedEvents(joins, item_id)
     return other

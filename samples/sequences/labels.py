@@ -31,8 +31,14 @@ NEVER = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True)
 class LabelSetup:
-    """Labels as plain data: the file of user_id, item_id and timestamp, how long after its event one counts in seconds, the name
-    of the column, and whether events whose label is not known yet are left out."""
+    """Options of delayed labels.
+
+    Attributes:
+        path: File of user_id, item_id and timestamp.
+        within_s: Seconds after its event within which a label counts.
+        name: Name of the label column.
+        drop_unknown: Whether events whose label is not known yet are removed.
+    """
 
     path: str
     within_s: float
@@ -88,7 +94,7 @@ def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
 
 
 def _pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """A number for the user and item of each row [R] and of each label [L]; -1 for a pair's part that the log does not have."""
+    """Return a code for the user and item of each row [R] and of each label [L]; -1 for pairs that the log cannot have."""
     codes = []
     for name in ("user_id", "item_id"):
         column, other = log[name].combine_chunks(), labels[name].combine_chunks()
@@ -110,7 +116,7 @@ def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
 def _newest_before(
     pair_R: np.ndarray, time_R: np.ndarray, pair_L: np.ndarray, time_L: np.ndarray
 ) -> np.ndarray:
-    """The place [L] of the last row of the same pair that is not younger, of rows by pair and time; -1 where there is none."""
+    """Return the index [L] of the last row of the same pair that is not newer, or -1; rows are sorted by pair and time."""
     begin = np.searchsorted(pair_R, pair_L, "left")
     merged = np.lexsort(
         (np.r_[np.zeros(len(pair_R)), np.ones(len(pair_L))], np.r_[time_R, time_L], np.r_[pair_R, pair_L])

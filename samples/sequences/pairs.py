@@ -1,8 +1,10 @@
-"""Pairs: how often two items came near each other, counted by ranges of source items in memory that does not grow with events.
+"""Counts co-occurrences of items, one range of source items at a time, so that memory does not grow with the events.
 
-Pairs of a part of the users are coded as one number each, source, other and distance, and put aside by ranges of their source:
-in memory while they are few, else in files. A range is then sorted, and its equal codes are counted. Sums add up by distance,
-then in the order of events: in one range or in many they are the same to the last bit.
+For each part of the users, every pair is packed into one int64 (source, other, distance) and assigned to a range of its
+source:
+in memory if there are few, in files otherwise. A range is then sorted and equal codes are counted. Terms are summed by
+distance,
+then in the order of events, so the result is bit-identical for any number of ranges.
 """
 
 from __future__ import annotations
@@ -27,9 +29,14 @@ Chosen = Callable[["Sequences"], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pairs of a user's chosen events up to `reach` apart among those; both ways where `both`.
+    """Counts pairs of a user's selected events that are at most `reach` apart in the selected subsequence.
 
-    worth [reach]: of a pair by its distance · fade: what a pair is worth by the unix seconds of its later event [E], None for 1
+    Attributes:
+        n_items: Number of items.
+        reach: Largest distance of a pair.
+        worth: Weight of a pair by its distance [reach].
+        both: Whether (later, earlier) counts as well.
+        fade: Maps the later event's unix seconds [E] to a decay factor; None for 1.
     """
 
     n_items: int
@@ -41,10 +48,16 @@ class Pairs:
     def counted(
         self, seq: Sequences, chosen: Chosen, *, range_pairs: int = RANGE_PAIRS, folder: Path | None = None
     ) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
-        """Of one range of sources after the other: the range, source * I + other [E] ascending, and what their pairs are worth
-        together [E] float64.
+        """Yield the counts of one range of source items after the other.
 
-        folder: where files go when there is more than one range; by default the system's for temporary files.
+        Args:
+            seq: The sequences.
+            chosen: Returns which events of a part are counted [N] bool.
+            range_pairs: Approximate number of pairs in a range.
+            folder: Folder for files if there is more than one range; by default the system's temporary folder.
+
+        Yields:
+            The range of sources, source * I + other [E] ascending, and the summed weights of these pairs [E] float64.
         """
         bounds = self._bounds(seq, chosen, range_pairs)
         if len(bounds) == 2:
@@ -68,7 +81,7 @@ class Pairs:
         return self.reach.bit_length()
 
     def _bounds(self, seq: Sequences, chosen: Chosen, range_pairs: int) -> np.ndarray:
-        """Items where ranges begin, and the end; about as many pairs in each."""
+        """Return the items at which ranges begin, and the end, so that ranges have about equally many pairs."""
         occurs = np.zeros(self.n_items, np.int64)
         for part in seq.parts():
             occurs += np.bincount(part.item[chosen(part)], minlength=self.n_items)
@@ -79,7 +92,7 @@ class Pairs:
         return np.array([0, *inner[(inner > 0) & (inner < self.n_items)].tolist(), self.n_items])
 
     def _coded(self, part: Sequences, chosen: Chosen) -> tuple[np.ndarray, np.ndarray]:
-        """A number a pair [E], and what it is worth by its time [E], or nothing."""
+        """Return the packed code of each pair [E], and its decay factor [E] (empty without decay)."""
         mask = chosen(part)
         item, user = part.item[mask].astype(np.int64), part.user[mask]
         time = part.time[mask] if self.fade is not None else None
@@ -95,6 +108,7 @@ class Pairs:
         return np.concatenate(codes), np.concatenate(faded)
 
     def _put(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, faded: np.ndarray) -> None:
+        """Append codes and decay factors to the files of their ranges."""
         source = (codes >> self._bits) // self.n_items
         number = (np.searchsorted(bounds, source, "right") - 1).astype(np.uint16)
         order = np.argsort(number, kind="stable")
@@ -108,6 +122,7 @@ class Pairs:
                     values[cuts[place] : cuts[place + 1]].tofile(out)
 
     def _summed(self, codes: np.ndarray, faded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sum the weights of equal pairs. Returns the pairs, ascending, and the sums."""
         if len(faded):
             order = np.argsort(codes, kind="stable")
             codes, faded = codes[order], faded[order]
@@ -125,7 +140,15 @@ class Pairs:
 def best_neighbours(
     key: np.ndarray, count: np.ndarray, n_items: int, most: int, sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `most` largest counts of each source, ties to the lower item; in order of source, then item."""
+    """Select the largest counts of each source, ordered by source, then item; ties prefer the lower item.
+
+    Args:
+        key: source * n_items + other [E], ascending.
+        count: Count of each pair [E].
+        n_items: Number of items.
+        most: Neighbours to keep per source.
+        sources: Number of sources.
+    """
     source = key // n_items
     first = np.searchsorted(source, np.arange(sources + 1))
     if np.diff(first).max(initial=0) <= most:
@@ -136,7 +159,7 @@ def best_neighbours(
 
 
 def _taken(file: Path) -> np.ndarray:
-    """The numbers of a file as float64, which goes; none where there is no file."""
+    """Read a file as float64 and delete it; an empty array if there is no file."""
     if not file.exists():
         return np.empty(0)
     values = np.fromfile(file)

@@ -1,8 +1,10 @@
-"""When users come back to an item: which events do, and the one policy of a data set.
+"""Finds events that return to an item, and decides how a data set treats them.
 
-`allow`: seen items may be recommended, nothing is masked. `mask`: they are recommended to nobody; a held-out event that
-returns to one is missed by everybody and is no RL prompt. Whoever ranks or recommends asks `prompts.masked`, whoever
-leases RL prompts `prompts.rl_events`.
+`allow`: items that were seen may be recommended; nothing is masked. `mask`: they are never recommended; a held-out event
+that
+returns to one is always a miss and is not an RL prompt. Code that ranks or recommends calls `prompts.masked`; code that
+leases
+RL prompts calls `prompts.rl_events`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ between 0 and 1 % is events logged twice.
 
 
 def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Whether a user had an event's item before [N] bool; `user` [N] ascending, its events in time order."""
+    """Return whether a user had an event's item before [N] bool.
+
+    Args:
+        user: User of each event [N], ascending; a user's events are in time order.
+        item: Item of each event [N].
+    """
     if not len(user):
         return np.zeros(0, bool)
     pair = (user.astype(np.int64) - int(user[0])) * (int(item.max(initial=0)) + 1) + item
@@ -44,12 +51,14 @@ def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
 
 
 def copies(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Return which events [N] are there again: same user, item and second as one before.
+    """Return which events [N] bool duplicate an earlier one: same user, item and second.
 
-    A copy is no return to an item, so it says nothing about what users do.
+    A duplicate is not a return to an item, so it says nothing about the behaviour of users.
 
     Args:
-        user: [N] ascending, events of each in time order.
+        user: User of each event [N], ascending; a user's events are in time order.
+        item: Item of each event [N].
+        time: Unix seconds of each event [N].
     """
     again = np.zeros(len(user), bool)
     near = np.flatnonzero((user[1:] == user[:-1]) & (time[1:] == time[:-1]))
@@ -63,8 +72,15 @@ def copies(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def policy(counts: np.ndarray, asked: str | None = None) -> str:
-    """`asked`, or what the share of repeats says, from events that repeat and all events by split, [2, 4]. TEST events are never
-    looked at; RL and VALID events are, since users with few events train on their first ones, which return to nothing."""
+    """Return `asked`, or the policy that the share of repeats suggests.
+
+    TEST events are not used. RL and VALID events are, because users with few events train on their first ones, which do not
+    repeat.
+
+    Args:
+        counts: Repeating events and all events by split [2, 4].
+        asked: The policy that the scenario sets; None to decide.
+    """
     if asked is not None:
         return asked
     back, known = (int(row.sum() - row[TEST]) for row in counts)
@@ -72,6 +88,5 @@ def policy(counts: np.ndarray, asked: str | None = None) -> str:
 
 
 def repeat_shares(counts: np.ndarray) -> dict[str, float]:
-    """The share of each split's events that return to an item, from counts as `policy` takes them; splits without events are
-    left out."""
+    """Return the share of each split's events that return to an item, from counts as in `policy`; empty splits are omitted."""
     return {name: float(back / n) for name, back, n in zip(NAMES, *counts, strict=True) if n}

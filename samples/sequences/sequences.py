@@ -109,7 +109,7 @@ class Sequences:
         return columns | self.joined(self.item[index], self.user_id[users], self.time[index])
 
     def history_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Return the columns of events [start, stop) as a request reads them that comes after all of them."""
+        """Return the columns of events [start, stop) as of a time after all of them."""
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         if self.folded is None:
             return columns
@@ -117,11 +117,11 @@ class Sequences:
         return columns | self.folded.columns_at(index, np.full(len(index), NEVER))
 
     def keys_of_users(self, rows: np.ndarray) -> np.ndarray:
-        """The sparse keys [B] int64 of user rows [B]."""
+        """Return the sparse keys [B] int64 of user rows [B]."""
         return np.asarray(rows, np.int64) if self.user_key is None else self.user_key[rows]
 
     def keys_of_items(self, items: np.ndarray) -> np.ndarray:
-        """The sparse keys [N] int64 of dense item indices [N]."""
+        """Return the sparse keys [N] int64 of dense item indices [N]."""
         return np.asarray(items if self.item_key is None else self.item_key[items], np.int64)
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Sequences:
 
     @property
     def summary(self) -> str:
-        """How much there is, in words: what two sequences of the same summary share is up to their artifacts' hashes."""
+        """The number of users and events in words. Equal summaries do not imply equal sequences; hashes of artifacts do."""
         return f"{len(self)} users, {len(self.item)} events"
 
     @cached_property
@@ -166,9 +166,10 @@ class Sequences:
         return repeat_shares(repeat_counts(self))
 
     def parts(self, events: int = _PART_EVENTS) -> Iterator[Sequences]:
-        """All users, some at a time, with about so many events together; pages of a part are let go after it.
+        """Iterate over all users in parts of about `events` events; the pages of a part are released after it.
 
-        For sums over the events of users, in memory that does not grow with them. At least one part; it may be empty.
+        Use this for sums over events in memory that does not grow with them. There is at least one part, which may be
+        empty.
         """
         start = 0
         while start < len(self) or start == 0:
@@ -185,7 +186,7 @@ class Sequences:
         release_pages(*fields, *self.columns.values(), *self.targets.values())
 
     def part(self, start: int, stop: int) -> Sequences:
-        """The users [start, stop) alone; items keep their places. Nothing is copied."""
+        """Return the users [start, stop) without copying; item indices stay the same."""
         if start == 0 and stop == len(self):
             return self
         first, last = int(self.offsets[start]), int(self.offsets[stop])
@@ -208,17 +209,17 @@ class Sequences:
         return some
 
     def events_of_split(self, split: int) -> np.ndarray:
-        """Indices of the events of a split, ascending; without a mask of all events."""
+        """Return the indices of the events of a split, ascending, without a mask of all events."""
         blocks = range(0, len(self.split), _PART_EVENTS)
         chosen = [np.flatnonzero(self.split[at : at + _PART_EVENTS] == split) + at for at in blocks]
         return np.concatenate([np.empty(0, np.int64), *chosen])
 
     def user_of(self, events: np.ndarray) -> np.ndarray:
-        """The user rows [n] of events [n] by index, without those of all events."""
+        """Return the user rows [n] of events [n] by index, without expanding all events."""
         return np.searchsorted(self.offsets, events, "right") - 1
 
     def counts(self) -> dict[str, int]:
-        """users, events, events of each split, users that only train, TEST events that have no history."""
+        """Return the number of users, events, events of each split, train-only users, and TEST events without history."""
         by_split = np.bincount(self.split, minlength=len(NAMES))
         starts = self.offsets[:-1][self.lengths > 0]
         return {
@@ -230,7 +231,7 @@ class Sequences:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes folder/part-0.parquet, whole or not at all, and item_keys.npy beside it; returns the file."""
+        """Write folder/part-0.parquet atomically, and item_keys.npy beside it. Returns the path of the first."""
         path = Path(folder) / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -247,7 +248,7 @@ class Sequences:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Sequences:
-        """Raises DataError where the folder holds no sequences that this version reads."""
+        """Load the sequences of a folder. Raises DataError if it holds none that this version reads."""
         if is_flat(Path(folder)):
             return cls._mapped(Path(folder))
         path = Path(folder) / _FILE
@@ -295,6 +296,7 @@ class Sequences:
         return total[self.offsets[1:]] - total[self.offsets[:-1]]
 
     def _fields(self) -> dict[str, np.ndarray]:
+        """Return the event columns by the names that they have in the file."""
         fields = {name: getattr(self, name).astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
         fields |= {
             f"column:{name}": values.astype(_kind(values), copy=False)
@@ -305,6 +307,7 @@ class Sequences:
         }
 
     def _schema(self) -> pa.Schema:
+        """Return the schema of the file, with the metadata of the sequences."""
         text = self.user_id.dtype == object
         fields = [pa.field("user_id", pa.string() if text else pa.int64())]
         keyed = self.user_key is not None
@@ -321,6 +324,7 @@ class Sequences:
         return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
 
     def _groups(self) -> Iterator[pa.Table]:
+        """Yield the row groups of the file."""
         schema = self._schema()
         start, users = 0, len(self)
         while start < users or start == users == 0:
@@ -371,7 +375,7 @@ def build_sequences(
 
 
 def repeat_counts(seq: Sequences) -> np.ndarray:
-    """Of each split how many events return to an item of their user, copies of a row aside, and how many there are, [2, 4]."""
+    """Count per split the events that return to an item of their user (without duplicates), and all events [2, 4]."""
     counts = np.zeros((2, len(NAMES)), np.int64)
     for some in seq.parts():
         back = some.repeated if some is seq else repeated(some.user, some.item)
@@ -382,13 +386,13 @@ def repeat_counts(seq: Sequences) -> np.ndarray:
 
 
 def item_keys(folder: Path) -> np.ndarray | None:
-    """The sparse keys [I] of a sequences folder's items, memory-mapped; None where keys are places."""
+    """Map the sparse keys [I] of a sequences folder's items; None if keys are indices."""
     path = folder / ITEM_KEYS
     return np.load(path, mmap_mode="r") if path.is_file() else None
 
 
 def user_keys(folder: Path) -> np.ndarray:
-    """The sparse keys [U] of a sequences folder's users, without the sequences; none where keys are places."""
+    """Return the sparse keys [U] of a sequences folder's users without loading the sequences; empty if keys are indices."""
     if is_flat(folder):
         return Mapped(folder).array("user_key")
     file = pq.ParquetFile(folder / _FILE)
@@ -405,7 +409,7 @@ def _kind(values: np.ndarray) -> str:
 
 
 def _packed(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """Raw bytes a user, without a copy of the values."""
+    """Convert values to raw bytes per user without copying."""
     values = np.ascontiguousarray(values_N[int(offsets[0]) : int(offsets[-1])])
     cuts = ((offsets - offsets[0]) * values.itemsize).astype(np.int32)
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(values)]
@@ -413,7 +417,7 @@ def _packed(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
 
 
 def _flat(column: pa.ChunkedArray, dtype: str) -> np.ndarray:
-    """All users' bytes joined, as an own (writable) array."""
+    """Concatenate the bytes of all users to a writable array."""
     parts = [np.empty(0, dtype)]
     for chunk in column.chunks:
         cuts = _cuts(chunk)

@@ -30,9 +30,15 @@ _UNIT_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
-    """Codes [N] int8 for events cut into users by offsets [U + 1] and sorted by time [N] inside each user.
+    """Assign a split code [N] int8 to events that are sorted by time within each user.
 
-    Raises DataError where nothing is left to train on, or nobody to test.
+    Args:
+        offsets: First event of each user [U + 1].
+        time: Unix seconds of each event [N].
+        split: Options of the split.
+
+    Raises:
+        DataError: If no event is left to train on, or no user to test.
     """
     codes = split_codes(offsets, time, split)
     check_split(split, SplitFacts.of(offsets, time, codes))
@@ -40,7 +46,7 @@ def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]
 
 
 def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
-    """As `split_events`, of some of the users: what holds of all of them together is left to `check_split`."""
+    """Assign split codes to events of some of the users, as `split_events`; `check_split` checks all of them together."""
     use = split.get("use", "leave_last_out")
     if use not in _SPLITS:
         raise ConfigError(
@@ -57,7 +63,15 @@ def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class SplitFacts:
-    """Users, events of the longest of them, unix seconds of the oldest and the newest event, and events by split."""
+    """Facts of a split that can be added over parts of the users.
+
+    Attributes:
+        users: Number of users.
+        longest: Events of the longest user.
+        first: Unix seconds of the oldest event.
+        last: Unix seconds of the newest event.
+        events: Events by split.
+    """
 
     users: int = 0
     longest: int = 0
@@ -67,7 +81,7 @@ class SplitFacts:
 
     @classmethod
     def of(cls, offsets: np.ndarray, time: np.ndarray, codes: np.ndarray) -> SplitFacts:
-        """Of events as `split_events` takes them."""
+        """Compute the facts of events; arguments as in `split_events`."""
         limits = np.iinfo(np.int64)
         return cls(
             len(offsets) - 1,
@@ -89,7 +103,7 @@ class SplitFacts:
 
 
 def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
-    """Raise DataError where a split leaves nothing to train on, or nobody to test."""
+    """Raise DataError if a split leaves no event to train on or no user to test."""
     if split.get("use", "leave_last_out") == "leave_last_out":
         test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
         if 0 < facts.longest <= test + valid + rl:
@@ -110,7 +124,7 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
 
 
 def seconds(duration: str | int | float, name: str = "duration") -> int:
-    """`1d`, `12h`, `30min`, `90s`, `2w` or a plain number of seconds, as whole seconds."""
+    """Convert `1d`, `12h`, `30min`, `90s`, `2w` or a number of seconds to whole seconds."""
     if isinstance(duration, int | float) and not isinstance(duration, bool) and duration >= 0:
         return int(duration)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
@@ -123,7 +137,7 @@ def seconds(duration: str | int | float, name: str = "duration") -> int:
 
 
 def moment(value: object, name: str = "test") -> int:
-    """An ISO 8601 timestamp (or what YAML made of it) as unix seconds; without a zone it is UTC."""
+    """Convert an ISO 8601 timestamp, or the value that YAML made of it, to unix seconds; without a zone it is UTC."""
     when: datetime
     if isinstance(value, datetime):
         when = value
@@ -148,6 +162,7 @@ def training_end(split: Mapping[str, Any]) -> int | None:
 
 
 def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    """Hold out the newest events of each user that has enough of them."""
     test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
     lengths = np.diff(offsets)
     held_out = test + valid + rl
@@ -168,7 +183,7 @@ def _time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np
 
 
 def _starts(split: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The unix times from which on events are RL, VALID and TEST events."""
+    """Return the unix times from which on events are RL, VALID and TEST events."""
     if "test" not in split:
         raise ConfigError("split: use: time wants test: a timestamp from which on events are test events.")
     test_from = moment(split["test"])
@@ -177,6 +192,7 @@ def _starts(split: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _count(split: Mapping[str, Any], name: str) -> int:
+    """Read a number of held-out events from the options. Raises ConfigError if it is not a count."""
     value = split.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Sums over the events of sequences that a run's report and its predictions tell, a part of the users at a time."""
+"""Sums over the events of sequences for a run's report and predictions, computed one part of the users at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ _NONE = np.iinfo(np.int64)
 
 @dataclass(slots=True)
 class Sums:
-    """events of each split; tested: users with a TEST event; target: TEST events of the first target; taught: TRAIN events of
-    each target; first, last: unix seconds of TRAIN events; duplicates: events of the same user, item and second as another."""
+    """Sums over events.
+
+    Attributes:
+        events: Events of each split.
+        tested: Users with a TEST event.
+        target: TEST events that match the first target.
+        taught: TRAIN events that match each target.
+        first: Unix seconds of the oldest TRAIN event.
+        last: Unix seconds of the newest TRAIN event.
+        duplicates: Events with the same user, item and second as an earlier one.
+    """
 
     events: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     tested: int = 0
@@ -27,13 +36,14 @@ class Sums:
 
     @classmethod
     def of(cls, seq: Sequences) -> Sums:
-        """Over all users."""
+        """Compute the sums over all users."""
         sums = cls()
         for part in seq.parts():
             sums._add(part)
         return sums
 
     def _add(self, part: Sequences) -> None:
+        """Add the events of some users."""
         counts = np.bincount(part.split, minlength=len(self.events)).tolist()
         self.events = [a + b for a, b in zip(self.events, counts, strict=True)]
         test, train = part.split == TEST, part.split == TRAIN
@@ -51,7 +61,7 @@ class Sums:
         self.duplicates += count_duplicates(np.repeat(np.arange(len(lengths)), lengths), part.item, part.time)
 
     def held_out(self) -> dict[str, int]:
-        """Held-out events by split, and those of the test that match the first target."""
+        """Return the held-out events by split, and the TEST events that match the first target."""
         held_out = {
             name: self.events[split] for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
         }

@@ -22,7 +22,7 @@ from nonet.samples.sequences.split import RL, VALID
 
 
 def shuffle_ties(seq: Sequences, seed: int) -> Sequences:
-    """The same users and splits; events of a user, a time and a part (training, RL, held out) in an order drawn from the seed."""
+    """Shuffle a user's events of the same time within each part (training, RL, held out) with a seed."""
     chance_N = rng(seed, "ties in time").permutation(len(seq.item))
     part_N = np.searchsorted([RL, VALID], seq.split, side="right")
     order_N = np.lexsort((chance_N, part_N, seq.time, seq.user))

@@ -30,8 +30,14 @@ _ARRAYS = ("row", "item", "count", "occurs")
 
 @dataclass(frozen=True, slots=True)
 class CountOptions:
-    """reach: events apart that a pair may be; neighbours: kept an item; events: kinds that count, all where empty;
-    half_life_s: seconds after which a pair counts half as much as one at the end of the fitted events, None for never."""
+    """Options of transition counts.
+
+    Attributes:
+        reach: Largest distance of a pair in events.
+        neighbours: Neighbours to keep per item.
+        events: Kinds of events that count; empty for all.
+        half_life_s: Age in seconds at which a pair counts half; None for no decay.
+    """
 
     reach: int = 3
     neighbours: int = 100
@@ -85,7 +91,7 @@ class Transitions:
         options: CountOptions | None = None,
         splits: Sequence[int] = (TRAIN,),
     ) -> Transitions:
-        """As `fit`, straight into the files of a folder: in memory are a count an item and one range of pairs."""
+        """Count as `fit`, directly into the files of a folder; memory holds one count per item and one range of pairs."""
         folder, options = Path(folder), options or CountOptions()
         folder.mkdir(parents=True, exist_ok=True)
         until, occurs = _occurs(seq, n_items, options, splits)
@@ -106,7 +112,7 @@ class Transitions:
         return cls.load(folder)
 
     def __len__(self) -> int:
-        """Items."""
+        """Return the number of items."""
         return len(self.occurs)
 
     def save(self, folder: str | Path) -> None:
@@ -150,8 +156,7 @@ def _ranges(
     until: int,
     folder: Path | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Of the items of one range after the other: where the neighbours of each end among those of the range [items of the
-    range], the neighbours int32, and their counts float32."""
+    """Yield for each range of items the end of each item's neighbours, the neighbours (int32) and their counts (float32)."""
     pairs = Pairs(
         n_items,
         options.reach,
@@ -168,14 +173,14 @@ def _ranges(
 
 
 def _counts(seq: Sequences, options: CountOptions, splits: Sequence[int]) -> np.ndarray:
-    """Which events are counted [N] bool."""
+    """Return which events are counted [N] bool."""
     return np.isin(seq.split, splits) & of_kinds(seq, options)
 
 
 def _occurs(
     seq: Sequences, n_items: int, options: CountOptions, splits: Sequence[int]
 ) -> tuple[int, np.ndarray]:
-    """The newest of the counted events, unix seconds, and how often each item is among them [I]."""
+    """Return the unix seconds of the newest counted event, and the weighted occurrences of each item [I]."""
     until = max(int(part.time[_counts(part, options, splits)].max(initial=0)) for part in seq.parts())
     occurs = np.zeros(n_items)
     for part in seq.parts():
@@ -186,7 +191,7 @@ def _occurs(
 
 
 def of_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
-    """Which events are of the kinds that count, [N] bool. Raises ConfigError for a kind that is not there."""
+    """Return which events have a kind that counts [N] bool. Raises ConfigError for an unknown kind."""
     if not options.events:
         return np.ones(len(seq.item), bool)
     for kind in options.events:
@@ -203,7 +208,7 @@ def of_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
 
 
 def faded(time_F: np.ndarray, until: int, options: CountOptions) -> np.ndarray:
-    """What an event counts by its age, [F] float64; 1 without a half-life."""
+    """Return the weight of events by age [F] float64; 1 without a half-life."""
     if options.half_life_s is None:
         return np.ones(len(time_F))
     return np.exp2(-np.maximum(until - time_F, 0) / options.half_life_s)

@@ -35,12 +35,30 @@ _ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text
 
 
 def condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Expression:
-    """The Arrow expression of `text` over the columns of `schema`; `name` opens every error."""
+    """Compile a condition to an Arrow expression over the columns of `schema`.
+
+    Args:
+        text: The condition.
+        schema: Schema of the rows.
+        name: Prefix of every error message.
+
+    Raises:
+        ConfigError: If the text is not a valid condition.
+    """
     return _Compiler(str(text), schema, name).compile()
 
 
 def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarray:
-    """[rows] bool: where `text` holds; null counts as no."""
+    """Return which rows [N] bool match a condition; null counts as false.
+
+    Args:
+        text: The condition.
+        table: The rows.
+        name: Prefix of every error message.
+
+    Raises:
+        ConfigError: If the condition is not valid or cannot be computed.
+    """
     expression = condition(text, table.schema, name=name)
     try:
         column = ds.dataset(table).scanner(columns={"match": expression}).to_table()["match"]
@@ -50,7 +68,7 @@ def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarra
 
 
 class _Compiler:
-    """Turns one condition into an expression; keeps the text for its errors."""
+    """Compiles one condition to an Arrow expression."""
 
     def __init__(self, text: str, schema: pa.Schema, name: str):
         self.text, self.schema, self.name = text, schema, name
@@ -69,7 +87,7 @@ class _Compiler:
             raise self._error(f"is too deep or holds an illegal character. Allowed: {_ALLOWED}") from None
 
     def _truth(self, node: ast.expr) -> pc.Expression:
-        """An expression that is true or false for each row."""
+        """Compile a node to an expression that is true or false for each row."""
         if isinstance(node, ast.BoolOp):
             join = operator.and_ if isinstance(node.op, ast.And) else operator.or_
             return functools.reduce(join, [self._truth(value) for value in node.values])
@@ -87,6 +105,7 @@ class _Compiler:
         raise self._error(f"holds {ast.unparse(node)!r}, which is no condition. Allowed: {_ALLOWED}")
 
     def _comparison(self, node: ast.Compare) -> pc.Expression:
+        """Compile a chain of comparisons and memberships."""
         parts, left = [], node.left
         for op, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(op, ast.In | ast.NotIn):
@@ -100,6 +119,7 @@ class _Compiler:
         return functools.reduce(operator.and_, parts)
 
     def _compare(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> pc.Expression:
+        """Compile the comparison of two operands, at least one of them a column."""
         kinds = [self._kind(left), self._kind(right)]
         columns = [side for side in (left, right) if self._is_column(side)]
         if not columns:
@@ -110,6 +130,7 @@ class _Compiler:
         return compare(self._operand(left, column_type), self._operand(right, column_type))
 
     def _membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
+        """Compile `column in (literals)`; a row with null matches neither the condition nor its negation."""
         if not self._is_column(left):
             raise self._error(f"wants a column before `in`, not {ast.unparse(left)!r}")
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
@@ -136,6 +157,7 @@ class _Compiler:
         return column.isin(values) | unknown
 
     def _operand(self, node: ast.expr, column_type: pa.DataType) -> Any:
+        """Compile a column or a literal of a comparison."""
         if self._is_column(node):
             return pc.field(self._field(node).name)
         value = self._literal(node, column_type)
@@ -146,6 +168,7 @@ class _Compiler:
             raise self._error(f"has {value!r}, which does not fit a column of {column_type}") from None
 
     def _literal(self, node: ast.expr, column_type: pa.DataType) -> Any:
+        """Return the Python value of a literal, for comparison with a column of `column_type`."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             value = self._literal(node.operand, column_type)
             return -value if isinstance(node.op, ast.USub) else value
@@ -157,6 +180,7 @@ class _Compiler:
         return node.value
 
     def _moment(self, text: str, column_type: pa.DataType) -> Any:
+        """Parse an ISO timestamp or date for comparison with a temporal column."""
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
@@ -166,7 +190,11 @@ class _Compiler:
         return when.date() if pa.types.is_date(column_type) else when
 
     def _kind(self, node: ast.expr) -> str:
-        """a number, text, true or false, or a moment; an unknown column or another construct is an error."""
+        """Return the kind of an operand: "a number", "text", "true or false" or "a moment".
+
+        Raises:
+            ConfigError: If the column is unknown or the construct is not allowed.
+        """
         if self._is_column(node):
             return self._column_kind(node)
         if isinstance(node, ast.Name):
@@ -184,6 +212,7 @@ class _Compiler:
         raise self._error(f"holds {ast.unparse(node)!r}. Allowed: {_ALLOWED}")
 
     def _column_kind(self, node: ast.expr) -> str:
+        """Return the kind of a column by its type."""
         kind = self._field(node).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
@@ -203,6 +232,7 @@ class _Compiler:
         return node.id in self.schema.names or node.id.lower() not in ("true", "false")
 
     def _field(self, node: ast.expr) -> pa.Field:
+        """Return the schema's field of a column."""
         assert isinstance(node, ast.Name)
         if node.id not in self.schema.names:
             near = suggest_sentence(node.id, self.schema.names)
@@ -215,6 +245,7 @@ class _Compiler:
         return str(self._field(node).type)
 
     def _mismatch(self, column: ast.expr, other: ast.expr) -> ConfigError:
+        """Build the error for a column that is compared with another kind of value."""
         shown = ast.unparse(other)
         what = f"column {shown!r}, which is" if self._is_column(other) else f"{shown}, which is"
         return self._error(
@@ -228,7 +259,7 @@ class _Compiler:
 
 
 def names_in(text: str) -> set[str]:
-    """Return the names that a condition reads; none where it is no condition, which `condition` reports."""
+    """Return the names that a condition reads; an empty set if it cannot be parsed, which `condition` reports."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,8 +1,10 @@
-"""Where the files of a table are: a path, a glob, a folder, a URI or a `builtin:` name, by one rule for local and remote places.
+"""Finds the files of a table behind a path, glob, folder, URI or `builtin:` name, by one rule for local and remote places.
 
-A part of a path that begins with `_` or `.` is no data, at any depth below the folder or the wildcard: Spark, Hive and Delta keep
-their own files there. In a glob `*`, `?` and `[...]` stay inside one part, and `**` stands for any number of parts. Folders named
-`key=value` are columns (`partitions_of`).
+Path components that begin with `_` or `.` below the folder or wildcard are ignored, because Spark, Hive and Delta keep
+their own
+files there. In a glob, `*`, `?` and `[...]` match within one component, and `**` matches any number of components. Folders
+named
+`key=value` become columns (`Partitions`).
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ _NOTICES = {
 
 
 def builtin_path(name: str) -> Path:
-    """The file behind `builtin:movielens-small/interactions.parquet`; an unknown name lists what there is."""
+    """Return the path of a built-in file such as `builtin:movielens-small/interactions.parquet`.
+
+    Raises:
+        DataError: If there is no such file; the message lists the existing ones.
+    """
     known = [f"{_PREFIX}{file.relative_to(_DATA).as_posix()}" for file in sorted(_DATA.glob("*/*.parquet"))]
     if name not in known:
         raise DataError(
@@ -47,8 +53,7 @@ def builtin_path(name: str) -> Path:
 
 
 def notice(path: str | os.PathLike[str]) -> str | None:
-    """One line that names the licence of a built-in set and where its terms lie; None for the user's own
-    data."""
+    """Return one line with the licence of a built-in data set and the path of its terms; None for other data."""
     text = os.fspath(path)
     if not text.startswith(_PREFIX):
         return None
@@ -111,6 +116,7 @@ def find_files(
 
 
 def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> FoundFiles:
+    """Find the files behind a path once, without retries."""
     cut = min((text.find(mark) for mark in _WILD if mark in text), default=-1)
     base = text if cut < 0 else text[:cut].rpartition("/")[0]
     if remote:
@@ -141,7 +147,7 @@ def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> Foun
 
 
 def _below(system: pafs.FileSystem, root: str, endings: tuple[str, ...]) -> list[str]:
-    """The data files of a folder, at any depth."""
+    """Return the data files of a folder at any depth."""
     infos = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
     cut = len(root.rstrip("/")) + 1 if root != "/" else 1
     paths = sorted(info.path for info in infos if info.type == pafs.FileType.File)
@@ -160,7 +166,7 @@ def _is_parquet(system: pafs.FileSystem, path: str) -> bool:
 def _matching(
     system: pafs.FileSystem, root: str, parts: Sequence[str], endings: tuple[str, ...]
 ) -> list[str]:
-    """The files that a pattern matches; where it matches folders alone, the data files in them."""
+    """Return the files that a pattern matches; if it matches only folders, return the data files in them."""
     matched = dict(_expanded(system, root, parts))
     files = sorted(path for path, kind in matched.items() if kind == pafs.FileType.File)
     if files:
@@ -170,7 +176,7 @@ def _matching(
 
 
 def _expanded(system: pafs.FileSystem, root: str, parts: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """(path, type) of what the parts of a pattern match below a folder."""
+    """Yield path and type of everything below a folder that the components of a pattern match."""
     part, rest = parts[0], parts[1:]
     if part == "**":
         if rest:

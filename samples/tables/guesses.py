@@ -30,7 +30,13 @@ OF_ITEMS = ("item", "title", "categories")
 def guess_roles(
     roles: Sequence[str], names: Sequence[str], columns: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Role (or another wanted name) -> the column among `names` that holds it; `columns` wins over guesses."""
+    """Return the column that holds each role, guessed by name.
+
+    Args:
+        roles: Roles to assign.
+        names: Columns of the table, in the order of preference.
+        columns: Columns that the user has assigned; they take precedence over guesses.
+    """
     chosen = {role: source for role, source in (columns or {}).items() if source in names}
     by_plain = {plain_name(name): name for name in reversed(names)}
     for role in roles:
@@ -76,6 +82,7 @@ def finest_times(table: pa.Table, names: Sequence[str], chosen: str) -> str:
 
 
 def _score(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] | None:
+    """Rank a time column by completeness, plausibility and distinct seconds; None if it does not hold times."""
     there = column.drop_null()
     try:
         seconds, _ = unix_seconds(there, name)
@@ -92,7 +99,11 @@ def time_candidates(names: Sequence[str]) -> list[str]:
 
 
 def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
-    """`chosen` and what types alone tell: the one column of times, and the one left over where only one id is missing."""
+    """Return `chosen` with roles added that types alone determine.
+
+    The only column of timestamps becomes the time. If exactly one id role is missing and one id column is left, it takes
+    that role.
+    """
     full = dict(chosen)
     times = [field.name for field in schema if _is_time(field.type) and field.name not in full.values()]
     if "time" not in full and len(times) == 1:
@@ -105,7 +116,7 @@ def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str
 
 
 def bare_name(name: str) -> str:
-    """A column's name without RecBole's type."""
+    """Return a column's name without RecBole's type suffix."""
     return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
 
 

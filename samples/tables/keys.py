@@ -1,9 +1,12 @@
-"""Sparse keys: what a row of a table is called in every data set: 64-bit hashes of ids, never places in one tokenise.
+"""Sparse keys: 64-bit hashes of ids that name a row of an embedding table in every data set.
 
-An id is first a number: a whole number as it is, a text that is written like one ("42") as that number, any other text by
-its hash (`nonet.embedding.modules.features.hash_text`). The key mixes that number with the *space* it is an id in (item, user, a
-column's name), so two features may share a table. Within a space whole numbers never collide (the mixing is one to one);
-texts do with the chance of 64-bit hashes: 3e-6 that any two of 10 million meet.
+An id is first converted to an integer: an integer stays as it is, a text such as "42" becomes that integer, and any other
+text
+becomes its hash (`nonet.embedding.modules.features.hash_text`). The key mixes this integer with the *space* of the id
+(item,
+user, or the name of a column), so two features may share a table. Within a space, integers never collide because the mixing
+is
+a bijection. Texts collide with the probability of 64-bit hashes: 3e-6 for any pair among 10 million.
 """
 
 # Shapes: N ids.
@@ -28,9 +31,9 @@ _WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 
 
 def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
-    """Ids [N] as int64: whole numbers and booleans as they are, text by the rule above, missing ones as NONE.
+    """Convert ids [N] to int64: integers and booleans unchanged, text by the rule above, missing ids to NONE.
 
-    Unsigned numbers above 2^63 keep their bits. Raises ConfigError through Arrow's TypeError for other types.
+    Unsigned integers above 2^63 keep their bits. Other types raise Arrow's TypeError.
     """
     array = _arrow(ids)
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
@@ -49,7 +52,7 @@ def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
 
 
 def keys_in(space: str, numbers: np.ndarray) -> np.ndarray:
-    """The keys [N] int64 of numbers [N] int64 as ids of a space; the same in every process, version and data set."""
+    """Return the keys [N] int64 of integers [N] int64 as ids of a space; the same in every process, version and data set."""
     salt = np.uint64(hash_words(0, "sparse keys", space))
     return splitmix64(np.asarray(numbers, np.int64).view(np.uint64) ^ salt).view(np.int64)
 
@@ -63,6 +66,7 @@ def _arrow(ids: Any) -> Any:
 
 
 def _of_texts(texts: pa.Array) -> np.ndarray:
+    """Convert texts to int64: canonical integers to their value, other texts to their hash."""
     from nonet.embedding.modules import hash_text  # imports torch, which profiles of tables do without
 
     numbers = hash_text(texts)

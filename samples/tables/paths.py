@@ -28,9 +28,12 @@ GROUP_ROWS = b"nonet.rows"
 
 
 def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] | None = None) -> pa.Table:
-    """All rows of the Parquet files behind `path`; `what` (interactions, items) opens every error.
+    """Read all rows of the Parquet files behind a path.
 
-    `only`: the columns to read, as the files name them; those that are not there are left out.
+    Args:
+        path: Path, glob, folder, URI or `builtin:` name.
+        what: Prefix of every error message, such as "interactions".
+        only: Columns to read, by their names in the files; missing ones are ignored. None reads all.
     """
     found = find_files(path, what)
     tables = []
@@ -48,7 +51,7 @@ def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] 
 
 
 def first_rows(path: str | os.PathLike[str], what: str = "table") -> pa.Table:
-    """The rows of the first row group that has some."""
+    """Read the first row group that is not empty."""
     found = find_files(path, what)
     for file in found.files:
         footer = parquet_footer(found.system, file, what)
@@ -60,7 +63,7 @@ def first_rows(path: str | os.PathLike[str], what: str = "table") -> pa.Table:
 
 
 def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
-    """Names and types of the columns behind `path`, without its rows."""
+    """Read names and types of the columns behind a path, without rows."""
     found = find_files(path, what)
     return united_schema(found.system, found.files, found.partitions, f"{what} {path}", what)
 
@@ -68,7 +71,15 @@ def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
 def united_schema(
     system: pafs.FileSystem, files: Collection[str], partitions: Partitions, where: str, what: str
 ) -> pa.Schema:
-    """The columns that all of these files have together, and those of their folders; `where` and `what` open errors."""
+    """Return the columns that all files have together, and those of their folders.
+
+    Args:
+        system: Filesystem of the files.
+        files: Paths of the files.
+        partitions: Columns of the folders.
+        where: Prefix of errors about the whole table.
+        what: Prefix of errors about a file.
+    """
     facts = [
         (
             file,
@@ -83,20 +94,24 @@ def united_schema(
 
 
 def count_rows(path: str | os.PathLike[str], what: str) -> int:
-    """Rows of the files behind `path`, from their footers."""
+    """Count the rows of the files behind a path from their footers."""
     found = find_files(path, what)
     return sum(parquet_footer(found.system, file, what).num_rows for file in found.files)
 
 
 def parquet_footer(system: pafs.FileSystem, file: str, what: str) -> pq.FileMetaData:
-    """Row groups and columns of one file, without its rows."""
+    """Read the metadata of one file, without rows."""
     return _with_file(system, file, what, lambda parquet: parquet.metadata)
 
 
 def read_groups(
     system: pafs.FileSystem, file: str, groups: Collection[int], what: str, only: Collection[str]
 ) -> pa.Table:
-    """Some row groups of one file, those of the columns `only` that it has. Raises DataError that names file and row group."""
+    """Read some row groups of one file, with those columns of `only` that it has.
+
+    Raises:
+        DataError: Names the file and the row group.
+    """
 
     def read(parquet: pq.ParquetFile) -> pa.Table:
         names = [name for name in parquet.schema_arrow.names if name in only]
@@ -116,7 +131,7 @@ def read_groups(
 
 
 def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
-    """Writes the file, whole or not at all; its path."""
+    """Write a table atomically and return its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(target) as draft:
@@ -133,7 +148,7 @@ def _read(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.Table:
 def _with_file(
     system: pafs.FileSystem, file: str, what: str, use: Callable[[pq.ParquetFile], Answer]
 ) -> Answer:
-    """Open a Parquet file, use it and close it, again where the place does not answer. Raises DataError."""
+    """Open a Parquet file, call `use` and close it, with retries if the storage does not respond. Raises DataError."""
 
     def read() -> Answer:
         with system.open_input_file(file) as source:
@@ -158,9 +173,16 @@ def _first(error: BaseException) -> str:
 def pack_files(
     source: str, folder: str | os.PathLike[str], done: Callable[[int, int], None] | None = None
 ) -> list[Path]:
-    """Every Parquet file behind `source` as packed Arrow in `folder`, its row groups as they are; each whole or not at all.
+    """Write each Parquet file behind `source` as packed Arrow with the same row groups; each file is written atomically.
 
-    done: told (files written, files in all). Raises DataError, ConfigError where two files have one name.
+    Args:
+        source: Path of the Parquet files.
+        folder: Target folder.
+        done: Called with the number of files written and the number of all files.
+
+    Raises:
+        DataError: If a file cannot be read or packed.
+        ConfigError: If two files have the same name.
     """
     system, files = find_parquet(source, "samples")
     targets = [Path(folder) / f"{Path(file).stem}.arrow" for file in files]

@@ -1,9 +1,10 @@
-"""The two tables of every scenario, checked and with the names and types the rest relies on.
+"""Reads and checks the two tables of a scenario, and converts them to the names and types that the rest relies on.
 
-interactions: user_id, item_id (int64 or text), timestamp (int64 unix seconds), event?, rating?, any other
-column. items: item_id (unique), title?, categories? (list of text), any other column. Everything wrong with a
-file is found here, before a worker starts, as one line that says what the table has, what is wanted and what
-to do.
+interactions: user_id, item_id (int64 or text), timestamp (int64 unix seconds), optionally event and rating, any other
+column.
+items: item_id (unique), optionally title and categories (list of text), any other column. Invalid files are reported here,
+before
+a worker starts, as one line that says what the table has, what is expected and what to do.
 """
 
 from __future__ import annotations
@@ -87,7 +88,16 @@ def read_tables(
     items: str | os.PathLike[str] | None,
     columns: Columns = None,
 ) -> tuple[pa.Table, pa.Table | None]:
-    """Both tables; a `columns` entry that neither table has is an error."""
+    """Read both tables.
+
+    Args:
+        interactions: Path of the interactions.
+        items: Path of the items; None if there are none.
+        columns: Column names, or the whole table format.
+
+    Raises:
+        DataError: If a table is not valid, or `columns` names a column that neither table has.
+    """
     raw = read_parquet(interactions, "interactions")
     raw_items = None if items is None else read_parquet(items, "items")
     there = [*raw.column_names, *(raw_items.column_names if raw_items is not None else [])]
@@ -99,7 +109,7 @@ def read_tables(
 
 
 def check_columns(columns: Columns, there: Collection[str]) -> None:
-    """Raise DataError where `columns` names one that is in neither table; `there`: those of both."""
+    """Raise DataError if `columns` names a column that is not in `there`, the columns of both tables."""
     for name, source in to_table_format(columns).columns.items():
         if source not in there:
             near = suggest_sentence(source, there)
@@ -113,8 +123,13 @@ def read_interactions(
     columns: Columns = None,
     only: Collection[str] | None = None,
 ) -> pa.Table:
-    """The interactions behind a path, glob, folder, URI or builtin: name; `columns` maps wanted to given
-    names, `only` are the wanted names to read."""
+    """Read and check the interactions behind a path, glob, folder, URI or `builtin:` name.
+
+    Args:
+        path: Path of the files.
+        columns: Column names, or the whole table format.
+        only: Columns to read, by Nonet's names; None reads all.
+    """
     table = read_parquet(path, "interactions", _given(only, columns))
     return check_interactions(table, columns, f"interactions {path}")
 
@@ -124,18 +139,24 @@ def read_items(
     columns: Columns = None,
     only: Collection[str] | None = None,
 ) -> pa.Table:
-    """The items behind a path, glob, folder, URI or builtin: name; `only` as for interactions."""
+    """Read and check the items behind a path, glob, folder, URI or `builtin:` name; arguments as `read_interactions`."""
     return check_items(read_parquet(path, "items", _given(only, columns)), columns, f"items {path}")
 
 
 def _given(only: Collection[str] | None, columns: Columns) -> set[str] | None:
-    """Names as the files have them, of wanted ones."""
+    """Return the names of columns in the files, given Nonet's names."""
     sources = _sources(columns)
     return None if only is None else {*only, *(sources[name] for name in only if name in sources)}
 
 
 def check_interactions(table: pa.Table, columns: Columns, what: str) -> pa.Table:
-    """Renames, checks and normalises; `what` opens every error."""
+    """Rename the columns of interactions, check the values and normalise them; rows with finer times are sorted.
+
+    Args:
+        table: The interactions as they were read.
+        columns: Column names, or the whole table format.
+        what: Prefix of every error message.
+    """
     table = _with_roles(table, columns, what)
     _not_empty(table, what)
     table, finer = _checked_events(table, columns, what, None)
@@ -145,8 +166,17 @@ def check_interactions(table: pa.Table, columns: Columns, what: str) -> pa.Table
 def check_events(
     table: pa.Table, columns: Columns, what: str, unit: str | None = None
 ) -> tuple[pa.Table, np.ndarray | None]:
-    """As `check_interactions`, of some of the rows, which may be none, in the order they have; and where times are finer than
-    seconds, times [N] to order them by. `unit` of plain numbers where it is known from more rows than these."""
+    """Check some of the rows, as `check_interactions`, without reordering them; the table may be empty.
+
+    Args:
+        table: The rows as they were read.
+        columns: Column names, or the whole table format.
+        what: Prefix of every error message.
+        unit: Unit of numeric times if it is known from more rows; None to determine it.
+
+    Returns:
+        The table, and times [N] to order its rows by where they are finer than seconds (None otherwise).
+    """
     return _checked_events(_with_roles(table, columns, what), columns, what, unit)
 
 
@@ -161,6 +191,7 @@ def _with_roles(table: pa.Table, columns: Columns, what: str) -> pa.Table:
 def _checked_events(
     table: pa.Table, columns: Columns, what: str, unit: str | None
 ) -> tuple[pa.Table, np.ndarray | None]:
+    """Check the values of interactions whose columns have been renamed, and normalise them."""
     for name in ("user_id", "item_id", "timestamp"):
         _no_nulls(table, name, what)
     for name in ("user_id", "item_id"):
@@ -177,7 +208,13 @@ def _checked_events(
 
 
 def check_items(table: pa.Table, columns: Columns, what: str) -> pa.Table:
-    """Renames, checks and normalises; `what` opens every error."""
+    """Rename the columns of items, check the values and normalise them.
+
+    Args:
+        table: The items as they were read.
+        columns: Column names, or the whole table format.
+        what: Prefix of every error message.
+    """
     source_of = {name: source for name, source in _sources(columns).items() if source in table.column_names}
     table = _plain(_renamed(table, source_of))
     _need(table, "item_id", "item", source_of, what)
@@ -195,7 +232,7 @@ def check_items(table: pa.Table, columns: Columns, what: str) -> pa.Table:
 
 
 def _sources(columns: Columns) -> dict[str, str]:
-    """Wanted name -> given name, with `user`, `item`, `time` as the names they stand for."""
+    """Return the column in the files for each of Nonet's names; `user`, `item` and `time` are resolved."""
     sources: dict[str, str] = {}
     for name, source in to_table_format(columns).columns.items():
         if not isinstance(source, str):
@@ -207,14 +244,14 @@ def _sources(columns: Columns) -> dict[str, str]:
 
 
 def _renamed(table: pa.Table, source_of: Mapping[str, str]) -> pa.Table:
-    """The given columns under their wanted names; a column that had such a name and was not chosen goes."""
+    """Rename columns to Nonet's names; drop a column that had such a name but was not chosen."""
     name_of = {source: name for name, source in source_of.items() if source in table.column_names}
     columns = [name for name in table.column_names if name in name_of or name not in name_of.values()]
     return table.select(columns).rename_columns([name_of.get(name, name) for name in columns])
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Dictionary columns decoded and large text as text, one chunk, no schema metadata."""
+    """Decode dictionaries, convert large text to text, and remove schema metadata."""
     for i, field in enumerate(table.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         kind = pa.string() if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) else kind
@@ -224,6 +261,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _need(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], what: str) -> None:
+    """Raise DataError if a required column is missing or occurs twice."""
     if table.column_names.count(name) > 1:
         raise DataError(f"{what}: column {name!r} is there more than once.")
     if name in table.column_names:
@@ -243,6 +281,7 @@ def _not_empty(table: pa.Table, what: str) -> None:
 
 
 def _no_nulls(table: pa.Table, name: str, what: str) -> None:
+    """Raise DataError if a column has null or non-finite values."""
     column = table[name]
     if pa.types.is_floating(column.type):
         bad = ~np.isfinite(column.to_numpy())
@@ -275,6 +314,7 @@ def _no_missing_texts(table: pa.Table, name: str, source: str, texts: Collection
 
 
 def _with_ids(table: pa.Table, name: str, what: str) -> pa.Table:
+    """Convert integer ids to int64; text stays as it is."""
     kind = table.schema.field(name).type
     if pa.types.is_string(kind):
         return table
@@ -306,6 +346,7 @@ def _with_rating(table: pa.Table, what: str) -> pa.Table:
 def _with_seconds(
     table: pa.Table, source: str, what: str, unit: str | None
 ) -> tuple[pa.Table, np.ndarray | None]:
+    """Convert timestamps to unix seconds. Also returns the finer values, or None."""
     try:
         seconds, finer = unix_seconds(table["timestamp"], source, unit)
     except TypeError as error:
@@ -321,6 +362,7 @@ def _with_seconds(
 
 
 def _no_duplicates(table: pa.Table, what: str) -> None:
+    """Raise DataError if an item id occurs more than once."""
     counts = table["item_id"].value_counts()
     values, times = counts.field(0), counts.field(1)
     again = values.filter(pa.array(times.to_numpy() > 1))
@@ -333,6 +375,7 @@ def _no_duplicates(table: pa.Table, what: str) -> None:
 
 
 def _with_title(table: pa.Table, what: str) -> pa.Table:
+    """Convert integer titles to text."""
     kind = table.schema.field("title").type
     if pa.types.is_integer(kind):
         return _replaced(table, "title", table["title"].cast(pa.string()))
@@ -342,12 +385,12 @@ def _with_title(table: pa.Table, what: str) -> pa.Table:
 
 
 def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
-    """Text cut at |; nothing is an empty list."""
+    """Split each text at `|`; null becomes an empty list."""
     return [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
 
 
 def _with_categories(table: pa.Table, missing: tuple[str, ...], what: str) -> pa.Table:
-    """A list of words an item; see `word_lists`."""
+    """Convert categories to a list of words per item; see `word_lists`."""
     column = table["categories"].combine_chunks()
     if column.type == pa.list_(pa.string()) and not column.null_count:
         return _replaced(table, "categories", column)

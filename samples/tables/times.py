@@ -26,10 +26,19 @@ _DATES = (19000101, 21001231)
 def unix_seconds(
     column: pa.ChunkedArray, name: str, unit: str | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Seconds [N] int64, and the raw values [N] when they are finer than that, to order events in a second.
+    """Convert a column of times without nulls to unix seconds.
 
-    The column has no nulls. `unit` of plain numbers, where it is known from more values than these. A type that is no time
-    raises TypeError; one that mixes units, or that cannot hold seconds, ValueError.
+    Args:
+        column: Times [N].
+        name: Name of the column, which may end in a unit.
+        unit: Unit of numeric times if it is known from more values; None to determine it.
+
+    Returns:
+        Seconds [N] int64, and the raw values [N] if they are finer than seconds (None otherwise).
+
+    Raises:
+        TypeError: If the type cannot hold times.
+        ValueError: If units are mixed, or the type is too coarse.
     """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -110,22 +119,23 @@ def _calendar_dates(raw: np.ndarray) -> np.ndarray | None:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Whether times are numbers, whose unit only their name or their size tells."""
+    """Return whether times of this type are numbers, whose unit follows from the name or the size."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def unit_by_name(name: str) -> str | None:
-    """The unit that a column's name ends in."""
+    """Return the unit that a column's name ends in, or None."""
     ending = name.lower().rsplit("_", 1)[-1]
     return ending if "_" in name and ending in _PER_SECOND else None
 
 
 def unit_by_size(largest: float) -> str:
-    """The unit of numbers whose largest absolute value this is."""
+    """Return the unit of numbers with this largest absolute value."""
     return next((unit for unit, limit in _LARGEST if largest < limit), "ns")
 
 
 def _unit(raw: np.ndarray, name: str, unit: str | None) -> str:
+    """Determine the unit of numeric times. Raises ValueError if the values have different units."""
     size = np.abs(raw.astype(np.float64))
     by_size = unit_by_size(float(size.max(initial=0)))
     named = unit_by_name(name)

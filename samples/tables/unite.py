@@ -86,7 +86,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 
 
 def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both; None where there is none."""
+    """Return the type that holds the values of both types, or None."""
     if one == other:
         return one
     if pa.uint64() in (one, other) and (pa.types.is_signed_integer(one) or pa.types.is_signed_integer(other)):

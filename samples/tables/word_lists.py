@@ -42,8 +42,7 @@ def word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
 
 
 def one_word_lists(texts: list[str | None]) -> str | None:
-    """Return the delimiter that texts may be lists by, where they are taken as one word each; None where they "
-    "are lists or words."""
+    """Return the delimiter at which texts might be lists, although each is taken as one word; None if there is no doubt."""
     filled = [text for text in texts if text]
     if not filled or _parsed(filled) is not None or any("|" in text for text in filled):
         return None
@@ -54,6 +53,7 @@ def one_word_lists(texts: list[str | None]) -> str | None:
 
 
 def _cut(texts: list[str | None]) -> list[list[str]]:
+    """Split texts into words as JSON or Python lists, at `|`, or at commas if these are certain to be delimiters."""
     filled = [text for text in texts if text]
     if (lists := _parsed(filled)) is not None:
         found = iter(lists)
@@ -67,7 +67,7 @@ def _cut(texts: list[str | None]) -> list[list[str]]:
 
 
 def _parsed(texts: list[str]) -> list[list[str]] | None:
-    """Lists that are written as JSON or Python; None where one of the texts is no such list."""
+    """Parse texts that are written as JSON or Python lists; None if one of them is not such a list."""
     found = []
     for text in texts:
         bare = text.strip()
@@ -88,7 +88,7 @@ def _parsed(texts: list[str]) -> list[list[str]] | None:
 
 
 def _are_lists(texts: list[str], mark: str) -> bool:
-    """Whether texts are lists cut at a mark: most have it, and their words come in several texts each."""
+    """Return whether texts are lists with this delimiter: most contain it, and words occur in several texts."""
     if not texts or sum(mark in text for text in texts) < _SHARE * len(texts):
         return False
     distinct = set(texts)
@@ -97,6 +97,7 @@ def _are_lists(texts: list[str], mark: str) -> bool:
 
 
 def _check(kind: pa.DataType) -> None:
+    """Raise TypeError if elements of a list of this type hold no words."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     if pa.types.is_struct(kind) and _name_in(kind) is None:
@@ -107,7 +108,7 @@ def _check(kind: pa.DataType) -> None:
 
 
 def _name_in(kind: pa.DataType) -> str | None:
-    """The field of a struct that holds a word: one of the usual names, or the only text."""
+    """Return the field of a struct that holds a word: one of the usual names, or the only text field; None otherwise."""
     texts = [
         field.name for field in kind if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
@@ -115,7 +116,7 @@ def _name_in(kind: pa.DataType) -> str | None:
 
 
 def _flat(value: Any) -> list[str]:
-    """The words of a value of any depth, in their order; of nested lists each word once."""
+    """Return the words of a value of any depth in order; words of nested lists are made unique."""
     if value is None:
         return []
     if isinstance(value, (list, tuple, set)):
