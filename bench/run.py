@@ -1,7 +1,10 @@
-"""`nonet bench NAME`: print the figures of a bench, and write them as JSON; without a name, list the benches.
+"""`nonet bench NAME`: print the figures of a bench and write them as JSON; without a name, list the benches.
 
-{"name", "ratio": {measure: float}, "rows": [...], "command", "versions", "seed"}. A ratio compares two things measured in
-the same run. A bench is a function of keyword options that gives rows and ratios; `--set NAME=VALUE` sets an option.
+The JSON is {"name", "ratio": {measure: float}, "rows": [...], "command", "versions", "seed"}. A ratio compares two
+things
+measured in the same run. A bench is a function with keyword options that returns rows and ratios; `--set NAME=VALUE`
+sets an
+option.
 """
 
 from __future__ import annotations
@@ -126,9 +129,17 @@ APART = {
 def run_bench(
     name: str, json_file: Path | None, seeds: Sequence[int], device: str, changes: Sequence[str]
 ) -> None:
-    """Run one bench and print its rows; "" lists them, "all" runs them, each in a process of its own.
+    """Run one bench and print its rows; "" lists the benches, "all" runs them, each in a process of its own.
 
-    `changes`: NAME=VALUE, the bench's own options. Raises ConfigError that lists what there is.
+    Args:
+        name: Name of the bench, "" or "all".
+        json_file: Where the result is written, None for nowhere.
+        seeds: Seeds for benches that take some; the first is recorded.
+        device: Device for benches that take one.
+        changes: NAME=VALUE, options of the bench.
+
+    Raises:
+        ConfigError: The bench or an option is unknown; the message lists the known ones.
     """
     if not name:
         return print(_list())
@@ -165,12 +176,13 @@ def run_bench(
 
 
 def find(name: str) -> Callable[..., dict[str, Any]]:
-    """A bench's function."""
+    """Return the function of a bench."""
     module, _, function = BENCHES[name][0].partition(":")
     return getattr(import_module(f"nonet.bench.{module}"), function)
 
 
 def _list() -> str:
+    """List the benches with what they measure."""
     lines = [
         f"{name:<12} {about}" + (f" ({APART[name]})" if name in APART else "")
         for name, (_, about) in BENCHES.items()
@@ -179,6 +191,7 @@ def _list() -> str:
 
 
 def _run_all() -> None:
+    """Run every bench that is not excluded from `all`."""
     for name in (name for name in BENCHES if name not in APART):
         print(f"--- {name}", flush=True)
         command = "from nonet.deploy.cli import main; main()"
@@ -186,6 +199,7 @@ def _run_all() -> None:
 
 
 def _parse_options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
+    """Parse the NAME=VALUE options of a bench."""
     from nonet.controller.scenario import yaml
 
     options = {}
@@ -204,4 +218,5 @@ def _format_command(name: str, changes: Sequence[str]) -> str:
 
 
 def _format_value(value: Any) -> str:
+    """Format a value of a row."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Workers: the runtime that calls groups of actors, their devices, and the roles."""
+"""Worker processes: the runtime that calls groups of actors, their devices, and the roles."""
 
 import lazy_loader
 

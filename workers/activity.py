@@ -1,7 +1,10 @@
-"""What a worker is doing, read off its threads: for whoever waited too long for it.
+"""Descriptions of what a worker is doing, read from the stacks of its threads, for messages about late workers.
 
-Its work thread is where the call is; a pipeline's work thread waits for its helpers (`sparse-...`), so of these the one that
-is not itself in an exchange tells more. Files of Python, of installed packages and of Ray are not its own.
+A call runs on the work thread. The work thread of a pipeline waits for its helper threads (`sparse-...`); of these,
+the one
+that is not itself in an exchange is the more informative. Frames in files of Python, of installed packages and of
+Ray are
+not the worker's own.
 """
 
 from __future__ import annotations
@@ -26,12 +29,16 @@ _HELPERS = "sparse-"
 
 @dataclass(frozen=True, slots=True)
 class WorkerActivity:
-    """who: the worker's name; call: role.method it is in, "" when idle; for_s: since when, in seconds
+    """What one worker is doing at the moment.
 
-    at       innermost frame of its own: "file.py:12 function"
-    waits    it is in a collective or an exchange: for other ranks
-    silent   it does not even answer this
-    stacks   of all its threads
+    Attributes:
+        who: Name of the worker.
+        call: The `role.method` that it runs, "" when it is idle.
+        for_s: Seconds since the call began.
+        at: Innermost frame of the worker's own code: "file.py:12 function".
+        waits: Whether it is in a collective or an exchange, and so waits for other ranks.
+        silent: Whether it did not answer the question.
+        stacks: The stacks of all of its threads.
     """
 
     who: str
@@ -45,13 +52,22 @@ class WorkerActivity:
 
 @dataclass(frozen=True, slots=True)
 class _ThreadState:
+    """The innermost own frame of a thread, and whether the thread is in an exchange or at a pipeline's queue."""
+
     at: str
     exchanges: bool
     queues: bool
 
 
 def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: int) -> WorkerActivity:
-    """What the thread `work` of this process is doing, which a call keeps busy."""
+    """Describe what a thread of this process is doing.
+
+    Args:
+        worker_name: Name of the worker.
+        call: The `role.method` that runs, "" when the worker is idle.
+        elapsed_s: Seconds since the call began.
+        thread_id: Identifier of the work thread.
+    """
     if not call:
         return WorkerActivity(worker_name, stacks=dump_stacks())
     helpers = [t.ident for t in threading.enumerate() if t.name.startswith(_HELPERS) and t.ident]
@@ -64,21 +80,21 @@ def describe_activity(worker_name: str, call: str, elapsed_s: float, thread_id: 
     if not seen:
         return WorkerActivity(worker_name, call, elapsed_s, stacks=dump_stacks())
     own = seen[0]
-    if own.queues:  # behind a helper: one that works, else one that waits for other ranks
-        busy = [thread for thread in seen[1:] if thread.at]  # the thread of saves rests in Python's own code
+    if own.queues:  # it waits for a helper: report one that works, else one that waits for other ranks
+        busy = [thread for thread in seen[1:] if thread.at]  # an idle saving thread has no own frame
         own = min(busy, key=lambda thread: (thread.queues, thread.exchanges), default=own)
     return WorkerActivity(worker_name, call, elapsed_s, own.at, own.exchanges, stacks=dump_stacks())
 
 
 def is_peer_timeout(error: BaseException) -> bool:
-    """Whether an exchange or a collective gave up on other ranks: they are late, not the one that raises."""
+    """Return whether an exchange or a collective timed out, so that other ranks are late and not the one that raises."""
     frames = traceback.extract_tb(error.__traceback__)
     exchanges = any(place in frame.filename for frame in frames for place in _EXCHANGES)
     return exchanges and bool(_GAVE_UP.search(str(error)))
 
 
 def dump_stacks() -> str:
-    """Stacks of all threads of this process, innermost frame first."""
+    """Return the stacks of all threads of this process, innermost frame first."""
     with tempfile.TemporaryFile() as out:
         faulthandler.dump_traceback(out, all_threads=True)
         out.seek(0)
@@ -86,7 +102,7 @@ def dump_stacks() -> str:
 
 
 def _summarise_stack(stack: traceback.StackSummary) -> _ThreadState:
-    """The stack's innermost own frame, and whether it is in an exchange or at a pipeline's queue."""
+    """Return the innermost own frame of a stack, and whether the stack is in an exchange or at a pipeline's queue."""
     own = [
         frame for frame in stack if frame.filename.startswith(_HERE) or not frame.filename.startswith(_OTHERS)
     ]
@@ -99,7 +115,7 @@ def _summarise_stack(stack: traceback.StackSummary) -> _ThreadState:
 
 
 def _shorten_path(file: str) -> str:
-    """A file of the package from there, any other by its name and folder."""
+    """Shorten a path: relative to the package for its own files, else folder and name."""
     if file.startswith(_HERE):
         return str(Path(file).relative_to(_HERE))
     return "/".join(Path(file).parts[-2:])

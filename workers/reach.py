@@ -1,4 +1,4 @@
-"""What a process can reach before Ray starts: a cluster's address, a temporary folder, a port, a folder shared with others."""
+"""Checks of what a process can reach before Ray starts: a cluster's address, a temporary folder, a port, a shared folder."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from pathlib import Path
 
 from nonet.errors import ConfigError
 
-_ANSWER_S = 8.0  # for a connection to a cluster
-_SOCKET_BYTES = 107  # of the path of a Unix socket on Linux
-_BELOW_BYTES = (
-    68  # of what Ray puts below its temporary folder: /ray/session_<time>_<process>/sockets/plasma_store
-)
+_ANSWER_S = 8.0  # time-out of a connection to a cluster
+_SOCKET_BYTES = 107  # longest path of a Unix socket on Linux
+_BELOW_BYTES = 68  # longest path that Ray adds to its temporary folder: /ray/session_<time>_<process>/sockets/plasma_store
 _FREE_BYTES = 64 << 20
 
 
 def check_ray_environment() -> None:
-    """Check what Ray would wait for in vain, or fail on with a traceback.
+    """Check the settings that would make Ray wait without end or fail with a traceback.
 
     Raises:
-        ConfigError: `RAY_ADDRESS` is misspelt or nobody answers there, or the temporary folder is too long, missing or full. One
-            line names the variable, its value and what to do.
+        ConfigError: `RAY_ADDRESS` is malformed or no cluster answers there, or the temporary folder has too long a
+        path, does
+            not exist or is full. The message is one line with the variable, its value and what to do.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -44,7 +43,7 @@ def check_port(host: str, port: int) -> None:
         port: 1 to 65535.
 
     Raises:
-        ConfigError: Another process listens there, or the host is none of this machine.
+        ConfigError: Another process listens there, or the host does not belong to this machine.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -59,15 +58,15 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_address(address: str, source: str, way_out: str) -> None:
-    """Check that a Ray cluster answers at an address, where Ray itself would try for minutes.
+    """Check that a Ray cluster answers at an address, since Ray itself would retry for minutes.
 
     Args:
         address: `host:port`, with or without `ray://`, or `auto`, which is not checked.
-        said_by: What named the address, for messages.
+        source: Where the address comes from, for messages.
         way_out: What to do instead, for messages.
 
     Raises:
-        ConfigError: The address is misspelt, or no cluster answers there.
+        ConfigError: The address is malformed, or no cluster answers there.
     """
     if address == "auto":
         return
@@ -85,6 +84,7 @@ def check_address(address: str, source: str, way_out: str) -> None:
 
 
 def _check_temporary_folder() -> None:
+    """Check that Ray's temporary folder has a short enough path, is writable and has free space."""
     name = next((each for each in ("RAY_TMPDIR", "TMPDIR") if each in os.environ), None)
     folder = os.environ[name] if name else "/tmp"
     title = f"{name} is {folder}" if name else f"the temporary folder is {folder}"
@@ -106,7 +106,12 @@ def _check_temporary_folder() -> None:
 
 
 def explain_unreachable(file: Path, token: str) -> str:
-    """Why this process cannot read `file` with `token` in it and write beside it; "" where it can."""
+    """Return why this process cannot read a file and write beside it, "" where it can.
+
+    Args:
+        file: A file that another process has written.
+        token: The content that the file must have.
+    """
     if not file.parent.is_dir():
         return "has no such folder"
     try:

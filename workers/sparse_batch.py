@@ -1,4 +1,4 @@
-"""A batch with what it asks of the sparse tables: each table once, however many features read it."""
+"""Batches together with the keys that they look up in the sparse tables: each table once, however many features read it."""
 
 # Shapes: N keys of a feature, M distinct keys of a table, D width.
 
@@ -19,19 +19,31 @@ from nonet.types import SampleBatch
 
 @dataclass(frozen=True, slots=True)
 class SparseBatch:
-    """A batch, the keys of each table, and for each feature its table and where its rows are among the table's [N]."""
+    """A batch and its distinct keys by table.
+
+    Attributes:
+        batch: The batch.
+        keys: By table, the distinct keys [M].
+        places: By feature, its table and the positions [N] of its rows among the table's keys.
+    """
 
     batch: Any
     keys: Mapping[str, Tensor]
     places: Mapping[str, tuple[str, Tensor]]
 
     def spread(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rows [M, D] by table as rows [N, D] by feature."""
+        """Return rows [N, D] by feature from rows [M, D] by table."""
         return {name: rows[table].index_select(0, at) for name, (table, at) in self.places.items()}
 
 
 def build_sparse_batch(batch: SampleBatch, features: Mapping[str, str], device: str) -> SparseBatch:
-    """The distinct keys that the features of each table have in a batch; places are on the device."""
+    """Build a sparse batch from the distinct keys that the features of each table have in a batch.
+
+    Args:
+        batch: A batch of samples.
+        features: By feature, the name of its table.
+        device: Where the positions of rows are put.
+    """
     keys, places = {}, {}
     for table in dict.fromkeys(features.values()):
         names = [name for name, of in features.items() if of == table]
@@ -43,10 +55,16 @@ def build_sparse_batch(batch: SampleBatch, features: Mapping[str, str], device: 
 
 
 class StepShare:
-    """A rank's part of a step, in chunks: what it asks of the tables over all of them, and how many targets it has.
+    """The chunks of a step that one rank computes, with the keys of all of them and the number of their targets.
 
-    A chunk is made when its turn comes, so that memory holds one at a time: once for its keys, and again to be computed. One
-    chunk alone is made once. `also`: keys by table that are asked for besides, ascending.
+    Chunks are built one at a time to bound memory: each is built once for its keys and once more to be computed. A
+    single chunk
+    is built only once.
+
+    Attributes:
+        targets: Number of targets in all chunks.
+        keys: By table, the distinct keys [M] of all chunks and of `also`.
+        also: By table, further keys that are looked up, ascending.
     """
 
     def __init__(
@@ -77,13 +95,13 @@ class StepShare:
         return len(self._makes)
 
     def pull_frozen_rows(self, sparse: ShardedTables) -> dict[str, Tensor]:
-        """Rows [M, D] by table of all chunks' keys, on the device, that nothing learns from; every rank asks at once."""
+        """Pull the rows [M, D] of all keys by table to the device, without training them; all ranks must call it together."""
         return {
             table: sparse.pull(table, keys, train=False).to(self._device) for table, keys in self.keys.items()
         }
 
     def __iter__(self) -> Iterator[SparseBatch]:
-        """The chunks; the places of each are among the keys of all."""
+        """Yield the chunks; their positions refer to the keys of all chunks."""
         if self._only is not None:
             yield self._only
             return
@@ -91,12 +109,12 @@ class StepShare:
             yield self._index_batch(make())
 
     def select_extra_rows(self, table: str, rows: Mapping[str, Tensor]) -> Tensor:
-        """The rows of the keys asked for besides [n, D], out of those of the table [M, D]."""
+        """Return the rows [n, D] of the further keys of a table from the rows [M, D] of all of its keys."""
         place = torch.searchsorted(self.keys[table], self.also[table]).to(rows[table].device)
         return rows[table].index_select(0, place)
 
     def _index_batch(self, batch: SampleBatch) -> SparseBatch:
-        """A batch whose places are among the keys of all."""
+        """Return a batch whose positions refer to the keys of all chunks."""
         places = {
             name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
             for name, table in self._features.items()
@@ -105,14 +123,14 @@ class StepShare:
 
 
 class PrefetchedRows:
-    """Rows that were fetched before, as a source of an embedding collection; gradients stay here by table."""
+    """Rows that were pulled before, as a source for an embedding collection; gradients are kept by table."""
 
     def __init__(self, rows: Mapping[str, Tensor]):
         self._rows = dict(rows)
         self.grads = {table: torch.zeros(rows.shape) for table, rows in self._rows.items()}
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
-        """The table's rows [N, D]; the keys are those that the batch was read with."""
+        """Return the rows [N, D] of a table; the keys must be those that the batch was built with."""
         if len(keys) != len(self._rows[table]):
             raise ConfigError(
                 f"{len(self._rows[table])} rows of table {table!r} were fetched, {len(keys)} asked"
@@ -120,6 +138,6 @@ class PrefetchedRows:
         return self._rows[table]
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Keep the gradients [N, D]; a batch that no loss reached has none."""
+        """Keep the gradients [N, D] of a table; a batch that no loss reached has none."""
         if len(keys):
             self.grads[table] = grads

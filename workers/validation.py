@@ -1,7 +1,8 @@
-"""Validation of a commit while its stage goes on: whose events are asked, and what the held-out items cost in nats.
+"""Validation of a commit while its stage goes on: which events are used, and the cost of the held-out items in nats.
 
-Nats are of the next event alone, over the whole catalogue, without dropout. A training loss is a mixture over the events `ahead`,
-with dropout: it lies above what the same model pays for next events, never below.
+Nats are those of the next event alone, over the whole catalogue and without dropout. A training loss is a mixture
+over the
+events `ahead` with dropout, so it lies above the nats that the same model has for next events.
 """
 
 # Shapes: P prompts, I items.
@@ -20,7 +21,16 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def select_validation_events(users: np.ndarray, seed: int, max_users: int = MOST_USERS) -> np.ndarray:
-    """Which of the events [P] of these users are validated [P] bool: those of `most` users, drawn by the seed, or all."""
+    """Select the events of at most `max_users` users, drawn by the seed.
+
+    Args:
+        users: The user of each event [P].
+        seed: Seed of the draw.
+        max_users: Largest number of users.
+
+    Returns:
+        Whether each event is validated [P] bool.
+    """
     known = np.unique(users)
     if len(known) <= max_users:
         return np.ones(len(users), bool)
@@ -28,10 +38,11 @@ def select_validation_events(users: np.ndarray, seed: int, max_users: int = MOST
 
 
 class TargetNats:
-    """Scores that are asked for, as they are; on the way the nats of the targets add up.
+    """A score function that passes scores on unchanged and collects the nats of the targets.
 
-    scores   (users [P], positions [P]) -> log-probability an item [P, I]
-    target   (users [P], positions [P]) -> the held-out items [P]
+    Args:
+        scores: Maps (users [P], positions [P]) to log-probabilities [P, I].
+        target: Maps (users [P], positions [P]) to the held-out items [P].
     """
 
     def __init__(self, scores: Scores, target: Scores):
@@ -39,6 +50,7 @@ class TargetNats:
         self._parts: list[np.ndarray] = []
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the scores [P, I] of events, and collect the nats of their targets."""
         scores_PI = self._scores(users, positions)
         own_P = scores_PI[np.arange(len(users)), self._target(users, positions)].astype(np.float64)
         self._parts.append(np.where(np.isfinite(own_P), -own_P, np.nan))
@@ -46,11 +58,11 @@ class TargetNats:
 
     @property
     def values(self) -> np.ndarray:
-        """The nats of each event asked about so far [P]; NaN where its item is outside the catalogue."""
+        """The nats of each event scored so far [P]; NaN where its item is outside the catalogue."""
         return np.concatenate([np.empty(0), *self._parts])
 
     @property
     def mean(self) -> float | None:
-        """A held-out event's nats; None where no target is in the catalogue."""
+        """The mean nats of a held-out event; None where no target is in the catalogue."""
         values = self.values[~np.isnan(self.values)]
         return float(values.sum()) / len(values) if len(values) else None

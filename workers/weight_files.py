@@ -1,10 +1,11 @@
-"""Tensors by name as files: safetensors, cut into shards of bounded bytes with an index, as Hugging Face names them.
+"""Named tensors as files: safetensors, split into shards of bounded size with an index, named as Hugging Face names them.
 
-    model.safetensors                                   what fits one shard
+    model.safetensors                                   if it fits one shard
     model-00001-of-00003.safetensors, ..., model.safetensors.index.json
 
-Ranks that all have the tensors write a shard each in turn. A file is written piece by piece from where its tensors lie, so
-writing takes no memory of its own on the host, and of a device a bucket. Nothing is a pickle.
+Ranks that all hold the tensors write the shards in turn. A file is written piece by piece from the memory of its
+tensors, so
+writing needs no further host memory, and one bucket for tensors of a device. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ SHARD_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """How a state is saved: `copy` of what later steps change, or as it lies while nothing steps; bytes of a shard at most."""
+    """How a state is saved.
+
+    Attributes:
+        copy: Whether tensors that later steps change are copied first; False where no step runs until the files are
+        written.
+        shard_bytes: Largest size of a shard in bytes.
+    """
 
     copy: bool = True
     shard_bytes: int = SHARD_BYTES
@@ -35,14 +42,25 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class TensorShards:
-    """The names of tensors in each file of a set."""
+    """The names of tensors in each file of a set.
+
+    Attributes:
+        stem: Name of the files without number and extension.
+        names: Names of the tensors of each file.
+    """
 
     stem: str
     names: tuple[tuple[str, ...], ...]
 
     @classmethod
     def from_tensors(cls, stem: str, tensors: Mapping[str, Tensor], max_bytes: int) -> TensorShards:
-        """Tensors in the order of their names, a shard after the other; one that is larger than a shard has its own."""
+        """Split tensors, ordered by name, into shards; a tensor that is larger than a shard has a file of its own.
+
+        Args:
+            stem: Name of the files without number and extension.
+            tensors: Tensors by name; only names and sizes are used.
+            max_bytes: Largest size of a shard in bytes.
+        """
         files: list[list[str]] = [[]]
         size = 0
         for name in sorted(tensors):
@@ -54,17 +72,25 @@ class TensorShards:
         return cls(stem, tuple(map(tuple, files)))
 
     def get_file_name(self, number: int) -> str:
-        """The name of a shard's file."""
+        """Return the file name of a shard."""
         if len(self.names) == 1:
             return f"{self.stem}.safetensors"
         return f"{self.stem}-{number + 1:05d}-of-{len(self.names):05d}.safetensors"
 
     def select_rank_files(self, rank: int, ranks: int) -> dict[str, tuple[str, ...]]:
-        """The files that a rank writes: names of tensors by file."""
+        """Return the files that a rank writes, with the names of their tensors."""
         return {self.get_file_name(at): names for at, names in enumerate(self.names) if at % ranks == rank}
 
     def write_index(self, folder: Path, total_bytes: int) -> list[Path]:
-        """The index of more than one shard; none of one."""
+        """Write the index if there is more than one shard.
+
+        Args:
+            folder: Where the shards are.
+            total_bytes: Bytes of all tensors.
+
+        Returns:
+            The path of the index, or an empty list.
+        """
         if len(self.names) == 1:
             return []
         where = {name: self.get_file_name(at) for at, names in enumerate(self.names) for name in names}
@@ -74,7 +100,7 @@ class TensorShards:
 
 
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
-    """Tensors by name into one safetensors file, byte for byte as that library writes it."""
+    """Write tensors by name into one safetensors file, byte for byte as that library writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ordered = dict(sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0])))
     with path.open("wb") as file:
@@ -82,12 +108,16 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
         for bucket in plan_buckets(ordered, BUCKET_BYTES):
             for piece in bucket:
                 host = piece.select_from(ordered).detach().cpu().contiguous()
-                # Where it lies: not by way of NumPy, for memory that it has seen cannot be given back by an offload.
+                # Written without NumPy, since an offload cannot release memory that a NumPy array refers to.
                 file.write((ctypes.c_char * host.nbytes).from_address(host.data_ptr()))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of the shards that its index names, mapped. Raises CheckpointError where a shard is missing."""
+    """Read the tensors of a file, or of the shards that its index names, memory-mapped.
+
+    Raises:
+        CheckpointError: A shard or a tensor is missing.
+    """
     from safetensors.torch import load_file
 
     index = path.with_name(f"{path.name}.index.json")
@@ -105,23 +135,32 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def merge_shards(path: Path, merged_path: Path) -> Path:
-    """The file itself where it is one, else its shards as one file at `beside`."""
+    """Return the file itself if it exists, else merge its shards into one file.
+
+    Args:
+        path: The file, or the name that its shards belong to.
+        merged_path: Where the merged file is written.
+    """
     if path.exists():
         return path
     write_tensors(merged_path, read_tensors(path))
     return merged_path
 
 
-BASE = "base.json"  # beside a checkpoint's weights: the SHA-256 of the folder that its base model is in
+BASE = "base.json"  # beside a checkpoint's weights: the SHA-256 of the base model's folder
 
 
 def load_model(model: torch.nn.Module, folder: Path) -> None:
-    """Put the weights of a commit's dense folder into a model. Raises CheckpointError when they do not fit."""
+    """Load the weights of a commit's dense folder into a model.
+
+    Raises:
+        CheckpointError: The weights do not fit the model.
+    """
     load_weights(model, folder / "model.safetensors")
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Put the weights of a safetensors file, or its shards, into a model.
+    """Load the weights of a safetensors file, or of its shards, into a model.
 
     Raises:
         CheckpointError: They do not fit, or belong to another base model than the one that was loaded.
@@ -136,7 +175,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
 
 
 def write_base(sha256: str, folder: Path) -> list[Path]:
-    """Write into a checkpoint which base model its weights go with. Returns the file."""
+    """Write the SHA-256 of the base model into a checkpoint. Returns the file."""
     path = folder / "dense" / BASE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
@@ -144,23 +183,23 @@ def write_base(sha256: str, folder: Path) -> list[Path]:
 
 
 def read_base(dense: Path) -> str | None:
-    """Return the SHA-256 of the base model that the weights of a checkpoint's dense folder go with, where it names one."""
+    """Return the SHA-256 of the base model that a checkpoint's weights belong to, None where it names none."""
     file = dense / BASE
     return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.exists() else None
 
 
 def check_base(model: torch.nn.Module, base_sha256: str | None, location: str) -> None:
-    """Raise CheckpointError where weights go with another base model. Earlier versions named none."""
+    """Raise CheckpointError if weights belong to another base model; checkpoints of earlier versions name none."""
     check_base_sha256(getattr(model, "base_sha256", None), base_sha256, location)
 
 
 def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, location: str) -> None:
-    """Raise CheckpointError where the base model that is there is not the one that weights go with.
+    """Raise CheckpointError if the base model that was loaded is not the one that the weights belong to.
 
     Args:
-        own: SHA-256 of the base folder that `model.path` names; None for a model without one.
-        named: what the checkpoint says; None where it is of a version that named none.
-        where: opens the error.
+        model_sha256: SHA-256 of the base folder that `model.path` names; None for a model without one.
+        checkpoint_sha256: SHA-256 that the checkpoint names; None for a version that named none.
+        location: Beginning of the error message.
     """
     if model_sha256 is not None and checkpoint_sha256 is not None and checkpoint_sha256 != model_sha256:
         raise CheckpointError(
@@ -171,8 +210,12 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
 
 
 def _select_known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away, and its
-    voter by nearness with it."""
+    """Select the tensors that a model has.
+
+    A memory and its voter by nearness can be added to a commit or removed from it, so their weights are taken only
+    where the
+    model has them in the same shape.
+    """
     own = model.state_dict()
     optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")
     kept = {name: tensor for name, tensor in tensors.items() if name not in optional}

@@ -1,9 +1,13 @@
-"""Dense weights on the move, to rollouts and to files: in buckets of bounded bytes, never a whole model in one object.
+"""Dense weights in transit, to rollouts and to files: in buckets of bounded size, never a whole model in one object.
 
-A bucket is safetensors bytes of flat pieces, "start:name" -> values of the flattened tensor from `start` on; a tensor larger
-than a bucket is cut. It carries its version, the version it is a change of, and a checksum. A reader keeps the buckets where
-they lie, in Ray's store, and copies them into its model when the last has come: it never computes with half a version, and
-holds no second model. `delta`: of a version whose readers have the one before, blocks that changed alone.
+A bucket is a safetensors buffer of flat pieces: "start:name" maps to the values of the flattened tensor from `start`
+on; a
+tensor that is larger than a bucket is cut. A bucket carries its version, the version that it is a delta of, and a
+checksum.
+A reader keeps the buckets where they are, in Ray's object store, and copies them into its model when the last has
+arrived.
+So it never computes with half a version and holds no second model. A delta has only the blocks that changed since the
+version that its readers have.
 """
 
 from __future__ import annotations
@@ -49,10 +53,11 @@ class TensorPiece:
 
     @property
     def key(self) -> str:
+        """The name of the piece in a bucket: "start:name"."""
         return f"{self.start}:{self.name}"
 
     def select_from(self, named: Mapping[str, Tensor]) -> Tensor:
-        """Its elements."""
+        """Return the elements of this piece."""
         return named[self.name].reshape(-1)[self.start : self.stop]
 
 
@@ -60,7 +65,12 @@ Bucket = Sequence[TensorPiece]
 
 
 def plan_buckets(named: Mapping[str, Tensor], max_bytes: int) -> list[Bucket]:
-    """Tensors, in their order, as buckets of at most so many bytes. Only names, shapes and dtypes count: meta ones will do."""
+    """Divide tensors, in their order, into buckets of bounded size.
+
+    Args:
+        named: Tensors by name; only names, shapes and dtypes are used, so meta tensors suffice.
+        max_bytes: Largest size of a bucket in bytes.
+    """
     filled: list[list[TensorPiece]] = []
     room = 0
     for name, tensor in named.items():
@@ -78,18 +88,27 @@ def plan_buckets(named: Mapping[str, Tensor], max_bytes: int) -> list[Bucket]:
 
 
 def to_meta_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names, shapes and dtypes of tensors, as meta tensors."""
+    """Return meta tensors of the same names, shapes and dtypes."""
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
 
 
 def pack(bucket: Bucket, named: Mapping[str, Tensor], **facts: str) -> np.ndarray:
-    """The pieces of a bucket as safetensors bytes [B] uint8, with facts and a checksum in their header."""
+    """Serialise the pieces of a bucket.
+
+    Args:
+        bucket: The pieces.
+        named: The tensors that the pieces are taken from.
+        **facts: Text fields of the header, such as the version.
+
+    Returns:
+        Safetensors bytes [B] uint8 with the facts and a checksum in their header.
+    """
     pieces = {piece.key: piece.select_from(named) for piece in bucket}
     head = build_header(pieces, {**facts, "sum": _NO_SUM})
     data = np.empty(len(head) + sum(piece.nbytes for piece in pieces.values()), np.uint8)
     at = len(head)
     for piece in pieces.values():
-        host = piece.detach().cpu().contiguous()  # not by way of NumPy: an offload gives this memory back
+        host = piece.detach().cpu().contiguous()  # without NumPy, so that an offload can release this memory
         ctypes.memmove(data.ctypes.data + at, host.data_ptr(), host.nbytes)
         at += host.nbytes
     head = head.replace(_NO_SUM.encode(), _hash_values(data[len(head) :]).encode(), 1)
@@ -99,14 +118,23 @@ def pack(bucket: Bucket, named: Mapping[str, Tensor], **facts: str) -> np.ndarra
 
 @dataclass(frozen=True, slots=True)
 class UnpackedBucket:
-    """A bucket that came: its facts, and by "start:name" the type and the bytes of values, where they lie."""
+    """A bucket that was received.
+
+    Attributes:
+        facts: Text fields of its header.
+        pieces: By "start:name", the dtype and the bytes of the values, as views of the buffer.
+    """
 
     facts: Mapping[str, str]
     pieces: Mapping[str, tuple[str, np.ndarray]]
 
 
 def unpack(data: np.ndarray) -> UnpackedBucket:
-    """What `pack` packed. Raises CheckpointError where its bytes are not those that were sent."""
+    """Read a bucket that `pack` made.
+
+    Raises:
+        CheckpointError: The bytes do not match the checksum.
+    """
     size = int.from_bytes(data[:8].tobytes(), "little")
     entries = json.loads(data[8 : 8 + size].tobytes())
     facts, values = entries.pop("__metadata__", {}), data[8 + size :]
@@ -119,8 +147,15 @@ def unpack(data: np.ndarray) -> UnpackedBucket:
 
 
 class OutgoingWeights:
-    """A trainer's side: buckets of its weights. `block_bytes` above 0: of a version whose readers have the one packed before,
-    blocks of so many bytes that changed since then, told by their checksums."""
+    """The buckets of a trainer's weights.
+
+    Args:
+        named: Tensors by name, such as meta tensors.
+        bucket_bytes: Largest size of a bucket in bytes.
+        block_bytes: If above 0, a version whose readers have the one packed before it is sent as the changed blocks
+        of this size
+            only. Changes are found by checksums.
+    """
 
     def __init__(self, named: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES, block_bytes: int = 0):
         self.buckets = plan_buckets(named, bucket_bytes)
@@ -129,13 +164,20 @@ class OutgoingWeights:
         self._under_way: tuple[int | None, dict[str, bytes]] = None, {}
 
     def list_tensor_names(self, number: int) -> list[str]:
-        """The tensors that a bucket has pieces of."""
+        """Return the names of the tensors that a bucket has pieces of."""
         return list(dict.fromkeys(piece.name for piece in self.buckets[number]))
 
     def pack_bucket(
         self, number: int, named: Mapping[str, Tensor], version: int = 0, base: int | None = None
     ) -> np.ndarray:
-        """A bucket of a version; `base`: what its readers have. All of it, where that is not the version before."""
+        """Pack a bucket of a version.
+
+        Args:
+            number: Number of the bucket.
+            named: At least the tensors that the bucket has pieces of.
+            version: Version of the weights.
+            base: Version that the readers have. The whole bucket is packed unless it is the version packed before.
+        """
         facts = {"version": str(version), "number": str(number), "of": str(len(self.buckets))}
         if not self._block_bytes:
             return pack(self.buckets[number], named, **facts)
@@ -150,7 +192,7 @@ class OutgoingWeights:
     def _iterate_changed(
         self, bucket: Bucket, named: Mapping[str, Tensor], known: Mapping[str, bytes] | None
     ) -> Iterator[TensorPiece]:
-        """The blocks of a bucket whose bytes are not those that are known; all of them where nothing is."""
+        """Yield the blocks of a bucket whose digests differ from the known ones, all blocks where none are known."""
         for piece in bucket:
             values = piece.select_from(named).detach().cpu().contiguous()
             step = max(1, self._block_bytes // values.element_size())
@@ -165,8 +207,11 @@ class OutgoingWeights:
 
 
 class IncomingWeights:
-    """A version's weights on their way into a model: the buckets as they came, until all are there. `version`: the one that
-    the model has, None before the first."""
+    """The buckets of a version on their way into a model, kept until all have arrived.
+
+    Attributes:
+        version: The version that the model has, None before the first.
+    """
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
@@ -175,8 +220,12 @@ class IncomingWeights:
         self._buckets: dict[Any, UnpackedBucket] = {}
 
     def take(self, version: int, bucket: np.ndarray) -> None:
-        """Keep a bucket; one of another version begins anew. Raises CheckpointError where it is torn or does not fit the model,
-        StaleVersion where it is a change of a version that is not here."""
+        """Keep a bucket; a bucket of another version drops those kept before.
+
+        Raises:
+            CheckpointError: The bucket is damaged or does not fit the model.
+            StaleVersion: The bucket is a delta of a version that is not the model's.
+        """
         packed = unpack(bucket)
         base = packed.facts.get("base")
         if base is not None and int(base) != self.version:
@@ -201,7 +250,11 @@ class IncomingWeights:
         self._buckets[packed.facts.get("number", tuple(packed.pieces))] = packed
 
     def swap(self, version: int) -> None:
-        """Take the version over. Raises StaleVersion, with the model as it was, where some of it has not come."""
+        """Copy the buckets of a version into the model.
+
+        Raises:
+            StaleVersion: Some buckets have not arrived; the model is unchanged.
+        """
         own = self._model.state_dict()
         buckets = self._buckets.values() if version == self._coming else ()
         came = sum(len(values) for packed in buckets for _, values in packed.pieces.values())
@@ -221,7 +274,7 @@ class IncomingWeights:
 
 
 def _copy_bytes(tensor: Tensor, start: int, values: np.ndarray) -> None:
-    """Bytes into a tensor, from its element `start` on."""
+    """Copy bytes into a tensor, from its element `start` on."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         ctypes.memmove(tensor.data_ptr() + start * tensor.element_size(), values.ctypes.data, len(values))
         return
@@ -235,7 +288,7 @@ def _copy_bytes(tensor: Tensor, start: int, values: np.ndarray) -> None:
 
 
 def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as they are, in host memory of their own."""
+    """Copy tensors into host memory."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in named.items()
@@ -243,7 +296,7 @@ def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build_header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> bytes:
-    """The head of safetensors whose values follow in this order."""
+    """Return the safetensors header for values that follow in this order."""
     entries: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
     end = 0
     for name, tensor in named.items():
@@ -256,7 +309,7 @@ def build_header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = 
 
 
 def _view_bytes(host: Tensor) -> Any:
-    """The memory of a tensor on the host, where it lies."""
+    """Return the memory of a host tensor without a copy."""
     return (ctypes.c_char * host.nbytes).from_address(host.data_ptr())
 
 

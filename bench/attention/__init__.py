@@ -1,4 +1,4 @@
-"""Benches of attention."""
+"""Benches of attention kernels and masks."""
 
 import lazy_loader
 

@@ -39,6 +39,7 @@ def bench_attention_beams() -> dict[str, Any]:
 
 
 def _compare_sides(dtype: Any, groups: int) -> dict[str, Any]:
+    """Compare both sides for one dtype and number of key heads, after checking that their outputs agree."""
     import torch
 
     tensors = _draw_tensors(dtype, groups)
@@ -63,7 +64,7 @@ def _compare_sides(dtype: Any, groups: int) -> dict[str, Any]:
 
 
 def _draw_tensors(dtype: Any, groups: int) -> dict[str, Any]:
-    """A prompt's keys and values [U, N, G, D], and of every level queries [U, W, H, D], keys, values and parents [U, W]."""
+    """Draw a prompt's keys and values [U, N, G, D], and for every level queries [U, W, H, D], keys, values and parents [U, W]."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -81,6 +82,7 @@ def _draw_tensors(dtype: Any, groups: int) -> dict[str, Any]:
 
 
 def _make_shared_decode(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
+    """Return the decode of a cache with one shared prompt."""
     import torch
 
     from nonet.attention import BeamCache
@@ -101,7 +103,10 @@ def _make_shared_decode(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
 
 
 def _make_repeated_decode(tensors: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
-    """Every beam with the whole prompt: [U * W, G, N + L, D], written in place, gathered where beams move."""
+    """Return the decode of a cache in which every beam has the whole prompt.
+
+    The cache [U * W, G, N + L, D] is written in place and gathered when beams are reordered.
+    """
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention
 

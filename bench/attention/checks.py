@@ -1,7 +1,8 @@
-"""What must hold on a GPU before a time counts: results near float64, equal bits every run, nothing recompiled.
+"""Checks on a GPU that must pass before times count: results close to float64, equal bits in every run, no recompilation.
 
-Small batches of every mask, forward and gradients, in float32 and bfloat16; raises nothing, reports numbers beside the
-bars, so that a failing device still gives its table.
+Every mask is checked on small batches, forward and gradients, in float32 and bfloat16. Checks do not raise: they
+report numbers
+beside their limits, so that a failing device still produces its table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BLIND = 1e-30
 
 
 def list_checks(device: str = "cuda") -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Checks by name: largest errors (for bf16 over those of dense torch in bf16), equal bits, compiled variants."""
+    """Yield the checks by name: largest errors (bf16 relative to dense torch in bf16), equal bits, and compiled variants."""
     lengths = _LENGTHS if device == "cuda" else _SHORT
     for name, make in masks.CHECKED.items():
         yield name, lambda make=make: _check_mask(make(lengths), device)
@@ -36,6 +37,7 @@ def list_checks(device: str = "cuda") -> Iterator[tuple[str, Callable[[], Any]]]
 
 
 def _check_mask(table: IntervalTable, device: str) -> dict[str, Any]:
+    """Return the errors of one mask, and whether the plan equals the host's."""
     width = 64 if device == "cuda" else 16
     return {
         "fp32": _measure_errors(table, torch.float32, width, device),
@@ -50,7 +52,14 @@ def run(
     grad: Tensor,
     options: KernelOptions | None = None,
 ) -> tuple[Tensor, AttentionGradients]:
-    """Outputs and gradients of the kernels, under the device's shipped configuration."""
+    """Return the outputs and gradients of the kernels with the device's shipped configuration.
+
+    Args:
+        table: The mask.
+        leaves: q, k and v.
+        grad: Gradient of the outputs.
+        options: Options of the kernels.
+    """
     q, k, v = leaves
     config = infer_config(q, v, table)
     made = make_plans(table, config)
@@ -61,7 +70,7 @@ def run(
 def draw_inputs(
     table: IntervalTable, width: int, dtype: torch.dtype, device: str, seed: int = 0
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """q, k, v and the gradient of the outputs; two heads."""
+    """Draw q, k, v and the gradient of the outputs, with two heads."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [int(table.cu_q[-1]), int(table.cu_k[-1]), int(table.cu_k[-1]), int(table.cu_q[-1])]
     q, k, v, grad = (torch.randn(n, 2, width, generator=generator).to(device, dtype) for n in sizes)
@@ -69,6 +78,7 @@ def draw_inputs(
 
 
 def _measure_errors(table: IntervalTable, dtype: torch.dtype, width: int, device: str) -> dict[str, float]:
+    """Return the largest absolute errors of outputs and gradients against float64."""
     leaves, grad = draw_inputs(table, width, dtype, device)
     out, grads = run(to_device(table, device), leaves, grad)
     want = _run_dense(table, leaves, grad, torch.float64)
@@ -81,7 +91,7 @@ def _measure_errors(table: IntervalTable, dtype: torch.dtype, width: int, device
 
 
 def _compare_with_dense_bf16(table: IntervalTable, width: int, device: str) -> dict[str, float]:
-    """The kernel's error over that of the dense reference in bfloat16; the bar is 2."""
+    """Return the kernel's errors divided by those of the dense reference in bfloat16; the limit is 2."""
     ours = _measure_errors(table, torch.bfloat16, width, device)
     leaves, grad = draw_inputs(table, width, torch.bfloat16, device)
     want = _run_dense(table, leaves, grad, torch.float64)
@@ -93,12 +103,14 @@ def _compare_with_dense_bf16(table: IntervalTable, width: int, device: str) -> d
 def _run_dense(
     table: IntervalTable, leaves: tuple[Tensor, Tensor, Tensor], grad: Tensor, dtype: torch.dtype
 ) -> list[Tensor]:
+    """Return outputs and gradients of the dense reference in a dtype."""
     inner = [x.detach().cpu().to(dtype).requires_grad_() for x in leaves]
     out, _ = attend_reference(inner[0], inner[1], inner[2], table)
     return [out.detach(), *torch.autograd.grad((out * grad.cpu().to(dtype)).sum(), inner)]
 
 
 def _has_same_plan(table: IntervalTable, device: str) -> bool:
+    """Return whether a plan made on the device equals the one made on the host."""
     host, there = make_plan(table, 64, 64), make_plan(to_device(table, device), 64, 64)
     for side in ("query", "key"):
         expected, planned = getattr(host, side), getattr(there, side)
@@ -111,6 +123,7 @@ def _has_same_plan(table: IntervalTable, device: str) -> bool:
 
 
 def _is_repeatable(table: IntervalTable, device: str) -> bool:
+    """Return whether gradients are equal bit for bit over many runs."""
     there = to_device(table, device)
     leaves, grad = draw_inputs(table, 64, torch.bfloat16, device)
     _, first = run(there, leaves, grad)
@@ -122,7 +135,10 @@ def _is_repeatable(table: IntervalTable, device: str) -> bool:
 
 
 def _count_variants(device: str) -> dict[str, int]:
-    """Compiled variants of the forward kernel after one random batch, and after a hundred: the bar is no more."""
+    """Return the number of compiled variants of the forward kernel after the first and the last random batch.
+
+    It must not grow.
+    """
     from nonet.attention.kernels import forward_kernel
 
     counts = []

@@ -1,10 +1,13 @@
-"""Attention on a GPU: the kernels against FlexAttention and torch's own, masks and shapes as recommenders have them.
+"""Attention on a GPU: the kernels against FlexAttention and torch's own, with masks and shapes of recommenders.
 
-`nonet bench gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA graph, and a whole
-step with the mask's plan made anew, as every new batch pays for. TFLOP/s count visible pairs; their share is of a bf16
-matrix product measured in the same run. Medians of 30; sides take turns. What fails is recorded and the rest goes on,
-the JSON is written after every cell, and no cell begins after `budget_s` (a quarter of it for the checks).
-`--set dry=true` runs every line that it can on a CPU, with small rows and Triton's interpreter.
+`nonet bench gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA graph, and a
+whole step
+including a new plan of the mask, as every new batch needs one. TFLOP/s count visible pairs; their share is relative
+to a bf16
+matrix product measured in the same run. Times are medians of 30, with the sides in turn. A failure is recorded and
+the rest goes
+on. The JSON is written after every cell, and no cell begins after `budget_s` (a quarter of it for the checks).
+`--set dry=true` runs as much as possible on a CPU, with small rows and Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +44,14 @@ Side = dict[str, Callable[[], Any]]
 
 @dataclass(slots=True)
 class GpuRun:
-    """What has been found, on disk after every cell; a cell that fails leaves its error and the next one begins."""
+    """The results so far, saved after every cell.
+
+    Attributes:
+        path: File of the results, None for none.
+        budget_s: Seconds after which no cell begins.
+        began: Monotonic time of the start.
+        found: The results.
+    """
 
     path: Path | None
     budget_s: float
@@ -49,7 +59,7 @@ class GpuRun:
     found: Row = field(default_factory=dict)
 
     def run_cell(self, name: str, make: Callable[[], Any], share: float = 1.0) -> Any:
-        """make()'s result, or what it raised; "not begun" once this share of the budget is spent."""
+        """Return the result of make(), or its error; "not begun" once this share of the budget is used up."""
         began = time.monotonic()
         if began - self.began > share * self.budget_s:
             made: Any = {"not begun": f"the budget of {share * self.budget_s:.0f} s was spent"}
@@ -63,6 +73,7 @@ class GpuRun:
         return made
 
     def save(self) -> None:
+        """Save the results."""
         if self.path:
             self.path.write_text(json.dumps(self.found, indent=1))
 
@@ -76,11 +87,19 @@ def bench_gpu(
     dry: bool = False,
     json_file: Path | None = None,
 ) -> Row:
-    """Checks and rows. Raises ConfigError where there is no GPU and no dry run was asked for.
+    """Run the checks and measure the rows.
 
-    only           rows whose name holds this
-    max_autotune   FlexAttention's compiled with max-autotune too
-    budget_s       no cell begins after this
+    Args:
+        widths: Head widths.
+        only: Only rows whose name contains this.
+        with_checks: Whether results are checked first.
+        max_autotune: Whether FlexAttention is also compiled with max-autotune.
+        budget_s: Seconds after which no cell begins.
+        dry: Whether to run on a CPU with small rows.
+        json_file: File of the results, None for none.
+
+    Raises:
+        ConfigError: There is no GPU, and `dry` is off.
     """
     if dry:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -106,7 +125,7 @@ def bench_gpu(
 
 
 def _summarise_ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """FlexAttention's time over ours by phase; "step" makes the mask's plan anew."""
+    """Return FlexAttention's time divided by ours, by phase; "step" includes a new plan of the mask."""
     out = {}
     for phase in ("forward", "backward", "step"):
         ratios = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
@@ -115,7 +134,14 @@ def _summarise_ratios(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cuda") -> Row:
-    """One row: milliseconds of each side, ratios to FlexAttention, TFLOP/s of visible work; errors by side."""
+    """Measure one row: milliseconds of each side, ratios to FlexAttention, TFLOP/s of visible work; errors by side.
+
+    Args:
+        work: The mask and shapes.
+        peak_tflops: TFLOP/s of a matrix product, or an error.
+        autotune: Whether FlexAttention is also compiled with max-autotune.
+        device: Device that the sides run on.
+    """
     table = to_device(work.table, device)
     q, k, v, grad = make_inputs(work, device)
     makers: dict[str, Callable[[], Side]] = {
@@ -148,7 +174,7 @@ def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cud
 
 
 def _try_side(row: Row, name: str, make: Callable[[], Any]) -> Any:
-    """make()'s result; None where it raises, which the row then says: the other sides are measured all the same."""
+    """Return the result of make(); an error is recorded in the row, so that the other sides are still measured."""
     try:
         return make()
     except Exception as error:
@@ -157,7 +183,7 @@ def _try_side(row: Row, name: str, make: Callable[[], Any]) -> Any:
 
 
 def make_inputs(work: Workload, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v that take gradients, and the gradient of the outputs."""
+    """Draw q, k, v that take gradients, and the gradient of the outputs."""
     queries, keys = int(work.table.cu_q[-1]), int(work.table.cu_k[-1])
     generator = torch.Generator(device).manual_seed(0)
 
@@ -171,6 +197,7 @@ def make_inputs(work: Workload, device: str = "cuda") -> tuple[Tensor, Tensor, T
 
 
 def _make_our_side(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Side:
+    """Prepare our kernels for one workload."""
     q, k, v = q.detach(), k.detach(), v.detach()
     config: TileConfig = infer_config(q, v, table)
     made = make_plans(table, config)
@@ -189,6 +216,7 @@ def _make_our_side(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: 
 
 
 def _make_flex_side(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: str | None) -> Side:
+    """Prepare FlexAttention for one workload."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     compiled: Any = flex_attention
@@ -221,7 +249,7 @@ def _make_flex_side(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tenso
 def _make_varlen_side(
     work: Workload, table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor
 ) -> Side:
-    """torch's flash attention over packed rows, the ceiling for masks that it can say."""
+    """Prepare torch's flash attention over packed rows, for masks that it supports."""
     from torch.nn.attention.varlen import varlen_attn
 
     more: dict[str, Any] = {"window_size": work.window}
@@ -240,7 +268,7 @@ def _make_varlen_side(
 
 
 def _time_interleaved(sides: dict[str, Side], phase: str, row: Row, device: str) -> dict[str, float]:
-    """Median milliseconds of each side's phase; kernels as CUDA graphs but for whole steps, the sides in turn."""
+    """Return the median milliseconds of each side's phase, in turn; kernels run as CUDA graphs except in whole steps."""
     runs: Side = {}
     for name, side in sides.items():
         if phase in side:
@@ -255,7 +283,7 @@ def _time_interleaved(sides: dict[str, Side], phase: str, row: Row, device: str)
 
 
 def _warm_up(call: Callable[[], Any], phase: str, device: str) -> Callable[[], Any]:
-    """The call warmed up, as a graph where it is kernels alone."""
+    """Warm up a call, captured as a graph if it consists of kernels alone."""
     if device != "cuda":
         call()
         return call
@@ -266,6 +294,7 @@ def _warm_up(call: Callable[[], Any], phase: str, device: str) -> Callable[[], A
 
 
 def _measure_milliseconds(run: Callable[[], Any], device: str) -> float:
+    """Time one run in milliseconds."""
     if device != "cuda":
         with LapTimer() as taken:
             run()
@@ -280,7 +309,7 @@ def _measure_milliseconds(run: Callable[[], Any], device: str) -> float:
 
 
 def _capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call's kernels as one graph; the call itself where it can't be captured."""
+    """Capture the kernels of a call as a graph; returns the call itself if it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -298,7 +327,7 @@ def _capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def measure_matmul_tflops(size: int = 8192, device: str = "cuda") -> float:
-    """What this device does on a plain bf16 product of normal numbers."""
+    """Measure the TFLOP/s of a bf16 matrix product of normal numbers on this device."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     row: Row = {}
     times = _time_interleaved({"matmul": {"step": lambda: a @ b}}, "step", row, device)

@@ -1,7 +1,8 @@
-"""The masks that attention is measured and checked on, as interval tables of a packed batch.
+"""Masks for measuring and checking attention, as interval tables of a packed batch.
 
-Each builder takes the lengths of the sequences and gives the integers that a kernel reads; the GPU bench times them and
-the kernels' tests compare them with their predicate, key by key.
+Each builder takes the lengths of the sequences and returns the integers that a kernel reads. The GPU bench times
+them, and the
+kernels' tests compare them with their predicate, key by key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def build_table(
     lengths_k: list[int] | None = None,
     **more: Tensor | None,
 ) -> IntervalTable:
-    """A table of these slots (start [T], stop [T]), clamped to the keys there are."""
+    """Build a table from slots (start [T], stop [T]), clamped to the existing keys."""
     lengths_k = lengths_q if lengths_k is None else lengths_k
     keys_T = torch.tensor(lengths_k).long().repeat_interleave(torch.tensor(lengths_q).long())
     start = torch.stack([start.expand_as(keys_T).clamp_min(0) for start, _ in slots])
@@ -39,12 +40,12 @@ def build_table(
 
 
 def build_cuts(lengths: list[int]) -> Tensor:
-    """[B + 1] int32, from 0."""
+    """Return the cumulative lengths [B + 1] int32, from 0."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
 def compute_positions(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Position within the sequence and the sequence's length, for every packed token."""
+    """Return for every packed token its position in the sequence and the length of the sequence."""
     place = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.zeros(0, dtype=torch.long)
     return place, torch.tensor(lengths, dtype=torch.long).repeat_interleave(
         torch.tensor(lengths, dtype=torch.long)
@@ -52,29 +53,33 @@ def compute_positions(lengths: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def build_full(lengths: list[int]) -> IntervalTable:
+    """Build a mask in which every token sees its whole sequence."""
     place, length = compute_positions(lengths)
     return build_table([(torch.zeros_like(place), length)], lengths)
 
 
 def build_causal(lengths: list[int], window: int | None = None) -> IntervalTable:
+    """Build a causal mask, optionally with a window."""
     place, _ = compute_positions(lengths)
     start = torch.zeros_like(place) if window is None else place - window + 1
     return build_table([(start, place + 1)], lengths)
 
 
 def build_prefix_lm(lengths: list[int], prefix: int) -> IntervalTable:
+    """Build a causal mask in which the first `prefix` tokens see each other."""
     place, _ = compute_positions(lengths)
     return build_table([(torch.zeros_like(place), (place + 1).clamp_min(prefix))], lengths)
 
 
 def build_sinks_window(lengths: list[int], sinks: int, window: int) -> IntervalTable:
+    """Build a causal window mask whose first `sinks` keys are always visible."""
     place, _ = compute_positions(lengths)
     zero = torch.zeros_like(place)
     return build_table([(zero, (place + 1).clamp_max(sinks)), (place - window + 1, place + 1)], lengths)
 
 
 def build_candidates(lengths: list[int], targets: int) -> IntervalTable:
-    """Candidates that see the history and themselves, not each other."""
+    """Build a mask of candidates that see the history and themselves, but not each other."""
     place, length = compute_positions(lengths)
     history = (length - targets).clamp_min(0)
     own = place >= history
@@ -85,7 +90,7 @@ def build_candidates(lengths: list[int], targets: int) -> IntervalTable:
 
 
 def build_hstu(lengths: list[int], targets: int, window: int, context: int, full_tail: int) -> IntervalTable:
-    """HSTU's whole family: contextual prefix, targets, longest attention and its waiver near the end."""
+    """Build a mask of the HSTU family: contextual prefix, targets, longest attention and its exemption near the end."""
     place, length = compute_positions(lengths)
     targets_T = length.clamp_max(targets)
     history = length - targets_T
@@ -103,14 +108,17 @@ def build_hstu(lengths: list[int], targets: int, window: int, context: int, full
 
 
 def build_sessions(lengths: list[int], session: int) -> IntervalTable:
-    """Causal within sessions of about `session` events; their borders fall at no multiple of a tile."""
+    """Build a causal mask within sessions of about `session` events; their borders are no multiples of a tile."""
     place, _ = compute_positions(lengths)
     start = (place // session) * session
     return build_table([(start, place + 1)], lengths)
 
 
 def build_beam_tree(history: list[int], beams: int, levels: int = 3, seed: int = 0) -> IntervalTable:
-    """A history, then `levels` levels of `beams` nodes; a node sees the history, its ancestors and itself. K = 4."""
+    """Build a mask of a history followed by `levels` levels of `beams` nodes, with K = 4.
+
+    A node sees the history, its ancestors and itself.
+    """
     generator = torch.Generator().manual_seed(seed)
     lengths = [n + beams * levels for n in history]
     starts, stops = [], []
@@ -136,7 +144,7 @@ def build_beam_tree(history: list[int], beams: int, levels: int = 3, seed: int =
 
 
 def build_bos(lengths: list[int], period: int) -> IntervalTable:
-    """Causal, but every period-th key is seen only by the `period` queries from itself on: the column form."""
+    """Build a causal mask in the column form: every period-th key is seen only by the `period` queries from itself on."""
     place, length = compute_positions(lengths)
     marked = (place + 1) % period == 0
     stop = torch.where(marked, torch.minimum(place + period, length), length)
@@ -146,20 +154,23 @@ def build_bos(lengths: list[int], period: int) -> IntervalTable:
 
 
 def build_classes(lengths: list[int], run: int) -> IntervalTable:
-    """Causal; runs of tokens take turns in three scenarios, and a token sees its own and the shared third one."""
+    """Build a causal mask with classes.
+
+    Runs of tokens alternate among three scenarios; a token sees its own scenario and the shared third one.
+    """
     place, _ = compute_positions(lengths)
     word = (1 << (place // run % 3)).int()
     return build_table([(torch.zeros_like(place), place + 1)], lengths, sees=word | 4, word=word)
 
 
 def build_cross(lengths_q: list[int], lengths_k: list[int]) -> IntervalTable:
-    """Every query sees all keys of its sequence's other side."""
+    """Build a mask in which every query sees all keys of its sequence's other side."""
     queries = sum(lengths_q)
     return build_table([(torch.zeros(queries).long(), torch.full((queries,), 2**30))], lengths_q, lengths_k)
 
 
 def compute_visible(table: IntervalTable) -> Tensor:
-    """[T, S] bool over packed tokens, straight from the table's definition. For checks: O(T S) memory."""
+    """Return the dense mask [T, S] bool of packed tokens from the table's definition; for checks, with O(T S) memory."""
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     seen = torch.zeros(cu_q[-1], cu_k[-1], dtype=torch.bool, device=table.start.device)
     for b in range(len(cu_q) - 1):

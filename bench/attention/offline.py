@@ -1,7 +1,8 @@
-"""Compile the attention kernels without a GPU and read what came out: instructions, registers, spills, shared memory.
+"""Compilation of the attention kernels without a GPU: instructions, registers, spills and shared memory.
 
-Triton's wheel brings ptxas and cuobjdump, so a machine without a device can refuse a configuration that spills, misses
-the matrix units or asks for more shared memory than the chip has. About a second a configuration.
+Triton's wheel includes ptxas and cuobjdump, so a machine without a device can reject a configuration that spills,
+does not use
+the matrix units or needs more shared memory than the chip has. A configuration takes about a second.
 """
 
 from __future__ import annotations
@@ -44,7 +45,16 @@ _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What ptxas made of one kernel."""
+    """The result of ptxas for one kernel.
+
+    Attributes:
+        registers: Registers of a thread.
+        spills: Local loads and stores in the machine code.
+        shared: Bytes of shared memory.
+        matrix: Matrix instructions by name.
+        loops: Of the innermost loops, whether they are masked, and the compares and selects on the score tile.
+        sass: The machine code.
+    """
 
     registers: int
     spills: int  # local loads and stores in the machine code
@@ -55,7 +65,10 @@ class Compiled:
 
 
 def bench_offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 128)) -> dict[str, Any]:
-    """Registers, spills and shared memory of the shipped bf16 kernels, a row a kernel, width and chip (sm_<chip>)."""
+    """Compile the shipped bf16 kernels and return registers, spills and shared memory.
+
+    There is one row for each kernel, width and chip (sm_<chip>).
+    """
     rows = []
     for chip in chips:
         for width in widths:
@@ -72,7 +85,15 @@ def bench_offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 
 def compile_kernel(
     kernel: Any, dtype: str, constants: dict[str, Any], capability: int, options: dict[str, int]
 ) -> Compiled:
-    """Compile for sm_<capability>. `constants` are constexprs; an argument given there as None is left out."""
+    """Compile a kernel for sm_<capability>.
+
+    Args:
+        kernel: The Triton kernel.
+        dtype: Element type of its pointers.
+        constants: Values of constexprs; an argument with the value None is left out.
+        capability: Compute capability of the chip.
+        options: Options of Triton's compiler.
+    """
     names = kernel.arg_names
     signature, attributes = {}, {}
     for place, name in enumerate(names):
@@ -118,7 +139,7 @@ def compile_shipped(
     slots: int,
     silu: bool,
 ) -> dict[str, Any]:
-    """A shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments, compiled."""
+    """Compile a shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments."""
     import torch
 
     from nonet.attention.kernels import (
@@ -164,7 +185,7 @@ def compile_shipped(
 
 
 def compile_plan_kernels(chip: int) -> dict[str, int]:
-    """Spills of the kernels that make a plan, with columns and classes, four slots."""
+    """Return the spills of the kernels that make a plan, with columns and classes and four slots."""
     from nonet.attention.plans import key_kernel, query_kernel, summary_kernel
 
     spills = {}
@@ -184,7 +205,7 @@ def compile_plan_kernels(chip: int) -> dict[str, int]:
 
 
 def find_innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
-    """(masked, compares and selects on the score tile) of every loop that holds a matrix product and no other loop."""
+    """Return (masked, compares and selects on the score tile) of every innermost loop with a matrix product."""
     loops, lines = [], ttgir.splitlines()
     for at, line in enumerate(lines):
         if "scf.for" not in line:
@@ -203,7 +224,7 @@ def find_innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool,
 
 
 def count_machine_loops(sass: str) -> list[dict[str, int]]:
-    """Instructions of each innermost loop that feeds the matrix units: all of them, and those that compare or select."""
+    """Count the instructions of each innermost loop that feeds the matrix units: all, and those that compare or select."""
     lines = [
         (int(match.group(1), 16), line)
         for line in sass.splitlines()
@@ -226,7 +247,7 @@ def count_machine_loops(sass: str) -> list[dict[str, int]]:
 
 
 def get_shared_limit(capability: int) -> int:
-    """Bytes of shared memory that a block may have."""
+    """Return the bytes of shared memory that a block may have."""
     return _SHARED[capability]
 
 
@@ -237,6 +258,7 @@ def _select_loop_body(lines: list[str], at: int) -> list[str]:
 
 
 def _infer_type(name: str, dtype: str) -> str:
+    """Return the Triton type of a kernel argument."""
     if name in ("TIME_Q", "TIME_K", *_POINTERS_32):
         return "*i32"
     if name in ("LSE", "DELTA", "GRAD_LSE", "SINK", "POSITION", "TIME", "PARTIAL", "PARTIAL_TIME"):

@@ -1,7 +1,9 @@
-"""Pictures of masks and the tiles a kernel computes for them, as SVG: `nonet bench pictures`.
+"""SVG pictures of masks and of the tiles that a kernel computes for them: `nonet bench pictures`.
 
-Drawn from the masks' own tables: dark lines are visible keys, green tiles need no mask, yellow tiles are computed under
-one, white tiles are never touched. A tile is computed where a slot's hull meets it, unmasked where a slot's core covers it.
+Pictures are drawn from the tables of the masks: dark lines are visible keys, green tiles need no mask, yellow tiles
+are computed
+under one, white tiles are skipped. A tile is computed where a slot's hull meets it, unmasked where a slot's core
+covers it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _COLOURS = {"unmasked": "#cfe8d5", "masked": "#fbe7a8", "seen": "#26547c", "line
 
 
 def bench_pictures(folder: str = "docs/explanation") -> dict[str, Any]:
-    """Write attention-masks.svg and attention-intervals.svg into the folder; a row a file."""
+    """Write attention-masks.svg and attention-intervals.svg into a folder; the result has one row for each file."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     panels = [_draw_panel(name, mask.build_table(cuts)) for name, mask, cuts in _list_masks()]
     drawn = {
@@ -37,6 +39,7 @@ def bench_pictures(folder: str = "docs/explanation") -> dict[str, Any]:
 
 
 def _list_masks() -> list[tuple[str, UniMask, Tensor]]:
+    """Return title, mask and cuts of each picture."""
     one, jagged = torch.tensor([0, 48]), torch.tensor([0, 27, 36, 48])
     tree = torch.tensor([[0, 0, 1, 2], [1, 1, 3, 0]])
     return [
@@ -57,7 +60,7 @@ def _list_masks() -> list[tuple[str, UniMask, Tensor]]:
 
 
 def _draw_panel(title: str, table: IntervalTable) -> tuple[str, int, str]:
-    """Title, side in pixels, and drawing of one mask."""
+    """Draw one mask. Returns title, side in pixels and drawing."""
     seen = to_dense(table)
     computed, unmasked = _list_tiles(table)
     parts, counts = [], [0, 0]
@@ -129,6 +132,7 @@ def _is_in_column(table: IntervalTable, tile: tuple[int, int, int, int], begin: 
 
 
 def _draw_grid(panels: list[tuple[str, int, str]], columns: int) -> str:
+    """Arrange panels in a grid with a legend."""
     side = max(panel[1] for panel in panels)
     across, down = side + _GAP, side + _TITLE + _GAP
     drawn = [
@@ -152,7 +156,7 @@ def _draw_grid(panels: list[tuple[str, int, str]], columns: int) -> str:
 
 
 def _draw_intervals() -> str:
-    """One tile of rows of hstu(targets=14), two slots: hull and core of each, and the key blocks they make."""
+    """Draw one tile of rows of hstu(targets=14) with two slots: hull and core of each, and their key blocks."""
     table = UniMask.hstu(14).build_table(torch.tensor([0, 48]))
     q0, q1, wide, high = 32, 40, 14, 16
     parts = []
@@ -190,6 +194,7 @@ def _draw_intervals() -> str:
 
 
 def _draw_bar(span: tuple[int, int], y: int, wide: int, colour: str, opacity: float, text: str) -> str:
+    """Draw one interval with its label."""
     if span[0] >= span[1]:
         return ""
     inside = span[1] * wide > 300 and opacity > 0.5

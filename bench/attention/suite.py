@@ -22,7 +22,7 @@ _TOKENS = 65536
 
 
 def bench_attention(device: str = "cpu") -> dict[str, Any]:
-    """Milliseconds a mask, type and side; ratios above 1 are in our favour."""
+    """Return milliseconds by mask, type and side; ratios above 1 mean that ours is faster."""
     import torch
 
     if device != "cpu":
@@ -41,7 +41,7 @@ def bench_attention(device: str = "cpu") -> dict[str, Any]:
 
 
 def _list_masks() -> dict[str, Any]:
-    """Masks of this batch, and the mask_mod a FlexAttention user writes for the padded batch."""
+    """Return the masks of this batch, and the mask_mod that a FlexAttention user writes for the padded batch."""
     import torch
 
     from nonet.attention.masks import UniMask
@@ -71,7 +71,7 @@ def _list_masks() -> dict[str, Any]:
 
 
 def _compare_mask(name: str, dtype: str) -> dict[str, Any]:
-    """One mask and type: training against SDPA, forward against SDPA and FlexAttention."""
+    """Compare one mask and type: training against SDPA, forward against SDPA and FlexAttention."""
     import torch
 
     mask, mod = _list_masks()[name]
@@ -90,6 +90,7 @@ def _compare_mask(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _make_sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Prepare the steps of all sides for one mask and type."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -126,6 +127,7 @@ def _make_sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable
 
 
 def _make_steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Callable[[], Any]]:
+    """Return the forward and training steps of an attention function."""
     import torch
 
     q, k, v, grad = tensors
@@ -142,6 +144,7 @@ def _make_steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Calla
 
 
 def _make_flex_step(mod: Any, padded: list[Any]) -> Callable[[], Any]:
+    """Return the forward step of compiled FlexAttention."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -160,7 +163,7 @@ def _make_flex_step(mod: Any, padded: list[Any]) -> Callable[[], Any]:
 
 
 def _measure_planning(name: str) -> dict[str, Any]:
-    """Milliseconds to turn a mask into its table, and the table into what is computed, at 65,536 tokens."""
+    """Return the milliseconds to turn a mask into its table, and the table into a plan, at 65,536 tokens."""
     import torch
 
     from nonet.attention.masks import UniMask
@@ -203,7 +206,7 @@ print(status("VmHWM") - before)
 
 
 def _measure_memory() -> dict[str, Any]:
-    """What one sequence of 65,536 tokens adds to the peak of a training step, in a process of its own."""
+    """Measure the memory that one sequence of 65,536 tokens adds to the peak of a training step, in a process of its own."""
     done = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True)
     return {
         "memory": "window 512, one sequence, forward and backward",
@@ -214,6 +217,7 @@ def _measure_memory() -> dict[str, Any]:
 
 
 def _summarise_ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Summarise ratios by type and measure."""
     out = {}
     for dtype in ("float32", "bfloat16"):
         for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):

@@ -1,7 +1,8 @@
-"""The rows of the attention table: masks, lengths, heads, and the same mask as FlexAttention's users would write it.
+"""The rows of the attention table: masks, lengths, heads, and the mask as users of FlexAttention would write it.
 
-Baselines get their natural predicate, not a slow general one: a causal mask compares positions and documents, only masks
-that have no shorter form read interval tables. Floating-point work counts visible pairs alone.
+Baselines get their natural predicate instead of a slow general one: a causal mask compares positions and documents,
+and only
+masks without a shorter form read interval tables. Floating-point work counts visible pairs alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ Predicate = Callable[[Any, Any, Any, Any], Any]  # batch, head, query, key -> vi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """One row: what is asked of every implementation."""
+    """One row of the table.
+
+    Attributes:
+        name: Name of the row.
+        table: The mask, on the CPU.
+        predicate: Makes FlexAttention's mask_mod over packed tokens for a device.
+        heads: Number of query heads.
+        key_heads: Number of key heads.
+        width: Width of a head.
+        backward: Whether gradients are timed.
+        window: The mask as the window of torch's varlen_attn, None where it has none.
+    """
 
     name: str
     table: IntervalTable  # on the CPU
@@ -35,14 +47,17 @@ class Workload:
     window: tuple[int, int] | None = None  # as torch's varlen_attn says it, where it can
 
     def count_flops(self) -> float:
-        """Of a forward pass: two products a visible pair and head."""
+        """Return the operations of a forward pass: two products for each visible pair and head."""
         return 4.0 * count_visible_pairs(self.table) * self.heads * self.width
 
 
 def list_workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]:
-    """The table's rows: one long sequence, ragged histories as recommenders have them, and a beam search's step.
+    """Return the rows of the table: one long sequence, ragged histories as recommenders have them, and a beam search step.
 
-    shrink: how many times shorter, for a run that only shows that it runs.
+    Args:
+        width: Width of a head.
+        seed: Seed of the lengths.
+        shrink: Factor by which sequences are shorter, for a dry run.
     """
     one, past = [8192 // shrink], [4096 // shrink] * 16
     short, long = draw_lengths(64, 512, 2048, seed), draw_lengths(8, 4096, 8192, seed)
@@ -71,13 +86,13 @@ def list_workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]
 
 
 def draw_lengths(rows: int, mean: int, longest: int, seed: int) -> list[int]:
-    """Lognormal lengths around a mean, as histories are."""
+    """Draw lognormal lengths around a mean, as histories have them."""
     draw = rng(seed, "lengths", rows, mean).lognormal(0.0, 0.8, rows)
     return (draw * mean / draw.mean()).clip(1, longest).astype(int).tolist()
 
 
 def build_beam_step(history: list[int], beams: int, levels: int = 3) -> IntervalTable:
-    """The tree's nodes ask, history and nodes answer: the rows of beam_tree that a decoder computes."""
+    """Build the mask of a decoding step: the rows of beam_tree whose queries are nodes."""
     whole = masks.build_beam_tree(history, beams, levels)
     nodes = torch.cat(
         [
@@ -96,7 +111,7 @@ def build_beam_step(history: list[int], beams: int, levels: int = 3) -> Interval
 
 
 def count_visible_pairs(table: IntervalTable) -> int:
-    """Pairs that see each other, O(tokens) memory; the union of a row's intervals counted once."""
+    """Count the visible pairs with O(tokens) memory; overlapping intervals of a row count once."""
     if table.column_start is not None or table.sees is not None:
         return int(masks.compute_visible(table).sum())
     start, stop = table.start.long(), torch.maximum(table.stop, table.start).long()
@@ -110,7 +125,7 @@ def count_visible_pairs(table: IntervalTable) -> int:
 
 
 def to_device(table: IntervalTable, device: str) -> IntervalTable:
-    """The same table there; shared cuts stay shared."""
+    """Copy a table to a device; shared cuts stay shared."""
 
     def move_tensor(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.to(device)
@@ -146,6 +161,8 @@ def _number_documents(lengths: list[int], device: str) -> Tensor:
 
 
 def _make_causal(lengths: list[int], window: int | None = None) -> Callable[[str], Predicate]:
+    """Return the predicate of a causal mask."""
+
     def make_predicate(device: str) -> Predicate:
         document = _number_documents(lengths, device)
         if len(lengths) == 1 and window is None:
@@ -166,6 +183,8 @@ def _make_prefix(lengths: list[int], prefix: int) -> Callable[[str], Predicate]:
 
 
 def _make_candidates(lengths: list[int], targets: int) -> tuple[IntervalTable, Callable[[str], Predicate]]:
+    """Return the table and the predicate of a candidates mask."""
+
     def make_predicate(device: str) -> Predicate:
         document = _number_documents(lengths, device)
         place, length = masks.compute_positions(lengths)
@@ -176,6 +195,8 @@ def _make_candidates(lengths: list[int], targets: int) -> tuple[IntervalTable, C
 
 
 def _make_sessions(lengths: list[int], session: int) -> Callable[[str], Predicate]:
+    """Return the predicate of a sessions mask."""
+
     def make_predicate(device: str) -> Predicate:
         place, _ = masks.compute_positions(lengths)
         fresh = place % session == 0
@@ -186,7 +207,7 @@ def _make_sessions(lengths: list[int], session: int) -> Callable[[str], Predicat
 
 
 def _make_general(table: IntervalTable) -> tuple[IntervalTable, Callable[[str], Predicate]]:
-    """Masks with no short form: the intervals in packed key positions, K compares."""
+    """Return the table and a predicate that compares with its K intervals, for masks without a shorter form."""
 
     def make_predicate(device: str) -> Predicate:
         rows = table.cu_q.diff().long()

@@ -1,7 +1,8 @@
-"""Group calls against the same calls written by hand in Ray, interleaved; the same actor work on both sides.
+"""Group calls against the same calls written by hand in Ray, interleaved, with the same actor work on both sides.
 
-The hand-written side is one plain actor a rank and `ray.get` of one call each; for the sharded echo it slices, sends and
-joins. A second hand-written group (A/A) shows what noise alone makes of the ratio.
+The hand-written side is one plain actor for each rank and `ray.get` of one call each; for the sharded echo it
+slices, sends and
+concatenates. A second hand-written group (A/A) shows the ratio that noise alone causes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BIG = 8 << 20
 
 
 def bench_dispatch() -> dict[str, Any]:
-    """Ratios of medians over interleaved rounds, A/A noise, puts of a replicated argument, and controller memory."""
+    """Return ratios of medians over interleaved rounds, A/A noise, puts of a replicated argument, and controller memory."""
     import ray
     import torch
 
@@ -84,7 +85,7 @@ def bench_dispatch() -> dict[str, Any]:
 
 
 def _compare_sides(*sides: Callable[[], Any]) -> dict[str, float]:
-    """Medians of `ours`, `hand` and `hand again`, microseconds a call, the order turned every round."""
+    """Return the medians of `ours`, `hand` and `hand again` in microseconds for each call; the order rotates every round."""
 
     def block(side: Callable[[], Any]) -> Callable[[], None]:
         def run_calls() -> None:
@@ -100,7 +101,10 @@ def _compare_sides(*sides: Callable[[], Any]) -> dict[str, float]:
 
 
 def _measure_event_us() -> float:
-    """Microseconds a call costs to see: its span and Ray metrics in the worker, its line of the trace in the controller."""
+    """Measure the microseconds of recording a call.
+
+    A call has a span and Ray metrics in the worker, and a line of the trace in the controller.
+    """
     from nonet.controller.record import Trace
     from nonet.workers.runtime import SpanRecorder
 
@@ -118,7 +122,7 @@ def _measure_event_us() -> float:
 
 
 def _count_puts(call: Callable[[], Any]) -> int:
-    """How often `ray.put` ran during a call."""
+    """Count the calls of `ray.put` during a call."""
     import ray
 
     puts, real = [], ray.put

@@ -12,35 +12,35 @@ _MIB = 1 << 20
 
 
 class Echo(DistributeWorker):
-    """Gives back what it gets."""
+    """A worker that returns its arguments."""
 
     @method(collect="list")
     def nop(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @method(rows=Shard, collect="concat")
     def echo(self, rows: Any) -> Any:
-        """The same rows."""
+        """Return the same rows."""
         return rows
 
     @method(data=Replicate, collect="list")
     def size(self, data: Any) -> int:
-        """Bytes received."""
+        """Return the bytes received."""
         return data.nbytes
 
     @method(collect="concat")
     def make(self, mib: int) -> np.ndarray:
-        """Rows of one MiB each."""
+        """Make rows of one MiB each."""
         return np.zeros((mib, _MIB), np.uint8)
 
     @method(rows=Shard, collect="sum")
     def take(self, rows: np.ndarray) -> int:
-        """Rows received."""
+        """Return the number of rows received."""
         return len(rows)
 
 
 def start_plain_actors(world: int) -> list[Any]:
-    """Plain actors with the same methods."""
+    """Start plain actors with the same methods."""
     import ray
 
     @ray.remote(num_cpus=0.1)
@@ -55,7 +55,7 @@ def start_plain_actors(world: int) -> list[Any]:
 
 
 def measure_reference_growth(group: Any) -> int:
-    """Bytes by which this process's private memory grows while 1 GiB goes from worker to worker by reference."""
+    """Return the growth of this process's private memory in bytes while 1 GiB goes from worker to worker by reference."""
     import gc
 
     import psutil

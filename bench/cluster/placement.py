@@ -1,7 +1,8 @@
-"""Placement: what fits after small groups have come, how soon what cannot fit is refused, and how long large plans take.
+"""Placement: what fits after small groups were placed, how fast an impossible request is refused, and how long large plans take.
 
-The cluster is `ray.cluster_utils.Cluster`: 4 nodes of 4 fake GPUs, real Ray scheduling, real worker processes. The other side
-is plain Ray as one writes it: a placement group a job, PACK for small ones, STRICT_PACK for whole-node gangs.
+The cluster is `ray.cluster_utils.Cluster`: 4 nodes of 4 fake GPUs, real Ray scheduling, real worker processes. The
+other side
+is plain Ray as one writes it: a placement group for each job, PACK for small ones, STRICT_PACK for whole-node gangs.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _WAIT_S = 3.0
 
 
 class Idle(DistributeWorker):
-    """Holds its device and does nothing; no torch."""
+    """A worker that holds its device and does nothing, without torch."""
 
 
 def bench_placement(rounds: int = _ROUNDS) -> dict[str, Any]:
-    """Gangs that start after four small groups, ours and plain Ray's; seconds to a refusal; seconds of a large plan."""
+    """Return gangs that start after four small groups, for both sides, and seconds to a refusal and to a large plan."""
     rows: list[dict[str, Any]] = []
     with _start_cluster():
         for number in range(rounds):
@@ -56,7 +57,7 @@ def bench_placement(rounds: int = _ROUNDS) -> dict[str, Any]:
 
 
 def make_job(workers: int, name: str = "job") -> Scenario:
-    """A run of one group of so many GPUs: every role fused into it."""
+    """Make a scenario with one group of so many GPUs, which holds every role."""
     roles = {"trainer": {"pool": "gpu", "workers": workers}, "evaluator": {"fuse": "trainer"}}
     return make_scenario(
         {
@@ -70,7 +71,7 @@ def make_job(workers: int, name: str = "job") -> Scenario:
 
 
 def make_large_view(nodes: int = 1000) -> ClusterView:
-    """So many nodes of 8 GPUs, 8 to a rack, two zones."""
+    """Make a cluster of so many nodes of 8 GPUs, 8 nodes in a rack, two zones."""
     total = {"CPU": 128.0, "GPU": 8.0, "memory": 2e12}
     facts = {"GPU": DeviceFacts(80 * 10**9, 8)}
     return ClusterView(
@@ -82,7 +83,11 @@ def make_large_view(nodes: int = 1000) -> ClusterView:
 
 
 def make_large_scenario(workers: int = 2048) -> Scenario:
-    """51 groups: a trainer, an elastic rollout, an evaluator, eight roles of 16 workers, forty rewards of 1 to 40."""
+    """Make a scenario of 51 groups.
+
+    It has a trainer, an elastic rollout, an evaluator, eight roles of 16 workers, and forty rewards of 1 to 40
+    workers.
+    """
     near = {"topology": {"prefer": ["host", "rack"]}}
     own = {f"own{i}": {"pool": "gpu", "workers": 16, **near} for i in range(8)}
     roles = {
@@ -112,6 +117,7 @@ def _list_gang_counts(rows: list[dict[str, Any]], who: str) -> list[float]:
 
 @contextmanager
 def _start_cluster() -> Iterator[None]:
+    """Start the cluster for the duration of the context."""
     import os
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -132,7 +138,7 @@ def _start_cluster() -> Iterator[None]:
 
 
 def _place_with_plain_ray() -> int:
-    """Four one-GPU placement groups, then three whole-node gangs: how many of these are ready."""
+    """Create four one-GPU placement groups, then three whole-node gangs. Returns how many gangs are ready."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     made = []
@@ -150,7 +156,7 @@ def _place_with_plain_ray() -> int:
 
 
 def _place_with_nonet() -> int:
-    """The same as seven runs, each planned on what is free, bound, and its processes started."""
+    """Place the same groups as seven runs, each planned on free resources, bound and started. Returns how many gangs started."""
     from nonet.controller.groups import Binding, plan_live
     from nonet.workers.runtime import GroupLifetime, RoleSpec
 
@@ -177,7 +183,7 @@ def _place_with_nonet() -> int:
 
 
 def _measure_refusal(when: str) -> dict[str, Any]:
-    """Seconds from asking for a gang that has no room to the error, and the placement groups it left."""
+    """Measure the seconds until a gang without room is refused, and the placement groups that are left behind."""
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     from nonet.controller.groups import Binding, plan_live
@@ -202,6 +208,7 @@ def _measure_refusal(when: str) -> dict[str, Any]:
 
 
 def _measure_large_plan() -> dict[str, Any]:
+    """Time the plan of a large scenario, and count different plans of the same input."""
     scenario, view = make_large_scenario(), make_large_view()
     taken, plans = LapTimer(), set()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""How long `import nonet` and `nonet --help` take, as whole processes; medians of several."""
+"""The time of `import nonet` and `nonet --help` as whole processes; medians of several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOADED = "import sys, nonet; print(int('torch' in sys.modules), int('ray' in sy
 
 
 def bench_startup() -> dict[str, Any]:
-    """Seconds of a bare interpreter, of `import nonet` and of `nonet --help`, interleaved; and what the import loaded."""
+    """Return the seconds of an interpreter, of `import nonet` and of `nonet --help`, interleaved, and what was loaded."""
     commands = {
         "python": [sys.executable, "-c", "pass"],
         "import nonet": [sys.executable, "-c", "import nonet"],

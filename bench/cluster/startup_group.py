@@ -1,8 +1,10 @@
-"""Controller and four workers until they are ready, against the same written by hand in Ray, in turns.
+"""Start-up of a controller and four workers against the same written by hand in Ray, in turns.
 
-Ours: a controller actor that plans, binds a placement group by the plan and starts a group of four `DistributeWorker`s,
-detached and named, with their keepers. By hand: a controller actor that makes the placement group and four plain actors. All
-import the same modules. Each round begins with fresh processes on both sides.
+Ours: a controller actor that plans, binds a placement group and starts a group of four `DistributeWorker`s, detached
+and named.
+By hand: a controller actor that makes the placement group and four plain actors. All import the same modules. Each
+round begins
+with new processes on both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _WORLD, _ROUNDS = 4, 7
 
 
 def bench_startup_group() -> dict[str, Any]:
-    """Medians of seconds from asking for the controller to all workers ready, ours over by hand, and hand against hand."""
+    """Return median seconds until all workers are ready, ours over the hand-written side, and that side over itself."""
     import ray
 
     from nonet.workers.runtime import ensure_ray
@@ -42,6 +44,7 @@ def bench_startup_group() -> dict[str, Any]:
 
 
 def _make_controllers() -> tuple[Any, Any]:
+    """Define the controller actors of both sides."""
     import ray
 
     @ray.remote(num_cpus=0)
@@ -95,7 +98,7 @@ def _make_controllers() -> tuple[Any, Any]:
 
 
 def _make_plan() -> Any:
-    """A plan of one group of four on the node this process is on."""
+    """Make a plan of one group of four on the node of this process."""
     import ray
 
     from nonet.controller.plan import GroupPlan, Plan

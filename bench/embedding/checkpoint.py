@@ -1,7 +1,9 @@
 """Saving and loading sparse rows: `nonet bench checkpoint`.
 
-A save against a plain write of as many bytes (one write of a ready buffer, then fsync, as the save ends with), in turns; how
-long a training step waits while a save runs beside it; a load. One thread each.
+A save is compared in turns with a plain write of as many bytes (one write of a prepared buffer, then fsync, with
+which a save
+ends too). Also measured are the time that a training step waits while a save runs beside it, and a load. One thread
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ ROWS, DIM, KEYS = 1_000_000, 64, 8192
 
 
 def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | None = None) -> dict[str, Any]:
-    """Rows of seconds and bytes by measure; ratios: save / plain write in bytes a second, longest stall in steps."""
+    """Return seconds and bytes by measure; ratios of bytes a second (save / plain write) and of the longest stall in steps."""
     import torch
 
     torch.set_num_threads(1)
@@ -61,6 +63,7 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
 
 
 def _make_filled_tables(rows: int, dim: int, **policy: Any) -> Any:
+    """Make tables that are filled with rows."""
     import torch
 
     from nonet.embedding.tables import TableSpec
@@ -75,6 +78,7 @@ def _make_filled_tables(rows: int, dim: int, **policy: Any) -> Any:
 
 
 def _measure_writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float]:
+    """Time saves, plain writes and a load. Returns bytes, seconds of saves, seconds of plain writes, seconds of the load."""
     from nonet.embedding.storage import load, save
 
     saves, plains, size = LapTimer(), [], 0
@@ -92,6 +96,7 @@ def _measure_writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[fl
 
 
 def _write_plain(path: Path, size: int) -> float:
+    """Time a plain write of so many bytes."""
     data = np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
     with LapTimer() as taken, path.open("wb", buffering=0) as file:
         left = data.data
@@ -115,9 +120,9 @@ def _empty_like(world: Any) -> Any:
 
 
 def _measure_stalls(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
-    """Steps of 8,192 random keys and a matrix product, alone and beside a save in turns, and their waits for its lock.
+    """Time steps of 8,192 random keys and a matrix product, alone and beside a save in turns, and their waits for its lock.
 
-    A turn alone has as many steps as the turn beside a save, so that the longest of both are of as many.
+    The turns alone have as many steps as those beside a save, so that both maxima are over the same number of steps.
     """
     from nonet.embedding.storage import save
 
@@ -155,7 +160,7 @@ def _measure_stalls(world: Any, folder: Path, rounds: int = 4) -> dict[str, floa
 
 
 def _measure_opening(world: Any, folder: Path, rounds: int = 4) -> float:
-    """Milliseconds that opening a save takes at most, steps between one and the next."""
+    """Return the longest time in milliseconds of opening a save, with steps between saves."""
     from nonet.embedding.storage import save
 
     steps, taken = _Steps(world), LapTimer()
@@ -182,7 +187,7 @@ class _Steps:
         _time_lock(world.histories["item"].lock, self.waits)
 
     def run_step(self) -> tuple[float, float, int]:
-        """Milliseconds of a step by the wall and by this thread's CPU, and what was stolen meanwhile."""
+        """Run a step. Returns wall and CPU milliseconds, and ticks that were stolen meanwhile."""
         import torch
 
         self._number += 1
@@ -196,7 +201,7 @@ class _Steps:
 
 
 def _read_stolen_ticks() -> int:
-    """Ticks of 10 ms that this machine's host has given to others while a CPU here had work; 0 where it doesn't say."""
+    """Return the ticks of 10 ms that the host gave to other machines while a CPU here had work, 0 where unknown."""
     try:
         with open("/proc/stat") as file:
             return int(file.readline().split()[8])
@@ -205,7 +210,7 @@ def _read_stolen_ticks() -> int:
 
 
 def _time_lock(lock: Any, waits: LapTimer) -> None:
-    """Note how long each step waits for this StepLock."""
+    """Record how long each step waits for this StepLock."""
     take = lock._wait
 
     def wait_timed() -> None:

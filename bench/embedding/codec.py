@@ -1,8 +1,10 @@
-"""What fewer bits on the wire cost in AUC: `nonet bench codec`.
+"""The cost in AUC of fewer bits on the wire: `nonet bench codec`.
 
-Click labels drawn from a known factor model over 20,000 users and 5,000 Zipf items; a factorisation of width 16 is trained with
-rows and gradients through each codec, as in a world whose every row is remote (the codec's own encode and decode, no
-network). Same seeds, same batches; AUC on 100,000 held-out pairs.
+Click labels are drawn from a known factor model over 20,000 users and 5,000 Zipf items. A factorisation of width 16
+is trained
+with rows and gradients through each codec, as if every row were remote (encode and decode of the codec, no network),
+with the
+same seeds and batches. AUC is measured on 100,000 held-out pairs.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ USERS, ITEMS, DIM, BATCH = 20_000, 5_000, 16, 4096
 
 
 def measure(steps: int = 400, seeds: tuple[int, ...] = (7, 8, 9)) -> dict[str, Any]:
-    """Rows of AUC by codec and seed; ratios: the largest difference from fp32 over the seeds."""
+    """Return AUC by codec and seed; ratios are the largest difference from fp32 over the seeds."""
     import torch
 
     torch.set_num_threads(1)
@@ -32,6 +34,7 @@ def measure(steps: int = 400, seeds: tuple[int, ...] = (7, 8, 9)) -> dict[str, A
 
 
 def _measure_auc(name: str, steps: int, seed: int) -> float:
+    """Train with a codec and return the AUC."""
     import torch
 
     from nonet.embedding.exchange import get_codec
@@ -62,6 +65,7 @@ def _measure_auc(name: str, steps: int, seed: int) -> float:
 
 
 def _draw_pairs(seed: int, step: int, count: int) -> tuple[dict[str, Any], Any]:
+    """Draw user and item keys with their click labels."""
     import torch
 
     from nonet.random import rng
@@ -77,6 +81,7 @@ def _draw_pairs(seed: int, step: int, count: int) -> tuple[dict[str, Any], Any]:
 
 
 def _compute_auc(score: np.ndarray, label: np.ndarray) -> float:
+    """Compute the AUC of scores against binary labels."""
     rank = np.empty(len(score))
     rank[np.argsort(score, kind="stable")] = np.arange(1, len(score) + 1)
     positive = label > 0.5

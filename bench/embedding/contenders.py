@@ -1,8 +1,10 @@
-"""Who takes part in `nonet bench embedding`, each with a table of its own.
+"""The contenders of `nonet bench embedding`, each with a table of its own.
 
-Ours hash unbounded ids; torch's and FBGEMM's are given dense row numbers, so hashing is our handicap. FBGEMM's TBE is
-used as it is fastest on a CPU: SUM bags of one id (PoolingMode.NONE is 6-8 times slower), fused row-wise Adagrad,
-without its check of bounds and without autograd in a forward; "as it comes" has both.
+Ours hash unbounded ids; torch's and FBGEMM's get dense row numbers, so hashing is our handicap. FBGEMM's TBE is used
+in its fastest
+form on a CPU: SUM bags of one id (PoolingMode.NONE is 6 to 8 times slower), fused row-wise Adagrad, without bounds
+checks and
+without autograd in a forward; "as it comes" has both.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _GRADS = 4
 
 @cache
 def explain_missing_fbgemm() -> str:
-    """Why FBGEMM cannot take part, empty when it can."""
+    """Return why FBGEMM cannot take part, "" if it can."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -39,12 +41,12 @@ def explain_missing_fbgemm() -> str:
 
 
 def hash_ranks(ranks: np.ndarray) -> Tensor:
-    """The unbounded 64-bit ids of these ranks."""
+    """Return the unbounded 64-bit ids of these ranks."""
     return torch.from_numpy(splitmix64(ranks + 12345).view(np.int64))
 
 
 def draw_ranks(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Zipf(1.05) ranks cut off at `rows`, or uniform ones."""
+    """Draw Zipf(1.05) ranks below `rows`, or uniform ones."""
     source = rng(seed, "bench", kind, rows)
     if kind == "uniform":
         return source.integers(0, rows, shape)
@@ -52,7 +54,7 @@ def draw_ranks(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.nd
 
 
 class Contenders:
-    """Batches of `keys` ids over `rows` rows, and calls by name that take a batch's number."""
+    """Batches of `keys` ids over `rows` rows, and contenders by name that take a batch number."""
 
     def __init__(self, rows: int, width: int, keys: int, batches: int, seed: int, kind: str):
         self.rows, self.width, self.seed = rows, width, seed
@@ -81,13 +83,13 @@ class Contenders:
         }
 
     def draw(self, kind: str) -> None:
-        """New batches."""
+        """Draw new batches."""
         ranks = draw_ranks(kind, self.rows, self._shape, self.seed)
         self.ranks = [torch.from_numpy(batch.astype(np.int64)) for batch in ranks]
         self.ids = [hash_ranks(batch) for batch in ranks]
 
     def make_calls(self, *names: str) -> dict[str, Callable[[int], Any]]:
-        """These contenders, made on first use; by default all but the Adams."""
+        """Return these contenders, made on first use; by default all except the Adams."""
         for name in names or [name for name in self._makers if "Adam" not in name and "comes" not in name]:
             if name not in self._calls and not (name.startswith("TBE") and explain_missing_fbgemm()):
                 self._calls[name] = self._makers[name]()
@@ -102,6 +104,7 @@ class Contenders:
         return lambda batch: table.lookup(self.ids[batch], train=False)
 
     def _make_train_step(self, optimizer: str) -> Callable[[int], Any]:
+        """Return a train step of our core."""
         table = self._make_filled_table(optimizer)
 
         def step(batch: int) -> None:
@@ -117,6 +120,7 @@ class Contenders:
         return table
 
     def _make_tbe(self, optimizer: str, train: bool = True, checks: str = "NONE") -> Callable[[int], Any]:
+        """Return a forward or train step of FBGEMM's TBE."""
         ops = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
         common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
         place = (self.rows, self.width, common.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
@@ -148,6 +152,8 @@ class Contenders:
     def _make_torch_step(
         self, layer: torch.nn.Embedding, optimizer: torch.optim.Optimizer
     ) -> Callable[[int], Any]:
+        """Return a train step of a torch layer."""
+
         def step(batch: int) -> None:
             optimizer.zero_grad(set_to_none=True)
             layer(self.ranks[batch]).backward(self.grads[batch])

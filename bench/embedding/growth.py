@@ -1,7 +1,8 @@
 """Steps that grow a table, steps that evict from a full one, and a table of a hundred million rows.
 
-Measured by this thread's CPU time (a stall of a neighbour is none of ours); the tail that counts is that of whole
-training steps: lookup with new rows, then apply.
+Times are CPU times of this thread, which exclude stalls by other processes. The tail is that of whole training
+steps: lookup with
+new rows, then apply.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MANY, _NARROW, _FILL = 100_000_000, 16, 1 << 17
 
 
 def grow(seed: int) -> dict[str, Any]:
-    """From nothing to 4 M rows: all keys new, and a tenth of them new."""
+    """Time steps from an empty table to 4 M rows: with all keys new, and with a tenth of them new."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     for share in (1.0, 0.1):
         table = make_table("bench", TableSpec(_WIDTH), seed)
@@ -41,7 +42,7 @@ def grow(seed: int) -> dict[str, Any]:
 
 
 def evict(seed: int) -> dict[str, Any]:
-    """A million rows' room under LRU, LFU, and LRU with a time to live: a tenth of the keys are new in every step."""
+    """Time steps on a full table of a million rows, under LRU, LFU, and LRU with a time to live; a tenth of the keys is new."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     cases: list[dict[str, Any]] = [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "lru", "ttl_steps": 2000}]
     for words in cases:
@@ -59,7 +60,7 @@ def evict(seed: int) -> dict[str, Any]:
 
 
 def measure_hundred_million(seed: int) -> dict[str, Any]:
-    """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and at 1 M rows of 16 and of 64 of each."""
+    """Fill and measure 100 M rows of 16, and time lookups beside as many dense rows as fit and beside smaller tables."""
     inserts = LapTimer()
     with LapTimer() as filling:
         table = make_table("bench", TableSpec(_NARROW), seed)
@@ -100,7 +101,7 @@ def measure_hundred_million(seed: int) -> dict[str, Any]:
 
 
 def _make_small_lookups(width: int, seed: int) -> dict[str, Call]:
-    """Lookups of a million rows so wide, of both."""
+    """Return lookups of a million rows of a width, in our core and in dense rows."""
     calls = Contenders(1_000_000, width, _KEYS, 96, seed, "uniform").make_calls(
         "core lookup", "torch index_select"
     )
@@ -111,7 +112,7 @@ def _make_small_lookups(width: int, seed: int) -> dict[str, Call]:
 
 
 def _draw_arriving_keys(steps: int, share: float, seed: int) -> Iterable[Tensor]:
-    """Batches of which `share` are new ids and the others uniform among those that came before."""
+    """Yield batches with a `share` of new ids; the others are uniform among earlier ones."""
     source, came = rng(seed, "bench", "arriving"), _KEYS
     for _ in range(steps):
         new = int(_KEYS * share)
@@ -122,6 +123,7 @@ def _draw_arriving_keys(steps: int, share: float, seed: int) -> Iterable[Tensor]
 
 
 def _time_steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
+    """Time training steps on batches, and add a row and a ratio to the result."""
     grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
     out = torch.zeros(_KEYS, _WIDTH)
     taken = LapTimer()

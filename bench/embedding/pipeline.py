@@ -30,7 +30,7 @@ CASES = {
 
 
 def measure(rounds: int = 3, depth: int = 3) -> dict[str, Any]:
-    """Rows of milliseconds a step by case, and the share hidden (median over rounds); `bits equal` is 1.0 when they are."""
+    """Return milliseconds of a step by case, and the hidden share (median over rounds); `bits equal` is 1.0 if they are equal."""
     trainer, shard = run_both_ranks("nonet.bench.embedding.pipeline", rounds, depth)
     rows, ratio = [], {}
     for name, (wire_ms, *_) in CASES.items():
@@ -48,6 +48,7 @@ def _run_rank(rank: int, rounds: str, depth: str) -> Any:
 
 
 def _make_tables(rank: int) -> Any:
+    """Make the sharded tables of a rank."""
     from nonet.embedding.exchange import RankLayout
     from nonet.embedding.tables import TableSpec
     from nonet.embedding.training import ShardedTables
@@ -58,7 +59,7 @@ def _make_tables(rank: int) -> Any:
 
 
 def _serve_shard(rounds: int) -> list[list[str]]:
-    """Hashes of the rows after each turn of runs, which see the same batches."""
+    """Serve as the shard. Returns the hashes of the rows after each turn of runs, which see the same batches."""
     turns = []
     for _ in range(rounds * len(CASES)):
         turn = []
@@ -71,6 +72,7 @@ def _serve_shard(rounds: int) -> list[list[str]]:
 
 
 def _train_rank(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
+    """Train as the trainer. Returns the numbers of each round by case."""
     import torch
 
     keys = [torch.from_numpy(batch) for batch in draw_batches("zipf", 0)]
@@ -91,7 +93,7 @@ def _train_rank(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
 def _time_run(
     keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: int
 ) -> tuple[float, float]:
-    """Milliseconds a step, and how many of them are dense."""
+    """Return the milliseconds of a step, and how many of them are dense."""
     import torch
 
     from nonet.embedding.training import PrefetchPipeline
@@ -120,7 +122,7 @@ def _time_run(
 
 
 def _delay_exchanges(world: Any, seconds: float) -> None:
-    """Every exchange of this world takes so much longer."""
+    """Delay every exchange of these tables."""
     ask = world.wire.ask
 
     def ask_slowly(*arguments: Any, **named: Any) -> Any:

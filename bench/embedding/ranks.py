@@ -1,4 +1,4 @@
-"""A bench whose work is done by two processes over gloo: each is `python -m MODULE RANK FOLDER WORDS...`, one thread."""
+"""Benches that run as two processes over gloo: each is `python -m MODULE RANK FOLDER WORDS...`, with one thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _LIMIT_S = 300
 
 
 def run_both_ranks(module: str, *words: object) -> list[Any]:
-    """What the two processes found, by rank. Raises RuntimeError where one fails."""
+    """Run both processes and return their results by rank.
+
+    Raises:
+        RuntimeError: A process failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         started = [
             subprocess.Popen([sys.executable, "-m", module, str(rank), folder, *map(str, words)])
@@ -28,7 +32,11 @@ def run_both_ranks(module: str, *words: object) -> list[Any]:
 
 
 def run_as_rank(work: Callable[..., Any]) -> None:
-    """Be one of the two: `work` takes the rank and the words of the command line; what it returns is what was found."""
+    """Run as one of the two processes.
+
+    Args:
+        work: Takes the rank and the words of the command line, and returns the result.
+    """
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,8 @@
-"""The sections of `nonet bench embedding`: python -m nonet.bench.embedding.sections SECTION SEED prints one JSON line.
+"""The sections of `nonet bench embedding`; `python -m nonet.bench.embedding.sections SECTION SEED` prints one JSON line.
 
-Ids are unbounded: 64-bit hashes of Zipf(1.05) or uniform ranks; the dense side is given the ranks themselves, and its
-rows lie in the same order as ours.
+Ids are unbounded: 64-bit hashes of Zipf(1.05) or uniform ranks. The dense side gets the ranks themselves, and its
+rows are in the
+same order as ours.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _RATIOS = [
 
 
 def rows_1m(seed: int) -> dict[str, Any]:
-    """Lookup and train step at a million rows."""
+    """Measure lookup and train step at a million rows."""
     return _measure_speed(1_000_000, seed)
 
 
 def rows_8m(seed: int) -> dict[str, Any]:
-    """The same at eight million rows: 2 GiB a table, so only those of the ratios."""
+    """Measure lookup and train step at eight million rows; a table takes 2 GiB, so only those of the ratios."""
     names = (*_RATIOS[0], *_RATIOS[1])
     return _skip_without_memory("rows_8m", 11) or _measure_speed(8_000_000, seed, *names)
 
 
 def small(seed: int) -> dict[str, Any]:
-    """Calls of 64, 256 and 1,024 keys: what a call costs before it does anything; dense gathers show the floor."""
+    """Measure calls of 64, 256 and 1,024 keys, which show the fixed cost of a call; dense gathers are the lower bound."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
         made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
@@ -61,7 +62,7 @@ def small(seed: int) -> dict[str, Any]:
 
 
 def adam(seed: int) -> dict[str, Any]:
-    """Our Adam against our row-wise Adagrad and torch's SparseAdam."""
+    """Measure our Adam against our row-wise Adagrad and torch's SparseAdam."""
     made = Contenders(1_000_000, WIDTH, KEYS, BATCHES, seed, "zipf")
     calls = made.make_calls("core train step", "core Adam step", "torch SparseAdam step")
     result: dict[str, Any] = {"rows": [], "ratio": {}}
@@ -74,27 +75,28 @@ def adam(seed: int) -> dict[str, Any]:
 
 
 def growth(seed: int) -> dict[str, Any]:
-    """Training steps on a table that grows from nothing to 4 M rows; and what the slowest hundredth of steps cost."""
+    """Measure training steps on a table that grows from nothing to 4 M rows, and the slowest hundredth of the steps."""
     from nonet.bench.embedding.growth import grow
 
     return grow(seed)
 
 
 def eviction(seed: int) -> dict[str, Any]:
-    """Training steps on a table that is full and gives up a row for every new one."""
+    """Measure training steps on a full table that evicts a row for every new one."""
     from nonet.bench.embedding.growth import evict
 
     return evict(seed)
 
 
 def rows_100m(seed: int) -> dict[str, Any]:
-    """A hundred million rows of 16."""
+    """Measure a hundred million rows of 16."""
     from nonet.bench.embedding.growth import measure_hundred_million
 
     return _skip_without_memory("rows_100m", 14) or measure_hundred_million(seed)
 
 
 def _measure_speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
+    """Time the contenders at a number of rows."""
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     made = Contenders(rows, WIDTH, KEYS, BATCHES, seed, "zipf")
     for ids in ("zipf", "uniform"):
@@ -113,6 +115,7 @@ def _add(result: dict[str, Any], times: dict[str, LapTimer], pairs: list[tuple[s
 
 
 def _skip_without_memory(section: str, gib: int) -> dict[str, Any] | None:
+    """Return a row that says that a section is skipped, None if there is enough memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with open("/proc/meminfo", encoding="ascii") as lines:
         free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), free)

@@ -1,8 +1,9 @@
-"""`nonet bench embedding`: what the sparse core costs beside torch's dense gather, FBGEMM's TBE and torch's optimizers.
+"""`nonet bench embedding`: the cost of the sparse core beside torch's dense gather, FBGEMM's TBE and torch's optimizers.
 
-Every section is a process of its own with one thread and transparent huge pages on for torch too
-(THP_MEM_ALLOC_ENABLE=1 must stand in the environment before torch is imported). A ratio is ours / theirs, medians of
-this thread's CPU time over calls that take turns in one process.
+Every section is a process of its own with one thread and transparent huge pages, for torch too
+(THP_MEM_ALLOC_ENABLE=1 must be
+set before torch is imported). A ratio is ours / theirs, medians of this thread's CPU time over calls in turn in one
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ENVIRONMENT = {
 
 
 def bench_embedding(seeds: list[int], sections: tuple[str, ...] = SECTIONS) -> dict[str, Any]:
-    """Rows and ratios of these sections; one that cannot run here is a row with its reason."""
+    """Return rows and ratios of these sections; one that cannot run here is a row with its reason."""
     rows: list[dict[str, Any]] = []
     ratio: dict[str, float] = {}
     for section in sections:
@@ -37,6 +38,7 @@ def bench_embedding(seeds: list[int], sections: tuple[str, ...] = SECTIONS) -> d
 
 
 def _run(section: str, seed: int) -> dict[str, Any]:
+    """Run a section in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "nonet.bench.embedding.sections", section, str(seed)],
         env=os.environ | _ENVIRONMENT,

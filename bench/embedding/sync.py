@@ -1,7 +1,8 @@
-"""Moving a replica by a delta against moving it whole: `nonet bench sync`.
+"""Updating a replica by a delta against a full update: `nonet bench sync`.
 
-1 M rows x 16, 1 % of them touched: the shard makes the update, the replica applies it; bytes are those of the update's tables.
-One process, one thread, both in turns.
+The table has 1 M rows x 16, of which 1 % changed. The shard makes the update and the replica applies it; bytes are
+those of the
+update's tables. One process, one thread, both in turns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ROWS, DIM = 1_000_000, 16
 
 
 def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]:
-    """Rows of seconds and bytes for a full update and a delta (and both in fp16), and their ratios."""
+    """Return seconds and bytes of a full update and a delta (and both in fp16), and their ratios."""
     import torch
 
     from nonet.embedding.reading import ReplicaReader, make_update

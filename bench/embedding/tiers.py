@@ -1,8 +1,10 @@
-"""What tiers are worth: hit rates of the device cache beside Belady's, rows a second to disk and back.
+"""The benefit of tiers: hit rates of the device cache beside Belady's, and rows a second to disk and back.
 
-`nonet bench tiers`. A hit is a distinct row of a training batch that was on the device already; Belady's
-rule knows all batches and may leave a row on the host (no rule does better). Batches of 8,192 Zipf(1.05) ids of a million;
-the first hundred fill the cache and do not count. One thread.
+`nonet bench tiers`. A hit is a distinct row of a training batch that was on the device already. Belady's rule knows
+all batches
+and may leave a row on the host, so no rule does better. Batches have 8,192 Zipf(1.05) ids of a million; the first
+hundred fill
+the cache and are not counted. One thread.
 """
 
 # Shapes: U distinct keys of a batch.
@@ -26,7 +28,7 @@ ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
 
 
 def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
-    """Rows by measure; ratios: points of hit rate below Belady's, tiered step / host step."""
+    """Return rows by measure; ratios are points of hit rate below Belady's, and tiered step / host step."""
     torch.set_num_threads(1)
     result: dict[str, Any] = {"rows": [], "ratio": {}}
     coming = draw_zipf_batches(seed, batches)
@@ -38,13 +40,13 @@ def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
 
 
 def draw_zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
-    """Batches of distinct scattered ids [U], of `keys` draws each."""
+    """Draw batches of distinct scattered ids [U], of `keys` draws each."""
     source = rng(seed, "bench", "tiers")
     return [scatter_ranks(np.unique(draw_zipf_ranks(source, rows, keys))) for _ in range(count)]
 
 
 def compute_belady_hit_rate(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> float:
-    """The hit rate of whom knows every batch: of the rows held and those of a batch, those needed soonest stay."""
+    """Return the hit rate of Belady's rule, which keeps the rows that are needed soonest."""
     names, flat = np.unique(np.concatenate(coming), return_inverse=True)
     batches = np.split(flat, np.cumsum([len(keys) for keys in coming])[:-1])
     follows, after = [np.empty(0)] * len(coming), np.full(len(names), len(coming))
@@ -66,7 +68,7 @@ def compute_belady_hit_rate(coming: Sequence[np.ndarray], capacity: int, warm: i
 def measure_hit_rate(
     coming: Sequence[np.ndarray], capacity: int, policy: str, ahead: int, warm: int = 100
 ) -> float:
-    """The hit rate of a TieredTable that foresees the keys of `ahead` batches, the one at hand included."""
+    """Return the hit rate of a TieredTable that knows the keys of `ahead` batches, including the current one."""
     host = make_table("bench", TableSpec(1, optimizer="sgd"), 7)
     table = TieredTable.from_host(host, TierSettings(device_rows=capacity, policy=policy))
     assert table.hot is not None
@@ -82,6 +84,7 @@ def measure_hit_rate(
 
 
 def _measure_hit_rates(result: dict[str, Any], coming: list[np.ndarray], capacity: int, share: float) -> None:
+    """Add the hit rates of one capacity to the result."""
     best = compute_belady_hit_rate(coming, capacity)
     row: dict[str, Any] = {"measure": f"hit rate, {share:.0%} of the rows on the device", "belady": best}
     for policy, ahead in (("lru", 1), ("lfu", 1), ("lfu", 8), ("lfu", 32), ("lfu", 128)):
@@ -91,7 +94,7 @@ def _measure_hit_rates(result: dict[str, Any], coming: list[np.ndarray], capacit
 
 
 def _measure_disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
-    """Rows of width 64 with row-wise Adagrad's state to disk and back, beside LMDB where it is installed."""
+    """Time rows of width 64 with row-wise Adagrad's state to disk and back, beside LMDB where it is installed."""
     table = make_table("bench", TableSpec(WIDTH), seed)
     keys = scatter_ranks(np.arange(count * size))
     source = rng(seed, "bench", "disk")
@@ -146,7 +149,7 @@ def _measure_us_per_row(call: Callable[[Any], Any], batches: Sequence[Any], size
 
 
 def _measure_steps(result: dict[str, Any], seed: int) -> None:
-    """A training step (lookup, apply) of a tenth of the rows "on the device" (this CPU) beside the host store alone."""
+    """Time a training step with a tenth of the rows "on the device" (this CPU) beside the host store alone."""
     coming = draw_zipf_batches(seed, 60)
     tables = {"host alone": make_table("bench", TableSpec(WIDTH), seed)}
     tables["tiered"] = TieredTable.from_host(

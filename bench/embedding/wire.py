@@ -28,10 +28,13 @@ Variant = Callable[[int], Any]
 
 
 def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict[str, Any]:
-    """Rows of microseconds (median, p10) by variant, wire bytes by codec, and the ratios of medians.
+    """Return microseconds (median, p10) by variant, wire bytes by codec, and the ratios of medians.
 
-    `table`: what holds the rows; "default" is what a ShardedTables uses, "dense" an `index_select` without hashing, which
-    shows the wire alone.
+    Args:
+        rounds: Number of rounds.
+        ray: Whether Ray calls are measured.
+        table: "default" is the table of a ShardedTables; "dense" is an `index_select` without hashing, which shows
+        the wire alone.
     """
     measures = run_both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
     rows = [{"variant": name, **times} for name, times in measures["times"].items()]
@@ -57,7 +60,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
 
 
 def draw_batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
-    """Batches of 8,192 keys: scattered 64-bit ids of a million, uniform (distinct in a batch) or Zipf 1.05."""
+    """Draw batches of 8,192 keys: scattered 64-bit ids of a million, uniform (distinct in a batch) or Zipf 1.05."""
     from nonet.random import rng
 
     source = rng(_SEED, "bench", kind, rank)
@@ -69,7 +72,7 @@ def draw_batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
 
 
 class DenseRows:
-    """Rows by number without a hash table: the floor of any lookup."""
+    """Rows by number without a hash table: the lower bound of any lookup."""
 
     def __init__(self, name: str, dim: int):
         import torch
@@ -80,12 +83,14 @@ class DenseRows:
         )  # written, else all rows are the kernel's one zero page
 
     def lookup(self, keys: Any, *, train: bool) -> Any:
+        """Return the rows of keys."""
         import torch
 
         return self._rows.index_select(0, torch.from_numpy(number_of(keys)))
 
 
 def _run_rank(rank: int, rounds: str, table: str) -> dict[str, Any]:
+    """Measure all variants on one rank."""
     import torch.distributed as dist
 
     variants, bytes_of = _make_variants(rank, table)
@@ -103,9 +108,9 @@ def _run_rank(rank: int, rounds: str, table: str) -> dict[str, Any]:
 
 
 def _measure_apart(rank: int, rounds: int) -> dict[str, LapTimer]:
-    """Pulls by one trainer from one shard: the work that one caller of Ray's actors asks for.
+    """Time pulls by one trainer from one shard, which correspond to one caller of Ray actors.
 
-    Over gloo and through shared memory, in turns of ten.
+    They run over gloo and through shared memory, in turns of ten.
     """
     import torch
     import torch.distributed as dist
@@ -142,7 +147,7 @@ def _measure_apart(rank: int, rounds: int) -> dict[str, LapTimer]:
 
 
 def _measure_ray(rounds: int) -> LapTimer:
-    """One caller's lookups from one actor: keys inline below Ray's 100 kB, rows written once into shared memory."""
+    """Time one caller's lookups from one actor: keys inline below Ray's 100 kB, rows written once into shared memory."""
     import ray
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -173,6 +178,7 @@ def _measure_ray(rounds: int) -> LapTimer:
 
 
 def _summarise_times(times: LapTimer) -> dict[str, float]:
+    """Return the median and p10 wall time and the median CPU time in microseconds."""
     p10_s = statistics.quantiles(times.wall_s, n=10)[0]
     return {
         "median_us": times.compute_median_us(),
@@ -182,6 +188,7 @@ def _summarise_times(times: LapTimer) -> dict[str, float]:
 
 
 def _make_variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], dict[str, float]]]:
+    """Return the variants by name, and a function that computes the wire bytes by codec relative to naive ones."""
     import torch
 
     from nonet.embedding.exchange import RankLayout
@@ -234,7 +241,7 @@ def _make_variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[
 
 
 def _fill(worlds: dict[str, Any], rank: int) -> None:
-    """Every key of the million has a row at its owner before anything is timed."""
+    """Create the rows of all keys at their owners before anything is timed."""
     every = scatter_ranks(np.arange(ROWS))
     for world in worlds.values():
         for part in np.array_split(every[world.slices.owner(every) == rank], 64):
@@ -242,7 +249,7 @@ def _fill(worlds: dict[str, Any], rank: int) -> None:
 
 
 class _Bare:
-    """Sizes, keys, rows over gloo into kept buffers, one index_select and one permute."""
+    """A bare exchange of sizes, keys and rows over gloo into kept buffers, with one index_select and one permute."""
 
     def __init__(self, world: Any, keys: list[Any]):
         import torch
@@ -261,7 +268,7 @@ class _Bare:
         self._numbers = [torch.from_numpy(number_of(self._exchange_keys(at))) for at in range(len(keys))]
 
     def _exchange_keys(self, at: int) -> np.ndarray:
-        """Exchange the keys of a batch once: what this rank is asked for."""
+        """Exchange the keys of a batch once. Returns the keys that this rank is asked for."""
         import torch.distributed as dist
 
         dist.all_to_all_single(self._got_sizes, self._sizes[at])

@@ -1,4 +1,4 @@
-"""Benches of models: Hugging Face architectures through what a run does with them."""
+"""Benches of models: Hugging Face architectures through the steps of a run."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""`nonet bench agreement --set run=RUN`: beams of a run's newest commit, and what the trainer's function says of them.
+"""`nonet bench agreement --set run=RUN`: beams of a run's newest commit beside the trainer's log-probabilities of them.
 
-Beams are those that rollouts answer with; `policy_log_prob` after a prefill of its own is what an RL step learns from.
+Beams are those of rollouts; `policy_log_prob` after a separate prefill is what an RL step trains with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nonet.workers.roles.evaluation import load_recommender
 def bench_agreement(
     run: str = "last", prompts: int = 256, width: int = 16, chunk: int = 64
 ) -> dict[str, Any]:
-    """Of test prompts drawn by the seed: beams, how many are no item of the catalogue, and the largest difference in nats."""
+    """Return the number of beams of drawn test prompts, how many are illegal, and the largest difference in nats."""
     torch.set_num_threads(1)
     opened = OpenRun.of(run)
     folder, _ = Checkpoints(opened.folder.checkpoints).newest() or (None, None)

@@ -1,4 +1,4 @@
-"""Architectures of the zoo, made tiny: two layers of width 32, whatever their config calls that."""
+"""Tiny versions of the zoo's architectures: two layers of width 32, under the names of each config."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def make_config(kind: str) -> dict[str, Any]:
-    """`model.config` of a tiny one."""
+    """Return the `model.config` of a tiny architecture."""
     from transformers import AutoConfig
 
     usual = AutoConfig.for_model(kind)

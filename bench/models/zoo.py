@@ -1,7 +1,8 @@
-"""`make zoo`: every architecture made tiny and taken through what a run does; the table in docs/benchmarks/backbones.md.
+"""`make zoo`: every architecture in a tiny version, taken through the steps of a run; the table in docs/benchmarks/backbones.md.
 
-A tick is earned by a run of its own on one batch of histories: steps of the engine that trains runs, and its checkpoints. What
-raises, or answers otherwise, is a cross with its reason.
+A tick needs a successful run on one batch of histories, with the engine that trains runs and its checkpoints. An
+error or a
+different result is a cross with its reason.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 
 def bench_zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
-    """A row an architecture; with `write` also in the table of docs/benchmarks/backbones.md."""
+    """Return a row for each architecture; with `write` also in the table of docs/benchmarks/backbones.md."""
     torch.set_num_threads(1)
     chosen = NAMES if names == "all" else names.split(",")
     animals = [_Animal(kind) for kind in chosen]
@@ -49,7 +50,7 @@ def bench_zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
 
 
 class _Animal:
-    """One architecture."""
+    """One architecture of the zoo."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -59,7 +60,7 @@ class _Animal:
         self.batch = _make_batch(self.sids)
 
     def test_all(self) -> dict[str, Any]:
-        """What it can, and why not."""
+        """Run all tests. Returns a row with the results and the reasons of failures."""
         row: dict[str, Any] = {"architecture": self.kind, "cache": "-"}
         reasons: dict[str, str] = {}
         for what, test in TESTS.items():
@@ -81,12 +82,12 @@ class _Animal:
         return row
 
     def build_model(self, **options: Any) -> Any:
-        """A new one, the same every time."""
+        """Make a new model, the same every time."""
         config = make_config(self.kind)
         return build_model({"use": "hf", "config": config, **options}, CODES, {}, _SEED).eval()
 
     def start_engine(self, **options: Any) -> Any:
-        """The train engine of a new model, as a stage begins."""
+        """Make the train engine of a new model, as at the beginning of a stage."""
         model = self.build_model(**options)
         engine = make_engine(
             {"use": "ddp"}, model.train(), Membership(0, 1), OptimizerSettings(weight_decay=0.0)
@@ -95,7 +96,7 @@ class _Animal:
         return engine
 
     def train_steps(self, engine: Any, steps: int, lr: float = _LR) -> list[float]:
-        """Losses of steps of an engine, before each. The batch is the same, and dropout is off: steps are compared."""
+        """Run steps of an engine on the same batch without dropout. Returns the loss before each step."""
         losses = []
         engine.model.eval()
         for _ in range(steps):
@@ -108,13 +109,14 @@ class _Animal:
 
 
 def _try_states(animal: _Animal) -> str:
+    """Check that the states are finite."""
     with torch.no_grad():
         states = animal.build_model().states(animal.batch, {})
     return "" if bool(states.isfinite().all()) else "its states are not finite"
 
 
 def _try_finetuning(animal: _Animal) -> str:
-    """Six steps of all weights, then six of LoRA's differences alone: the loss falls, and then the backbone stays as it was."""
+    """Train six steps of all weights, then six of LoRA's differences alone: the loss must fall and the backbone must stay."""
     if said := _check_losses_fall(animal.train_steps(animal.start_engine(), 6)):
         return said
     try:
@@ -125,7 +127,7 @@ def _try_finetuning(animal: _Animal) -> str:
 
 
 def _try_lora(animal: _Animal) -> str:
-    """Train with LoRA by an engine. Returns what went wrong, "" where the loss fell and the backbone stayed."""
+    """Train with LoRA by an engine. Returns the problem, "" if the loss fell and the backbone did not change."""
     engine = animal.start_engine(lora=_LORA)
     frozen = [buffer.clone() for buffer in _list_frozen_weights(engine.model)]
     said = _check_losses_fall(animal.train_steps(engine, 6, 3 * _LR))
@@ -136,11 +138,12 @@ def _try_lora(animal: _Animal) -> str:
 
 
 def _list_frozen_weights(model: Any) -> list[Tensor]:
-    """Weights of layers beside which differences learn."""
+    """Return the weights of layers that have trained differences."""
     return [part.base.weight for part in model.modules() if hasattr(part, "trained_products")]
 
 
 def _check_losses_fall(losses: Sequence[float]) -> str:
+    """Return the problem of losses that do not fall, "" if they fall."""
     return (
         ""
         if losses[-1] < losses[0]
@@ -150,6 +153,7 @@ def _check_losses_fall(losses: Sequence[float]) -> str:
 
 @torch.no_grad()
 def _try_beams(animal: _Animal) -> str:
+    """Check that beams are legal and distinct."""
     model = animal.build_model()
     beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
     twice = [len(set(row)) < _BEAMS for row in beams.item.tolist()]
@@ -158,6 +162,7 @@ def _try_beams(animal: _Animal) -> str:
 
 @torch.no_grad()
 def _try_log_probs(animal: _Animal) -> str:
+    """Check that log-probabilities of beams agree, with and without a cache."""
     model = animal.build_model()
     beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
     apart = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
@@ -168,6 +173,7 @@ def _try_log_probs(animal: _Animal) -> str:
 
 @torch.no_grad()
 def _try_uni_attention(animal: _Animal) -> str:
+    """Check that states under uni_attention agree with the usual ones."""
     usual, uni = animal.build_model(), animal.build_model(attention="uni")
     before, states = (each.states(animal.batch, {}) for each in (usual, uni))
     apart, scale = float((before - states).abs().max()), float(before.abs().max())
@@ -176,7 +182,7 @@ def _try_uni_attention(animal: _Animal) -> str:
 
 @torch.no_grad()
 def _try_saving(animal: _Animal) -> str:
-    """transformers reads what was written, and says of codes what we say."""
+    """Check that transformers can read a saved folder and computes the same logits of codes."""
     from transformers import AutoModelForCausalLM
 
     model = animal.build_model()
@@ -194,7 +200,7 @@ def _try_saving(animal: _Animal) -> str:
 
 
 def _try_resuming(animal: _Animal) -> str:
-    """Two steps, a checkpoint of our engine, and two more of one that read it are four steps, bit for bit; with LoRA too."""
+    """Check that two steps, a checkpoint and two more steps equal four steps bit for bit, with LoRA too."""
     for options in ({}, {"lora": _LORA}) if not _try_finetuning(animal) else ({},):
         straight, stopped, resumed = (animal.start_engine(**options) for _ in range(3))
         animal.train_steps(straight, 4)
@@ -217,6 +223,7 @@ TESTS: dict[str, Callable[[_Animal], str]] = {
 
 
 def _make_batch(sids: np.ndarray) -> SampleBatch:
+    """Draw the batch of histories."""
     draw = torch.Generator().manual_seed(_SEED)
     cuts = torch.tensor([0, *itertools.accumulate(_LENGTHS)])
     events = int(cuts[-1])
@@ -230,8 +237,11 @@ def _make_batch(sids: np.ndarray) -> SampleBatch:
 
 
 def _write_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Put rows into the table between the marks of the page, in place of those of the same name; rows that the zoo has no longer
-    go. Raises ConfigError where the marks are missing."""
+    """Replace rows of the same names in the table of the page, and remove rows of architectures that the zoo no longer has.
+
+    Raises:
+        ConfigError: The page lacks the marks of the table.
+    """
     from importlib.metadata import version
 
     text = PAGE.read_text(encoding="utf-8")

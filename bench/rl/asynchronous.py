@@ -38,16 +38,18 @@ async def judge(uid, item, valid, *, mean_s: float = 0.1, sigma: float = 0.0):
 
 
 class StageClock:
-    """A recorder that keeps the moment of each step of each stage, and how often groups were asked again."""
+    """A recorder that keeps the time of each step of each stage, and how often groups were generated again."""
 
     def __init__(self) -> None:
         self.at: dict[str, list[float]] = {}
         self.aborted: dict[str, float] = {}
 
     def begin(self, stage: str, *more: Any) -> None:
+        """Begin a stage."""
         self.at[stage] = []
 
     def step(self, stage: str, done: int, shown: Mapping[str, float]) -> None:
+        """Record the time of a step."""
         self.at[stage].append(time.perf_counter())
         self.aborted[stage] = shown.get("aborted", 0.0)
 

@@ -1,7 +1,8 @@
-"""Estimators of a policy gradient as coefficients: what each item's score function counts in a group.
+"""Estimators of a policy gradient as coefficients: the weight of each item's score function in a group.
 
-Groups are drawn item by item from the exact distribution; that the shipped rollouts have its law is tested beside them. The
-advantages are the shipped algorithms' own.
+Groups are drawn item by item from the exact distribution; tests check that the shipped rollouts have its law. The
+advantages are
+those of the shipped algorithms.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import torch
 
 @dataclass(frozen=True)
 class Estimator:
-    """An algorithm over groups drawn in one way: title, the algorithm with its options, (chance_GI, width, draw) -> group."""
+    """An algorithm over groups that are drawn in one way.
+
+    Attributes:
+        title: Title of the row.
+        algorithm: Name of the algorithm.
+        group: Maps (chance_GI, width, draw) to items, weights and inclusion probabilities.
+    """
 
     title: str
     algorithm: str
@@ -25,14 +32,14 @@ class Estimator:
 
 
 def take_top(chance_GI: np.ndarray, width: int, draw: np.random.Generator) -> tuple[np.ndarray, None, None]:
-    """The most likely items, as if they were draws: what peers do."""
+    """Take the most likely items as if they were draws, as other systems do."""
     return np.argsort(-chance_GI, axis=1)[:, :width], None, None
 
 
 def draw_independent(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, None, None]:
-    """Draws with replacement."""
+    """Draw with replacement."""
     total_GI = chance_GI.cumsum(1)
     mark_GW = draw.random((len(chance_GI), width)) * total_GI[:, -1:]
     return (total_GI[:, None, :] <= mark_GW[:, :, None]).sum(-1), None, None
@@ -41,7 +48,7 @@ def draw_independent(
 def draw_gumbel(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws without replacement, with their weights and inclusion probabilities."""
+    """Draw without replacement. Returns items, weights and inclusion probabilities."""
     with np.errstate(divide="ignore"):
         logp_GI = np.log(chance_GI)
     noisy_GI = logp_GI - np.log(-np.log(draw.random(chance_GI.shape)))
@@ -58,7 +65,7 @@ def draw_gumbel(
 def draw_tailed(
     chance_GI: np.ndarray, width: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The most likely items, and independent draws from the others: a quarter of the group."""
+    """Take the most likely items, and for a quarter of the group independent draws from the others."""
     tail = max(2, width // 4)
     sure = np.argsort(-chance_GI, axis=1)[:, : width - tail]
     left_GI = chance_GI.copy()
@@ -85,7 +92,7 @@ ESTIMATORS = (
 def compute_coefficients(
     estimator: Estimator, chance_UI: np.ndarray, reward_UI: np.ndarray, width: int, times: int, seed: int
 ) -> np.ndarray:
-    """What every item's score function counts, mean over `times` groups a prompt, [U, I]."""
+    """Return the weight [U, I] of every item's score function, the mean over `times` groups of each prompt."""
     from nonet.plugins import load_heavy
     from nonet.rl import Draws
     from nonet.rl.algorithms import ALGORITHMS

@@ -1,7 +1,9 @@
-"""Bias and variance of policy gradients against the exact one, and how far each algorithm climbs beside exact ascent.
+"""Bias and variance of policy gradients against the exact one, and the gain of each algorithm relative to exact ascent.
 
-The gradient of an estimator is linear in what it counts for each item. So its mean over many groups costs drawing alone, and
-one backward pass a block of groups. `--set draws=400000` groups a prompt and estimator know a bias to about 1 %.
+The gradient of an estimator is linear in the coefficients of the items. So the mean over many groups needs only
+draws, and one
+backward pass for each block of groups. With `--set draws=400000` groups for each prompt and estimator, a bias is
+known to about 1 %.
 """
 
 from __future__ import annotations
@@ -28,8 +30,21 @@ def bench_gradient(
     picture: str = "",
     only: str = "",
 ) -> dict[str, Any]:
-    """A row an estimator and width: cosine and norm ratio of its mean gradient, its bias and what that is known to, its spread;
-    a row an algorithm: the share of exact ascent's gain after `steps`. `only`: estimators whose title has this."""
+    """Measure the estimators and the algorithms.
+
+    Args:
+        draws: Groups for each prompt and estimator.
+        steps: Steps of each algorithm, 0 for none.
+        widths: Items of a group.
+        memory: Whether the model has a memory, "on" or "off".
+        picture: SVG file to write, "" for none.
+        only: Only estimators whose title contains this.
+
+    Returns:
+        A row for each estimator and width: cosine and norm ratio of its mean gradient, its bias and the error of
+        that, its spread. A
+        row for each algorithm: the share of exact ascent's gain after `steps`.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -45,7 +60,7 @@ def bench_gradient(
 
 
 def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dict[str, str], Path]]:
-    """A taught world; its scenario, artifacts and commit."""
+    """Train a world. Returns it with its scenario, artifacts and commit."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import data_setup
     from nonet.workers.roles import Tokeniser
@@ -59,7 +74,7 @@ def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dic
 
 
 def _audit(world: SmallWorld, draws: int, widths: list[int], only: str) -> tuple[float, list[dict[str, Any]]]:
-    """How far exact and brute-force gradients are apart, and a row an estimator and width."""
+    """Return the difference of exact and brute-force gradients, and a row for each estimator and width."""
     prompts = world.lease_prompts(_PROMPTS)
     reward_UI = world.compute_rewards(*prompts)
     weights = [p for p in world.model.parameters() if p.requires_grad]
@@ -103,7 +118,7 @@ def _measure_estimator(
     reward: np.ndarray,
     draws: int,
 ) -> dict[str, Any]:
-    """Bias and spread of one estimator: block means give the mean and what it is known to."""
+    """Measure bias and spread of one estimator; block means give the mean and its error."""
     blocks = 1 if estimator.group.__name__ == "top" else max(4, draws // _BLOCK)
     times = 1 if blocks == 1 else _BLOCK
     counts = [compute_coefficients(estimator, chance, reward, width, times, seed) for seed in range(blocks)]
@@ -150,7 +165,7 @@ _CLIMBERS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 def _measure_climbs(files: tuple[Path, dict[str, str], Path], steps: int) -> list[dict[str, Any]]:
-    """The exact expected reward of 32 prompts after so many steps on them, as a share of what exact ascent gains."""
+    """Return the exact expected reward of 32 prompts after training on them, as a share of exact ascent's gain."""
     import json
 
     path, folders, commit = files
@@ -174,7 +189,7 @@ def _compute_mean_reward(world: SmallWorld) -> torch.Tensor:
 
 
 def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
-    """Exact-gradient ascent by the trainer's own optimizer: expected reward before and after."""
+    """Ascend the exact gradient with the trainer's own optimizer. Returns the expected reward before and after."""
     first = float(_compute_mean_reward(world).detach())
     for _ in range(steps):
         world.trainer.dense.backward(-_compute_mean_reward(world).float())
@@ -184,7 +199,7 @@ def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
 
 
 def _run_updates(world: SmallWorld, steps: int) -> float:
-    """Steps of the shipped rollout and update on the same prompts."""
+    """Run steps of the shipped rollout and update on the same prompts. Returns the expected reward."""
     prompts = world.lease_prompts(32)
     reward_UI = world.compute_rewards(*prompts)
     stage = world.stages["rl"]

@@ -10,7 +10,7 @@ _ROW, _LEFT, _BAR, _COLOURS = 22, 220, 300, ("#2a78d6", "#eb6834", "#1baf7a")
 
 
 def draw_picture(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[str, Any]]) -> str:
-    """SVG of two panels of bars, one above the other."""
+    """Draw an SVG of two panels of bars, one above the other."""
     bars = [
         (f"{row['estimator']}, W = {row['W']}", row["cosine"], f"{row['cosine']:.3f}", _COLOURS[0])
         for row in estimators
@@ -34,7 +34,7 @@ def draw_picture(estimators: Sequence[dict[str, Any]], climbed: Sequence[dict[st
 
 
 def _draw_panel(title: str, bars: Sequence[tuple[str, float, str, str]], top: int) -> tuple[list[str], int]:
-    """Lines of one panel, and where it ends; a bar below 0 is drawn as none."""
+    """Draw one panel. Returns its lines and its end; a bar below 0 has no length."""
     lines = [f'<text x="10" y="{top + 14}" font-weight="bold">{escape(title)}</text>']
     y = top + 24
     for name, value, text, colour in bars:

@@ -36,11 +36,11 @@ def slow(item):
 
 
 class BeamMaker(DistributeWorker):
-    """Makes beams of one item each."""
+    """A worker that makes beams of one item each."""
 
     @method(collect="concat")
     def make(self) -> dict[str, Any]:
-        """Rollouts on the wire."""
+        """Make rollouts in wire format."""
         item = np.zeros((_USERS, _WIDTH), np.int64)
         rollouts = Rollouts(
             uid=np.array([f"bench/0/{user}" for user in range(_USERS)]),
@@ -61,7 +61,7 @@ class BeamMaker(DistributeWorker):
 
 
 def bench_rewards(rounds: int = 7) -> dict[str, Any]:
-    """Seconds of scoring, the median of `rounds`, beside what the workers sleep."""
+    """Return the median seconds of scoring beside the time that the workers sleep."""
     ensure_ray()
     with TemporaryDirectory() as folder:
         pq.write_table(pa.table({"item_id": [1]}), Path(folder) / "items.parquet")

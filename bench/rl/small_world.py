@@ -1,4 +1,4 @@
-"""A world of 200 items that trains in seconds: trainer, shard and rollout in this process, and its exact expected reward."""
+"""A small world of 200 items that trains in seconds, in this process, with an exact expected reward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ stages:
 
 
 def write_world(folder: Path, memory: str) -> Path:
-    """Tables of users who walk a ring of items, some items more popular, and a scenario over them."""
+    """Write tables of users who walk a ring of items, some more popular than others, and a scenario over them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -52,7 +52,10 @@ def write_world(folder: Path, memory: str) -> Path:
 
 
 class SmallWorld:
-    """Trainer, shard and rollout over the small world, trained here or loaded; its prompts' rewards are known exactly."""
+    """Trainer, shard and rollout over the small world, trained here or from a commit.
+
+    The rewards of its prompts are known exactly.
+    """
 
     def __init__(
         self, scenario: Path, artifact_dirs: dict[str, str], changes: list[str], commit: Path | None = None
@@ -84,22 +87,22 @@ class SmallWorld:
         self.trainer.begin(self.stages["rl"])
 
     def save(self, folder: Path) -> Path:
-        """A commit of trainer and shard."""
+        """Save a commit of trainer and shard."""
         self.trainer.save(str(folder))
         self.shard.save(str(folder))
         return folder
 
     @property
     def model(self) -> Any:
-        """The dense model, as it is."""
+        """The dense model in eval mode."""
         return self.trainer.model.eval()
 
     def lease_prompts(self, max_prompts: int) -> tuple[np.ndarray, np.ndarray]:
-        """RL prompts, the same ones whenever they are asked for."""
+        """Return RL prompts, the same at every call."""
         return self.rollout.lease("rl", 0, max_prompts)
 
     def compute_expected_reward(self, users: np.ndarray, positions: np.ndarray, reward_UI: Tensor) -> Tensor:
-        """The exact expected reward [U], differentiable in the dense model."""
+        """Return the exact expected reward [U], differentiable in the dense model."""
         from nonet.models.policy import expected_reward
 
         asked = self.rollout._recommender
@@ -109,7 +112,7 @@ class SmallWorld:
         return expected_reward(self.model, cache, trie, asked.votes(users, positions), reward_UI, allowed)
 
     def compute_log_probs(self, users: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Log-probability [U, I] of every item, differentiable."""
+        """Return the log-probability [U, I] of every item, differentiable."""
         from nonet.models.generation import policy_log_prob
 
         asked = self.rollout._recommender
@@ -119,7 +122,7 @@ class SmallWorld:
         return policy_log_prob(self.model, cache, sids, asked.corpus.trie, votes).sum(-1)
 
     def compute_allowed(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Which items are not masked, [U, I] bool."""
+        """Return which items are not masked [U, I] bool."""
         from nonet.samples.batches import masked
 
         hidden = masked(self.trainer.corpus.seq, users, positions)
@@ -129,7 +132,7 @@ class SmallWorld:
         return out
 
     def compute_rewards(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """hit + 0.2 x novelty of every item [U, I]: 1 for what the user took next, more for what few took."""
+        """Return hit + 0.2 x novelty of every item [U, I]: 1 for the user's next item, more for rare items."""
         from nonet.samples.batches import event_at
         from nonet.samples.sequences import TRAIN
 
@@ -142,7 +145,7 @@ class SmallWorld:
     def generate_beams(
         self, users: np.ndarray, positions: np.ndarray, step: int, width: int
     ) -> dict[str, Any]:
-        """What the rollout answers."""
+        """Return the beams of the rollout."""
         from nonet.workers.roles import RolloutRequest
 
         self._version += 1

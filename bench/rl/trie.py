@@ -1,4 +1,4 @@
-"""The catalogue's trie: legal children beside dictionaries and loops, a million beams, and ten million items with collisions."""
+"""The catalogue's trie: legal children beside dictionaries and loops, a million beams, ten million items with collisions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ _SECTIONS = ("children", "beams", "size")
 def bench_trie(
     sections: str = "children,beams,size", items: int = 1_000_000, large: int = 10_000_000, rounds: int = 5
 ) -> dict[str, Any]:
-    """A row a section. `children`: a look-up of 64 users x 32 beams at every level; `beams`: a million beams of a small catalogue
-    with masks, how many are illegal or double; `size`: a trie of `large` items built, saved, and opened by a second process."""
+    """Measure the sections.
+
+    Args:
+        sections: "children": look-ups of 64 users x 32 beams at every level. "beams": a million beams of a small
+        catalogue with
+            masks, and how many are illegal or duplicate. "size": a trie that is built, saved and opened by a second
+            process.
+        items: Items of the section "children".
+        large: Items of the section "size".
+        rounds: Rounds of the section "children".
+    """
     made = {
         "children": lambda: _measure_children(items, rounds),
         "beams": _count_illegal_beams,
@@ -37,7 +46,7 @@ _TOLD = ("times as fast as dictionaries", "illegal", "doubled", "build_s", "MB",
 
 
 def _draw_sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Random ids [I, levels + 1], the last telling items of one tuple apart."""
+    """Draw random ids [I, levels + 1]; the last code distinguishes items with the same tuple."""
     codes_IL = np.random.default_rng(seed).integers(0, codes, (items, levels)).astype(np.int32)
     place = codes_IL.astype(np.int64) @ (codes ** np.arange(levels)[::-1])
     order = np.argsort(place, kind="stable")
@@ -48,7 +57,7 @@ def _draw_sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarr
 
 
 def _measure_children(items: int, rounds: int) -> dict[str, Any]:
-    """Children by code of 2,048 prefixes at each of three levels: the trie's one call, and a dictionary of prefixes."""
+    """Time the children of 2,048 prefixes at each of three levels: one call of the trie against a dictionary of prefixes."""
     import torch
 
     from nonet.models.generation import Trie
@@ -98,7 +107,7 @@ def _measure_children(items: int, rounds: int) -> dict[str, Any]:
 
 
 def _count_illegal_beams() -> dict[str, Any]:
-    """A million beams of random scores over 20,000 items, half of them with masks: none may be illegal, masked or double."""
+    """Count illegal, masked and duplicate beams among a million beams of random scores over 20,000 items."""
     import torch
 
     from nonet.models.generation import Trie, beam_search
@@ -129,6 +138,8 @@ def _count_illegal_beams() -> dict[str, Any]:
 
 
 class _Cache:
+    """A cache with a state alone."""
+
     def __init__(self, state: Any):
         self.state = state
 
@@ -140,13 +151,14 @@ class _Noise:
         self._codes, self._noise = codes, noise
 
     def step(self, cache: Any, prefix_UVl: Any, level: int) -> Any:
+        """Return random logits."""
         import torch
 
         return torch.randn(*prefix_UVl.shape[:2], self._codes[level], generator=self._noise)
 
 
 def _measure_size(items: int) -> dict[str, Any]:
-    """Seconds to build, bytes on disk; seconds and private bytes of a second process that opens it and walks to 1,000 leaves."""
+    """Time building a trie, count its bytes on disk, and measure a second process that opens it and walks to 1,000 leaves."""
     from nonet.models.generation import Trie
 
     sids, codes = _draw_sids(items, _CODES, _LEVELS, 3)
@@ -170,7 +182,7 @@ def _measure_size(items: int) -> dict[str, Any]:
 
 
 def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
-    """Seconds to open, and to walk to a thousand leaves; what this process has for itself alone after that."""
+    """Return the seconds to open a trie and to walk to a thousand leaves, and this process's private bytes after that."""
     import torch
 
     from nonet.models.generation import Trie
@@ -189,7 +201,7 @@ def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
 
 
 def _read_private_bytes() -> int:
-    """Bytes of this process that no other shares, and that no file is behind."""
+    """Return the private anonymous bytes of this process."""
     text = Path("/proc/self/smaps_rollup").read_text()
     rows = dict(line.split(":", 1) for line in text.splitlines()[1:] if ":" in line)
     return int(rows["Anonymous"].split()[0]) * 1024

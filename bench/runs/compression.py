@@ -1,7 +1,9 @@
-"""Compressed events beside the log as it is: how many fewer, whether they expand to the same rows, and what ranking loses.
+"""Compressed events beside the original log: how many fewer, whether they expand to the same rows, and what ranking loses.
 
-Two logs: the shipped MovieLens ratings with repeats that make up 30 % of it (seeded), and, where `data` names its folder,
-`train_full.tsv` of Yoochoose's clicks. Each is run twice, as it is and with `data.events`, in processes of their own; recall is
+There are two logs: the shipped MovieLens ratings with added repeats that make up 30 % of it (seeded), and, if `data`
+names its
+folder, `train_full.tsv` of Yoochoose's clicks. Each is run with and without `data.events`, in processes of their
+own; recall is
 paired over the test events that both runs have.
 """
 
@@ -32,7 +34,14 @@ _PERIOD = "1d"
 
 
 def bench_compression(seeds: list[int], data: str = "", epochs: int = 3, by: str = "item") -> dict[str, Any]:
-    """data: a folder with Yoochoose's train_full.tsv, or nothing; epochs of pretraining in each run; by: item or category."""
+    """Compare compressed and original logs.
+
+    Args:
+        seeds: The first one is used.
+        data: Folder with Yoochoose's train_full.tsv, "" for none.
+        epochs: Epochs of pretraining in each run.
+        by: "item" or "category": which events are merged.
+    """
     with tempfile.TemporaryDirectory(prefix="nonet-bench-compression-") as name:
         folder = Path(name)
         logs = {"movielens, 30 % repeats": make_repeated_log(seeds[0])}
@@ -47,7 +56,7 @@ def bench_compression(seeds: list[int], data: str = "", epochs: int = 3, by: str
 
 
 def make_repeated_log(seed: int) -> tuple[pa.Table, pa.Table]:
-    """The shipped ratings and items; three rows of ten say again, within a minute, what a user has rated."""
+    """Return the shipped ratings and items; three of ten rows repeat a rating of the user within a minute."""
     log = read_interactions(
         "builtin:movielens-small/interactions.parquet", only=["user_id", "item_id", "timestamp"]
     ).select(["user_id", "item_id", "timestamp"])
@@ -60,7 +69,7 @@ def make_repeated_log(seed: int) -> tuple[pa.Table, pa.Table]:
 
 
 def _read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
-    """Clicks by session, to the second, and the items that they name."""
+    """Read clicks by session, in seconds, and the items in them."""
     clicks = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
     log = pa.table(
         {
@@ -76,6 +85,7 @@ def _read_yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
 def _measure_log(
     folder: Path, name: str, log: pa.Table, items: pa.Table, by: str, seed: int, epochs: int
 ) -> dict[str, Any]:
+    """Run one log in both forms. Returns its row."""
     folder.mkdir()
     pq.write_table(log, folder / "interactions.parquet")
     pq.write_table(items, folder / "items.parquet")
@@ -98,6 +108,7 @@ def _measure_log(
 
 
 def _make_scenario(folder: Path, events: Any, categories: bool, seed: int, epochs: int) -> dict[str, Any]:
+    """Make the scenario of one run."""
     data = {"interactions": str(folder / "interactions.parquet"), "items": str(folder / "items.parquet")}
     sources = ["categories", "cooccurrence"] if categories else ["cooccurrence"]
     return {
@@ -119,7 +130,7 @@ def _make_scenario(folder: Path, events: Any, categories: bool, seed: int, epoch
 
 
 def _compare_runs(folder: Path) -> dict[str, Any]:
-    """Metrics of both runs' last stage over the test events that both have, and compressed minus plain with its interval."""
+    """Compare the last stages of both runs over the test events that both have, with an interval of the difference."""
     plain, packed = (Tested.of(find_run(str(folder / kind))) for kind in ("as it is", "compressed"))
     place = {event: at for at, event in enumerate(plain.events)}
     pairs = [(place[event], at) for at, event in enumerate(packed.events) if event in place]

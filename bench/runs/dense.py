@@ -1,8 +1,10 @@
-"""A training step of the quickstart's model beside the same model, optimizer and data in a plain PyTorch loop, and DeepSpeed's.
+"""A training step of the quickstart's model beside a plain PyTorch loop of the same model, optimizer and data, and DeepSpeed's.
 
-Ours is the trainer as runs have it: windows read by its source, keys made distinct, rows pulled from the sparse tables and
-pushed back. The others pad the same batches, look rows up in nn.Embedding and move them by torch's Adagrad; DeepSpeed steps the
-dense part of that loop, alone on one rank. One thread, in turns; the first losses must agree before anything is timed.
+Ours is the trainer of a run: it reads windows from its source, deduplicates keys, pulls rows from the sparse tables
+and pushes
+gradients. The others pad the same batches, look rows up in nn.Embedding and update them by torch's Adagrad;
+DeepSpeed steps the
+dense part of that loop on a single rank. One thread, in turns; the first losses must agree before anything is timed.
 """
 
 from __future__ import annotations
@@ -32,9 +34,20 @@ _LEARN, _CLIP, _DECAY, _BETAS = 1e-3, 1.0, 0.1, (0.9, 0.98)
 
 
 def bench_dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str, Any]:
-    """Milliseconds a step of each, medians over rounds of `steps` steps, by the wall and of CPU time, and ours over theirs in CPU
-    time: all of a side works in one thread, and a busy machine's wall says who else wanted the core. `changes`: of the
-    scenario, `;` between."""
+    """Time the steps of all sides.
+
+    CPU times are compared, since every side works in one thread, and the wall clock of a busy machine includes other
+    processes.
+
+    Args:
+        steps: Steps of a round.
+        rounds: Timed rounds of each side.
+        changes: Changes of the scenario, separated by `;`.
+
+    Returns:
+        Milliseconds of a step of each side, medians over rounds, as wall and CPU time; ratios of CPU times, ours /
+        theirs.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -77,7 +90,7 @@ def bench_dense(steps: int = 20, rounds: int = 7, changes: str = "") -> dict[str
 
 
 class _Ours:
-    """Trainer and shard in this process, at a constant rate."""
+    """Trainer and shard in this process, at a constant learning rate."""
 
     def __init__(self, folder: Path, steps: int, changes: list[str]):
         from nonet.controller.scenario import load_scenario
@@ -102,12 +115,12 @@ class _Ours:
         self.trainer.begin(self.stage)  # for reading leased its rows
 
     def train(self, steps: int) -> list[float]:
-        """So many steps; the loss of each."""
+        """Run so many steps. Returns the loss of each."""
         start, self._at = self._at, self._at + steps
         return [record["loss"] for record in self.trainer.train(self.stage, start, self._at)]
 
     def _read_batches(self) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-        """All steps' sequences as tensors of their own, and the keys of items and users, by their place in an nn.Embedding."""
+        """Return the sequences of all steps as tensors, and the keys of items and users by their position in nn.Embedding."""
         from nonet.workers.roles.learners import SupervisedLearner
 
         learner = self.trainer.learner_of(self.stage)
@@ -121,7 +134,7 @@ class _Ours:
 
 
 class _Plain:
-    """The plain loop; `wrap`: (model, optimizer) -> what steps them."""
+    """The plain loop; `wrap` maps (model, optimizer) to the engine that steps them."""
 
     def __init__(self, ours: _Ours, wrap: Callable[[Any, Any], Any] | None):
         import torch
@@ -148,10 +161,11 @@ class _Plain:
         self.next = count()
 
     def train(self, steps: int) -> list[float]:
-        """So many steps; the loss of each."""
+        """Run so many steps. Returns the loss of each."""
         return [self._step(collate(self.steps[next(self.next)])) for _ in range(steps)]
 
     def _step(self, batch: Padded) -> float:
+        """Run one step. Returns its loss."""
         import torch
 
         targets = int(batch.target.sum())
@@ -170,7 +184,7 @@ class _Plain:
 
 
 def _wrap_deepspeed(model: Any, optimizer: Any) -> Any:
-    """DeepSpeed's engine on one rank, ZeRO 1."""
+    """Make DeepSpeed's engine on one rank with ZeRO 1."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in (
         ("MASTER_ADDR", "127.0.0.1"),
@@ -199,7 +213,7 @@ def _wrap_deepspeed(model: Any, optimizer: Any) -> Any:
 
 
 def _split_sequences(batch: Any, users: Any) -> Iterator[dict[str, Any]]:
-    """The sequences of a packed batch, users as places among `users`."""
+    """Yield the sequences of a packed batch, with users as positions in `users`."""
     offsets = batch.item.offsets.tolist()
     user = np.searchsorted(users, batch.context["user"].numpy())
     half_stars = (2 * batch.context["rating"].values).round().long().clamp(0, 20)
@@ -217,7 +231,7 @@ def _split_sequences(batch: Any, users: Any) -> Iterator[dict[str, Any]]:
 
 
 def _list_legal_codes(trie: Any, sids: Any) -> list[Any]:
-    """By level, which codes each item's prefix allows [I, K]."""
+    """Return by level which codes the prefix of each item allows [I, K]."""
     import torch
 
     sid_IL = torch.from_numpy(np.asarray(sids)).long()

@@ -1,7 +1,8 @@
-"""Exhaustive scoring of a catalogue with the shape of Amazon Beauty, by three ways that give the same scores.
+"""Exhaustive scoring of a catalogue with the shape of Amazon Beauty, in three ways that give the same scores.
 
-`all codes` makes and normalises the logits of every code behind every node, a few nodes at a time. `steps` asks the model
-for the same and keeps the legal ones. `legal_logits` is the decoder's own way, which makes only those.
+`all codes` computes and normalises the logits of every code behind every node, a few nodes at a time. `steps` calls
+the model for
+the same logits and keeps the legal ones. `legal_logits` is the decoder's own way, which computes only those.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PAIRS = 6500  # of a prompt and a node that `all codes` holds at once: 32 MiB w
 def bench_exhaustive(
     items: int = 12_000, codes: int = 256, width: int = 64, prompts: int = 64, rounds: int = 5
 ) -> dict[str, Any]:
-    """Milliseconds a prompt, one thread, in turn; and the largest difference of any score, nats."""
+    """Return the milliseconds of a prompt in one thread, in turn, and the largest difference of any score in nats."""
     import torch
 
     from nonet.models import build_model
@@ -64,7 +65,7 @@ def bench_exhaustive(
 
 
 def _score_all_codes(model: Any, cache: Any, trie: Any) -> Any:
-    """Scores [U, I] by a masked softmax over all codes of each node."""
+    """Return scores [U, I] by a masked softmax over all codes of each node."""
     import torch
 
     answer = torch.empty(len(cache.state), trie.n_items)
@@ -87,7 +88,7 @@ def _score_all_codes(model: Any, cache: Any, trie: Any) -> Any:
 
 
 def draw_beauty_like_sids(items: int, codes: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Semantic ids [items, 4] of three skewed levels and a collision level, as full as k-means makes them of Beauty."""
+    """Draw semantic ids [items, 4] of three skewed levels and a collision level, distributed like k-means codes of Beauty."""
     rng = np.random.default_rng(0)
     near, deep = (1 / (np.arange(codes) + begin) ** 1.15 for begin in (codes / 4, 1))
     first = rng.choice(codes, items, p=near / near.sum())

@@ -1,7 +1,8 @@
-"""`nonet bench feed`: on a feed where people come back to items, does everybody rank and mask alike?
+"""`nonet bench feed`: whether all roles rank and mask consistently on a feed where users return to items.
 
-Half of the users go round four items of their own, half walk a ring and return to nothing. The roles of a run work in
-this process, without Ray; tests build on the same `FeedWorld`. About 20 s.
+Half of the users cycle through four items of their own, half walk a ring without repeats. The roles of a run work in
+this process,
+without Ray; tests use the same `FeedWorld`. About 20 s.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ evaluate: {metrics: [recall@1, recall@10, ndcg@10], width: 20}
 
 
 def bench_feed(seeds: Sequence[int]) -> dict[str, Any]:
-    """A row a policy: recall@10 by exhaustive ranking and by beam, hits of the probe, RL's flat groups."""
+    """Return a row for each policy: recall@10 by exhaustive ranking and by beam, hits of the probe, RL's flat groups."""
     import torch
 
     torch.set_num_threads(
@@ -56,6 +57,7 @@ def bench_feed(seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def _measure_policy(made: FeedWorld) -> dict[str, Any]:
+    """Train one feed and return its row."""
     made.train("pretrain")
     repeats = made.facts["data"]["repeats"]
     counter, model = made.evaluator.baseline("transition_counter"), made.evaluate()
@@ -73,7 +75,12 @@ def _measure_policy(made: FeedWorld) -> dict[str, Any]:
 
 
 class FeedWorld:
-    """Data, trainer, shard, rollout and evaluator of a small run in this process. `changes`: as `--set` takes them."""
+    """Data, trainer, shard, rollout and evaluator of a small run in this process.
+
+    Args:
+        folder: Folder of all files.
+        changes: Changes of the scenario, as `--set` takes them.
+    """
 
     def __init__(self, folder: Path, changes: Sequence[str] = ()):
         from nonet.controller.scenario import load_scenario
@@ -99,20 +106,20 @@ class FeedWorld:
         self.evaluator.open(folders, str(folder / "results"))
 
     def train(self, name: str) -> None:
-        """A supervised stage, whole."""
+        """Train a whole supervised stage."""
         stage = self.stages[name]
         self.trainer.begin(stage)
         self.trainer.train(stage, 0, stage.steps)
 
     def evaluate(self, name: str = "model") -> dict[str, Any]:
-        """What the evaluator says of the model as it is."""
+        """Evaluate the current model."""
         commit = str(self.folder / "commit")
         self.trainer.save(commit)
         self.shard.save(commit)
         return self.evaluator.evaluate(name, commit)
 
     def generate_beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
-        """Rollouts of the stage rl on the wire."""
+        """Generate rollouts of the stage rl in wire format."""
         from nonet.controller.stages import Reinforced
         from nonet.workers.roles import RolloutRequest
 
@@ -122,12 +129,12 @@ class FeedWorld:
         return self.rollout.generate(users, positions, RolloutRequest("rl", step, width, 0))
 
     def count_probe_hits(self) -> tuple[int, int]:
-        """Prompts of the probe that have the target among their beams, and all of them."""
+        """Return the number of probe prompts with the target among their beams, and the number of all."""
         beams = self.generate_beams(*self.rollout.heldout_prompts())
         return int(compute_hits(beams).any(1).sum()), len(beams["uid"])
 
     def reinforce(self, steps: int) -> tuple[int, int]:
-        """RL on `hit` alone: groups that gave no gradient, and all groups."""
+        """Train by RL on `hit` alone. Returns the number of groups without a gradient, and of all groups."""
         stage, flat, groups = self.stages["rl"], 0, 0
         self.trainer.begin(stage)
         for step in range(steps):
@@ -138,7 +145,7 @@ class FeedWorld:
 
 
 def compute_hits(beams: dict[str, Any]) -> np.ndarray:
-    """The reward `hit` [U, W] of rollouts on the wire."""
+    """Return the reward `hit` [U, W] of rollouts in wire format."""
     from nonet.rl import from_wire
     from nonet.rl.rewards import hit
 
@@ -147,7 +154,7 @@ def compute_hits(beams: dict[str, Any]) -> np.ndarray:
 
 
 def write_feed(folder: Path) -> None:
-    """interactions.parquet and feed.yaml: even users go round items of their own, odd ones walk a ring."""
+    """Write interactions.parquet and feed.yaml; even users cycle through items of their own, odd ones walk a ring."""
     start = np.random.default_rng(0).integers(0, ITEMS, USERS)[:, None]
     step = np.arange(EVENTS)[None]
     goes_round = (np.arange(USERS) % 2 == 0)[:, None]

@@ -1,4 +1,4 @@
-"""What a memory costs: the same steps of the quickstart with `model.memory` on and off, in turn."""
+"""The cost of a memory: the same steps of the quickstart with `model.memory` on and off, in turn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ _SCENARIO, _WIDTH, _USERS = "quickstart", 16, 64
 
 
 def bench_memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
-    """Milliseconds, one thread: a supervised step, a rollout of 64 users x 16 beams, an RL update of it, exhaustive scores of 256
-    prompts; and their ratios, on / off. Both sides train `warm` steps first, so that beams are of a model."""
+    """Time the steps of both sides, in one thread.
+
+    Args:
+        rounds: Timed rounds.
+        warm: Steps that both sides train first, so that beams are those of a trained model.
+
+    Returns:
+        Milliseconds of a supervised step, a rollout of 64 users x 16 beams, an RL update of it, and exhaustive
+        scores of 256 prompts;
+        and their ratios, on / off.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -45,7 +54,7 @@ _CALLS = {
 
 
 def _tokenise_data(folder: Path) -> dict[str, str]:
-    """The artifacts of the scenario's data."""
+    """Prepare the data of the scenario. Returns the folders of the artifacts."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import data_setup
     from nonet.workers.roles import Tokeniser
@@ -90,6 +99,7 @@ class _MemorySide:
         }
 
     def step(self) -> None:
+        """Run a supervised step."""
         stage = self._stages["pretrain"]
         if self._at % stage.steps == 0:
             self._trainer.begin(stage)
@@ -97,6 +107,7 @@ class _MemorySide:
         self._at += 1
 
     def roll_out(self) -> dict[str, Any]:
+        """Generate a rollout."""
         from nonet.workers.roles import RolloutRequest
 
         self._version += 1
@@ -105,11 +116,13 @@ class _MemorySide:
         return self._rollout.generate(users, positions, RolloutRequest("rl", 0, _WIDTH, self._version))
 
     def update(self) -> None:
+        """Run an RL update."""
         names = ("sid", "valid", "logp", "user", "position")
         beams = {name: self._beams[name] for name in names}
         self._updates += 1
         self._trainer.update(self._stages["rl"], self._updates, beams, self._scores)
 
     def score(self) -> None:
+        """Score prompts exhaustively."""
         recommender = self._rollout._recommender
         recommender.scores(recommender.batch(*self._asked), *self._asked)

@@ -1,6 +1,7 @@
-"""The quickstart's decoder written as one would in plain PyTorch: padded batches, SDPA, nn.Embedding; nothing of Nonet.
+"""The quickstart's decoder in plain PyTorch, without Nonet: padded batches, SDPA, nn.Embedding.
 
-Names of parameters are those of `SidDecoder`, so it begins from the same weights; the bench checks that losses are the same.
+Parameters have the names of `SidDecoder`, so it starts from the same weights; the bench checks that losses are the
+same.
 """
 
 # Shapes: B sequences, S events, M targets, L levels, K codes, D width, H heads, R rank.
@@ -22,7 +23,18 @@ _MIX, _SPREAD = 1_000_003, 0x9E3779B97F4A7C15 - (1 << 64)
 
 @dataclass(frozen=True)
 class Padded:
-    """A batch: [B, S] of items, times, kinds, half stars and which events are targets, sid [B, S, L], user [B], lengths [B]."""
+    """A padded batch.
+
+    Attributes:
+        item: Items [B, S].
+        sid: Semantic ids [B, S, L].
+        time: Times [B, S].
+        kind: Kinds of events [B, S].
+        half_stars: Ratings in half stars [B, S].
+        target: Which events are targets [B, S].
+        user: Users [B].
+        length: Lengths [B].
+    """
 
     item: Tensor
     sid: Tensor
@@ -35,7 +47,7 @@ class Padded:
 
 
 def collate(rows: Sequence[dict[str, Any]]) -> Padded:
-    """Sequences of one batch, padded at the end."""
+    """Pad the sequences of one batch at the end."""
 
     def pad_column(name: str) -> Tensor:
         return nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True)
@@ -46,7 +58,7 @@ def collate(rows: Sequence[dict[str, Any]]) -> Padded:
 
 
 class PlainBlock(nn.Module):
-    """Causal attention and a perceptron."""
+    """A transformer block: causal attention and a perceptron."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -56,6 +68,7 @@ class PlainBlock(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return the states [B, S, D] after attention and perceptron."""
         q, k, v = self.qkv(self.attend_norm(x_BSD)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = (z * cosine + z.roll(z.shape[-1] // 2, -1) * sine for z in (q, k))
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -64,7 +77,7 @@ class PlainBlock(nn.Module):
 
 
 class Depth(nn.Module):
-    """Codes of an item from one state, level by level."""
+    """The decoder of an item's codes from one state, level by level."""
 
     def __init__(self, codes: Sequence[int], width: int):
         super().__init__()
@@ -82,7 +95,7 @@ class Depth(nn.Module):
         self.ask = nn.ModuleList(nn.Linear(width, RANK, bias=False) for _ in codes[1:])
 
     def forward(self, state_MD: Tensor, sid_ML: Tensor, level: int) -> Tensor:
-        """Logits [M, K]."""
+        """Return logits [M, K]."""
         hidden = self.read[level](state_MD)
         for place, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
             hidden = hidden + table(sid_ML[:, place])
@@ -99,7 +112,7 @@ class Depth(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The dense part; `rows` are nn.Embedding beside it, with an optimizer of their own."""
+    """The dense part; `rows` are separate nn.Embedding with an optimizer of their own."""
 
     def __init__(self, codes: Sequence[int], dims: dict[str, int], width: int, layers: int, heads: int):
         super().__init__()
@@ -115,7 +128,13 @@ class Decoder(nn.Module):
         self.norm, self.depth = nn.LayerNorm(width), Depth(codes, width)
 
     def forward(self, batch: Padded, rows: nn.ModuleDict, legal_ILK: Sequence[Tensor]) -> Tensor:
-        """Summed nats of the targets; legal_ILK by level [I, K]: codes that an item's prefix allows."""
+        """Return the summed nats of the targets.
+
+        Args:
+            batch: The padded batch.
+            rows: By table, its nn.Embedding.
+            legal_ILK: By level, the codes [I, K] that an item's prefix allows.
+        """
         x_BSD = self.gap(_bucket_gaps(batch.time)) + self.kind(batch.kind.clamp(0, TYPES - 1))
         x_BSD = x_BSD + self.rating(batch.half_stars) + self.row["of_item"](rows["item"](batch.item))
         for level, table in enumerate(self.code):

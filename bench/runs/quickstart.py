@@ -1,6 +1,6 @@
-"""The quickstart as a user runs it: wall clock of the whole command, memory of all processes, and what it learned.
+"""The quickstart as a user runs it: wall time of the whole command, memory of all processes, and what it learned.
 
-Every run is a fresh process, `nonet run quickstart`, so Ray's start and all imports count.
+Every run is a new process, `nonet run quickstart`, so Ray's start and all imports are included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Report = dict[str, Any]
 
 
 def bench_quickstart(seeds: list[int]) -> dict[str, Any]:
-    """A run for each seed: seconds, peak PSS, recall@10 of baselines and stages; ratios of the means over seeds."""
+    """Run each seed and return seconds, peak PSS, and recall@10 of baselines and stages; ratios of the means over seeds."""
     rows, reports = [], []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
@@ -41,7 +41,7 @@ def bench_quickstart(seeds: list[int]) -> dict[str, Any]:
 
 
 def bench_repeat(seeds: list[int]) -> dict[str, Any]:
-    """The same seed twice, with every role in a process of its own, and collocated: are metrics and weights the same?"""
+    """Run the same seed twice, with every role in a process of its own, and collocated, and compare metrics and weights."""
     seed = seeds[0]
     with tempfile.TemporaryDirectory() as folder:
         first, _ = _run_quickstart(Path(folder) / "first", f"seed={seed}")
@@ -65,6 +65,7 @@ def bench_repeat(seeds: list[int]) -> dict[str, Any]:
 
 
 def _run_quickstart(folder: Path, *changes: str) -> tuple[Report, float]:
+    """Run the quickstart. Returns its report and the seconds."""
     options = [part for change in changes for part in ("--set", change)]
     command = [
         sys.executable,
@@ -82,7 +83,7 @@ def _run_quickstart(folder: Path, *changes: str) -> tuple[Report, float]:
 
 
 def _read_weight_hashes(folder: Path) -> dict[str, str]:
-    """Hashes of the last commit's files: dense weights, optimizer, sparse rows."""
+    """Return the hashes of the last commit's files: dense weights, optimizer, sparse rows."""
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
     return json.loads((newest / "manifest.json").read_text(encoding="utf-8"))["files"]
 
@@ -92,6 +93,8 @@ def _read_recalls(report: Report) -> dict[str, float]:
 
 
 def _summarise_ratios(reports: list[Report], rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Summarise the reports of all seeds."""
+
     def average_column(name: str) -> float:
         return statistics.mean(row[name] for row in rows)
 

@@ -1,4 +1,4 @@
-"""RL steps a second with every role in a process of its own, where waiting for answers counts most."""
+"""RL steps a second with every role in a process of its own, where waiting for answers matters most."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SKIPPED = 5  # steps that warm up
 
 
 class _Clock:
-    """A recorder that keeps the moment of each step."""
+    """A recorder that keeps the time of each step."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -28,14 +28,14 @@ class _Clock:
         self.at.append(time.perf_counter())
 
     def tables(self, *counts: Any) -> None:
-        """Not looked at."""
+        """Ignore the counts of tables."""
 
     def metrics(self, *values: Any, **more: Any) -> None:
-        """Not looked at."""
+        """Ignore metrics."""
 
 
 def bench_rl_steps(steps: int = 60, users: int = 8) -> dict[str, Any]:
-    """Median seconds of an RL step of the quickstart's model, all roles apart; `users` a step."""
+    """Return the median seconds of an RL step of the quickstart's model with separate roles and `users` prompts."""
     # Ray's workers yield to everybody else by default: not while they are timed
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
     from nonet.controller.record import RunFolder

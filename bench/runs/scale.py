@@ -1,6 +1,6 @@
 """A log of any size through a whole run: prepare, train, evaluate; seconds and memory of each.
 
-The run is `nonet run` in a process of its own, so that its memory is what a user's would be.
+The run is `nonet run` in a process of its own, so that its memory is that of a user's run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,22 @@ def bench_scale(
     run: bool = True,
     keep: bool = False,
 ) -> dict[str, Any]:
-    """A row: seconds of each phase, events to sequences a second, with reading and a core without it, seconds from the end of the
-    preparation to the first ten steps, and the highest PSS of all processes together in each phase.
+    """Write a log and run it.
 
-    users, items: a twentieth and a hundredth of the events where they are 0. folder: where the log and the run go, by default a
-    temporary one; `keep` leaves them there. run: false prepares alone, in this process.
+    Args:
+        seeds: The first one is used.
+        events: Events of the log.
+        users: Users of the log; 0 means a twentieth of the events.
+        items: Items of the log; 0 means a hundredth of the events.
+        steps: Training steps.
+        folder: Folder of the log and the run; by default a temporary one.
+        run: False prepares the data alone, in this process.
+        keep: Whether the folder is kept.
+
+    Returns:
+        A row with the seconds of each phase, the events prepared in a second (with reading, and by core without it),
+        the seconds from the
+        end of the preparation to the first ten steps, and the highest PSS of all processes together in each phase.
     """
     place = Path(folder or tempfile.mkdtemp(prefix="nonet-scale-"))
     count = int(events)
@@ -64,6 +75,7 @@ def bench_scale(
 
 
 def _make_scenario(data: dict[str, str], steps: int, seed: int) -> str:
+    """Make the scenario of the run."""
     return yaml.dump(
         {
             "name": "scale",
@@ -94,7 +106,7 @@ _DATA: dict[str, Any] = {
 
 
 def _prepare_alone(data: dict[str, str], folder: Path, events: int) -> dict[str, Any]:
-    """Events to sequences alone."""
+    """Prepare the data alone."""
     folder.mkdir(parents=True)
     options = BuildOptions(data["interactions"], data["items"], {}, **_DATA, targets={})
     made = prepare(options, folder)
@@ -109,7 +121,7 @@ Sample = tuple[
 
 
 def _run_scenario(scenario: Path, run: Path) -> list[Sample]:
-    """Run it to its end; its processes' memory about twice a second."""
+    """Run a scenario to its end. Returns samples of the memory of its processes, about two a second."""
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
     samples: list[Sample] = []
     with (run.parent / "scale.log").open("w") as log:
@@ -126,6 +138,7 @@ def _run_scenario(scenario: Path, run: Path) -> list[Sample]:
 
 
 def _sample_memory(pid: int, over: threading.Event, samples: list[Sample]) -> None:
+    """Sample the memory of a process and its children until told to stop."""
     while not over.wait(0.5):
         parts: dict[str, int] = {}
         try:
@@ -142,6 +155,7 @@ def _sample_memory(pid: int, over: threading.Event, samples: list[Sample]) -> No
 
 
 def _summarise_run(run: Path, samples: list[Sample], events: int) -> dict[str, Any]:
+    """Summarise a run: seconds, memory by phase and recall."""
     wall = json.loads((run / "results" / "wall.json").read_text())
     report = json.loads((run / "report.json").read_text())
     prepared = os.stat(run / "results" / "tokenise.json").st_mtime
@@ -164,7 +178,7 @@ def _summarise_run(run: Path, samples: list[Sample], events: int) -> dict[str, A
 
 
 def _summarise_preparation(facts: dict[str, Any], events: int) -> dict[str, Any]:
-    """Of events to sequences: seconds of each step, events a second by the clock, and a core without reading."""
+    """Return the seconds of each step of the preparation, events a second by wall time, and by core without reading."""
     steps, cpu_s = facts["seconds"], facts["cpu_s"]
     after_reading = sum(seconds for name, seconds in cpu_s.items() if name != "read")
     return {

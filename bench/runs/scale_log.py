@@ -1,6 +1,7 @@
-"""A seeded log of any size: users come in sessions, items are drawn by Zipf's law inside an interest, and what is new drifts.
+"""A seeded log of any size: sessions of users, items drawn by Zipf's law within an interest, and drifting popularity.
 
-Written a file at a time, so that memory does not grow with it. Each file is a span of time: users in it are random, as in logs.
+Files are written one at a time, so memory does not grow with the log. Each file is a span of time with random users,
+as in logs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CATEGORIES = 200
 
 
 def write_log(folder: Path, events: int, users: int, items: int, seed: int) -> dict[str, str]:
-    """Write events-*.parquet and items.parquet; the paths as a scenario's data names them."""
+    """Write events-*.parquet and items.parquet. Returns the paths as the `data` of a scenario names them."""
     folder.mkdir(parents=True, exist_ok=True)
     files = -(-events // _FILE_EVENTS)
     for number in range(files):
@@ -37,6 +38,7 @@ def write_log(folder: Path, events: int, users: int, items: int, seed: int) -> d
 
 
 def _make_span(rows: int, number: int, files: int, users: int, items: int, seed: int) -> pa.Table:
+    """Draw the events of one span of time."""
     dice = rng(seed, "scale", "events", number)
     sessions = rows // _SESSION + 1
     session = np.sort(dice.integers(0, sessions, rows))
@@ -61,7 +63,7 @@ def _make_span(rows: int, number: int, files: int, users: int, items: int, seed:
 
 
 def _draw_zipf(dice: np.random.Generator, n: int, items: int) -> np.ndarray:
-    """Ranks from 0 with P(r) ~ (r + 10)^-1.1, by the inverse of its integral."""
+    """Draw ranks from 0 with P(r) ~ (r + 10)^-1.1, by the inverse of its integral."""
     power = 1 - _ZIPF
     low, high = 10.0**power, (items + 10.0) ** power
     rank = (low + dice.random(n) * (high - low)) ** (1 / power) - 10
@@ -69,6 +71,7 @@ def _draw_zipf(dice: np.random.Generator, n: int, items: int) -> np.ndarray:
 
 
 def _write_items(path: Path, items: int, seed: int) -> None:
+    """Write the items with titles and categories."""
     dice = rng(seed, "scale", "items")
     category = np.arange(items) * CATEGORIES // items
     words = dice.integers(0, 5000, (items, 2))

@@ -1,7 +1,8 @@
-"""Memory that dense weights take on the move: a model saved in shards, and published to a reader in another process.
+"""Memory of dense weights in transit: a model saved in shards, and published to a reader in another process.
 
-Private memory of a process (RssAnon of /proc) is looked at twice a millisecond beside the work, from what it was when its
-model, or reader, stood still. Buckets under way lie in Ray's store, which processes share; the most it holds is told beside.
+Private memory of a process (RssAnon of /proc) is sampled two times a millisecond during the work, relative to its
+value before.
+Buckets in transit are in Ray's object store, which processes share; the most that it holds is reported too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ _ROWS = 1024  # numbers of a row: a matrix is as many rows as it takes
 
 
 def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> dict[str, Any]:
-    """Peak extra private megabytes of each process, and seconds: a save as it lies, a version whole, and one of which a
-    hundredth changed, by `block_kb` blocks; bytes sent of both."""
+    """Measure a save and two publications: a whole version, and one of which a hundredth changed.
+
+    Args:
+        megabytes: Size of the model.
+        bucket_mb: Size of a bucket in megabytes.
+        block_kb: Size of the blocks of a delta in kilobytes.
+
+    Returns:
+        Peak extra private megabytes of each process, seconds, and megabytes sent.
+    """
     import ray
 
     from nonet.workers.runtime import ensure_ray
@@ -62,7 +71,7 @@ def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 6
 
 
 class _WeightsSide:
-    """A model in a process of its own: trainer of one rank, or reader."""
+    """A model in a process of its own: the trainer of one rank, or a reader."""
 
     def __init__(self, megabytes: int, bucket_bytes: int, block_bytes: int):
         import torch
@@ -79,7 +88,7 @@ class _WeightsSide:
         self._watch: Any = None
 
     def save(self, folder: str) -> dict[str, float]:
-        """Save model and optimizer as a trainer does where nobody steps; peak extra megabytes and seconds."""
+        """Save model and optimizer as a trainer does while no step runs. Returns peak extra megabytes and seconds."""
         from nonet.workers import SaveOptions
         from nonet.workers.engines import OptimizerSettings, make_engine
         from nonet.workers.runtime import Membership
@@ -97,7 +106,7 @@ class _WeightsSide:
         return {"save_mb": peak[0], "seconds": seconds, "files": len(paths), "written_mb": size / 2**20}
 
     def begin(self, share: float = 0.0) -> int:
-        """Change so much of the weights, and watch from here on; the number of buckets."""
+        """Change a share of the weights and begin to watch the memory. Returns the number of buckets."""
         import torch
 
         with torch.no_grad():
@@ -108,28 +117,28 @@ class _WeightsSide:
         return len(self.outgoing.buckets)
 
     def pack_bucket(self, number: int, version: int, base: int | None) -> Any:
-        """A bucket, packed."""
+        """Pack a bucket."""
         named = self.model.state_dict()
         return self.outgoing.pack_bucket(
             number, {n: named[n] for n in self.outgoing.list_tensor_names(number)}, version, base
         )
 
     def take(self, version: int, bucket: Any) -> int:
-        """Keep a bucket; its bytes."""
+        """Keep a bucket. Returns its bytes."""
         self.incoming.take(version, bucket)
         return len(bucket)
 
     def swap(self, version: int) -> None:
-        """Take the version over."""
+        """Copy the buckets of a version into the model."""
         self.incoming.swap(version)
 
     def measure_peak(self) -> float:
-        """Extra megabytes since `begin`, at most."""
+        """Return the peak of extra megabytes since `begin`."""
         self._watch.__exit__(None, None, None)
         return self._peak[0]
 
     def compute_digest(self) -> str:
-        """A checksum of the model."""
+        """Return a checksum of the model."""
         import hashlib
 
         digest = hashlib.sha256()
@@ -140,7 +149,7 @@ class _WeightsSide:
 
 @contextmanager
 def _watch_peak() -> Iterator[list[float]]:
-    """Private megabytes beyond those at the start, at most; known when it is over."""
+    """Yield a list with the peak of private megabytes relative to the start, complete when the context ends."""
     over, most, before = threading.Event(), [0.0], _read_private_mb()
 
     def look() -> None:

@@ -1,6 +1,6 @@
-"""Who reads the same Parquet files to torch tensors: each gives (items summed, rows) and when its first batch was there.
+"""Readers of the same Parquet files to torch tensors; each gives values and rows, and the time of its first batch.
 
-Every contender gives jagged tensors of the list column and adds all values up, so a view that nobody reads earns nothing.
+Every contender gives jagged tensors of the list column and sums all values, so that lazy views are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ ROWS = 4096
 
 @dataclass(frozen=True)
 class ReadPass:
-    """One pass over files: wall and CPU seconds, seconds to the first batch, and what was read."""
+    """One pass over files.
+
+    Attributes:
+        seconds: Wall seconds.
+        cpu_s: CPU seconds.
+        first_s: Seconds to the first batch.
+        total: Sum of all values.
+        rows: Number of rows.
+    """
 
     seconds: float
     cpu_s: float
@@ -35,7 +43,7 @@ class ReadPass:
 def time_pass(
     batches: Callable[[Sequence[str]], Iterable[tuple[torch.Tensor, int]]], files: Sequence[str]
 ) -> ReadPass:
-    """A pass; batches are (values [N], rows)."""
+    """Time a pass over files; batches are (values [N], rows)."""
     began, cpu, first, total, rows = time.perf_counter(), time.process_time(), 0.0, 0, 0
     for values, count in batches(files):
         first = first or time.perf_counter() - began
@@ -46,9 +54,12 @@ def time_pass(
 def make_nonet_reader(
     *, order: str = "groups", ledger: bool = True, packed: bool = False
 ) -> Callable[[Sequence[str]], Iterator[tuple[torch.Tensor, int]]]:
-    """The local engine; order: files, groups (shuffled row groups), rows (shuffled inside them too).
+    """Return the reader of the local engine.
 
-    packed: read the packed Arrow beside the files (`pack_beside`).
+    Args:
+        order: "files", "groups" (shuffled row groups) or "rows" (shuffled within them too).
+        ledger: Whether a ledger records the rows.
+        packed: Whether to read the packed Arrow beside the files (`pack_beside`).
     """
 
     def read_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
@@ -69,7 +80,7 @@ def make_nonet_reader(
 
 
 def pack_beside(file: str) -> str:
-    """Where the packed Arrow of a Parquet file lies; it is made the first time."""
+    """Return the packed Arrow of a Parquet file, which is made the first time."""
     folder = Path(file).parent / "packed"
     target = folder / f"{Path(file).stem}.arrow"
     if not target.exists():
@@ -78,7 +89,7 @@ def pack_beside(file: str) -> str:
 
 
 def read_arrow_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
-    """pyarrow's iter_batches on one thread, views as tensors."""
+    """Read with pyarrow's iter_batches on one thread, with views as tensors."""
     for file in files:
         for batch in pq.ParquetFile(file).iter_batches(ROWS, use_threads=False):
             values, _ = _to_jagged(batch.column("items"))
@@ -86,7 +97,7 @@ def read_arrow_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int
 
 
 def read_ray_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
-    """Ray Data's iter_torch_batches, collated from Arrow to jagged tensors."""
+    """Read with Ray Data's iter_torch_batches, collated from Arrow to jagged tensors."""
     import ray.data
     from ray.data.collate_fn import ArrowBatchCollateFn
 
@@ -114,7 +125,7 @@ class _Vectorised(torch.utils.data.IterableDataset):
 
 
 def read_torch_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
-    """torch's DataLoader, two workers, whole batches."""
+    """Read with torch's DataLoader, two workers, whole batches."""
     loader = torch.utils.data.DataLoader(
         _Vectorised(files), batch_size=None, num_workers=2, prefetch_factor=2
     )
@@ -122,7 +133,10 @@ def read_torch_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int
 
 
 def write_files(folder: Path, files: int, rows: int, values: int = 50) -> list[str]:
-    """Files of `rows`: user int64, ts int64, items list<int64> of `values`, label int8; zstd, row groups of 50,000."""
+    """Write files of `rows` rows: user int64, ts int64, items list<int64> of `values`, label int8.
+
+    They are compressed by zstd, with row groups of 50,000.
+    """
     paths = []
     for number in range(files):
         path = folder / f"rows-{number:03d}.parquet"

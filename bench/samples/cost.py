@@ -1,4 +1,4 @@
-"""What samples cost besides computing: CPU seconds of what a trainer reads, draws and plans (`nonet bench samples`)."""
+"""The cost of samples besides computing: CPU seconds of reading, drawing and planning in a trainer (`nonet bench samples`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _USERS, _EVENTS = 20_000, 20
 
 
 def measure_cost(folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return rows of what is measured; each is the CPU time of this process."""
+    """Return rows of measures, each in CPU time of this process."""
     rows = [_measure_file_source(folder, items) for items in (10_000, 1_000_000)]
     rows += [_measure_slices(folder, size) for size in (32, 512)]
     return [*rows, _measure_plan(), _measure_prompts(), *_measure_draws()], {}
 
 
 def _measure_file_source(folder: Path, items: int) -> dict[str, Any]:
-    """Users a second of `data.source: parquet` in steps of 512, until they are batches."""
+    """Measure the users a second of `data.source: parquet` in steps of 512, including batches."""
     draw = np.random.default_rng(0)
     lists = pa.ListArray.from_arrays(
         np.arange(0, _EVENTS * _USERS + 1, _EVENTS, dtype=np.int32), draw.integers(0, items, _EVENTS * _USERS)
@@ -56,7 +56,7 @@ def _measure_file_source(folder: Path, items: int) -> dict[str, Any]:
 
 
 def _measure_slices(folder: Path, size: int) -> dict[str, Any]:
-    """Rows a second of the local engine, rows shuffled, by rows of a slice."""
+    """Measure the rows a second of the local engine with shuffled rows, by rows of a slice."""
     path = folder / "flat.parquet"
     if not path.exists():
         count = 400_000
@@ -68,7 +68,7 @@ def _measure_slices(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _measure_plan() -> dict[str, Any]:
-    """Seconds until the Ray engine has its read tasks of 1e9 rows in 5,000 row groups."""
+    """Measure the time in which the Ray engine plans the read tasks of 1e9 rows in 5,000 row groups."""
     steps = Steps(10**9, 512, 32)
     feed: Any = SimpleNamespace(leaves=[SimpleNamespace(order=Order(np.full(5000, 200_000), 7))], steps=steps)
     epoch = next(StepRange(steps, 0, None, 0, 1).epochs())
@@ -79,7 +79,7 @@ def _measure_plan() -> dict[str, Any]:
 
 
 def _measure_prompts() -> dict[str, Any]:
-    """Milliseconds of a step's RL prompts out of 20 M events, after the first."""
+    """Measure the milliseconds of a step's RL prompts out of 20 M events, after the first step."""
     users, length = 1_000_000, 20
     split = np.zeros((users, length), np.int8)
     split[:, -3] = RL
@@ -99,7 +99,7 @@ def _measure_prompts() -> dict[str, Any]:
 
 
 def _measure_draws() -> list[dict[str, Any]]:
-    """Milliseconds of 2,048 users' window cuts, one generator each and all at once."""
+    """Measure the milliseconds of 2,048 users' window cuts, with one generator each and all at once."""
     users = np.arange(2048)
     words = ("pretrain", "window", 0)
     each = _measure_cpu_s(lambda: [rng(7, *words, user).integers(0, 50) for user in users.tolist()])

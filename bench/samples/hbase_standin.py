@@ -1,8 +1,8 @@
-"""A stand-in for HBase's Thrift 1 protocol, not HBase: happybase's own IDL over a dictionary, with faults on demand.
+"""A stand-in for HBase's Thrift 1 protocol: happybase's own IDL over a dictionary, with faults on request.
 
     python -m nonet.bench.samples.hbase_standin PORT        # prints "ready PORT", serves until its input ends
 
-It has versions by time, scans and column families; no filters, regions, TTL or permissions.
+It has versions by time, scans and column families, but no filters, regions, TTL or permissions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ Table = dict[bytes, dict[bytes, list[tuple[int, bytes]]]]  # row -> column -> (t
 
 @dataclass
 class Faults:
-    """What goes wrong: connections that idle this long are closed; each answer waits; every n-th call drops its connection;
-    while `hung`, nobody is answered."""
+    """The faults of a server.
+
+    Attributes:
+        idle_s: Connections that are idle for so long are closed, None for never.
+        slow_s: Delay of each answer.
+        drop_every: Every n-th call drops its connection, 0 for none.
+        hung: While it is set, no call is answered.
+        calls: Number of calls so far.
+    """
 
     idle_s: float | None = None
     slow_s: float = 0.0
@@ -38,7 +45,7 @@ class Faults:
 
 
 class Standin:
-    """A server on 127.0.0.1 with tables {name: families}; `close` ends it, and every connection."""
+    """A server on 127.0.0.1 with tables {name: families}; `close` ends it and every connection."""
 
     def __init__(self, tables: dict[str, list[str]], port: int = 0):
         self.faults = Faults()
@@ -50,7 +57,7 @@ class Standin:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening, and drop every connection."""
+        """Stop listening and drop every connection."""
         self._over = True
         for each in (self._socket, *self._open):
             with contextlib.suppress(OSError):
@@ -58,6 +65,7 @@ class Standin:
             each.close()
 
     def _accept(self) -> None:
+        """Accept connections until the server is closed."""
         while not self._over:
             try:
                 client, _ = self._socket.accept()
@@ -67,6 +75,7 @@ class Standin:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        """Answer the calls of one connection, with faults."""
         wire = TSocket()
         wire.set_handle(client)
         transport = TCyBufferedTransportFactory().get_transport(wire)
@@ -178,6 +187,7 @@ class _Handler:
 
 
 def _read_row(table: Table, row: bytes, columns: Any, before: int) -> Any:
+    """Return the newest cells of a row before a time, None if it has none."""
     cells: dict[bytes, Any] = {}
     for column, versions in table.get(row, {}).items():
         if columns and not any(column == name or column.startswith(name + b":") for name in columns):

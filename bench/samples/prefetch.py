@@ -1,7 +1,10 @@
-"""How much of a join's reading hides beside the step: runs that join item columns over a socket, with and without reading ahead.
+"""How much of a join's reading is hidden beside the step: runs that join item columns over a socket.
 
-The store is the stand-in for HBase's protocol in a process of its own. Metrics say how long a step took and what part of it the
-trainer waited for its samples: with `sparse.in_flight: 1` it waits for all reading, with three batches for what did not hide.
+Runs with and without reading ahead are compared. The store is the stand-in for HBase's protocol in a process of its
+own. Metrics
+have the time of a step and the part of it that the trainer waited for its samples. With `sparse.in_flight: 1` it
+waits for all
+reading, with three batches for what was not hidden.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _CALLS = 3  # of ten steps, each a record; the run's first, where processes warm
 
 
 def measure_hidden_share(folder: Path, port: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Rows: milliseconds of ten steps and of them waited, medians; the share of the waiting that reading ahead took away."""
+    """Return milliseconds of ten steps and of their waiting, medians, and the share of the waiting that reading ahead removes."""
     use = f"hbase://127.0.0.1:{port}/items"
     _fill_store(use)
     rows = []
@@ -38,6 +41,7 @@ def measure_hidden_share(folder: Path, port: int) -> tuple[list[dict[str, Any]],
 
 
 def _fill_store(use: str) -> None:
+    """Fill the store with columns of the items."""
     ids = read_items("builtin:movielens-small/items.parquet")["item_id"].to_numpy()
     draw = np.random.default_rng(7)
     table = pa.table({"price": draw.random(len(ids)), "shop": draw.integers(0, 99, len(ids))})
@@ -47,6 +51,7 @@ def _fill_store(use: str) -> None:
 
 
 def _make_scenario(use: str, ahead: int) -> dict[str, Any]:
+    """Make the scenario of a run."""
     return {
         "name": "prefetch",
         "seed": 7,
@@ -66,6 +71,7 @@ def _make_scenario(use: str, ahead: int) -> dict[str, Any]:
 
 
 def _read_step_times(run: Path) -> dict[str, float]:
+    """Return the median times of a run's steps and of their waiting."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     series = {
         name: [

@@ -1,7 +1,8 @@
 """`nonet bench stores`: reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside plain happybase.
 
-Contenders take turns in one process; medians of rounds. What both sides give must be equal. Redis takes part where a
-redis-server is installed, HBase's protocol is a stand-in for it in a process of its own.
+Contenders take turns in one process; medians of rounds. All must return equal values. Redis takes part where a
+redis-server is
+installed; HBase's protocol is served by a stand-in in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,9 +32,19 @@ Made = tuple[list[dict[str, Any]], dict[str, float]]
 
 
 def bench_stores(sections: str = "multi_get,join,history,prefetch", rounds: int = 15) -> dict[str, Any]:
-    """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), history (80,000
-    events of 20,000 items as of times behind several versions), prefetch (runs whose samples are joined over a socket, with and
-    without reading ahead)."""
+    """Run the sections.
+
+    Args:
+        sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), history
+        (80,000 events of
+            20,000 items as of times behind several versions), prefetch (runs whose samples are joined over a socket,
+            with and without
+            reading ahead).
+        rounds: Rounds of each contender.
+
+    Raises:
+        ConfigError: A section is unknown.
+    """
     parts: dict[str, Callable[[Path, int], Made]] = {
         "multi_get": _measure_multi_get,
         "join": _measure_join,
@@ -55,7 +66,7 @@ def bench_stores(sections: str = "multi_get,join,history,prefetch", rounds: int 
 
 
 def _measure_multi_get(folder: Path, rounds: int) -> Made:
-    """Values of 1 KB by whole numbers: stores of ours beside LMDB's and Redis' own batch reads."""
+    """Read values of 1 KB by integer keys: our stores beside LMDB's and Redis' own batch reads."""
     import lmdb
 
     draw = np.random.default_rng(7)
@@ -110,6 +121,7 @@ def _to_bytes(got: Any) -> bytes:
 def _make_redis_reader(
     port: int, keys: np.ndarray, cells: list[bytes]
 ) -> Callable[[np.ndarray], list[bytes]]:
+    """Fill Redis and return its batch read."""
     import redis
 
     server = redis.Redis("127.0.0.1", port)
@@ -120,7 +132,7 @@ def _make_redis_reader(
 
 
 def _measure_join(folder: Path, rounds: int) -> Made:
-    """Two columns of 8,192 rows' items as of their times, against a happybase loop that asks a row at a time."""
+    """Read two columns of 8,192 rows' items as of their times, against a happybase loop that reads one row at a time."""
     import happybase
 
     del folder
@@ -156,7 +168,10 @@ def _measure_join(folder: Path, rounds: int) -> Made:
 
 
 def _measure_history(folder: Path, rounds: int) -> Made:
-    """Count the calls of reads as of the past, where features are written nightly and where items change at their own times."""
+    """Count the calls of reads as of the past.
+
+    Features are written nightly, or items change at their own times.
+    """
     from nonet.bench.samples.hbase_standin import Standin
 
     del folder, rounds
@@ -194,7 +209,11 @@ def _measure_prefetch(folder: Path, rounds: int) -> Made:
 def _time_in_turns(
     contenders: dict[str, Callable[[np.ndarray], Any]], asked: list[np.ndarray], flat: Callable[[Any], bytes]
 ) -> dict[str, float]:
-    """Median microseconds of each over the same keys, in turn. Raises AssertionError where their answers differ."""
+    """Return the median microseconds of each contender over the same keys, in turn.
+
+    Raises:
+        AssertionError: The answers differ.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number, part in enumerate(asked):
         answers = []
@@ -210,7 +229,7 @@ def _time_in_turns(
 
 @contextlib.contextmanager
 def _run_redis(folder: Path) -> Iterator[int]:
-    """The port of a redis-server of its own; 0 where none is installed."""
+    """Run a redis-server. Yields its port, 0 where none is installed."""
     program = shutil.which("redis-server")
     if program is None:
         yield 0
@@ -233,7 +252,7 @@ def _run_redis(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _run_standin() -> Iterator[int]:
-    """The port of the stand-in for HBase's protocol, in a process of its own."""
+    """Run the stand-in for HBase's protocol in a process of its own. Yields its port."""
     command = [sys.executable, "-m", "nonet.bench.samples.hbase_standin", "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -245,6 +264,7 @@ def _run_standin() -> Iterator[int]:
 
 
 def _wait_until_answering(port: int) -> None:
+    """Wait until a port accepts connections."""
     until = time.monotonic() + 20
     while True:
         try:

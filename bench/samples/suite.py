@@ -1,9 +1,10 @@
-"""`nonet bench samples`: rows a second from Parquet to torch beside pyarrow, Ray Data and torch's DataLoader; resuming; the
-ledger.
+"""`nonet bench samples`: rows a second from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger.
 
-Contenders take turns over the same files, `rounds` times; medians. Each reads N rows and 4N rows of distinct files, so fixed
-seconds and slope are apart: slope = 3N rows / (seconds of 4N - seconds of N). All must read the same sum of values. Page cache
-warm.
+Contenders take turns over the same files, `rounds` times; medians. Each reads N rows and 4N rows of distinct files,
+which
+separates fixed seconds from the slope: slope = 3N rows / (seconds of 4N - seconds of N). All must read the same sum
+of values. The
+page cache is warm.
 """
 
 from __future__ import annotations
@@ -37,7 +38,17 @@ _FILES = 4  # of N rows; 4N have four times as many
 def bench_samples(
     rows: int = 500_000, rounds: int = 5, ray: bool = True, sections: str = "speed,resume,ledger,cost"
 ) -> dict[str, Any]:
-    """rows: N. ray: whether Ray takes part (seconds a pass). sections: speed, resume, ledger, cost."""
+    """Run the sections.
+
+    Args:
+        rows: Number N of rows.
+        rounds: Rounds of each contender.
+        ray: Whether Ray takes part (seconds for each pass).
+        sections: speed, resume, ledger, cost.
+
+    Raises:
+        ConfigError: A section is unknown.
+    """
     folder = Path(tempfile.mkdtemp(prefix="nonet-bench-samples-"))
     made: dict[str, Any] = {"rows": [], "ratio": {}}
     parts: dict[str, Callable[[], tuple[list[Any], dict[str, float]]]] = {
@@ -61,6 +72,7 @@ def bench_samples(
 
 
 def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[str, float]]:
+    """Time the passes of all contenders."""
     contenders = {
         "ours, row groups shuffled": make_nonet_reader(),
         "ours without the ledger": make_nonet_reader(ledger=False),
@@ -105,7 +117,7 @@ def _measure_speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any],
 
 
 def _summarise_passes(small: list[ReadPass], large: list[ReadPass]) -> dict[str, float]:
-    """Fixed seconds and slope out of medians; CPU of this process alone (not of workers or Ray)."""
+    """Compute fixed seconds and slope from medians; CPU time is that of this process alone (not of workers or Ray)."""
     n, wide = small[0].rows, large[0].rows
     few, many = (statistics.median(each.seconds for each in passes) for passes in (small, large))
     slope = (wide - n) / max(1e-9, many - few)
@@ -130,7 +142,7 @@ def _check_same_rows(passes: list[ReadPass]) -> None:
 def _measure_resume(
     files: list[str], folder: Path, rounds: int, ray: bool
 ) -> tuple[list[Any], dict[str, float]]:
-    """Seconds from nothing in memory but modules to the first batch: at the start, and after 99 % of the rows."""
+    """Measure the seconds to the first batch with loaded modules: at the start, and after 99 % of the rows."""
     from nonet.samples.ledger import Ledger, write_snapshot
     from nonet.samples.streams import read
 
@@ -175,7 +187,7 @@ def _measure_resume(
 
 
 def _measure_ray_checkpoint(files: list[str], folder: Path) -> float:
-    """Ray Data's row checkpoint: the ids of 99 % of the rows are there, by `user`; seconds to the first batch, Ray running."""
+    """Measure the seconds to the first batch with Ray Data's row checkpoint, which has the ids of 99 % of the rows by `user`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import ray.data
@@ -201,7 +213,10 @@ def _measure_ray_checkpoint(files: list[str], folder: Path) -> float:
 
 
 def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
-    """Bytes of a ledger's state: 1e9 rows in order, 10 M of which a random half is done; and what a lease costs."""
+    """Measure the bytes of a ledger's state and the cost of a lease.
+
+    States are 1e9 rows in order, and 10 M rows of which a random half is done.
+    """
     from nonet.samples.ledger import Ledger, Manifest, Slice
 
     rows = []
@@ -232,6 +247,7 @@ def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
 
 
 def _start_ray() -> None:
+    """Start Ray without progress bars."""
     import ray
 
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")

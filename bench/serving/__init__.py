@@ -1,4 +1,4 @@
-"""Serving: what merging, versions and the services around an engine cost and gain."""
+"""Benches of serving: the cost and gain of merging, versions and the services around an engine."""
 
 import lazy_loader
 

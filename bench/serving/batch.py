@@ -1,4 +1,4 @@
-"""Batch: users of a table answered by processes that each hold the engine, beside one engine alone; memory by chunk."""
+"""Users of a table answered by processes that each hold the engine, beside one engine alone; memory by chunk."""
 
 from __future__ import annotations
 
@@ -22,8 +22,17 @@ _ALONE, _MERGED = 4096, 64
 
 
 def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
-    """Users a second of `nonet recommend --users` over so many users (a run's own, again where it has fewer), a process a core,
-    against the engine's own rate times these; and the largest process by chunk, over fewer users."""
+    """Measure `nonet recommend --users`, with one process for each core.
+
+    Args:
+        run: The run.
+        rounds: Rounds of the engine alone.
+        users: Number of users; those of the run are repeated if it has fewer.
+
+    Returns:
+        Users a second, relative to the engine's own rate times the processes, and the largest process by chunk, over
+        fewer users.
+    """
     workers = os.cpu_count() or 1
     made, engine = open_engine(run)
     asked = make_questions(made)
@@ -52,6 +61,7 @@ def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
 
 
 def _write_users(folder: Path, known: np.ndarray, count: int) -> Path:
+    """Write a table of users."""
     path = folder / f"users-{count}.parquet"
     pq.write_table(pa.table({"user_id": np.resize(known, count)}), path)
     return path

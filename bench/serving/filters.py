@@ -1,4 +1,4 @@
-"""What a filter costs that leaves out half of a catalogue of a million items, for 16 merged requests."""
+"""The cost of a filter that excludes half of a catalogue of a million items, for 16 merged requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS, _SEEN = 1_000_000, 256, 64, 16, 20, 50
 
 
 def bench_filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Seconds of the beams of 16 requests, 50 seen items each: no filter, the same, one each; new filters and kept ones."""
+    """Return the seconds of the beams of 16 requests with 50 seen items each: by kind of filter, new and cached."""
     draw = np.random.default_rng(0)
     flat = draw.choice(_CODES**3, _ITEMS, replace=False)
     sids = np.stack([flat // _CODES**2, flat // _CODES % _CODES, flat % _CODES], 1)
@@ -55,6 +55,7 @@ def bench_filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str
 def _measure_seconds(
     model: Any, trie: Trie, cache: FilterCache, chosen: list[ItemFilter | None], seen: Jagged
 ) -> float:
+    """Time one beam search."""
     prompts = Cache(torch.randn(len(chosen), _WIDTH))
     began = time.perf_counter()
     beam_search(model, prompts, trie, _BEAMS, forbidden=seen, within=cache.within(chosen))

@@ -1,8 +1,10 @@
 """The other side: `generate` of Hugging Face behind Ray Serve's `@serve.batch`, with a trie that works on whole tensors.
 
-A GPT-2 of the run's width, layers and heads reads the codes of a history, one position a code, and searches as many beams for
-the codes of one item. A table of legal next codes by node is looked up for all beams at once, as well as we can write it:
-the node of a beam is followed by one gather a step. Its weights are drawn; only its speed is asked.
+A GPT-2 of the run's width, layers and heads reads the codes of a history, one position for each code, and searches
+as many beams
+for the codes of one item. A table of legal next codes by node is read for all beams at once; the node of a beam is
+followed by one
+gather for each step. Its weights are random, since only its speed is measured.
 """
 
 from __future__ import annotations
@@ -23,9 +25,15 @@ MOST, WAIT_S = 4, 0.0  # 16 at once take 3 s, so larger batches only add to its 
 
 
 class TrieProcessor:
-    """Scores of codes that lead nowhere become -inf; `child` [nodes, vocabulary] of all levels, -1 where illegal.
+    """A logits processor that sets the scores of illegal codes to -inf.
 
-    prompt: positions before the codes that are searched; first: the word of the first code.
+    Args:
+        trie: The catalogue.
+        prompt: Number of positions before the codes that are searched.
+        first: Token id of the first code.
+
+    Attributes:
+        child: Child node [nodes, vocabulary] of all levels, -1 where illegal.
     """
 
     def __init__(self, trie: Trie, prompt: int, first: int = 1):
@@ -41,11 +49,12 @@ class TrieProcessor:
         self.child, self.vocabulary = child, int(offsets[-1])
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores with illegal codes set to -inf."""
         node = self._find_node(ids[:, self._prompt :])
         return scores.masked_fill(self.child[node] < 0, -torch.inf)
 
     def find_leaf(self, codes: torch.Tensor) -> torch.Tensor:
-        """The leaf that words of all levels lead to, below 0 where they are illegal."""
+        """Return the leaf of token ids of all levels, below 0 where they are illegal."""
         return self._find_node(codes) - self._leaves
 
     def _find_node(self, codes: torch.Tensor) -> torch.Tensor:
@@ -56,7 +65,18 @@ class TrieProcessor:
 
 
 class HuggingFace:
-    """`submit(history)` -> beams of that history's next item; here: in this process, else `generate` alone."""
+    """A Hugging Face model; `submit(history)` returns beams of that history's next item.
+
+    Args:
+        trie: The catalogue.
+        sids: Semantic ids of all items.
+        width: Width of the model.
+        layers: Number of layers.
+        heads: Number of heads.
+        events: Events of a history.
+        beams: Number of beams.
+        here: Whether requests are batched in this process; if not, only `generate` is used.
+    """
 
     def __init__(
         self,
@@ -91,15 +111,16 @@ class HuggingFace:
         self._batched = self._wrap_in_serve_batch()
 
     def submit(self, history: np.ndarray) -> Future[Any]:
-        """Items of a history, dense indices [n]."""
+        """Submit a history of item indices [n]. Returns a future of its beams."""
         return asyncio.run_coroutine_threadsafe(self._batched(history), self._loop)
 
     def close(self) -> None:
-        """End its thread."""
+        """End the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _wrap_in_serve_batch(self) -> Any:
+        """Return `generate` behind `@serve.batch` in this process."""
         from ray import serve
         from ray.serve import context
         from ray.serve._private.common import DeploymentID, ReplicaID
@@ -120,7 +141,7 @@ class HuggingFace:
 
     @torch.inference_mode()
     def generate(self, histories: Sequence[np.ndarray]) -> list[Any]:
-        """Beams [beams, levels] of each history; shorter ones are padded on the left."""
+        """Return the beams [beams, levels] of each history; shorter histories are padded on the left."""
         ids = torch.zeros(len(histories), self._prompt, dtype=torch.int64)
         there = torch.zeros_like(ids)
         for place, history in enumerate(histories):

@@ -1,6 +1,8 @@
-"""Open-loop load: requests come when they come (Poisson), from users who ask unevenly (Zipf), answered or not.
+"""Open-loop load: requests arrive at random times, from users with uneven activity, whether or not others are answered.
 
-A latency runs from the moment a request was due, so a generator that falls behind hides nothing.
+Arrivals are a Poisson process and activities follow Zipf's law. A latency is measured from the time at which a
+request was due, so
+a slow generator hides nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ _LEAST = 12  # requests of a rate
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What came of a rate: requests a second asked, p50 and p99 in ms (inf where some failed), and how many failed."""
+    """The result of a load at one rate.
+
+    Attributes:
+        rate: Requests a second.
+        p50_ms: Median latency.
+        p99_ms: 99th percentile of the latency, inf if too many failed.
+        failed: Failed requests.
+        requests: All requests.
+    """
 
     rate: float
     p50_ms: float
@@ -32,7 +42,15 @@ class LoadResult:
 def drive_load(
     submit: Callable[[int], Future[Any]], users: int, rate: float, seconds: float, seed: int
 ) -> LoadResult:
-    """Ask at a rate for so many seconds; `submit` takes a user's number and gives its answer to be."""
+    """Send requests at a rate.
+
+    Args:
+        submit: Takes a user's number and returns a future of the answer.
+        users: Number of users.
+        rate: Requests a second.
+        seconds: Duration.
+        seed: Seed of times and users.
+    """
     draw = np.random.default_rng(seed)
     due = np.cumsum(draw.exponential(1 / rate, max(_LEAST, int(rate * seconds))))
     asked = draw_zipf_users(draw, users, len(due))
@@ -68,7 +86,7 @@ def drive_load(
 
 
 def draw_zipf_users(draw: np.random.Generator, users: int, count: int) -> np.ndarray:
-    """Users [count]: the n-th most active asks n^-1.1 as often as the first."""
+    """Draw users [count]; the n-th most active one sends n^-1.1 as many requests as the first."""
     chance = np.arange(1, users + 1) ** -_ZIPF
     return draw.permutation(users)[draw.choice(users, count, p=chance / chance.sum())]
 
@@ -83,7 +101,22 @@ def find_best_rates(
     steps: int,
     seed: int,
 ) -> tuple[dict[str, float], list[LoadResult]]:
-    """The highest rate of each that keeps p99, searched in turn step by step: doubled until it fails, then halved between."""
+    """Find the highest rate of each system that keeps a p99.
+
+    Systems are searched in turn, step by step: rates are doubled until one fails, then bisected.
+
+    Args:
+        systems: Submit functions by name.
+        users: Number of users.
+        p99_ms: Largest p99 in milliseconds.
+        seconds: Duration of a step.
+        first: First rate of each system.
+        steps: Number of steps.
+        seed: Seed of times and users.
+
+    Returns:
+        The highest rate of each system, and the results of all loads.
+    """
     low, high = dict.fromkeys(systems, 0.0), dict.fromkeys(systems, float("inf"))
     rate = dict(first)
     loads: list[LoadResult] = []
@@ -106,5 +139,5 @@ def _choose_next_rate(low: float, high: float) -> float:
 
 
 def compute_median(values: Sequence[float]) -> float:
-    """Of several rounds."""
+    """Return the median of several rounds."""
     return float(np.median(np.asarray(values)))

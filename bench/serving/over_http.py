@@ -1,7 +1,8 @@
-"""Over HTTP: a served run beside an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, all behind one proxy.
+"""Serving over HTTP: a run beside an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, all behind one proxy.
 
-Load is open: requests come when they come, from Zipf users, by connections of one asyncio loop in this process. So generator,
-proxy and replicas share the machine's cores.
+The load is open: requests arrive at random times, from Zipf users, over connections of one asyncio loop in this
+process. So
+generator, proxy and replicas share the machine's cores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OURS, EMPTY, THEIRS = "over HTTP", "Ray Serve's empty answer", "Hugging Face beh
 
 
 class HttpCallers:
-    """Many connections to one address; `post` gives status, headers and body to be."""
+    """Many connections to one address; `post` returns a future of status and headers."""
 
     def __init__(self, url: str):
         self._url, self._loop = url, asyncio.new_event_loop()
@@ -45,11 +46,11 @@ class HttpCallers:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
     def post(self, path: str, body: dict[str, Any], caller: str) -> Future[tuple[int, dict[str, str]]]:
-        """Status and headers."""
+        """Post a request. Returns a future of status and headers."""
         return asyncio.run_coroutine_threadsafe(self._post(path, body, caller), self._loop)
 
     def post_checked(self, path: str, body: dict[str, Any], caller: str) -> Future[None]:
-        """Fails unless the answer is a success."""
+        """Post a request. Returns a future that fails unless the answer is a success."""
         return asyncio.run_coroutine_threadsafe(self._post_checked(path, body, caller), self._loop)
 
     async def _post(self, path: str, body: dict[str, Any], caller: str) -> tuple[int, dict[str, str]]:
@@ -64,14 +65,14 @@ class HttpCallers:
             raise RuntimeError(f"{path}: {status}, version {headers.get('x-version')}")
 
     def close(self) -> None:
-        """End its thread."""
+        """End the thread."""
         asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
 
 def bench_http(run: str, rounds: int) -> Result:
-    """Latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
+    """Measure latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
     opened = OpenRun.of(run)
     os.environ.setdefault("NONET_TOKEN", secrets.token_hex(8))  # names count for limits beside a token
     users = opened.corpus.seq.user_id.tolist()
@@ -110,6 +111,7 @@ def bench_http(run: str, rounds: int) -> Result:
 def _measure_fixed_rates(
     systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int
 ) -> list[dict[str, Any]]:
+    """Measure the latency of each system at fixed rates."""
     taken: dict[tuple[str, float], list[LoadResult]] = {}
     for turn in range(rounds):
         for rate in _RATES:
@@ -130,6 +132,7 @@ def _measure_fixed_rates(
 def _find_best_rates(
     systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int
 ) -> dict[str, float]:
+    """Find the highest rate of each system."""
     first = dict(zip(systems, (32.0, 128.0, 2.0), strict=True))
     found = [
         find_best_rates(
@@ -143,7 +146,7 @@ def _find_best_rates(
 def _measure_greedy_caller(
     callers: HttpCallers, others: Callable[[int], Future[Any]], users: list[Any], rounds: int
 ) -> Result:
-    """p99 of others with and without a caller at ten times its limit, and that caller's answers by status."""
+    """Measure the p99 of others with and without a caller at ten times its limit, and count that caller's answers by status."""
     answers: Counter[str] = Counter()
     p99: dict[str, list[float]] = {"before": [], "beside": []}
 
@@ -174,6 +177,8 @@ def _measure_greedy_caller(
 
 
 def _deploy_others(serve: Any, run: str) -> None:
+    """Deploy the empty answer and Hugging Face."""
+
     @serve.deployment(name="Empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
     class Empty:
         async def __call__(self, request: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""At the engine's queue: what merging gains, in operators, seconds and rate at a p99."""
+"""The engine's queue: the gain of merging in operators, seconds and rate at a p99."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Result = tuple[list[dict[str, Any]], dict[str, float]]
 
 
 def open_engine(run: str) -> tuple[OpenRun, Engine]:
-    """A run and an engine of its newest commit, published into a folder of the bench's own."""
+    """Open a run and an engine of its newest commit, published into a folder of the bench."""
     made = OpenRun.of(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
     version = made.publish_newest()
     return made, Engine(made.recommender(version), version.number)
 
 
 def make_questions(run: OpenRun) -> list[Question]:
-    """What every user of the data would ask: ten items."""
+    """Make a request for ten items for every user of the data."""
     histories = Histories(run.corpus, run.beside / "events.jsonl")
     features = Features(run.corpus, histories, run.setup.history, run.scenario.evaluate.width)
     users = run.corpus.seq.user_id.tolist()
@@ -38,7 +38,7 @@ def make_questions(run: OpenRun) -> list[Question]:
 
 
 def bench_merging(run: str, rounds: int) -> Result:
-    """Operators and seconds of 16 merged requests against one."""
+    """Measure operators and seconds of 16 merged requests against one."""
     made, engine = open_engine(run)
     asked = make_questions(made)
     counts = {n: _count_operators(engine, asked[:n]) for n in (1, 16)}
@@ -59,7 +59,7 @@ def bench_merging(run: str, rounds: int) -> Result:
 
 
 def bench_queue(run: str, rounds: int) -> Result:
-    """The rate at p99 <= 200 ms: merged, one at a time, and Hugging Face behind `@serve.batch`."""
+    """Find the rate at p99 <= 200 ms: merged, one at a time, and Hugging Face behind `@serve.batch`."""
     made, engine = open_engine(run)
     asked = make_questions(made)
     model = engine.model
@@ -111,7 +111,7 @@ def bench_queue(run: str, rounds: int) -> Result:
 
 
 def _count_operators(engine: Engine, asked: list[Question]) -> int:
-    """Operators launched for an answer, without those that others call."""
+    """Count the operators launched for an answer, without nested ones."""
     engine.answer(asked)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         engine.answer(asked)

@@ -1,8 +1,10 @@
 """`nonet bench rollout`: users a second of legal beams of one Hugging Face model, by its own `generate` and by ours.
 
-The same Qwen3, weights, trie, histories and threads; every side gives items. `generate` searches with num_beams, batched,
-with a static cache and renormalize_logits: (i) prefix_allowed_tokens_fn, its own way to constrain; (ii) a processor that looks
-up legal codes of all beams in one table (`hugging_face.TrieProcessor`), as well as we can write it. Ours reads a history once.
+Both sides have the same Qwen3, weights, trie, histories and threads, and return items. `generate` searches with
+num_beams, batched,
+with a static cache and renormalize_logits: (i) prefix_allowed_tokens_fn, its own way to constrain; (ii) a processor
+that reads the
+legal codes of all beams from one table (`hugging_face.TrieProcessor`). Ours reads a history once.
 """
 
 from __future__ import annotations
@@ -36,7 +38,18 @@ def bench_rollout(
     rounds: int = 1,
     stock: bool = True,
 ) -> dict[str, Any]:
-    """Rows by model width and beams. stock: also (i), which asks a Python function for every beam and step."""
+    """Measure both sides by model width and number of beams.
+
+    Args:
+        widths: Widths of the model, separated by commas.
+        beams: Numbers of beams, separated by commas.
+        items: Items of the catalogue.
+        users: Number of histories.
+        events: Events of a history.
+        layers: Layers of the model.
+        rounds: Timed rounds.
+        stock: Whether (i) is measured too, which calls a Python function for every beam and step.
+    """
     torch.set_num_threads(1)
     trie, sids = _make_catalogue(items)
     rows: list[dict[str, Any]] = []
@@ -104,12 +117,12 @@ class _Sides:
 
     @torch.inference_mode()
     def search_ours(self, beams: int) -> Tensor:
-        """Items [U, W]."""
+        """Return the items [U, W] of our beam search."""
         return beam_search(self._model, self._model.prefill(self._batch, {}), self._trie, beams).item
 
     @torch.inference_mode()
     def search_theirs(self, beams: int, *, stock: bool = False) -> Tensor:
-        """Items [U, W]."""
+        """Return the items [U, W] of `generate`."""
         prompt = self._ids.shape[1]
         how = (
             {"prefix_allowed_tokens_fn": self._list_allowed}
@@ -130,6 +143,7 @@ class _Sides:
 
 
 def _make_batch(item_UE: Tensor, sid_UEL: Tensor) -> SampleBatch:
+    """Make a batch of histories."""
     users, events = item_UE.shape
     cuts = torch.arange(users + 1) * events
     none = torch.zeros(users * events, dtype=torch.int64)
@@ -140,5 +154,5 @@ def _make_batch(item_UE: Tensor, sid_UEL: Tensor) -> SampleBatch:
 
 
 def _compute_shared_fraction(ours_UW: Tensor, theirs_UW: Tensor) -> float:
-    """The share of beams that both sides have."""
+    """Return the share of beams that both sides have."""
     return float((ours_UW[:, :, None] == theirs_UW[:, None]).any(-1).double().mean())

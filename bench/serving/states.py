@@ -1,4 +1,4 @@
-"""States: what a request costs when its user's history is known, when it is not, and without keeping any."""
+"""Cached states: the cost of a request when its user's state is cached, when it is not, and without a cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USERS = 16
 
 
 def bench_states(run: str, rounds: int) -> Result:
-    """16 merged users, each with one new event: reading their histories, and the whole answer, hit, missed and without states."""
+    """Measure 16 merged users with one new event each: hit, miss and without states, for reading histories and whole answers."""
     made, plain = open_engine(run)
     recommender = made.recommender(made.registry.read_version(plain.version))
     keeping = Engine(recommender, plain.version, States())
@@ -49,13 +49,14 @@ def bench_states(run: str, rounds: int) -> Result:
 
 @torch.inference_mode()
 def _measure_seconds(call: Callable[[list[Question]], Any], asked: list[Question]) -> float:
-    """Of the core that computes: one thread does, and other work of the machine does not count."""
+    """Return the CPU seconds of a call in this thread, which does all of the work."""
     began = time.thread_time()
     call(asked)
     return time.thread_time() - began
 
 
 def _drop_newest(question: Question):
+    """Return the events of a question without the newest one."""
     events = question.events
     columns = {name: values[:-1] for name, values in events.columns.items()}
     return replace(

@@ -1,7 +1,8 @@
-"""`nonet bench serve`: the rate that an engine holds at a p99, merged and one at a time, beside Hugging Face; versions; states.
+"""`nonet bench serve`: the rate of an engine at a p99, merged and one at a time, beside Hugging Face; versions; states.
 
-Sections merging, queue, versions, swaps, states and filters run in this process, in turn, on one thread of torch;
-`http` serves the run on a Ray of its own, `batch` answers a table of users. `--set run=RUN` names the run.
+The sections merging, queue, versions, swaps, states and filters run in this process, in turn, on one thread of
+torch; `http` serves
+the run on a separate Ray, `batch` answers a table of users. `--set run=RUN` names the run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,17 @@ def bench_serve(
     rounds: int = 3,
     users: float = 1e5,
 ) -> dict[str, Any]:
-    """Rows and ratios of the sections; users: of the section `batch`."""
+    """Return rows and ratios of the sections.
+
+    Args:
+        run: The run.
+        sections: Names of sections, separated by commas.
+        rounds: Rounds of each section.
+        users: Users of the section `batch`.
+
+    Raises:
+        ConfigError: A section is unknown.
+    """
     import torch
 
     torch.set_num_threads(1)

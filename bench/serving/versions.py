@@ -24,7 +24,7 @@ _ROWS, _DIM, _SHARE = 1_000_000, 16, 0.01
 
 
 def bench_versions(run: str, rounds: int) -> Result:
-    """1 M rows of width 16: bytes of a delta of 1 % beside the full version, and seconds back to it with the same bits."""
+    """Measure bytes of a delta of 1 % of 1 M rows beside the full version, and seconds of a rollback with the same bits."""
     draw = np.random.default_rng(0)
     key = np.sort(draw.integers(-(2**62), 2**62, _ROWS)).astype(np.int64)
     row = draw.standard_normal((_ROWS, _DIM), np.float32)
@@ -61,7 +61,10 @@ def bench_versions(run: str, rounds: int) -> Result:
 
 
 def bench_swaps(run: str, rounds: int) -> Result:
-    """20 swaps and 5 rollbacks under load: answers that failed, or whose bits are not those of the version they name."""
+    """Count failed and wrong answers during 20 swaps and 5 rollbacks under load.
+
+    An answer is wrong if its bits are not those of the version that it names.
+    """
     made, _ = open_engine(run)
     asked = make_questions(made)[:32]
     registry, newest = made.registry, made.registry.list_versions()[-1]
@@ -104,7 +107,7 @@ def bench_swaps(run: str, rounds: int) -> Result:
 
 
 def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -> Version:
-    """A version made from another, whose rows are a little different."""
+    """Publish a version that is made from another, with slightly different rows."""
     commit, manifest = made.newest_commit()
     contents = made.contents(commit, manifest)
     rows = {
@@ -136,6 +139,6 @@ def _wait_for_version(engines: Engines, version: int, began: float) -> float:
 
 
 def _reset_serving(registry: VersionRegistry) -> None:
-    """Let what was rolled back be served again: the bench goes on with the same versions."""
+    """Reset the serving state, so that refused versions may be served again."""
     serving = registry.serving
     type(serving)(serving.default, {}, (), (), serving.turn + 1).write(registry.root / "serving.json")

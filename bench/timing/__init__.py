@@ -1,4 +1,4 @@
-"""How benches let contenders take turns."""
+"""Protocols for timing several contenders in turn."""
 
 import lazy_loader
 

@@ -1,11 +1,14 @@
-"""Timing calls that take turns: two protocols, wall and thread CPU time, medians.
+"""Timing of calls in turn: two protocols, wall and thread CPU time, medians.
 
-Ratios are of thread CPU time: everything here runs on one thread, and on a busy machine the wall measures who else wanted
-the core (it flatters the shorter call: a time slice is 3 ms). What reading the clocks costs is taken off.
+Ratios are of thread CPU time: everything here runs on one thread, and on a busy machine the wall clock includes
+other processes
+(which favours the shorter call: a time slice is 3 ms). The cost of reading the clocks is subtracted.
 
-*isolated*: each contender runs a block of batches twice on its own, blocks in turn; the first pass brings its rows into
-the cache, the second is timed. *interleaved*: call by call in turn, each on its own table, so that each finds the cache
-full of the others' rows. Both take each contender's batches in the same order.
+*isolated*: each contender runs a block of batches twice, blocks in turn; the first pass loads its rows into the
+cache, the second
+is timed. *interleaved*: single calls in turn, each on its own table, so that each call finds the cache full of the
+others' rows.
+Both protocols give each contender its batches in the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ _BLOCK = 12
 
 
 def time_isolated(calls: Mapping[str, Call], batches: int, rounds: int = 6) -> dict[str, LapTimer]:
-    """Blocks of calls in turn; each block runs once to warm up, which does not count, and once more."""
+    """Time blocks of calls in turn; each block runs once as a warm-up and once timed.
+
+    Args:
+        calls: Contenders by name; each takes a batch number.
+        batches: Number of batches.
+        rounds: Number of blocks of each contender.
+    """
     times = {name: LapTimer() for name in calls}
     for turn in range(rounds):
         block = [(turn * _BLOCK + at) % batches for at in range(_BLOCK)]
@@ -35,7 +44,13 @@ def time_isolated(calls: Mapping[str, Call], batches: int, rounds: int = 6) -> d
 
 
 def time_interleaved(calls: Mapping[str, Call], batches: int, turns: int = 72) -> dict[str, LapTimer]:
-    """Call by call in turn; every contender sees the batches in an order shifted by its place."""
+    """Time single calls in turn; each contender gets the batches in an order shifted by its position.
+
+    Args:
+        calls: Contenders by name; each takes a batch number.
+        batches: Number of batches.
+        turns: Number of timed calls of each contender.
+    """
     times = {name: LapTimer() for name in calls}
     for turn in range(turns + 3):
         for place, (name, call) in enumerate(calls.items()):
@@ -48,7 +63,7 @@ def time_interleaved(calls: Mapping[str, Call], batches: int, turns: int = 72) -
 
 
 def compute_ratios(times: Mapping[str, LapTimer], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """ours / theirs, medians of CPU time, for the pairs whose both sides ran."""
+    """Return the ratios of median CPU times, ours / theirs, for the pairs of which both sides ran."""
     return {
         f"{ours} / {theirs}": times[ours].compute_cpu_us() / times[theirs].compute_cpu_us()
         for ours, theirs in pairs
@@ -57,14 +72,14 @@ def compute_ratios(times: Mapping[str, LapTimer], pairs: Sequence[tuple[str, str
 
 
 def summarise_ratios(label: str, ratios: Sequence[float]) -> dict[str, float]:
-    """The ratios' geometric mean and the least; nothing of none."""
+    """Return the geometric mean and the minimum of ratios, {} for none."""
     if not ratios:
         return {}
     return {f"{label}, geometric mean": statistics.geometric_mean(ratios), f"{label}, least": min(ratios)}
 
 
 def measure_milliseconds(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
+    """Return the median milliseconds of each step, taken in turn: wall time, and CPU time of this thread as name + " CPU"."""
     times = measure_in_turns(steps, rounds)
     wall = {name: 1e3 * taken.compute_median_s() for name, taken in times.items()}
     return wall | {f"{name} CPU": 1e3 * statistics.median(taken.cpu_s) for name, taken in times.items()}

@@ -8,7 +8,11 @@ from pathlib import Path
 
 
 def run_scenario(scenario: Path, run: Path) -> Path:
-    """Run a scenario's file to its end; its folder. Raises RuntimeError with the end of what it printed where it fails."""
+    """Run a scenario file to its end. Returns the folder of the run.
+
+    Raises:
+        RuntimeError: The run failed; the message has the end of its output.
+    """
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
     result = subprocess.run([*command, "--run-dir", str(run)], capture_output=True, text=True)
     if result.returncode:

@@ -1,4 +1,4 @@
-"""Devices and environments: the only place that knows vendors."""
+"""Devices and environments: the only place that names device vendors."""
 
 import lazy_loader
 

@@ -1,9 +1,13 @@
 """Environments of pools: the interpreter or image that a pool's workers start in, and their variables.
 
-A pool brings its own: CUDA hosts are x86-64 with torch+cuda, Ascend hosts often aarch64 with torch_npu. Ray starts the
-worker (`py_executable`, `image_uri`, `pip`, `env_vars`); nonet's own sources travel as a package, so both sides always run
-the same code. What Ray cannot say in time is asked before: `check_interpreter` looks on every node, in about 3 s
-per pool, whether the interpreter is there and has the same Python and Ray; without that an actor with a wrong one waits for ever.
+A pool has an environment of its own: CUDA hosts are x86-64 with torch+cuda, Ascend hosts often aarch64 with
+torch_npu. Ray
+starts the worker (`py_executable`, `image_uri`, `pip`, `env_vars`). The sources of nonet are sent as a package, so
+all
+processes run the same code. Ray does not report a wrong interpreter in time: its actor would wait without end. So
+`check_interpreter`
+verifies on every node, in about 3 s for each pool, that the interpreter exists and has the same versions of Python
+and Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from nonet.deadlines import DEFAULTS, suggest_longer_deadline
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.devices.vendors import Device
 
-_EXCLUDED = ["**/__pycache__", "**/*.so"]  # a native part is built where it runs
+_EXCLUDED = ["**/__pycache__", "**/*.so"]  # native code is built where it runs
 _LOOK = (
     "import json, sys, ray; "
     "print(json.dumps({'python': '.'.join(map(str, sys.version_info[:2])), 'ray': ray.__version__}))"
@@ -32,7 +36,14 @@ _LOOK = (
 
 @dataclass(frozen=True, slots=True)
 class PoolEnvironment:
-    """One of an interpreter's path, an image or a list of requirements, or none of them; and variables."""
+    """The environment of a pool: at most one of an interpreter, an image and a list of requirements, and variables.
+
+    Attributes:
+        python: Path of an interpreter.
+        image: URI of an image.
+        pip: Requirements to install.
+        vars: Environment variables.
+    """
 
     python: str = ""
     image: str = ""
@@ -46,15 +57,15 @@ class PoolEnvironment:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None) -> PoolEnvironment:
-        """From a scenario's `env:`; None is the environment Ray itself runs in."""
+        """Make an environment from the `env:` of a scenario; None means the environment that Ray itself runs in."""
         known: dict[str, Any] = {key: value for key, value in (options or {}).items() if value}
         known["pip"] = tuple(known.get("pip", ()))
         return cls(**known)
 
     def to_runtime_env(self, device: Device) -> dict[str, Any]:
-        """What Ray is told for an actor on this device; {} when there is nothing to tell.
+        """Return Ray's `runtime_env` of an actor on this device, {} if nothing has to be set.
 
-        An image must hold nonet itself: Ray mixes images with nothing but variables.
+        An image must contain nonet itself, since Ray combines images only with variables.
         """
         runtime_env: dict[str, Any] = {}
         if self.python:
@@ -67,9 +78,15 @@ class PoolEnvironment:
         return runtime_env | ({"env_vars": variables} if variables else {})
 
     def check_interpreter(self, pool: str, nodes: Iterable[str], timeout_s: float = DEFAULTS.start) -> None:
-        """Look for the interpreter on every node (Ray's ids), `timeout_s` long at most.
+        """Check that the interpreter exists on every node and has the versions of the cluster.
 
-        Raises PlacementError that names pool, node and lack.
+        Args:
+            pool: Name of the pool, for messages.
+            nodes: Ray's ids of the nodes.
+            timeout_s: Longest time to wait for all nodes.
+
+        Raises:
+            PlacementError: The message names the pool, the node and what is wrong.
         """
         if not self.python:
             return
@@ -90,7 +107,7 @@ class PoolEnvironment:
             looked = ray.get(checks, timeout=timeout_s)
         except RayError as error:
             raise PlacementError(
-                f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes within "
+                f"pool {pool!r}: env.python {self.python} could not be checked on its nodes within "
                 f"{timeout_s:g} s: {error}{suggest_longer_deadline(timeout_s)}"
             ) from None
         for node, interpreter in zip(ids, looked, strict=True):
@@ -108,7 +125,16 @@ class PoolEnvironment:
 
 
 def probe_interpreter(python: str, variables: Mapping[str, str], timeout_s: float) -> dict[str, str]:
-    """{"python", "ray"}: the versions of an interpreter on this machine, or {"error": why it has none to tell}."""
+    """Read the versions of an interpreter on this machine.
+
+    Args:
+        python: Path of the interpreter.
+        variables: Environment variables to set.
+        timeout_s: Time-out of the interpreter.
+
+    Returns:
+        {"python", "ray"}: its versions, or {"error": why they could not be read}.
+    """
     if not os.access(python, os.X_OK):
         return {"error": "there is no such executable"}
     try:
@@ -127,7 +153,7 @@ def probe_interpreter(python: str, variables: Mapping[str, str], timeout_s: floa
 
 
 def _upload_sources() -> str:
-    """The URI under which this cluster keeps nonet's sources; put there by the first who asks (0.3 s)."""
+    """Return the URI of nonet's sources in this cluster; the first call uploads them (0.3 s)."""
     from ray._private.runtime_env import packaging
 
     import nonet

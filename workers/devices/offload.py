@@ -1,11 +1,14 @@
-"""Residency: whether a group's buffers are on its device or wait in host memory, and the moves between.
+"""Offloading: the buffers of a group are on its device or in host memory, and are moved between them.
 
     RESIDENT ── offload ──▶ MOVING ──▶ OFFLOADED ── resume ──▶ MOVING ──▶ RESIDENT
 
-A move is checked against the device's account before a byte is touched, and undone where it fails half-way: buffers are
-wholly here or wholly there. Tensors keep their identity (their storage is emptied and filled again, tied weights once), so
-optimizers and fused roles that hold them notice nothing, bit for bit. On cpu the bytes go to a mapped file, so memory really
-falls: 64 MB give back 64 MB. The planner's ledger decides who takes turns ; this carries it out.
+A move is checked against the device's account before a byte is copied, and undone if it fails part-way: all buffers
+are on
+one side. Tensors keep their identity (their storage is emptied and filled again, tied weights once), so optimizers
+and fused
+roles that hold them need no change, bit for bit. On cpu the bytes are written to a memory-mapped file, so the
+process's memory
+really shrinks. The planner's memory ledger decides which groups take turns; this module carries the moves out.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from nonet.workers.devices.vendors import get_device
 
 
 class ResidencyState(Enum):
-    """Where a group's buffers are."""
+    """Where the buffers of a group are."""
 
     RESIDENT = "resident"
     MOVING = "moving"
@@ -34,7 +37,11 @@ class ResidencyState(Enum):
 
 
 class MemoryAccount:
-    """The bytes of one device (0: not limited) and who holds them. Thread-safe."""
+    """An account of the bytes of one device by owner; thread-safe.
+
+    Attributes:
+        capacity_bytes: Bytes of the device, 0 for no limit.
+    """
 
     def __init__(self, capacity_bytes: int = 0):
         self.capacity_bytes = capacity_bytes
@@ -43,12 +50,16 @@ class MemoryAccount:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes by owner."""
+        """The bytes held, by owner."""
         with self._lock:
             return dict(self._held)
 
     def reserve(self, owner: str, wanted_bytes: int) -> None:
-        """Note that an owner holds so many bytes. Raises PlacementError, and notes nothing, where they don't fit."""
+        """Record that an owner holds so many bytes.
+
+        Raises:
+            PlacementError: They do not fit; nothing is recorded.
+        """
         with self._lock:
             others = sum(bytes_held for name, bytes_held in self._held.items() if name != owner)
             if self.capacity_bytes and others + wanted_bytes > self.capacity_bytes:
@@ -56,22 +67,26 @@ class MemoryAccount:
                     f"{name} {bytes_held}" for name, bytes_held in self._held.items() if name != owner
                 )
                 raise PlacementError(
-                    f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} "
+                    f"{owner} needs {wanted_bytes} resident bytes, the device has {self.capacity_bytes} "
                     f"and {holders or 'nobody'} held there; offload one of them first"
                 )
             self._held[owner] = wanted_bytes
 
     def release(self, owner: str) -> None:
-        """Note that an owner holds nothing."""
+        """Record that an owner holds nothing."""
         with self._lock:
             self._held.pop(owner, None)
 
 
 class OffloadableBuffers:
-    """The buffers of one group in this process.
+    """The buffers of one group in this process, which can be offloaded and resumed.
 
-    tensors    asked at every move, so that what was made since (optimizer states) moves too
-    shelf      folder of the mapped files on cpu; the temporary folder by default
+    Args:
+        owner: Name of the group, for messages.
+        list_tensors: Lists the tensors; called at every move, so that tensors made since (optimizer states) are
+        moved too.
+        account: The account of the device; by default one without limit.
+        mapped_file_dir: Folder of the mapped files on cpu; by default the temporary folder.
     """
 
     def __init__(
@@ -91,30 +106,34 @@ class OffloadableBuffers:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes on the device now."""
+        """The bytes on the device now."""
         return sum(storage.nbytes() for storage in self._list_storages())
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes in host memory now."""
+        """The bytes in host memory now."""
         return sum(shelf.numel() for _, shelf in self._parked)
 
     def require_resident(self) -> None:
-        """Raises PlacementError unless the buffers are here: what a method that uses them asks first."""
+        """Raise PlacementError unless the buffers are on the device."""
         if self.state is not ResidencyState.RESIDENT:
             raise PlacementError(
                 f"{self.owner} is {self.state.value}, not resident: resume it before it works"
             )
 
     def offload(self) -> int:
-        """Move every buffer to host memory; bytes moved. Raises PlacementError unless resident."""
+        """Move every buffer to host memory. Returns the bytes moved.
+
+        Raises:
+            PlacementError: The buffers are not resident.
+        """
         with self._hold_move(ResidencyState.RESIDENT, "offload"):
             storages, parked = self._list_storages(), []
             try:
                 for storage in storages:
                     parked.append((storage, _copy_to_host(storage, self._shelf)))
             except BaseException:
-                self.state = ResidencyState.RESIDENT  # copies alone were made; nothing was emptied
+                self.state = ResidencyState.RESIDENT  # only copies were made; no storage was emptied
                 raise
             for storage, _ in parked:
                 storage.resize_(0)
@@ -126,7 +145,11 @@ class OffloadableBuffers:
             return self.offloaded_bytes
 
     def resume(self) -> int:
-        """Move every buffer back; bytes moved. Raises PlacementError unless offloaded, or where the device has no room."""
+        """Move every buffer back to the device. Returns the bytes moved.
+
+        Raises:
+            PlacementError: The buffers are not offloaded, or the device has no room.
+        """
         with self._hold_move(ResidencyState.OFFLOADED, "resume"):
             size_bytes, filled = self.offloaded_bytes, []
             try:
@@ -147,7 +170,7 @@ class OffloadableBuffers:
 
     @contextmanager
     def _hold_move(self, expected: ResidencyState, action: str) -> Iterator[None]:
-        """In MOVING from the state expected; one move at a time."""
+        """Set the state to MOVING for the duration of a move, if it is the expected one; one move at a time."""
         if not self._turn.acquire(blocking=False):
             raise PlacementError(f"{self.owner} is moving: wait for that move before you {action}")
         try:
@@ -161,7 +184,7 @@ class OffloadableBuffers:
             self._turn.release()
 
     def _list_storages(self) -> list[Any]:
-        """Each storage behind the tensors once, in their order."""
+        """Return each storage behind the tensors once, in their order."""
         storages: dict[int, Any] = {}
         for tensor in self._tensors():
             storage = tensor.untyped_storage()
@@ -172,7 +195,7 @@ class OffloadableBuffers:
 def list_training_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> list[Tensor]:
-    """A model's parameters, gradients and buffers, and its optimizer's states."""
+    """Return the parameters, gradients and buffers of a model, and the states of its optimizer."""
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]
     for states in (optimizer.state if optimizer else {}).values():
@@ -181,10 +204,10 @@ def list_training_tensors(
 
 
 def _copy_to_host(storage: Any, folder: Path | None) -> Tensor:
-    """A host copy of a storage: pinned memory for a device's, a mapped file for the host's own."""
+    """Copy a storage to the host: to pinned memory from a device, to a memory-mapped file from host memory."""
     if not storage.resizable():
         raise ConfigError(
-            "a buffer's memory belongs to NumPy or a mapped file and cannot be given back; clone it first"
+            "a buffer's memory belongs to NumPy or a mapped file and cannot be released; clone it first"
         )
     source = _view_bytes(storage)
     if source.device.type != "cpu":
@@ -196,5 +219,5 @@ def _copy_to_host(storage: Any, folder: Path | None) -> Tensor:
 
 
 def _view_bytes(storage: Any) -> Tensor:
-    """The whole storage as bytes; no graph, no copy."""
+    """View a whole storage as bytes, without a graph or a copy."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,10 +1,14 @@
 """Devices by name: the only module that names cuda or npu.
 
-A `Device` says how Ray counts it, which variable makes it visible, which collective backend it speaks, which package gives
-torch the device, and what a worker does with it: memory, streams, seeds, autocast. A fact of a *pool*, never of the process
-or the job: one run may hold all three kinds, and nothing here asks what this machine has until a worker claims its own.
-No torch, no Ray at import. Another vendor is one `register` call in a module that `NONET_DEVICES` or an entry point
-`nonet.devices` names, so that every process of the run makes it (docs/how-to/devices.md).
+A `Device` has the name that Ray counts it under, the variable that makes it visible, its collective backend, the
+package that
+adds it to torch, and what a worker does with it: memory, streams, seeds, autocast. The device is a property of a
+pool, not of
+the process or the job: one run may have all kinds, and this module does not inspect the machine until a worker
+claims its
+device. It imports neither torch nor Ray. Another vendor is added by a `register` call in a module that
+`NONET_DEVICES` or an
+entry point `nonet.devices` names, so that every process of the run calls it (docs/how-to/devices.md).
 """
 
 from __future__ import annotations
@@ -27,7 +31,14 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of a device: what this process uses, the most it has used, and what the device has free and in all."""
+    """The memory of a device in bytes.
+
+    Attributes:
+        used: Bytes that this process uses.
+        peak: Most bytes that it has used.
+        free: Free bytes of the device.
+        total: All bytes of the device.
+    """
 
     used: int
     peak: int
@@ -39,12 +50,13 @@ class DeviceMemory:
 class Device:
     """One kind of device.
 
-    name      torch's word for it ("cuda")
-    resource  the name Ray counts it under ("GPU", "NPU"), "" for none beyond CPU
-    visible   the environment variable Ray sets to the ids given, "" for none
-    backend   the torch.distributed backend
-    package   what must be imported before torch knows the device, "" for torch alone
-    vars      environment variables that a process on it wants, e.g. for sums in a fixed order
+    Attributes:
+        name: Name of the device type in torch ("cuda").
+        resource: Name of the Ray resource ("GPU", "NPU"), "" for none beyond CPU.
+        visible: Environment variable that Ray sets to the ids of a process, "" for none.
+        backend: Backend of torch.distributed.
+        package: Package that must be imported before torch knows the device, "" for torch alone.
+        vars: Environment variables of a process on it, such as for deterministic sums.
     """
 
     name: str
@@ -57,24 +69,28 @@ class Device:
     # --- for Ray -----------------------------------------------------------------------------------------------------
 
     def get_ray_options(self, count: float) -> dict[str, Any]:
-        """Keyword arguments for `ray.remote` that ask for `count` of this device."""
+        """Return the keyword arguments of `ray.remote` that request `count` of this device."""
         if not self.resource or not count:
             return {}
         return {"num_gpus": count} if self.resource == "GPU" else {"resources": {self.resource: count}}
 
     def read_visible_ids(self, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-        """The device ids that Ray gave to a process, from its environment; () for none."""
+        """Return the device ids that Ray gave to a process, read from its environment; () for none."""
         listed = environment.get(self.visible, "") if self.visible else ""
         return tuple(part for part in listed.split(",") if part)
 
     # --- for torch ---------------------------------------------------------------------------------------------------
 
     def to_torch_device(self, index: int = 0) -> str:
-        """The name torch uses for a device of this kind. Ray shows a process only its own, so the first is its own."""
+        """Return torch's name of a device of this kind; Ray shows a process only its own devices, so the first is index 0."""
         return self.name if self.name == HOST else f"{self.name}:{index}"
 
     def import_torch_module(self) -> Any:
-        """torch.cpu, torch.cuda, torch.npu, ... Raises ConfigError where the package or torch's part is missing."""
+        """Import torch.cpu, torch.cuda, torch.npu, ...
+
+        Raises:
+            ConfigError: The package or torch's module is missing.
+        """
         import torch
 
         if self.package:
@@ -91,7 +107,7 @@ class Device:
         return module
 
     def explain_unavailable(self) -> str:
-        """Why this process cannot use the device; "" when it can."""
+        """Return why this process cannot use the device, "" if it can."""
         try:
             module = self.import_torch_module()
         except ConfigError as error:
@@ -102,7 +118,11 @@ class Device:
         return f"torch in {sys.executable} finds no {self.name} device here{shown}"
 
     def claim(self, index: int = 0) -> str:
-        """Make a device of this kind the process's own; its torch name. Raises ConfigError that says what is missing."""
+        """Make a device of this kind the current one of the process. Returns its torch name.
+
+        Raises:
+            ConfigError: The device cannot be used; the message says what is missing.
+        """
         reason = self.explain_unavailable()
         if reason:
             raise ConfigError(
@@ -113,14 +133,14 @@ class Device:
         return self.to_torch_device(index)
 
     def get_collective_backends(self) -> str:
-        """The backends of a process group whose tensors live on this device, for `init_process_group` and `new_group`.
+        """Return the backends of a process group whose tensors are on this device, for `init_process_group` and `new_group`.
 
-        Host tensors keep gloo beside it: keys, counts and sparse rows live in host memory whatever the device.
+        Host tensors use gloo in the same group: keys, counts and sparse rows are in host memory on any device.
         """
         return self.backend if self.name == HOST else f"{HOST}:gloo,{self.name}:{self.backend}"
 
     def check_collectives(self) -> None:
-        """Raises ConfigError where this process's torch does not speak the device's backend."""
+        """Raise ConfigError if this process's torch does not have the device's backend."""
         import torch.distributed as dist
 
         self.import_torch_module()
@@ -131,11 +151,11 @@ class Device:
             )
 
     def synchronize(self) -> None:
-        """Wait for everything queued on the device."""
+        """Wait for all work queued on the device."""
         self.import_torch_module().synchronize()
 
     def measure_memory(self) -> DeviceMemory:
-        """Bytes used, peak, free and total of this process's device; of the host for cpu."""
+        """Measure the memory of this process's device, or of the host for cpu."""
         if self.name == HOST:
             return _measure_host_memory()
         module = self.import_torch_module()
@@ -143,9 +163,9 @@ class Device:
         return DeviceMemory(module.memory_allocated(), module.max_memory_allocated(), int(free), int(total))
 
     def release(self) -> None:
-        """Give memory that this process has freed back to the device, so that another process may have it.
+        """Return memory that this process has freed to the device, so that another process can use it.
 
-        torch keeps what it frees for itself; on the host glibc does, once it has seen many large blocks.
+        torch caches the memory that it frees; on the host glibc does so after many large blocks.
         """
         if self.name != HOST:
             getattr(self.import_torch_module(), "empty_cache", lambda: None)()
@@ -156,14 +176,14 @@ class Device:
             trim(0)
 
     def stream(self) -> Any:
-        """A context in which work is queued on a stream of its own; the host has one queue, so nothing changes there."""
+        """Return a context that queues work on a new stream; on the host it does nothing."""
         if self.name == HOST:
             return contextlib.nullcontext()
         module = self.import_torch_module()
         return module.stream(module.Stream())
 
     def seed(self, seed: int) -> None:
-        """Seed the host's generator and every device's."""
+        """Seed the generators of the host and of all devices."""
         import torch
 
         torch.manual_seed(seed)
@@ -171,7 +191,11 @@ class Device:
             self.import_torch_module().manual_seed_all(seed)
 
     def autocast(self, precision: str = "fp32") -> Any:
-        """A context in which matrix products run in `precision` (fp32, bf16, fp16). Raises ConfigError."""
+        """Return a context in which matrix products run in `precision` (fp32, bf16, fp16).
+
+        Raises:
+            ConfigError: The precision is unknown.
+        """
         import torch
 
         if precision not in PRECISIONS:
@@ -187,12 +211,16 @@ _asked: set[str] = set()
 
 
 def register(device: Device) -> None:
-    """Make a kind of device known under its name. The last one of a name wins."""
+    """Register a kind of device under its name; a later one of the same name replaces it."""
     _DEVICES[device.name] = device
 
 
 def get_device(name: str) -> Device:
-    """The device of that name, or of a torch name such as "cuda:1". Raises ConfigError that lists the known ones."""
+    """Return the device of a name, or of a torch name such as "cuda:1".
+
+    Raises:
+        ConfigError: The name is unknown; the message lists the known ones.
+    """
     kind = name.partition(":")[0]
     if kind not in _DEVICES:
         _discover()
@@ -206,13 +234,17 @@ def get_device(name: str) -> Device:
 
 
 def claim(torch_name: str) -> str:
-    """Make the device of a worker's place ("cuda:0") its process's own; the name again. Raises ConfigError."""
+    """Make the device of a worker's place ("cuda:0") the current one of its process. Returns the name.
+
+    Raises:
+        ConfigError: The device cannot be used.
+    """
     index = torch_name.partition(":")[2]
     return get_device(torch_name).claim(int(index or 0))
 
 
 def _discover() -> None:
-    """Import every module that says it registers devices, once."""
+    """Import every module that registers devices, once."""
     modules = [name for name in os.environ.get("NONET_DEVICES", "").split(",") if name]
     modules += [point.module for point in importlib.metadata.entry_points(group="nonet.devices")]
     for name in modules:
@@ -225,6 +257,7 @@ def _discover() -> None:
 
 
 def _measure_host_memory() -> DeviceMemory:
+    """Measure the memory of this process and of the host."""
     import resource
 
     page = os.sysconf("SC_PAGE_SIZE")

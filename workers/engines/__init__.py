@@ -1,4 +1,4 @@
-"""Train engines, a file each: how the dense part of a model is laid out over ranks, steps, is saved and published."""
+"""Train engines, a file each: how dense weights are laid out over ranks, stepped, saved and published."""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
-"""Blocks of a model, recomputed or compiled where they learn; where nothing learns they are as they were.
+"""Recomputation and compilation of a model's blocks while they are trained; without gradients they run as they are.
 
-A block's `forward` is replaced, not the block: names in commits stay, and a frozen copy of a model has plain blocks. Source of
-recomputation: Chen et al. 2016, arXiv 1604.06174.
+The `forward` of a block is replaced and not the block itself: names in commits stay, and a frozen copy of a model
+has plain
+blocks. Source of recomputation: Chen et al. 2016, arXiv 1604.06174.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nonet.errors import ConfigError
 
 
 class BlockForward:
-    """A block's forward: recomputed, compiled or both while gradients are kept."""
+    """The forward function of a block, recomputed, compiled or both while gradients are enabled."""
 
     def __init__(self, block: torch.nn.Module, *, recompute: bool, compiled: bool):
         self.block, self.recompute, self.compiled = block, recompute, compiled
@@ -33,7 +34,7 @@ class BlockForward:
 
 
 def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Its `blocks`; where it names none, the largest list of layers of one class in it, as Hugging Face's models have one."""
+    """Return the `blocks` of a model; if it has none, the largest list of layers of one class, as in Hugging Face's models."""
     if (named := getattr(model, "blocks", None)) is not None:
         return list(named)
     simple = (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm, torch.nn.ModuleList)
@@ -50,8 +51,11 @@ def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
-    """Take `recompute` and `compile` out of an engine's options, and have the model's blocks do so. Raises ConfigError where
-    it has none."""
+    """Remove `recompute` and `compile` from an engine's options and apply them to the model's blocks.
+
+    Raises:
+        ConfigError: The model has no blocks.
+    """
     chosen: Mapping[str, bool] = {key: options.pop(key, False) for key in ("recompute", "compile")}
     if not any(chosen.values()):
         return
@@ -67,7 +71,7 @@ _COMPILED: dict[Any, Any] = {}
 
 
 def _compile_forward(forward: Any) -> Any:
-    """One compiled function for all blocks of a class."""
+    """Return the compiled forward function, shared by all blocks of a class."""
     if forward not in _COMPILED:
         _COMPILED[forward] = torch.compile(forward, dynamic=True)
     return _COMPILED[forward]

@@ -1,12 +1,17 @@
 """Ddp: the whole model and optimizer on every rank.
 
-Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global count of
-targets: world 2 equals world 1 up to float addition's order. torch's DDP wraps `forward` alone, while the RL loss calls
+Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global
+count of
+targets: world 2 equals world 1 up to the order of float additions. torch's DDP wraps `forward` alone, while the RL
+loss calls
 `prefill` and `step`; one flat all-reduce serves both and fixes the order of the sum.
 
-A parameter of reduced precision (`model.precision: bf16 | fp16`) has a copy in fp32, its master weight, which the optimizer
-moves: a move smaller than half a unit in the last place of bf16 would be lost each step. The model holds the rounded weights.
-Masters are in a checkpoint as `master.safetensors`, beside the optimizer. Source: Micikevicius et al. 2018, arXiv 1710.03740.
+A parameter of reduced precision (`model.precision: bf16 | fp16`) has a master weight in fp32, which the optimizer
+updates: an
+update smaller than half a unit in the last place of bf16 would be lost at each step. The model holds the rounded
+weights. A
+checkpoint has the masters in `master.safetensors`, beside the optimizer. Source: Micikevicius et al. 2018, arXiv
+1710.03740.
 """
 
 from __future__ import annotations
@@ -35,10 +40,10 @@ from nonet.workers.devices import list_training_tensors
 from nonet.workers.engines.base import OptimizerSettings
 from nonet.workers.runtime import Membership
 
-BESIDE = SaveOptions()  # later steps
+BESIDE = SaveOptions()  # copies, so that later steps may run while files are written
 _AT_ONCE = 1 << 24  # elements
 MASTERS = "master"
-"""The stem of the files of fp32 copies; checkpoints written before there were any, and those of fp32 models, have none."""
+"""Stem of the files of fp32 copies; checkpoints of earlier versions and of fp32 models have none."""
 
 
 class Ddp:
@@ -55,41 +60,48 @@ class Ddp:
         self.restart()
 
     def change_process_group(self, member: Membership) -> None:
+        """Continue in another process group."""
         self.member = member
 
     def restart(self) -> None:
+        """Create a new optimizer over the current weights, and set gradients to zero."""
         self.masters = self.make_masters()
         self.optimizer = self.make_optimizer()
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
 
     def make_masters(self) -> list[torch.nn.Parameter]:
-        """Return what the optimizer moves: each parameter, or its copy in fp32."""
+        """Return the parameters that the optimizer updates: each parameter, or its fp32 copy."""
         return [
             torch.nn.Parameter(parameter.detach().float()) if is_reduced(parameter) else parameter
             for parameter in self.model.parameters()
         ]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Muon for the hidden matrices, AdamW for the rest; or AdamW for all."""
+        """Create the optimizer: Muon for the hidden matrices and AdamW for the rest, or AdamW for all."""
         hidden = set(self.find_hidden_positions())
         every = self.masters
         others = [p for at, p in enumerate(every) if at not in hidden]
         return Muon([every[at] for at in sorted(hidden)], others, weight_decay=self.learning.weight_decay)
 
     def find_hidden_positions(self) -> list[int]:
-        """Places among the parameters of the matrices that Muon moves."""
+        """Return the positions among the parameters of the matrices that Muon updates."""
         if self.learning.optimizer != "muon":
             return []
         hidden = {id(p) for p in self.model.hidden_matrices()}  # type: ignore[operator]
         return [at for at, p in enumerate(self.model.parameters()) if id(p) in hidden]
 
     def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss."""
         loss.backward()
 
     def collect_gradients(self) -> list[Tensor]:
-        """Return this rank's gradients since the last step. Those of fp16 are copied to fp32 for the step, for what they become
-        when their scale is taken out may be too small for fp16; bf16 has the range of fp32."""
+        """Return this rank's gradients since the last step.
+
+        Those of fp16 are accumulated in fp32 for the step, since after unscaling they may be too small for fp16;
+        bf16 has the range of
+        fp32.
+        """
         for parameter, master in self._iterate_reduced():
             if parameter.dtype != torch.float16:
                 continue
@@ -103,6 +115,11 @@ class Ddp:
         return [gradient for gradient in found if gradient is not None]
 
     def clip(self, sparse_norm: float = 0.0) -> float:
+        """Sum the gradients of all ranks and clip them. Returns their norm before clipping.
+
+        Args:
+            sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm.
+        """
         gradients, reduced = self.collect_gradients(), any(True for _ in self._iterate_reduced())
         if self.member.n_trainers > 1:
             self._sum_gradients()
@@ -119,6 +136,7 @@ class Ddp:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        """Update the weights with a learning rate, and set gradients to zero."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -127,11 +145,11 @@ class Ddp:
             self._step_reduced(reduced)
 
     def _step_reduced(self, reduced: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
-        """Step the masters that have no gradient in fp32 yet, some at a time, and round all of them into the model."""
+        """Step the masters that have no fp32 gradient yet, in batches, and round all masters into the model."""
         stepped = [parameter for parameter in self.masters if parameter.grad is not None]
         zeros = [parameter.grad for parameter in stepped]
         for parameter in stepped:
-            parameter.grad = None  # an optimizer leaves out what has none
+            parameter.grad = None  # an optimizer skips parameters without a gradient
         for some in _batch_by_size([pair for pair in reduced if pair[0].dtype != torch.float16]):
             for parameter, master in some:
                 assert parameter.grad is not None
@@ -147,26 +165,28 @@ class Ddp:
             parameter.grad = None if id(parameter) in masters else zero
 
     def skip(self) -> None:
-        """Drop the gradients of a step that is not taken."""
+        """Drop the gradients of a step that is skipped."""
         torch._foreach_zero_(self.collect_gradients())
         for _, master in self._iterate_reduced():
             master.grad = None
 
     def _iterate_reduced(self) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
-        """Parameters of reduced precision and their masters."""
+        """Yield parameters of reduced precision with their masters."""
         for parameter, master in zip(self.model.parameters(), self.masters, strict=True):
             if master is not parameter:
                 yield parameter, master
 
     def describe_weights(self) -> dict[str, Tensor]:
+        """Return names, shapes and dtypes of the weights as meta tensors."""
         return to_meta_tensors(self.model.state_dict())
 
     def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the weights of these names."""
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
-        """Ranks write the shards of model and optimizer in turn, rank 0 the first, the indexes and optimizer.json."""
+        """Snapshot model and optimizer; ranks write the shards in turn, and rank 0 also the indexes and optimizer.json."""
         state = self.optimizer.state_dict()
         moments = {
             f"{index}.{slot}": value
@@ -178,7 +198,13 @@ class Ddp:
         return self.make_writer(moments, moments, state["param_groups"], saving, (masters, masters))
 
     def list_own_names(self, stem: str, tensors: Mapping[str, Tensor], saving: SaveOptions) -> set[str]:
-        """The tensors that this rank writes; of `named` only names and sizes count."""
+        """Return the names of the tensors that this rank writes.
+
+        Args:
+            stem: Name of the files without number and extension.
+            tensors: All tensors by name; only names and sizes are used.
+            saving: How the state is saved.
+        """
         files = TensorShards.from_tensors(stem, tensors, saving.shard_bytes).select_rank_files(
             self.member.rank, self.member.n_trainers
         )
@@ -192,8 +218,16 @@ class Ddp:
         saving: SaveOptions,
         masters: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
     ) -> Callable[[Path], list[Path]]:
-        """What writes this rank's files: the whole weights, and `moments`, which may lack what other ranks write; `shape`: all of
-        them, as meta tensors will do. `masters`: the same two of fp32 copies, by the names of their parameters."""
+        """Return a function that writes this rank's files of the weights and the optimizer.
+
+        Args:
+            moment_shapes: All moments by name; meta tensors suffice.
+            moments: At least the moments that this rank writes.
+            groups: The optimizer's parameter groups.
+            saving: How the state is saved.
+            masters: All fp32 copies by the names of their parameters, as meta tensors, and at least those that this
+            rank writes.
+        """
         model, files, sets = self.model.state_dict(), {}, []
         parts = [("model", model, model), ("optimizer", moment_shapes, moments)]
         for stem, outlined, tensors in (*parts, *([(MASTERS, *masters)] if masters[0] else [])):
@@ -206,6 +240,7 @@ class Ddp:
         return partial(write_dense, files, *rank_0)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Read the weights of a commit, and its optimizer on request."""
         load_model(self.model, folder)
         self.load_masters(folder if optimizer else None)
         if optimizer:
@@ -213,7 +248,7 @@ class Ddp:
 
     @torch.no_grad()
     def load_masters(self, folder: Path | None) -> None:
-        """Read the masters of a checkpoint; where there is none, or it has none, they are the model's weights."""
+        """Read the masters of a checkpoint; masters that it lacks are copied from the model's weights."""
         kept = {} if folder is None else read_masters(folder)
         names = [name for name, _ in self.model.named_parameters()]
         for name, parameter, master in zip(names, self.model.parameters(), self.masters, strict=True):
@@ -221,16 +256,23 @@ class Ddp:
                 master.copy_(kept.get(name, parameter))
 
     def load_optimizer(self, folder: Path, select_part: Callable[[int, Tensor], Tensor]) -> None:
-        """Moments of a commit; `part` gives this rank's of a parameter's, by its place in the optimizer."""
+        """Read the moments of a commit.
+
+        Args:
+            folder: Dense folder of the commit.
+            select_part: Returns this rank's part of a moment, given the parameter's position in the optimizer and
+            the whole moment.
+        """
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
-            # never the value itself: a mapped file's memory cannot be given back
+            # Never the value itself: the memory of a mapped file cannot be released by an offload.
             state.setdefault(int(index), {})[slot] = select_part(int(index), value)
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def list_device_tensors(self) -> Iterable[Tensor]:
+        """Return weights, gradients, optimizer states and masters."""
         masters = [
             tensor
             for _, master in self._iterate_reduced()
@@ -240,6 +282,7 @@ class Ddp:
         return [*list_training_tensors(self.model, self.optimizer), *masters]
 
     def _sum_gradients(self) -> None:
+        """Sum the gradients of all ranks in one all-reduce."""
         gradients = self.collect_gradients()
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch.distributed.all_reduce(flat, group=self.member.trainers)
@@ -250,7 +293,7 @@ class Ddp:
 def _batch_by_size(
     pairs: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]],
 ) -> Iterator[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]:
-    """Yield pairs whose gradients in fp32 are there at once: 64 MB, or one parameter."""
+    """Yield batches of pairs that have fp32 gradients at the same time: 64 MB, or one parameter."""
     some: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
     elements = 0
     for pair in pairs:
@@ -264,19 +307,19 @@ def _batch_by_size(
 
 
 def is_reduced(parameter: Tensor) -> bool:
-    """Whether a parameter has fewer bits than fp32, so that a move can be too small for it."""
+    """Return whether a parameter has fewer bits than fp32, so that an update can be too small for it."""
     return parameter.is_floating_point() and parameter.element_size() < 4
 
 
 def read_masters(folder: Path) -> dict[str, Tensor]:
-    """Return the fp32 copies in a checkpoint's dense folder by parameter; empty where it has none."""
+    """Return the fp32 copies in a checkpoint's dense folder by parameter, {} if it has none."""
     path = folder / f"{MASTERS}.safetensors"
     there = path.exists() or path.with_name(f"{path.name}.index.json").exists()
     return read_tensors(path) if there else {}
 
 
 def compute_clip_factor(norm: float, max_norm: float) -> float:
-    """What gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does."""
+    """Return the factor that clips gradients of this norm, as torch.nn.utils.clip_grad_norm_ does."""
     return min(1.0, max_norm / (norm + 1e-6))
 
 
@@ -286,7 +329,17 @@ def write_dense(
     groups: Sequence[Mapping[str, Any]] | None,
     folder: Path,
 ) -> list[Path]:
-    """A rank's files of a dense folder: tensors by file; from rank 0 the indexes of sets with their bytes, and the groups."""
+    """Write a rank's files of a dense folder.
+
+    Args:
+        files: Tensors by file and name.
+        sets: From rank 0, the shards of each set, and the bytes of all of its tensors.
+        groups: From rank 0, the optimizer's parameter groups.
+        folder: The dense folder.
+
+    Returns:
+        The paths that were written.
+    """
     paths = [folder / file for file in files]
     for path, named in zip(paths, files.values(), strict=True):
         write_tensors(path, named)

@@ -1,8 +1,11 @@
 """Deepspeed: DeepSpeed's ZeRO over a shadow of the parameters (`pip install 'nonet[deepspeed]'`).
 
-ZeRO cuts the parameters into flat pieces, so Muon, which wants whole matrices, is refused. DeepSpeed averages over the ranks; the
-gradients go in times their number, which makes it the sum. ZeRO 1 and 2 give the moved weights back whole. Under ZeRO 3 they are
-gathered from the pieces, some parameters at a time. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
+ZeRO splits the parameters into flat pieces, so Muon, which needs whole matrices, is rejected. DeepSpeed averages
+over the ranks;
+gradients are multiplied by the number of ranks, which makes the average a sum. ZeRO 1 and 2 return the updated
+weights whole.
+Under ZeRO 3 they are gathered from the pieces, some parameters at a time. Source: Rajbhandari et al. 2020, arXiv
+1910.02054.
 """
 
 from __future__ import annotations
@@ -32,10 +35,20 @@ _AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
 
 
 class Deepspeed(Ddp):
-    """options: `zero`; `offload`, whether the optimizer is in host memory; `deepspeed`, keys of DeepSpeed's own configuration.
-    Alone it is AdamW on one rank.
+    """DeepSpeed's ZeRO; on a single rank it is plain AdamW.
 
-    A commit is that of `Ddp`: any engine and any number of ranks reads it. Raises ConfigError for an optimizer other than AdamW.
+    A commit has the format of `Ddp`: any engine on any number of ranks can read it.
+
+    Args:
+        options: `zero`, the stage; `offload`, whether the optimizer is in host memory; `deepspeed`, keys of
+        DeepSpeed's own
+            configuration.
+        model: The model.
+        learning: The optimizer settings; replaced when a stage begins.
+        member: The process group.
+
+    Raises:
+        ConfigError: The optimizer is not AdamW.
     """
 
     def __init__(
@@ -51,20 +64,22 @@ class Deepspeed(Ddp):
         )  # until a stage says its own
 
     def change_process_group(self, member: Membership) -> None:
+        """Continue in another process group with a new optimizer."""
         self.member = member
         self.restart()
 
     def restart(self) -> None:
+        """Create a new optimizer over the current weights."""
         if self.learning.optimizer != "adamw":
             raise ConfigError(
-                "engine deepspeed cuts parameters into flat pieces and muon wants whole matrices; say optimizer: {use: adamw} in "
-                "every stage, or engine: {use: fsdp2}"
+                "engine deepspeed splits parameters into flat pieces and muon needs whole matrices; set optimizer: {use: adamw} "
+                "in every stage, or engine: {use: fsdp2}"
             )
         super().restart()
         self._divide()
 
     def _divide(self) -> None:
-        """A new engine over the weights as they are, in the place of the one before; none where this rank is alone."""
+        """Replace the DeepSpeed engine by a new one over the current weights; a single rank has none."""
         if self._engine is not None:
             self._engine.destroy()
         self._engine, self._steps = None, 0
@@ -96,10 +111,11 @@ class Deepspeed(Ddp):
         self._pieces = _RankPieces(self._engine.optimizer, ordered, self._shapes, self.member)
 
     def make_masters(self) -> list[torch.nn.Parameter]:
-        """As of `Ddp` where this rank is alone; else the shadow has the fp32 copies."""
+        """Return the masters as `Ddp` does on a single rank; else the shadow has the fp32 copies."""
         return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
 
     def _build_config(self) -> dict[str, Any]:
+        """Return DeepSpeed's configuration."""
         whole, largest = sum(self._sizes), max(self._sizes)
         bucket = (
             -(-max(largest, min(whole, _AT_ONCE)) // 64) * 64
@@ -124,13 +140,13 @@ class Deepspeed(Ddp):
         }
 
     def clip(self, sparse_norm: float = 0.0) -> float:
-        """The norm; the cut is made by DeepSpeed as it steps, by the dense norm and what is allowed of it."""
+        """Return the norm of all gradients; DeepSpeed clips as it steps, by a threshold that accounts for the sparse norm."""
         if self._engine is None:
             return super().clip(sparse_norm)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
         broken = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
         if self.member.sum_over_trainers(float(broken))[0]:
-            return math.nan  # DeepSpeed never sees the gradients of a step that is skipped
+            return math.nan  # a skipped step does not reach DeepSpeed
         with self._among_trainers():
             self._engine.backward(self._engine(gradients) * self.member.n_trainers)
         zero = self._engine.optimizer
@@ -144,6 +160,7 @@ class Deepspeed(Ddp):
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        """Update the weights with a learning rate, and set gradients to zero."""
         if self._engine is None:
             super().step(lr)
             return
@@ -163,7 +180,7 @@ class Deepspeed(Ddp):
         torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
-        """Moments are gathered, some parameters at a time; a rank keeps those that it writes."""
+        """Snapshot model and optimizer; moments are gathered some parameters at a time, and a rank keeps those that it writes."""
         if self._engine is None:
             return super().snapshot(saving)
         slots = (*_MOMENTS, "step") if self._steps else ()
@@ -182,7 +199,7 @@ class Deepspeed(Ddp):
         return self.make_writer(shape, moments, groups, saving, self._gather_masters(saving))
 
     def _map_reduced_names(self) -> dict[int, str]:
-        """Return the names of parameters of reduced precision by their place in the optimizer's order."""
+        """Return the names of parameters of reduced precision by their position in the optimizer's order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         ordered = _sort_matrices_first(list(self.model.parameters()))
         return {at: names[id(p)] for at, p in enumerate(ordered) if is_reduced(p)}
@@ -199,6 +216,7 @@ class Deepspeed(Ddp):
         }
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Read the weights of a commit, and its optimizer on request."""
         if self.member.n_trainers == 1:
             super().load(folder, optimizer=optimizer)
             return
@@ -220,6 +238,7 @@ class Deepspeed(Ddp):
             self._pieces.set_steps(self._steps)
 
     def list_device_tensors(self) -> Iterable[Tensor]:
+        """Return the tensors of `Ddp`, the shadow's parameters and the pieces on the device."""
         if self._engine is None:
             return super().list_device_tensors()
         copies = (getattr(shadow, "ds_tensor", shadow) for shadow in self._shadows)
@@ -228,7 +247,7 @@ class Deepspeed(Ddp):
 
 @dataclass(frozen=True, slots=True)
 class _RankPiece:
-    """A rank's elements start:stop of a parameter, laid end to end; they are flat[at : at + stop - start]."""
+    """The elements start:stop of a flattened parameter that a rank holds, as flat[at : at + stop - start]."""
 
     flat: Tensor
     at: int
@@ -236,12 +255,12 @@ class _RankPiece:
     stop: int
 
     def select_from(self, flat_tensor: Tensor) -> Tensor:
-        """Of a tensor laid out as `flat`."""
+        """Return the elements of this piece in a tensor with the layout of `flat`."""
         return flat_tensor[self.at : self.at + self.stop - self.start]
 
 
 class _RankPieces:
-    """Where ZeRO keeps what: of each parameter, in the optimizer's order, the piece of each rank."""
+    """The pieces that ZeRO keeps on each rank, by parameter in the optimizer's order."""
 
     def __init__(self, zero: Any, ordered: list[Any], shapes: list[torch.Size], member: Membership):
         self._zero, self._shapes, self._member = zero, shapes, member
@@ -259,7 +278,10 @@ class _RankPieces:
         ]
 
     def gather_whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Each parameter's moment, its weights by default, on the device, by its place; all ranks read to the end."""
+        """Yield the position of each parameter and its whole moment, or its weights, on the device.
+
+        All ranks must iterate to the end.
+        """
         for places in self._batch_positions():
             sizes = [[pieces[at].stop - pieces[at].start for at in places] for pieces in self._of_rank]
             longest = max(map(sum, sizes))
@@ -273,7 +295,7 @@ class _RankPieces:
                 yield at, torch.cat([split[number] for split in by_rank]).view(self._shapes[at])
 
     def set_moment(self, index: int, slot: str, value: Tensor) -> None:
-        """This rank's piece of a moment of the optimizer's `index`-th parameter."""
+        """Set this rank's piece of a moment of the optimizer's `index`-th parameter."""
         piece = self._of_rank[self._mine][index]
         state = self._zero.optimizer.state[piece.flat]
         if slot not in state:
@@ -286,23 +308,24 @@ class _RankPieces:
         piece.select_from(piece.flat.detach()).copy_(value.reshape(-1)[piece.start : piece.stop])
 
     def set_steps(self, steps: int) -> None:
-        """How often the optimizer stepped."""
+        """Set the number of steps of the optimizer."""
         for piece in self._of_rank[self._mine].values():
             self._zero.optimizer.state[piece.flat]["step"] = torch.tensor(float(steps))
 
     def iterate_tensors(self) -> Iterator[Tensor]:
-        """This rank's pieces on its device, and their moments."""
+        """Yield this rank's pieces on its device, and their moments."""
         flats = {id(piece.flat): piece.flat for piece in self._of_rank[self._mine].values()}
         for flat in flats.values():
             slots = self._zero.optimizer.state.get(flat, {})
             yield from (t for t in (flat, *slots.values()) if t.device == self._device)
 
     def _read_piece(self, piece: _RankPiece, slot: str | None) -> Tensor:
+        """Return a piece of a moment, or of the weights, on the device."""
         flat = piece.flat if slot is None else self._zero.optimizer.state[piece.flat][slot]
         return piece.select_from(flat.detach()).to(self._device)
 
     def _batch_positions(self) -> Iterator[list[int]]:
-        """Places of parameters that are gathered together."""
+        """Yield positions of parameters that are gathered together."""
         bucket, elements = [], 0
         for at, shape in enumerate(self._shapes):
             if bucket and elements + shape.numel() > _AT_ONCE:
@@ -317,7 +340,10 @@ class _RankPieces:
 def _locate_contiguous_pieces(
     zero: Any, ordered: list[Any], shapes: list[torch.Size], rank: int
 ) -> Iterator[tuple[Any, _RankPiece]]:
-    """ZeRO 1 and 2: the parameters of a group one after the other, cut into as many pieces as there are ranks."""
+    """Yield the piece of each parameter under ZeRO 1 and 2.
+
+    The parameters of a group are concatenated and split into one piece for each rank.
+    """
     for flat, parameters in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
         mine, begin = rank * flat.numel(), 0
         for p in parameters:
@@ -329,7 +355,10 @@ def _locate_contiguous_pieces(
 def _locate_separate_pieces(
     zero: Any, ordered: list[Any], shapes: list[torch.Size], rank: int
 ) -> Iterator[tuple[Any, _RankPiece]]:
-    """ZeRO 3: every parameter cut into as many pieces as there are ranks, the last ones filled up."""
+    """Yield the piece of each parameter under ZeRO 3.
+
+    Every parameter is split into one piece for each rank; the last ones are padded.
+    """
     for p, shape in zip(ordered, shapes, strict=True):
         group, at, elements = zero.grad_position[zero.get_param_id(p)]
         start, stop = (min(edge * int(elements), shape.numel()) for edge in (rank, rank + 1))
@@ -337,19 +366,23 @@ def _locate_separate_pieces(
 
 
 def _sort_matrices_first(parameters: list[Any]) -> list[Any]:
-    """In the order of `Ddp`'s optimizer, whose files a commit holds."""
+    """Sort parameters in the order of `Ddp`'s optimizer, which the files of a commit have."""
     return sorted(parameters, key=lambda p: p.ndim <= 1)
 
 
 def _import_deepspeed(device: str) -> Any:
-    """DeepSpeed, told the device. Raises ConfigError where it is not installed."""
+    """Import DeepSpeed for a device.
+
+    Raises:
+        ConfigError: It is not installed, or in a version that was not tested.
+    """
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees the device that is its own
     try:
         import deepspeed  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise ConfigError("engine deepspeed wants DeepSpeed: pip install 'nonet[deepspeed]'") from None
+        raise ConfigError("engine deepspeed needs DeepSpeed: pip install 'nonet[deepspeed]'") from None
     version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:2])
     if not _SUPPORTED[0] <= version < _SUPPORTED[1]:
         least, below = (".".join(map(str, bound)) for bound in _SUPPORTED)
@@ -362,7 +395,7 @@ def _import_deepspeed(device: str) -> Any:
 
 @contextmanager
 def _restrict_to_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
-    """Where ZeRO 3 meets the whole job it meets the trainers: embedding shards apart are in the job and never come."""
+    """Restrict the collectives of ZeRO 3 to the trainers, since embedding shards in processes of their own do not take part."""
     comm = deepspeed.comm
     barrier, broadcast = comm.barrier, comm.broadcast
 
@@ -380,31 +413,31 @@ def _restrict_to_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
 
 
 class _TrainerTopology:
-    """The trainers' group, as DeepSpeed asks for it (`mpu`)."""
+    """The trainers' group in the form that DeepSpeed expects (`mpu`)."""
 
     def __init__(self, member: Membership):
         self._member = member
 
     def get_data_parallel_group(self) -> Any:
-        """All trainers."""
+        """Return the group of all trainers."""
         return self._member.trainers
 
     def get_data_parallel_world_size(self) -> int:
-        """How many they are."""
+        """Return the number of trainers."""
         return self._member.n_trainers
 
     def get_data_parallel_rank(self) -> int:
-        """This one's place."""
+        """Return the rank among the trainers."""
         return torch.distributed.get_rank(self._member.trainers)
 
     def get_model_parallel_group(self) -> Any:
-        """Nobody shares a part of the model."""
+        """Return None, since the model is not split."""
         return None
 
     def get_model_parallel_world_size(self) -> int:
-        """Of that group."""
+        """Return 1, since the model is not split."""
         return 1
 
     def get_model_parallel_rank(self) -> int:
-        """In that group."""
+        """Return 0, since the model is not split."""
         return 0

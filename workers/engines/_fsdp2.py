@@ -1,6 +1,7 @@
-"""Fsdp2: PyTorch's fully_shard over a shadow of the parameters: each rank holds and steps its part of the optimizer.
+"""Fsdp2: PyTorch's fully_shard over a shadow of the parameters; each rank holds and steps its part of the optimizer.
 
-Gradients are added up by a reduce-scatter, moved weights come back by an all-gather. Muon gathers one matrix after the other.
+Gradients are summed by a reduce-scatter, updated weights are returned by an all-gather. Muon gathers one matrix at a
+time.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from nonet.workers.runtime import Membership
 
 
 class Fsdp2(Ddp):
-    """Alone it is the engine of one rank. A commit is that of `Ddp`: any engine and any number of ranks reads it."""
+    """FSDP2; on a single rank it is `Ddp`. A commit has the format of `Ddp`: any engine on any number of ranks can read it."""
 
     def change_process_group(self, member: Membership) -> None:
+        """Continue in another process group with a new optimizer."""
         self.member = member
         self.restart()
 
     def restart(self) -> None:
+        """Create a new optimizer over the current weights."""
         self._parameters: list[torch.nn.Parameter] = list(self.model.parameters())
         if self.member.n_trainers > 1:
             self._divide()
         super().restart()
 
     def _divide(self) -> None:
-        """A new shadow of the weights as they are, divided among the ranks."""
+        """Create a new shadow of the current weights, divided among the ranks."""
         self._mesh = DeviceMesh.from_group(self.member.trainers, self._parameters[0].device.type)
         self._shadow: Any = fully_shard(Shadow(self._parameters), mesh=self._mesh)
         self._shadow.set_force_sum_reduction_for_comms(
@@ -48,10 +51,11 @@ class Fsdp2(Ddp):
         self._own = [torch.nn.Parameter(shard.to_local()) for shard in self._shards]  # share their memory
 
     def make_masters(self) -> list[torch.nn.Parameter]:
-        """As of `Ddp` where this rank is alone; else the shadow has the fp32 copies."""
+        """Return the masters as `Ddp` does on a single rank; else the shadow has the fp32 copies."""
         return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
 
     def make_optimizer(self) -> torch.optim.Optimizer:
+        """Create the optimizer over this rank's parts of the parameters."""
         if self.member.n_trainers == 1:
             return super().make_optimizer()
         hidden = self.find_hidden_positions()
@@ -61,6 +65,7 @@ class Fsdp2(Ddp):
         return _DividedMuon(self._mesh, whole, matrices, others, weight_decay=self.learning.weight_decay)
 
     def clip(self, sparse_norm: float = 0.0) -> float:
+        """Sum the gradients of all ranks into this rank's parts and clip them. Returns their norm before clipping."""
         if self.member.n_trainers == 1:
             return super().clip(sparse_norm)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
@@ -75,6 +80,7 @@ class Fsdp2(Ddp):
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        """Update this rank's parts and gather the weights."""
         super().step(lr)
         if self.member.n_trainers == 1:
             return
@@ -84,7 +90,7 @@ class Fsdp2(Ddp):
                 p.grad.zero_()
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
-        """Moments are gathered, one after the other; a rank keeps those that it writes."""
+        """Snapshot model and optimizer; moments are gathered one at a time, and a rank keeps those that it writes."""
         if self.member.n_trainers == 1:
             return super().snapshot(saving)
         state = self.optimizer.state_dict()
@@ -120,6 +126,7 @@ class Fsdp2(Ddp):
         return shape, masters
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Read the weights of a commit, and its optimizer on request."""
         super().load(folder, optimizer=False)
         if self.member.n_trainers > 1:
             self._divide()  # of the weights that were read
@@ -130,6 +137,7 @@ class Fsdp2(Ddp):
 
     @torch.no_grad()
     def load_masters(self, folder: Path | None) -> None:
+        """Read this rank's parts of the masters of a checkpoint."""
         if self.member.n_trainers == 1:
             super().load_masters(folder)
             return
@@ -139,35 +147,45 @@ class Fsdp2(Ddp):
                 own.copy_(_shard_rows(kept[name].to(own.device), self._mesh))
 
     def list_device_tensors(self) -> Iterable[Tensor]:
+        """Return the tensors of `Ddp` and this rank's parts."""
         copies = () if self.member.n_trainers == 1 else self._own
         return (*super().list_device_tensors(), *copies)
 
     def _list_positions(self) -> list[int]:
-        """The place among the parameters of each of the optimizer's, in the optimizer's order."""
+        """Return the position among the parameters of each parameter of the optimizer, in the optimizer's order."""
         place = {id(own): at for at, own in enumerate(self._own)}
         return [place[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def _gather_whole(self, part: Tensor, at: int) -> Tensor:
+        """Gather a tensor from the parts of all ranks."""
         shard = self._shards[at]
         return DTensor.from_local(
             part, self._mesh, [Shard(0)], run_check=False, shape=shard.shape, stride=shard.stride()
         ).full_tensor()
 
     def _select_part(self, index: int, value: Tensor) -> Tensor:
-        """This rank's part of a moment of the optimizer's `index`-th parameter."""
+        """Return this rank's part of a moment of the optimizer's `index`-th parameter."""
         if self.member.n_trainers == 1 or not value.ndim:
             return value.clone()
         return _shard_rows(value, self._mesh).clone()
 
 
 class _DividedMuon(Muon):
-    """Muon over parts of matrices; whole: the shape of each, by the part's identity."""
+    """Muon over parts of matrices.
+
+    Args:
+        mesh: The ranks.
+        whole: Shape of each whole matrix, by the identity of this rank's part.
+        *parameters: Arguments of Muon.
+        **options: Keyword arguments of Muon.
+    """
 
     def __init__(self, mesh: DeviceMesh, whole: Mapping[int, torch.Size], *parameters: Any, **options: Any):
         super().__init__(*parameters, **options)
         self._mesh, self._whole_shape = mesh, whole
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Step matrices: gather the momentum, orthogonalise it and apply this rank's rows."""
         rate = group["lr"] * group["speed"]
         for p in parameters:
             state, shape = self.state[p], self._whole_shape[id(p)]
@@ -186,6 +204,6 @@ class _DividedMuon(Muon):
 
 
 def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's rows of a tensor that every rank has."""
+    """Return this rank's rows of a tensor that every rank has."""
     everywhere = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return everywhere.redistribute(placements=[Shard(0)]).to_local()

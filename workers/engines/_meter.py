@@ -1,11 +1,14 @@
-"""Meter: floating-point operations that a trainer's losses ask for, and where the seconds of its steps go.
+"""Meter: the floating-point operations of a trainer's losses, and the time of the sections of its steps.
 
-Counted are products, where gradients are kept: two operations a weight and row forward and four backward (two of a frozen
-weight, through which gradients only pass), and attention over visible pairs alone. Rows are real positions: padding, which a
-model names by its `pass_size`, is no work. What is recomputed, looked up or normalised is not counted, nor is the optimizer: a
-share of the machine is what the model got of it. The machine is a matrix product, measured on that device in that type. Times
-are the host's.
-Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+Products are counted where gradients are enabled: two operations for each weight and row forward and four backward
+(two for a
+frozen weight, through which gradients only pass), and attention over visible pairs alone. Rows are real positions:
+padding,
+which a model excludes by its `pass_size`, is not counted. Neither are recomputation, look-ups, normalisation and the
+optimizer, so
+the utilisation is that of the model alone. The peak is a matrix product measured on the same device in the same
+type. Times are
+measured on the host. Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ MEASURED = (
 
 
 class StepMeter:
-    """Counts from `watch` on; `take_counts` gives what was counted since the last time, and counts anew."""
+    """Counters that start with `watch`; `take_counts` returns the counts since the last call and resets them."""
 
     def __init__(self) -> None:
         self.flops, self.positions = 0.0, 0.0
@@ -51,7 +54,7 @@ class StepMeter:
         self._model: Any = None
 
     def watch(self, model: nn.Module) -> None:
-        """Count what a model computes where gradients are kept. Its blocks are counted whole, so they may be compiled."""
+        """Count the operations of a model where gradients are enabled. Blocks are counted as a whole, so they may be compiled."""
         self._model = model
         blocks = find_blocks(model)
         inside = {id(module) for block in blocks for module in block.modules()}
@@ -63,26 +66,28 @@ class StepMeter:
                 module.register_forward_hook(self._count_linear)
 
     def __deepcopy__(self, memo: Any) -> StepMeter:
+        """Return the meter itself, since a frozen copy of a model has no gradients and counts nothing."""
         return self  # a frozen copy of a model keeps no gradients, so it counts nothing
 
     @contextmanager
     def time_section(self, name: str) -> Iterator[None]:
-        """Count the seconds within as those of a part."""
+        """Add the time within the context to a section."""
         began = time.perf_counter()
         yield
         self.add_seconds(name, time.perf_counter() - began)
 
     def add_seconds(self, section: str, seconds: float) -> None:
-        """Count seconds of a part."""
+        """Add seconds to a section."""
         self._seconds[section] += seconds
 
     def take_counts(self) -> dict[str, float]:
-        """Operations, positions and seconds by part, since the last time."""
+        """Return operations, positions and seconds by section since the last call, and reset them."""
         taken = {"flops": self.flops, "positions": self.positions, **self._seconds}
         self.flops, self.positions, self._seconds = 0.0, 0.0, defaultdict(float)
         return taken
 
     def _count_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
+        """Count the operations of a linear layer outside the blocks."""
         if torch.is_grad_enabled():
             rate = _count_operations(module) / max(1, module.weight.numel())
             self.flops += rate * module.in_features * output.numel()
@@ -90,6 +95,7 @@ class StepMeter:
     def _count_block(
         self, operations: float, first: bool, block: nn.Module, args: tuple[Any, ...], output: Any
     ) -> None:
+        """Count the operations of a block and, for the first block, its positions."""
         if not torch.is_grad_enabled():
             return
         states = output[0] if isinstance(output, tuple) else output  # of the shape that came in
@@ -99,7 +105,7 @@ class StepMeter:
         self.positions += rows if first else 0.0
 
     def _count_pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
-        """Pairs that a causal mask shows: of packed states [T, D] by cuts [B + 1], of padded ones [B, T, D] all."""
+        """Count the pairs that a causal mask shows, of packed states [T, D] with cuts [B + 1] or of padded states [B, T, D]."""
         if states.ndim == 3:
             return states.shape[0] * states.shape[1] * (states.shape[1] + 1) / 2
         cuts = args[1] if len(args) > 1 else None
@@ -110,7 +116,7 @@ class StepMeter:
 
 
 def _count_operations(module: nn.Module) -> float:
-    """Return what a module itself computes for a row, forward and backward."""
+    """Return the operations of a module itself for one row, forward and backward."""
     own = _TRAINED * float(getattr(module, "trained_products", 0))
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         weight = module.weight
@@ -121,7 +127,12 @@ def _count_operations(module: nn.Module) -> float:
 
 @cache
 def measure_matmul_rate(device_name: str, precision: str = "fp32") -> float:
-    """Operations a second of a square product on a device (`kind` or `kind:number`), the best of a few."""
+    """Measure the operations per second of a square matrix product, the best of a few runs.
+
+    Args:
+        device_name: Name of the device, `kind` or `kind:number`.
+        precision: Precision of the product.
+    """
     kind = device_name.partition(":")[0]
     size = _SIZES.get(kind, 8192)
     left, right = (torch.full((size, size), 0.5, device=device_name) for _ in range(2))

@@ -1,9 +1,12 @@
-"""Precision: in what a step computes its losses, and the scale of their gradients where that is fp16.
+"""The precision in which a step computes its losses, and the loss scale of fp16.
 
-Weights, gradients and optimizer stay fp32; products are taken in the named type by torch.autocast, before any engine, so every
-engine has it. fp16's gradients are taken of a loss times a power of two: where one of any rank is not finite, the step moves
-nothing, neither dense weights nor rows, and the scale is halved. After `grow_every` steps that moved it is doubled. In every
-precision a step whose loss or gradient is not finite moves nothing: it would make all weights NaN for good.
+Weights, gradients and optimizer stay fp32; products run in the given type under torch.autocast, independently of the
+engine.
+With fp16 the loss is multiplied by a power of two before the backward pass. If a gradient of any rank is not finite,
+the step is
+skipped for dense weights and rows, and the scale is halved. After `grow_every` applied steps it is doubled. In every
+precision a
+step whose loss or gradient is not finite is skipped, since it would make all weights NaN.
 Source: Micikevicius et al. 2018, arXiv 1710.03740.
 """
 
@@ -27,7 +30,13 @@ _MOST = 2.0**24  # a scale beyond it gains nothing, and its product with a loss 
 
 
 class StepPrecision:
-    """Of one stage: `use` is fp32, bf16 or fp16; `scale` and `grow_every` are fp16's."""
+    """The precision of one stage.
+
+    Args:
+        use: fp32, bf16 or fp16.
+        scale: First loss scale of fp16.
+        grow_every: Number of applied steps after which the scale of fp16 is doubled.
+    """
 
     def __init__(self, use: str = "fp32", scale: float = 65536.0, grow_every: int = 2000):
         self.use, self._grow_every = use, grow_every
@@ -35,15 +44,15 @@ class StepPrecision:
         self.scale, self._moved = (scale if self.scales else 1.0), 0
 
     def cast(self, device: str) -> AbstractContextManager[Any]:
-        """Where losses are computed; on a device named `kind` or `kind:number`."""
+        """Return the autocast context for losses on a device named `kind` or `kind:number`."""
         return known(device).autocast(self.use)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss whose gradients are taken."""
+        """Return the loss times the scale."""
         return loss * self.scale if self.scales else loss
 
     def unscale_gradients(self, gradients: Iterable[Tensor]) -> bool:
-        """Take the scale out of gradients, in place; whether all are finite."""
+        """Divide gradients by the scale in place. Returns whether all are finite."""
         if not self.scales:
             return True
         own = list(gradients)
@@ -51,7 +60,7 @@ class StepPrecision:
         return are_all_finite(own)
 
     def update_loss_scale(self, step_applied: bool) -> None:
-        """Change the scale after a step that moved, or was skipped."""
+        """Grow or shrink the loss scale, depending on whether the last step was applied."""
         if not self.scales:
             return
         self._moved = self._moved + 1 if step_applied else 0
@@ -61,18 +70,18 @@ class StepPrecision:
             self.scale = min(_MOST, self.scale * 2)
 
     def get_state(self) -> dict[str, float]:
-        """What a commit keeps; nothing where there is no scale."""
+        """Return the state for a commit, {} without a scale."""
         return {"scale": self.scale, "moved": self._moved} if self.scales else {}
 
     def load(self, folder: Path) -> None:
-        """Go on from a commit's folder; as it was made where that has none."""
+        """Read the state from a commit's folder, if it has one."""
         if self.scales and (folder / _FILE).exists():
             state = json.loads((folder / _FILE).read_text())
             self.scale, self._moved = float(state["scale"]), int(state["moved"])
 
 
 def write_precision(state: Mapping[str, float], folder: Path) -> list[Path]:
-    """Write `Precision.get_state` into a commit's folder."""
+    """Write `StepPrecision.get_state` into a commit's folder. Returns the file."""
     path = folder / _FILE
     path.write_text(json.dumps(state))
     return [path]
@@ -84,7 +93,7 @@ def are_all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def poison(gradients: Sequence[Tensor]) -> None:
-    """Set one number of a rank's gradients to NaN: so the norm of all ranks is NaN, without a call among them."""
+    """Set one gradient of this rank to NaN, which makes the norm of all ranks NaN without another collective."""
     for gradient in gradients:
         if gradient.numel():
             gradient.view(-1)[0] = math.nan
@@ -92,7 +101,7 @@ def poison(gradients: Sequence[Tensor]) -> None:
 
 
 def list_gradients(engine: EngineRuntime) -> list[Tensor]:
-    """Return an engine's gradients, those of its model's parameters where it has no `gradients`."""
+    """Return the gradients of an engine; if it has no `collect_gradients`, those of its model's parameters."""
     own = getattr(engine, "collect_gradients", None)
     if own is not None:
         return list(own())
@@ -100,7 +109,7 @@ def list_gradients(engine: EngineRuntime) -> list[Tensor]:
 
 
 def skip_step(engine: EngineRuntime) -> None:
-    """Drop the gradients of a step that is not taken."""
+    """Drop the gradients of a step that is skipped."""
     own = getattr(engine, "skip", None)
     if own is not None:
         own()

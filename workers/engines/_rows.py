@@ -1,6 +1,8 @@
-"""The norm of sparse gradients over all ranks: a key that several ranks have counts once, as the sum of its gradients.
+"""The norm of sparse gradients over all ranks; a key that several ranks have counts once, with the sum of its gradients.
 
-Keys meet at a rank by their number, so a rank holds about its share of them. Costs one more exchange of the gradients a step.
+Keys are assigned to ranks by their number, so a rank sums about its share of them. This costs one more exchange of
+the gradients
+for each step.
 """
 
 # Shapes: N keys of one rank, W ranks, D width.
@@ -17,7 +19,15 @@ from nonet.workers.runtime import Membership
 
 
 def compute_sparse_norm(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor], member: Membership) -> float:
-    """Of the gradients [N, D] of distinct keys [N] by table. All ranks call it, with the same tables in the same order."""
+    """Return the norm of the sparse gradients of all ranks.
+
+    All ranks call it with the same tables in the same order.
+
+    Args:
+        keys: By table, distinct keys [N].
+        grads: By table, their gradients [N, D].
+        member: The process group.
+    """
     squares = 0.0
     for table, grad in grads.items():
         whole = grad.detach().to("cpu", torch.float32)
@@ -28,7 +38,7 @@ def compute_sparse_norm(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor],
 
 
 def _sum_by_owner(keys_N: Tensor, grad_ND: Tensor, member: Membership) -> Tensor:
-    """The whole gradients of the keys that meet here, summed in rank order."""
+    """Exchange gradients by key and return the sums [M, D] of the keys assigned to this rank, added in rank order."""
     ranks = member.n_trainers
     owner_N = torch.remainder(keys_N, ranks)
     order_N = torch.argsort(owner_N, stable=True)

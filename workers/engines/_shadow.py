@@ -1,10 +1,14 @@
-"""Shadow: a copy of a model's parameters as a module of its own, which FSDP2 or DeepSpeed divides among the ranks.
+"""Shadow: a copy of a model's parameters as a separate module, which FSDP2 or DeepSpeed divides among the ranks.
 
-The model stays whole on every rank, so that losses may call any of its functions, fused rollouts may read it, and a rank
-without a share of a step may call no backward. What moves is the shadow: the gradients that a rank added up go into it as the
-loss sum(p * gradient), whose gradient they are, so every rank has exactly one backward a step. The library adds them up over the
-ranks and steps its own part of the optimizer; the moved weights are copied back. Where the model's own precision is lower, the
-clones keep what it cannot hold: they are the master weights, and checkpoints have them.
+The model stays whole on every rank, so that losses may call any of its functions, fused rollouts may read it, and a
+rank without
+a share of a step need not call backward. The shadow is what is updated: the gradients that a rank accumulated are
+passed in as the
+loss sum(p * gradient), whose gradient they are, so every rank has exactly one backward pass for each step. The
+library sums them over
+the ranks and steps its part of the optimizer; the updated weights are copied back. If the model has a lower
+precision, the clones
+are its fp32 master weights, and checkpoints have them.
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from torch import Tensor
 
 
 class Shadow(torch.nn.Module):
-    """Clones of parameters in fp32, in their order; a module each, so that ZeRO 3 holds no more than one of them whole."""
+    """Clones of parameters in fp32, in their order; each is a module, so that ZeRO 3 gathers only one of them at a time."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__()
         self.clones = torch.nn.ModuleList(_Clone(p) for p in parameters)
 
     def forward(self, gradients: list[Tensor]) -> Tensor:
-        """The scalar whose gradient is `gradients`."""
+        """Return the scalar whose gradient is `gradients`."""
         total = torch.zeros((), device=gradients[0].device, requires_grad=True)
         for clone, gradient in zip(self.clones, gradients, strict=True):
             total = clone(total, gradient)
@@ -29,10 +33,12 @@ class Shadow(torch.nn.Module):
 
 
 class _Clone(torch.nn.Module):
+    """The fp32 clone of one parameter."""
+
     def __init__(self, parameter: torch.nn.Parameter):
         super().__init__()
         self.weight = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True), requires_grad=True)
 
     def forward(self, total: Tensor, gradient: Tensor) -> Tensor:
-        """Behind `total`, whose gradient tells ZeRO 3 that the clone's backward is over and its pieces are enough again."""
+        """Add this clone's term to `total`, whose gradient tells ZeRO 3 that the backward pass of the clone is over."""
         return total + (self.weight * gradient).sum()

@@ -1,14 +1,14 @@
-"""TrainEngine: how a trainer's dense part steps; facts that a plan reads, and the class that trainers make.
+"""TrainEngine: how the dense part of a trainer is stepped; facts that a plan reads, and the runtime class of trainers.
 
 A trainer joins its process group, builds its model, makes the engine from both, and calls it in this order:
 
-    restart                          as a stage begins
-    backward*, clip, step            a training step; a rank whose share is empty may call no `backward`
-    outline, tensors*                a version for rollouts, bucket by bucket
+    restart                          when a stage begins
+    backward*, clip, step            a training step; a rank with an empty share may call no `backward`
+    describe_weights, gather_weights*  a version for rollouts, bucket by bucket
     snapshot, load                   a commit, written beside later steps
-    change_process_group             ranks came or went: the model stays, a commit may be loaded after it
+    change_process_group             ranks were added or removed: the model stays, a commit may be loaded afterwards
 
-Every rank makes every call but `backward` at the same time, so all of them may be collective.
+Every rank makes every call except `backward` at the same time, so all of them may be collective.
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """How gradients become moves: of muon (and AdamW for what is no hidden matrix) or adamw. The rate comes with a step.
-    `clip_rows`: the norm is that of dense and sparse gradients together, and both are cut."""
+    """The optimizer settings of a stage; the learning rate is an argument of each step.
+
+    Attributes:
+        weight_decay: Weight decay.
+        clip_norm: Largest norm of the gradients.
+        optimizer: "muon" (with AdamW for parameters that are not hidden matrices) or "adamw".
+        clip_rows: Whether dense and sparse gradients are clipped together, by their common norm.
+    """
 
     weight_decay: float = 0.1
     clip_norm: float = 1.0
@@ -45,17 +51,19 @@ class OptimizerSettings:
 
 
 def parse_optimizer_settings(optimizer_options: Options) -> OptimizerSettings:
-    """Of a stage's `optimizer:` keys; left out, what they are by default."""
+    """Make the settings from a stage's `optimizer:` keys, with defaults for missing ones."""
     names = {"use": "optimizer", "clip": "clip_norm"}
     return OptimizerSettings(**{names.get(key, key): value for key, value in optimizer_options.items()})
 
 
 class EngineRuntime(Protocol):
-    """The class behind an engine, made with (options, model, learning, member).
+    """The runtime class of an engine, constructed with (options, model, learning, member).
 
-    model   what losses are computed with (a SidModel, or a click model): the one that was given, or what the engine made of it
-    member  this rank's place in the trainers' process group; `member.trainers` is the group, None for a rank alone
-    learning  as a stage says it, set before `restart` or `load`
+    Attributes:
+        model: The module that computes losses (a SidModel or a click model): the one that was given, or a wrapped
+        one.
+        member: The membership in the trainers' process group; `member.trainers` is None for a single rank.
+        learning: Optimizer settings of the stage, set before `restart` or `load`.
     """
 
     model: Any
@@ -63,65 +71,73 @@ class EngineRuntime(Protocol):
     learning: OptimizerSettings
 
     def change_process_group(self, member: Membership) -> None:
-        """Go on in another process group, between steps."""
+        """Continue in another process group, between steps."""
         ...
 
     def restart(self) -> None:
-        """A fresh optimizer over the weights as they are, and gradients at zero."""
+        """Create a new optimizer over the current weights, and set gradients to zero."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, which is divided by the count of all ranks already: gradients are summed over them."""
+        """Add the gradients of a loss that was divided by the count of all ranks, so gradients are summed over ranks."""
         ...
 
     def clip(self, sparse_norm: float = 0.0) -> float:
-        """Gradients of all ranks added up, and cut to `learning.clip_norm`; their norm before.
+        """Sum the gradients of all ranks and clip them to `learning.clip_norm`. Returns their norm before clipping.
 
-        `rows`: the norm of the sparse gradients of all ranks, which counts with theirs where a stage says `clip_rows`.
+        Args:
+            sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm if a stage
+            says `clip_rows`.
         """
         ...
 
     def step(self, lr: float) -> None:
-        """Move the weights at this rate; gradients are at zero after it."""
+        """Update the weights with a learning rate, and set gradients to zero."""
         ...
 
     def collect_gradients(self) -> Sequence[Tensor]:
-        """Return this rank's gradients as they are, to be scaled in place before `clip`; an engine may leave this out, then
-        they are the parameters' own."""
+        """Return this rank's gradients, to be scaled in place before `clip`.
+
+        Optional: without it, they are the gradients of the parameters.
+        """
         ...
 
     def skip(self) -> None:
-        """Drop the gradients of a step that is not taken, after `clip`; an engine may leave this out, then the parameters' own
-        gradients are set to zero."""
+        """Drop the gradients of a step that is skipped, after `clip`.
+
+        Optional: without it, the gradients of the parameters are set to zero.
+        """
         ...
 
     def describe_weights(self) -> dict[str, Tensor]:
-        """Names, shapes and dtypes of the whole weights, as meta tensors; the same on every rank, in the same order."""
+        """Return names, shapes and dtypes of the whole weights as meta tensors, in the same order on every rank."""
         ...
 
     def gather_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Some of the whole weights by name; what other ranks than 0 give is not looked at."""
+        """Return some of the whole weights by name; only the result of rank 0 is used."""
         ...
 
     def snapshot(self, saving: SaveOptions) -> Callable[[Path], list[Path]]:
-        """The state as it is, copied to host memory, or as it lies where nothing steps until it is written (`saving.copy`).
-        Called with a folder, on any thread, it writes this rank's files.
+        """Snapshot the state: copied to host memory, or by reference if no step runs until it is written (`saving.copy`).
 
-        It returns their paths: model.safetensors, or its shards and their index, and the optimizer's, each rank its own.
+        Returns:
+            A function that writes this rank's files into a folder, on any thread, and returns their paths:
+            model.safetensors, or its
+            shards and their index, and those of the optimizer.
         """
         ...
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Read what a snapshot wrote, by whatever number of ranks; the optimizer too when the same stage goes on."""
+        """Read a snapshot that any number of ranks wrote; the optimizer too if the same stage continues."""
         ...
 
     def list_device_tensors(self) -> Iterable[Tensor]:
-        """What this rank keeps on its device between steps: weights, gradients, optimizer."""
+        """Return the tensors that this rank keeps on its device between steps: weights, gradients, optimizer states."""
         ...
 
 
 class EngineOptions(StrictModel):
-    """What every shipped engine has."""
+    """Options of every shipped engine."""
 
     recompute: Annotated[
         bool,
@@ -155,19 +171,24 @@ def _keep_on_device(options: Options) -> bool:
 
 @dataclass(frozen=True)
 class TrainEngine:
-    """One engine.
+    """The facts of one engine.
 
-    cls      the EngineRuntime, or its dotted path `package.module:Name`
-    options  its keys in a scenario
-    divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
-    copies   by its options and the number of ranks: copies of the whole weights that a rank keeps beside the model, and those
-             that a step makes besides
-    buffer   by its options and the number of ranks: fp32 gradients of all weights that a step has besides `copies`
-    aside    by its options, whether a rank keeps the optimizer in host memory
-    runs     whether this version runs it, or only plans it; unsupported: by its options, the kind of device and the least number
-             of ranks, what it does not do
-    optimizers  those of a stage that it steps
-    needs    a module of the extra of its name, which must be installed
+    Attributes:
+        cls: The EngineRuntime, or its dotted path `package.module:Name`.
+        options: Its keys in a scenario.
+        divides: By its options, what ranks divide among them: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights
+        too.
+        copies: By its options and the number of ranks, the copies of the whole weights that a rank keeps beside the
+        model, and
+            those that a step makes in addition.
+        buffer: By its options and the number of ranks, the copies of all fp32 gradients that a step has in addition
+        to `copies`.
+        aside: By its options, whether a rank keeps the optimizer in host memory.
+        runs: Whether this version can run it, or only plan it.
+        unsupported: By its options, the kind of device and the least number of ranks, what it does not support, or
+        None.
+        optimizers: Optimizers of a stage that it can step.
+        needs: Module of the extra of the same name, which must be installed.
     """
 
     cls: str | Callable[..., EngineRuntime]
@@ -188,7 +209,17 @@ ENGINES = PluginRegistry("engine", TrainEngine, "nonet.workers.engines")
 def make_engine(
     config: Options, model: Module, member: Membership, learning: OptimizerSettings | None = None
 ) -> EngineRuntime:
-    """The engine that `config["use"]` names (ddp when left out) over a model that is on its device. Raises ConfigError."""
+    """Make the engine that `config["use"]` names, ddp by default.
+
+    Args:
+        config: `use` and the options of the engine.
+        model: The model, on its device.
+        member: The process group.
+        learning: Optimizer settings; by default those of `OptimizerSettings`.
+
+    Raises:
+        ConfigError: The engine is unknown, or its options do not fit the model.
+    """
     options = dict(config)
     cls = load_heavy(ENGINES.get(options.pop("use", "ddp")).cls)
     load_heavy("nonet.workers.engines._blocks:prepare")(model, options)

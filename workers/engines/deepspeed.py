@@ -1,7 +1,8 @@
-"""DeepSpeed ZeRO: `zero` says what ranks divide: 1 the optimizer, 2 gradients while they are added up too, 3 the copy of the
-weights too.
+"""DeepSpeed ZeRO: `zero` is the stage, and weights are whole between steps.
 
-`deepspeed:` passes keys through under DeepSpeed's own names. Weights are whole between steps.
+Ranks divide the optimizer under stage 1, under stage 2 also gradients while they are summed, under stage 3 also the
+copy of the
+weights. `deepspeed:` passes keys on to DeepSpeed's own configuration.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,6 +19,8 @@ _OF_ZERO = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions
 
 
 class DeepspeedOptions(EngineOptions):
+    """Options of the engine in a scenario."""
+
     zero: Annotated[int, Field(ge=1, le=3)] = 1
     offload: Annotated[
         Literal["none", "optimizer"],
@@ -29,12 +32,14 @@ class DeepspeedOptions(EngineOptions):
 
     @model_validator(mode="after")
     def _check_keys(self) -> "DeepspeedOptions":
+        """Check that all keys are passed on."""
         _check(self.deepspeed, _PASSED, "deepspeed")
         _check(self.deepspeed.get("zero_optimization") or {}, _OF_ZERO, "deepspeed.zero_optimization")
         return self
 
 
 def _check(options: Options, known: tuple[str, ...], key_path: str) -> None:
+    """Raise ValueError for a key that is not passed on."""
     for key in options:
         if key not in known:
             raise ValueError(
@@ -47,9 +52,14 @@ def _get_division(options: Options) -> int:
 
 
 def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
-    """ZeRO 1 and 2: its flat weights, and a rank's part of them in fp32; a step has ZeRO's gradients, and its part of them.
-    ZeRO 3: a rank's part of the weights, the same in fp32, and of the gradients; a step has some whole parameters, then what
-    AdamW computes of its part."""
+    """Return the copies that a rank keeps and those that a step adds, in units of the whole weights.
+
+    ZeRO 1 and 2 keep flat weights and a rank's part of them in fp32; a step adds ZeRO's gradients and a rank's part
+    of them.
+    ZeRO 3 keeps a rank's part of the weights, of their fp32 copy and of the gradients; a step adds some whole
+    parameters, then the
+    temporaries of AdamW for the part.
+    """
     if ranks == 1:
         return 0.0, 0.0
     part, aside = 1 / ranks, _has_host_optimizer(options)
@@ -63,6 +73,7 @@ def _has_host_optimizer(options: Options) -> bool:
 
 
 def _find_unsupported(options: Options, device: str, ranks: int) -> str | None:
+    """Return which combination of options is not supported, or None."""
     if not _has_host_optimizer(options):
         return None
     if device == "cpu":

@@ -8,7 +8,10 @@ def _get_division(options: Options) -> int:
 
 
 def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
-    """Its part, with gradients; a step gathers the whole copy, and its gradients, at once, and its part of their sum."""
+    """Return the copies that a rank keeps and those that a step adds, in units of the whole weights.
+
+    A rank keeps its part with gradients; a step adds the whole copy, its gradients and a part of their sum.
+    """
     return (2 / ranks, 2 + 1 / ranks) if ranks > 1 else (0.0, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Registry: published versions of a run, by checksum, and which of them are served."""
+"""The registry of a run: published versions, by checksum, and which of them are served."""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
-"""Blobs: files by the sha256 of their content, in a folder. What two versions share is there once.
+"""Files stored by the SHA-256 of their content, so that what two versions share is stored once.
 
-A blob is written aside, synced and renamed, so one that has its name is whole; what lies on the disk may still rot, so who
-opens a blob checks it once a process.
+A blob is written to a temporary file, synced and renamed, so one that has its name is complete. A disk may still
+corrupt it,
+so a process checks each blob when it opens it first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nonet.errors import CheckpointError
 
 
 class BlobStore:
-    """A folder of them."""
+    """A folder of blobs."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -26,7 +27,7 @@ class BlobStore:
         make_folder(root)
 
     def put(self, content: bytes) -> tuple[str, int]:
-        """The blob's name, and how many bytes were written: none where it was there."""
+        """Store bytes. Returns the name of the blob and the bytes written, 0 if it existed."""
         name = hashlib.sha256(content).hexdigest()
         if (self.root / name).exists():
             return name, 0
@@ -35,13 +36,13 @@ class BlobStore:
         return name, len(content)
 
     def put_array(self, array: np.ndarray) -> tuple[str, int]:
-        """An array, as .npy."""
+        """Store an array as .npy. Returns the name of the blob and the bytes written."""
         file = io.BytesIO()
         np.save(file, np.ascontiguousarray(array))
         return self.put(file.getvalue())
 
     def put_file(self, path: Path) -> tuple[str, int]:
-        """A copy of a file."""
+        """Store a copy of a file. Returns the name of the blob and the bytes written."""
         with path.open("rb") as source:
             name = hashlib.file_digest(source, "sha256").hexdigest()
         if (self.root / name).exists():
@@ -51,7 +52,15 @@ class BlobStore:
         return name, (self.root / name).stat().st_size
 
     def locate(self, name: str, description: str = "a file") -> Path:
-        """Where a whole blob is. Raises CheckpointError for one that is missing or has other bytes than its name says."""
+        """Return the path of a blob after checking its content.
+
+        Args:
+            name: Name of the blob.
+            description: What the blob contains, for messages.
+
+        Raises:
+            CheckpointError: The blob is missing, or its content does not match its name.
+        """
         path = self.root / name
         if name in self._checked:
             return path
@@ -62,7 +71,7 @@ class BlobStore:
             raise CheckpointError(f"{description} of a published version is missing: {error}") from None
         if digest != name:
             raise CheckpointError(
-                f"{path}: {description} of a published version is torn: its bytes hash to {digest[:12]}"
+                f"{path}: {description} of a published version is damaged: its bytes hash to {digest[:12]}"
             )
         self._checked.add(name)
         return path

@@ -1,4 +1,4 @@
-"""Contents: what a version holds, before it is published and after it was read back."""
+"""The content of a version, before it is published and after it was read back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ COUNTS = ("row", "item", "count", "occurs")
 
 @dataclass(frozen=True, slots=True)
 class VersionContents:
-    """dense: a safetensors file; rows: table -> all of its rows; counts: files of the memory's counts by name, `meta` among
-    them, empty without a memory; catalogue: the version of the trie; source: where all this came from."""
+    """The content of one registry version.
+
+    Attributes:
+        dense: Safetensors file of the dense weights.
+        rows: By table, all of its rows.
+        counts: Files of the transition counts by name, including `meta`; empty for a run without a memory.
+        catalogue: Version of the trie.
+        source: Where the content comes from: run, stage, step, commit.
+    """
 
     dense: Path
     rows: Mapping[str, RowLayer]
@@ -39,7 +46,15 @@ class VersionContents:
         catalogue: str,
         source: dict[str, Any],
     ) -> VersionContents:
-        """Of a commit's folder; run: its RunSetup; folders: the artifacts by kind."""
+        """Read the content of a commit.
+
+        Args:
+            commit_dir: Folder of the commit.
+            run: RunSetup of the run.
+            artifact_dirs: Folder of each kind of artifact.
+            catalogue: Version of the trie.
+            source: Where the content comes from.
+        """
         update = load_update(commit_dir, run.specs())
         rows = {
             name: RowLayer.from_tables(update["tables"][name], spec.dim) for name, spec in run.specs().items()
@@ -51,7 +66,7 @@ class VersionContents:
 
 
 def list_count_files(artifact_dirs: Mapping[str, str]) -> dict[str, Path]:
-    """The files of a memory's counts among a run's artifacts."""
+    """Return the files of the transition counts among a run's artifacts, by name."""
     home = Path(artifact_dirs["transitions"])
     return {name: home / f"{name}.npy" for name in COUNTS} | {"meta": home / "meta.json"}
 
@@ -64,7 +79,16 @@ def load_recommender(
     corpus: Corpus,
     device: str = "cpu",
 ) -> Recommender:
-    """A recommender out of a version's files; run: the RunSetup that it was trained with."""
+    """Build a recommender from the files of a version.
+
+    Args:
+        dense: Safetensors file of the dense weights.
+        counts: Files of the transition counts by name.
+        reader: Reader of the sparse rows.
+        run: RunSetup that the model was trained with.
+        corpus: The catalogue and its semantic ids.
+        device: Torch device of the model.
+    """
     model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
     load_weights(model, dense)
     voters = None
@@ -75,7 +99,15 @@ def load_recommender(
 
 
 def put_layer(put: Callable[[np.ndarray], tuple[str, int]], layer: RowLayer) -> tuple[dict[str, str], int]:
-    """Store a layer's arrays; their blobs, and the bytes written."""
+    """Store the arrays of a layer.
+
+    Args:
+        put: Stores one array and returns its blob and the bytes written.
+        layer: Rows of one table.
+
+    Returns:
+        The blobs by array name, and the bytes written.
+    """
     names, written = {}, 0
     for name, array in layer.to_arrays().items():
         names[name], new = put(array)

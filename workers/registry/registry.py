@@ -1,11 +1,14 @@
 """Registry: the versions of a run in a folder, and the one file that says which of them are served.
 
-    versions/000001.json   manifests            blobs/<sha256>   what they name            serving.json   who is served
+    versions/000001.json   manifests            blobs/<sha256>   their files            serving.json   what is served
 
-A publish writes blobs, then its manifest, then, where it may, `serving.json`: a reader finds a version whole or not at all.
-Rows that changed are found by comparing with the base, so a publisher need not track them. Publishers exclude each other by a
-lock of the folder. A second lock is held for the moment in which `serving.json` changes, so that nobody who promotes, rolls back
-or withdraws waits until a publisher has written its files.
+Publishing writes blobs, then the manifest, then, if requested, `serving.json`, so a reader finds a version complete
+or not at
+all. Changed rows are found by comparison with the base, so a publisher need not track them. Publishers exclude each
+other by a
+lock of the folder. A second lock is held only while `serving.json` changes, so that promotions, rollbacks and
+withdrawals do not
+wait for a publisher that writes files.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _LONGEST = 16  # layers that a reader looks through, at most
 
 
 class VersionRegistry:
-    """Opens a folder; it is made when there is none."""
+    """The versions in a folder, which is created if it does not exist."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -43,21 +46,26 @@ class VersionRegistry:
 
     @property
     def serving(self) -> ServingState:
-        """Who is served by what, as the file says at this moment."""
+        """The serving state, as the file says at this moment."""
         return ServingState.read(self.root / "serving.json")
 
     @property
     def announced(self) -> ServingState:
-        """Who is to be served by what, though files of these versions may still be on their way to this host."""
+        """The serving state to come, although files of its versions may still be on their way to this host."""
         return self.serving
 
     def list_versions(self) -> list[int]:
-        """All versions, ascending."""
+        """Return the numbers of all versions, ascending."""
         names = (path.stem for path in (self.root / "versions").glob("*.json"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_version(self, number: int) -> Version:
-        """A version's manifest. Raises ConfigError where there is none, CheckpointError where it is torn."""
+        """Read the manifest of a version.
+
+        Raises:
+            ConfigError: There is no such version.
+            CheckpointError: The manifest is damaged.
+        """
         path = self._locate_manifest(number)
         if not path.exists():
             there = ", ".join(map(str, self.list_versions()[-10:])) or "none"
@@ -65,14 +73,14 @@ class VersionRegistry:
         return Version.read(path)
 
     def list_lineage(self, number: int) -> list[Version]:
-        """A version and those it was made from, the newest first."""
+        """Return a version and its ancestors, the newest first."""
         versions = [self.read_version(number)]
         while (base := versions[-1].base) is not None:
             versions.append(self.read_version(base))
         return versions
 
     def map_layers(self, number: int) -> dict[str, list[RowLayer]]:
-        """The rows of a version by table, mapped: the newest full version at or before it, and the deltas after that."""
+        """Map the rows of a version by table: the newest full version up to it, and the deltas since."""
         needed: list[Version] = []
         at: int | None = number
         while at is not None and not (needed and needed[-1].kind == FULL):
@@ -88,22 +96,29 @@ class VersionRegistry:
         return layers
 
     def open_rows(self, number: int, specs: Mapping[str, TableSpec]) -> MappedReader:
-        """A reader of a version's rows, where they lie."""
+        """Return a reader of the memory-mapped rows of a version."""
         return MappedReader(number, self.map_layers(number), specs)
 
     def locate_files(self, version: Version) -> tuple[Path, dict[str, Path]]:
-        """The dense weights of a version and the counts of its memory, checked."""
+        """Return the files of a version's dense weights and transition counts, after checking them."""
         counts = {name: self.blobs.locate(blob, f"counts ({name})") for name, blob in version.counts.items()}
         return self.blobs.locate(version.dense, "dense weights"), counts
 
     # --- changing ---------------------------------------------------------------------------------------------
 
     def publish(self, contents: VersionContents, *, base: int | None = None, serve: bool = True) -> Version:
-        """Make a new version from `base`; with `serve` it is what everybody is answered by from now on.
+        """Publish a new version.
 
-        A commit that was published is not published again: it keeps its version. With `serve` that version is promoted, unless
-        it was rolled back, or this commit is the one that was followed last: then a person chose what is served. A commit whose
-        version was rolled back gets another one where nobody is answered by it yet (`serve` False): a person asked for it.
+        A commit that was published before keeps its version. With `serve` that version is promoted, unless it was
+        rolled back or the
+        commit is the one that was followed last; in these cases a person chose what is served. A commit whose
+        version was rolled back
+        gets a new version if it is not served yet (`serve` is False), since a person requested it.
+
+        Args:
+            contents: The content of the version.
+            base: The version that it is made from, None for none.
+            serve: Whether it becomes the default version.
 
         Raises:
             StaleVersion: The base was rolled back; no version is left.
@@ -127,7 +142,7 @@ class VersionRegistry:
             return version
 
     def _find_published(self, commit: str | None, serve: bool) -> Version | None:
-        """Return the version that a commit has: the one that is served, else the newest that was not rolled back, else any."""
+        """Return the version of a commit: the one that is served, else the newest that was not rolled back, else any."""
         serving = self.serving
         there = [
             each
@@ -157,7 +172,7 @@ class VersionRegistry:
         replace(serving, followed=commit).write(self.root / "serving.json")
 
     def _check_base(self, base: int | None) -> None:
-        """Raise StaleVersion where the version that another is made from was rolled back."""
+        """Raise StaleVersion if the base version was rolled back."""
         serving = self.serving
         if base is not None and base in serving.refused:
             raise StaleVersion(
@@ -165,9 +180,14 @@ class VersionRegistry:
             )
 
     def renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
-        """A version of the same weights and rows over another catalogue; who was answered by `number` is answered by it.
+        """Publish a version of the same weights and rows over another catalogue, and serve it in place of the old one.
 
-        A catalogue is published once: later calls give the version it has, served or rolled back.
+        A catalogue is published once: later calls return its version, whether it is served or was rolled back.
+
+        Args:
+            number: The version whose weights and rows are used.
+            catalogue: Version of the trie.
+            counts: Files of the transition counts by name.
         """
         with self._lock_publishing(), self._lock():
             for there in map(self.read_version, self.list_versions()):
@@ -196,7 +216,15 @@ class VersionRegistry:
             return version
 
     def promote(self, number: int, share: float | None = None) -> ServingState:
-        """Answer everybody, or a share of the users, by a version. Raises ConfigError."""
+        """Serve all users, or a share of them, by a version.
+
+        Args:
+            number: The version.
+            share: Share of the users in (0, 1), None for all.
+
+        Raises:
+            ConfigError: There is no such version, it was rolled back, or the share is out of range.
+        """
         with self._lock():
             self.read_version(number)
             serving = self.serving.promote(number, share)
@@ -204,11 +232,16 @@ class VersionRegistry:
             return serving
 
     def rollback(self, to: int | None = None) -> ServingState:
-        """Go back to a version. What is refused may not be promoted again, nor may anything that is made from it.
+        """Go back to a version. Refused versions may not be promoted again, nor may versions that are made from them.
 
-        Without `to`, versions that have a share are refused first, and the default stays. Where no share is open, the served
-        version and those between it and the one it was made from are refused, and that one answers. With `to`, every version that
-        is served or has a share is refused, unless it is `to` or an ancestor of `to`.
+        Without `to`, versions that have a share are refused first, and the default stays. If no share is open, the
+        default version and
+        those between it and its newest valid ancestor are refused, and that ancestor is served. With `to`, every
+        version that is served
+        or has a share is refused, unless it is `to` or an ancestor of `to`.
+
+        Args:
+            to: The version to go back to.
 
         Raises:
             ConfigError: No version is served, or there is none to go back to.
@@ -232,7 +265,11 @@ class VersionRegistry:
             return serving
 
     def _find_rollback_target(self, serving: ServingState) -> int:
-        """Return the newest ancestor of the default that was not rolled back. Raises ConfigError where there is none."""
+        """Return the newest ancestor of the default version that was not rolled back.
+
+        Raises:
+            ConfigError: There is none.
+        """
         assert serving.default is not None
         for version in self.list_lineage(serving.default)[1:]:
             if version.number not in serving.refused:
@@ -240,7 +277,7 @@ class VersionRegistry:
         raise ConfigError(f"version {serving.default} is the first: there is none before it to go back to")
 
     def withdraw(self, items: set[str]) -> ServingState:
-        """Show these items, by id, to nobody; it replaces what was withdrawn before."""
+        """Withdraw items, by id, from all answers; replaces the items that were withdrawn before."""
         with self._lock():
             before = self.serving
             serving = replace(before, withdrawn=tuple(sorted(items)), turn=before.turn + 1)
@@ -248,13 +285,14 @@ class VersionRegistry:
             return serving
 
     def _read_base(self, number: int) -> int | None:
+        """Return the base of a version, None if its manifest is damaged."""
         try:
             return self.read_version(number).base
         except CheckpointError:
             return None
 
     def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
-        """Write the files of a version, which nobody reads before its manifest is there."""
+        """Write the files of a version, which are not read before its manifest exists."""
         scratch = self.root / ".whole.safetensors"
         dense, written = self.blobs.put_file(merge_shards(contents.dense, scratch))
         scratch.unlink(missing_ok=True)
@@ -290,17 +328,19 @@ class VersionRegistry:
         )
 
     def _locate_manifest(self, number: int) -> Path:
+        """Return the path of a manifest."""
         return self.root / "versions" / f"{number:06d}.json"
 
     @contextmanager
     def _lock_publishing(self) -> Iterator[None]:
-        """Exclude other publishers, who give numbers to versions."""
+        """Exclude other publishers, since a publisher numbers its version."""
         with (self.root / ".publishing").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
+        """Hold the lock of the serving state."""
         with (self.root / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

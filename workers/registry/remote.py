@@ -1,9 +1,12 @@
-"""A registry on any filesystem of Arrow (s3://, gs://, hdfs://, file://): a folder here that follows it, and is pushed to it.
+"""A registry on any Arrow filesystem (s3://, gs://, hdfs://, file://): a local folder that follows it and is pushed to it.
 
-What is read lies here, so rows are mapped as of a local registry. A follower takes blobs first, checked by their names, then
-manifests, then `serving.json`; a publisher pushes in the same order. So nobody sees half a version. Object stores have no locks:
-publishers on several hosts are not kept apart, as those of one host are. What is here and not there is of no worth: a host that
-lost its folder takes what is served, and the versions that it is made of.
+Rows are memory-mapped from the local folder, as in a local registry. A follower downloads blobs first, checked by
+their names,
+then manifests, then `serving.json`; a publisher pushes in the same order, so no reader sees half a version. Object
+stores have
+no locks: publishers on several hosts do not exclude each other, as those of one host do. The local folder can be
+rebuilt: a host
+that lost it downloads the served versions and the versions that these are made from.
 """
 
 from __future__ import annotations
@@ -30,8 +33,17 @@ _SERVING = "serving.json"
 
 
 class RemoteRegistry(VersionRegistry):
-    """A registry at an address. here: the folder that follows it; filesystem, base: in place of an address; look_s: how old what
-    is known of it may be. Raises ConfigError for an address that no filesystem is behind."""
+    """A registry at an address.
+
+    Args:
+        local_dir: The local folder that follows it.
+        uri: The address, or a path on `filesystem`.
+        filesystem: The filesystem to use instead of the one of the address.
+        max_age_s: Longest age in seconds of the local view of the address.
+
+    Raises:
+        ConfigError: The address has no filesystem.
+    """
 
     def __init__(
         self, local_dir: Path, uri: str, filesystem: pafs.FileSystem | None = None, max_age_s: float = _LOOK_S
@@ -44,7 +56,7 @@ class RemoteRegistry(VersionRegistry):
             )
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(
-                f"registry: {uri!r} is no address of a filesystem: {_format_error(error)}"
+                f"registry: {uri!r} is not the address of a filesystem: {_format_error(error)}"
             ) from None
         self._looked, self._changing = -float("inf"), False
         self._announced: tuple[float, ServingState] | None = None
@@ -52,13 +64,13 @@ class RemoteRegistry(VersionRegistry):
 
     @property
     def serving(self) -> ServingState:
-        """Who is served by what, as the address said `look_s` ago at most. Raises CheckpointError where it does not answer."""
+        """The serving state, at most `look_s` old. Raises CheckpointError if the address does not answer."""
         self._follow()
         return super().serving
 
     @property
     def announced(self) -> ServingState:
-        """Return who is to be served by what, as the address says now: read without waiting for files that are being taken."""
+        """The serving state at the address, read without waiting for files that are being downloaded."""
         now = time.monotonic()
         if self._announced is None or now - self._announced[0] >= self._look_s:
             text = self._read_remote(_SERVING)
@@ -67,22 +79,22 @@ class RemoteRegistry(VersionRegistry):
         return self._announced[1]
 
     def list_versions(self) -> list[int]:
-        """All versions there, ascending."""
+        """Return the numbers of all versions at the address, ascending."""
         self._follow()
         return super().list_versions()
 
     def read_version(self, number: int) -> Version:
-        """A version's manifest; its files are taken here with it. Raises as `Registry.read_version`."""
+        """Read the manifest of a version and download its files. Raises as `VersionRegistry.version`."""
         self._follow()
         if number in self._list_remote() and not self._has_files(number):
             self._download(number)
         return super().read_version(number)
 
     def push(self) -> None:
-        """Push what this folder has and the address has not; who is served is what the address says, where it says so.
+        """Push what the address lacks; the serving state of the address, if it has one, is kept.
 
         Raises:
-            ConfigError: The address has other versions of the same numbers: those of another run.
+            ConfigError: The address has other versions of the same numbers, which belong to another run.
         """
         for number in self._list_remote():
             own = self._locate_manifest(number)
@@ -94,7 +106,12 @@ class RemoteRegistry(VersionRegistry):
             pass
 
     def _follow(self, now: bool = False, take: bool = True) -> None:
-        """Read who is served there, where it has changed; with `take` the files of those versions are here before it counts."""
+        """Download the serving state if it has changed.
+
+        Args:
+            now: Whether to read the address even if the local view is recent.
+            take: Whether the files of the served versions are downloaded first.
+        """
         with self._following:
             if self._changing or (not now and time.monotonic() - self._looked < self._look_s):
                 return
@@ -115,7 +132,11 @@ class RemoteRegistry(VersionRegistry):
             draft.replace(path)
 
     def _download(self, number: int) -> None:
-        """The files of a version and of those that its rows are made of. Raises CheckpointError for a file with other bytes."""
+        """Download the files of a version and of those that its rows are made from.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
         for version in self._list_needed(number):
             for name in version.blobs:
                 path = self.blobs.root / name
@@ -124,12 +145,13 @@ class RemoteRegistry(VersionRegistry):
                 content = self._read_remote(f"blobs/{name}")
                 if content is None or hashlib.sha256(content).hexdigest() != name:
                     raise CheckpointError(
-                        f"{self.uri}/blobs/{name} of version {version.number} is torn or missing"
+                        f"{self.uri}/blobs/{name} of version {version.number} is damaged or missing"
                     )
                 with replace_file(path) as aside:
                     aside.write_bytes(content)
 
     def _has_files(self, number: int) -> bool:
+        """Return whether all files of a version are in the local folder."""
         try:
             needed = self._list_needed(number)
         except (CheckpointError, ConfigError):
@@ -137,7 +159,7 @@ class RemoteRegistry(VersionRegistry):
         return all((self.blobs.root / name).exists() for version in needed for name in version.blobs)
 
     def _list_needed(self, number: int) -> list[Version]:
-        """A version, and those before it down to a full one."""
+        """Return a version and its ancestors up to a full one."""
         needed = [super().read_version(number)]
         while needed[-1].kind != FULL and needed[-1].base is not None:
             needed.append(super().read_version(needed[-1].base))
@@ -145,9 +167,9 @@ class RemoteRegistry(VersionRegistry):
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Changes are made here and pushed when they are done; one that could not be pushed is undone here."""
+        """Make changes in the local folder and push them; changes that cannot be pushed are undone."""
         with super()._lock(), self._following:
-            self._follow(now=True, take=False)  # nobody waits for files to change who is served
+            self._follow(now=True, take=False)  # changing the serving state does not wait for downloads
             self._changing = True
             serving, before = VersionRegistry.serving.fget(self), set(super().list_versions())  # pyright: ignore[reportOptionalCall]
             try:
@@ -163,18 +185,20 @@ class RemoteRegistry(VersionRegistry):
                 self._looked, self._announced = -float("inf"), None
 
     def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
-        """As of a folder; the files are at the address too, so that the lock is not held while they travel."""
+        """Write the files of a version and push them, so that the lock is not held during the upload."""
         self._follow(now=True)
         version = super()._prepare(contents, number, base)
         self._push_files(version)
         return version
 
     def _push_files(self, version: Version) -> None:
+        """Push the blobs of a version that the address lacks."""
         for name in version.blobs:
             if not self._has_remote(f"blobs/{name}"):
                 self._write_remote(f"blobs/{name}", (self.blobs.root / name).read_bytes())
 
     def _push_changes(self) -> None:
+        """Push the versions that the address lacks, then the serving state."""
         there = set(self._list_remote())
         for number in super().list_versions():
             if number in there:
@@ -187,24 +211,26 @@ class RemoteRegistry(VersionRegistry):
     # --- the filesystem ---------------------------------------------------------------------------------------
 
     def _list_remote(self) -> list[int]:
+        """Return the numbers of the versions at the address, ascending."""
         selector = pafs.FileSelector(self._join_path("versions"), allow_not_found=True)
         with self._convert_errors():
             stems = [info.base_name.removesuffix(".json") for info in self._fs.get_file_info(selector)]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _has_remote(self, name: str) -> bool:
+        """Return whether a file exists at the address."""
         with self._convert_errors():
             return self._fs.get_file_info(self._join_path(name)).type == pafs.FileType.File
 
     def _read_remote(self, name: str) -> bytes | None:
-        """A file there; None where there is none."""
+        """Read a file at the address, None if it does not exist."""
         if not self._has_remote(name):
             return None
         with self._convert_errors(), self._fs.open_input_stream(self._join_path(name)) as file:
             return file.read()
 
     def _write_remote(self, name: str, content: bytes) -> None:
-        """A file there, whole or not at all."""
+        """Write a file at the address atomically."""
         place = self._join_path(name)
         with self._convert_errors():
             self._fs.create_dir(place.rpartition("/")[0], recursive=True)
@@ -213,10 +239,12 @@ class RemoteRegistry(VersionRegistry):
             self._fs.move(f"{place}.part", place)
 
     def _join_path(self, name: str) -> str:
+        """Return the path of a file on the filesystem."""
         return f"{self._path.rstrip('/')}/{name}"
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
+        """Convert errors of the filesystem to CheckpointError."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:
@@ -224,15 +252,16 @@ class RemoteRegistry(VersionRegistry):
 
 
 def open_registry(folder: Path, address: str | None = None) -> VersionRegistry:
-    """Open the registry of a run's folder of serving.
+    """Open the registry of a run's serving folder.
 
     Args:
         folder: RUN/serving.
-        address: Where the versions are; None for the address that was named there last, or else the folder itself. What the
-            folder has is pushed to an address that is named for the first time.
+        address: Address of the versions; None for the address that was used there last, or else the folder itself.
+        The content of
+            the folder is pushed to an address that is used for the first time.
 
     Raises:
-        ConfigError: No filesystem is behind the address.
+        ConfigError: The address has no filesystem.
         CheckpointError: A new address does not answer.
     """
     note = folder / "registry.uri"
@@ -248,4 +277,5 @@ def open_registry(folder: Path, address: str | None = None) -> VersionRegistry:
 
 
 def _format_error(error: Exception) -> str:
+    """Format an error as one line."""
     return " ".join(str(error).split())[:200]

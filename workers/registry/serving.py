@@ -1,8 +1,10 @@
-"""Serving: which versions answer whom. One small file, replaced whole; servers read it again when it changes.
+"""The serving state: which versions answer which users. One small file, replaced atomically; servers reload it when it changes.
 
-The default answers everybody but those of a share. A share is drawn by a hash of the user (else of the caller, else of the
-request) and of the version, so a user stays with a version, and two versions do not get the same users first. What was rolled
-back is refused from then on, and every version made from it.
+The default version answers all users except those of a share. A share is drawn by a hash of the user (else of the
+caller, else
+of the request) and of the version, so a user stays with a version, and two versions do not get the same users first.
+Versions
+that were rolled back are refused from then on, as is every version made from them.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ from nonet.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """Who is answered by which version.
+    """The serving state.
 
     Attributes:
         default: The version of most users, None before the first.
-        shares: Version -> share of users.
+        shares: By version, its share of users.
         refused: Versions that were rolled back, and those made from them.
-        withdrawn: Items (as text) that nobody is shown.
-        turn: How often this was changed.
-        salts: Version -> text that the hash of its share is salted with; "" for shares of files written before there were salts.
-        followed: The commit that the run's follower published last, None where it has published none (or an older Nonet did).
+        withdrawn: Items (as text) that are left out of all answers.
+        turn: Number of changes.
+        salts: By version, the salt of the hash of its share; "" for shares of files written before there were salts.
+        followed: The commit that the run's follower published last; None if it has published none, or an older Nonet
+        did.
     """
 
     default: int | None = None
@@ -41,11 +44,11 @@ class ServingState:
 
     @property
     def versions(self) -> list[int]:
-        """All that answer somebody, the default first."""
+        """The versions that currently receive traffic, the default first."""
         return [] if self.default is None else [self.default, *(v for v in self.shares if v != self.default)]
 
     def select_version(self, key: str) -> int | None:
-        """Return the version that answers a user, caller or request: always the same while nothing changes."""
+        """Return the version that answers a user, caller or request; stable while the state does not change."""
         left = 1.0  # of the users that no share before has taken
         for version, share in sorted(self.shares.items()):
             if _place(self.salts.get(version, "") + key) < share / left:
@@ -54,7 +57,15 @@ class ServingState:
         return self.default
 
     def promote(self, version: int, share: float | None) -> ServingState:
-        """With a version for everybody, or for a share of the users beside the default. Raises ConfigError."""
+        """Return the state in which a version answers all users, or a share of them beside the default.
+
+        Args:
+            version: The version.
+            share: Share of the users in (0, 1), None for all.
+
+        Raises:
+            ConfigError: The version was rolled back, or the shares are out of range.
+        """
         if version in self.refused:
             raise ConfigError(
                 f"version {version} was rolled back, or made from one that was; promote another, or publish its commit anew "
@@ -76,19 +87,19 @@ class ServingState:
         return replace(self, shares=shares, salts={**self.salts, version: salt}, turn=self.turn + 1)
 
     def replace_version(self, old: int, new: int) -> ServingState:
-        """With a version in the place of another, for the same users."""
+        """Return the state in which a version takes the place of another, for the same users."""
         shares = {new if version == old else version: share for version, share in self.shares.items()}
         salts = {new if version == old else version: salt for version, salt in self.salts.items()}
         default = new if self.default == old else self.default
         return replace(self, default=default, shares=shares, salts=salts, turn=self.turn + 1)
 
     def roll_back(self, target: int, refused: Collection[int]) -> ServingState:
-        """Return the state in which a version answers everybody and others are refused from now on."""
+        """Return the state in which a version answers all users and others are refused."""
         bad = tuple(sorted({*self.refused, *refused} - {target}))
         return replace(self, default=target, shares={}, salts={}, refused=bad, turn=self.turn + 1)
 
     def write(self, path: Path) -> None:
-        """As a file."""
+        """Write the state to a file atomically."""
         body = asdict(self) | {
             "shares": {str(v): share for v, share in self.shares.items()},
             "salts": {str(v): salt for v, salt in self.salts.items()},
@@ -97,8 +108,11 @@ class ServingState:
 
     @classmethod
     def read(cls, path: Path) -> ServingState:
-        """What `write` wrote; of a file that is not there the first state. Files without salts are read too. Raises
-        CheckpointError."""
+        """Read a state from a file; the initial state if the file does not exist. Files without salts are supported.
+
+        Raises:
+            CheckpointError: The file is damaged.
+        """
         try:
             text = path.read_bytes()
         except FileNotFoundError:
@@ -107,7 +121,15 @@ class ServingState:
 
     @classmethod
     def parse(cls, text: bytes, source_name: str) -> ServingState:
-        """Return what the content of such a file says; `name` is that of errors. Raises CheckpointError."""
+        """Parse the content of a file.
+
+        Args:
+            text: The content.
+            source_name: Name of the file, for messages.
+
+        Raises:
+            CheckpointError: The content is damaged.
+        """
         try:
             body = json.loads(text)
         except ValueError as error:
@@ -124,5 +146,5 @@ class ServingState:
 
 
 def _place(key: str) -> float:
-    """Return where a key stands between 0 and 1, the same in every process."""
+    """Map a key to a number in [0, 1), the same in every process."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64

@@ -1,7 +1,8 @@
-"""Version: what was published at once: dense weights, counts of the memory, rows; each by checksum.
+"""Version: the manifest of one published version: dense weights, transition counts and rows, each by checksum.
 
-A full version has all rows; a delta has those that changed since its base. Its own checksum covers all of it, so half a
-manifest is none.
+A full version has all rows; a delta has those that changed since its base. A checksum covers the whole manifest, so
+a truncated
+one is rejected.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ FULL, DELTA = "full", "delta"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """number, and the one it was made from (None for the first).
+    """The manifest of a version.
 
-    kind     full or delta: whether `rows` are all rows or what changed since `base`
-    source   where it came from: run, stage, step, commit, and when it was published (unix seconds)
-    catalogue  version of the trie that its semantic ids are of
-    dense    blob of the safetensors file
-    counts   blobs of the memory's counts by array, and `meta`; empty without a memory
-    rows     table -> blobs of its layer by array
-    written  bytes that this version added to the registry
-    touched  rows that it has, by table
+    Attributes:
+        number: Number of the version.
+        base: The version that it was made from, None for the first.
+        kind: "full" or "delta": whether `rows` are all rows or those that changed since `base`.
+        source: Where it came from: run, stage, step, commit, and when it was published (unix seconds).
+        catalogue: Version of the trie that its semantic ids belong to.
+        dense: Blob of the safetensors file.
+        counts: Blobs of the transition counts by array, and `meta`; empty without a memory.
+        rows: By table, the blobs of its layer by array.
+        written: Bytes that this version added to the registry.
+        touched: By table, the number of rows that it has.
+        format: Number of the format.
     """
 
     number: int
@@ -47,7 +52,7 @@ class Version:
 
     @property
     def blobs(self) -> set[str]:
-        """The files that it names."""
+        """The names of all blobs of the version."""
         return {
             self.dense,
             *self.counts.values(),
@@ -55,21 +60,27 @@ class Version:
         }
 
     def write(self, path: Path) -> None:
-        """As a manifest."""
+        """Write the manifest to a file atomically."""
         body = asdict(self)
         write_whole(path, json.dumps(body | {"sha256": _digest(body)}, indent=1).encode())
 
     @classmethod
     def read(cls, path: Path) -> Version:
-        """Raises CheckpointError for a manifest that is missing, torn or of another format."""
+        """Read a manifest.
+
+        Raises:
+            CheckpointError: The manifest is missing, damaged or of another format.
+        """
         try:
             body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             digest = body.pop("sha256")
             version = cls(**body)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path} is no whole version: {type(error).__name__}: {error}") from None
+            raise CheckpointError(
+                f"{path} is not a complete version: {type(error).__name__}: {error}"
+            ) from None
         if digest != _digest(body):
-            raise CheckpointError(f"{path} is no whole version: it does not hash to what it says")
+            raise CheckpointError(f"{path} is not a complete version: its checksum does not match")
         if version.format != FORMAT:
             raise CheckpointError(f"{path} has format {version.format}, this version reads {FORMAT}")
         return version

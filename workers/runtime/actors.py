@@ -1,7 +1,8 @@
 """ActorGroup: the worker processes of one group, whatever roles they hold.
 
-A group of a run is named and detached: it outlives a controller that is restarted, and ends itself when none speaks to it
-(docs/explanation/design.md, section 8). A group of a script belongs to the script's driver, as Ray's actors do.
+The groups of a run are named and detached: they outlive a controller that is restarted, and exit when no controller
+contacts
+them (docs/explanation/design.md, section 8). A group of a script belongs to the script's driver, as Ray actors do.
 """
 
 from __future__ import annotations
@@ -62,11 +63,15 @@ def ensure_ray() -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupLifetime:
-    """How long a group's processes live.
+    """How long the processes of a group live.
 
-    run                the run they belong to, "" for none
-    orphan_timeout_s   above 0: they are detached, and exit when nobody speaks to them for so long; 0: their maker's
-    restarts           how often one that died is started, built and told its remembered calls again
+    Attributes:
+        run: The run that they belong to, "" for none.
+        orphan_timeout_s: If above 0, the processes are detached and exit when no controller contacts them for so
+        long. With 0
+            they belong to the process that started them.
+        restarts: How often a process that died is started again; its roles are built and its remembered calls are
+        repeated.
     """
 
     run: str = ""
@@ -75,11 +80,11 @@ class GroupLifetime:
 
     @property
     def detached(self) -> bool:
-        """Whether they outlive their maker."""
+        """Whether the processes outlive the one that started them."""
         return self.orphan_timeout_s > 0
 
     def format_name(self, suffix: str) -> str:
-        """The name of a worker or placement group: `{run}/...` where it is detached, `{run}: ...` where it is not."""
+        """Return the name of a worker or placement group: `{run}/...` for detached ones, `{run}: ...` for others."""
         return f"{self.run}{'/' if self.detached else ': '}{suffix}" if self.run else suffix
 
 
@@ -88,7 +93,16 @@ OWNED = GroupLifetime()
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What one worker asks of the cluster: cpus, devices of a kind, torch threads, and its pool's environment."""
+    """The cluster resources of one worker.
+
+    Attributes:
+        device: Kind of the device.
+        cpus: Number of CPUs.
+        devices: Number of devices.
+        threads: Number of torch threads, 0 for roles without torch.
+        placement_group: Placement group of the group; a rank uses the bundle of its number.
+        env: The `env:` options of its pool.
+    """
 
     device: str = "cpu"
     cpus: float = 1.0
@@ -98,7 +112,7 @@ class WorkerResources:
     env: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def to_actor_options(self, rank: int) -> dict[str, Any]:
-        """Keyword arguments of the actor."""
+        """Return the keyword arguments of `options` of the actor of a rank."""
         kind = known_device(self.device)
         options: dict[str, Any] = {"num_cpus": self.cpus, **kind.get_ray_options(self.devices)}
         if self.placement_group is not None:
@@ -112,9 +126,15 @@ class WorkerResources:
 
 @dataclass(frozen=True, slots=True)
 class CallMessage:
-    """One group call as it is sent: header None where the task's name says how the values are the parameters.
+    """One group call as it is sent.
 
-    beside: whether it runs beside other calls of its ranks, in no order
+    Attributes:
+        role: Role that is called.
+        method: Name of the method.
+        epoch: Gang epoch of the call.
+        header: How parameters are assembled; None where the values are the first parameters in order.
+        flats: The flat values of each rank.
+        beside: Whether the call runs concurrently with other calls of its ranks, in no order.
     """
 
     role: str
@@ -126,7 +146,7 @@ class CallMessage:
 
 
 class ActorGroup:
-    """`workers` actors, each holding the same roles."""
+    """A group of `workers` actors that all hold the same roles."""
 
     def __init__(
         self,
@@ -145,14 +165,15 @@ class ActorGroup:
         self._life, self._deadlines = life, deadlines
         self._remembered: dict[tuple[str, str], CallMessage] = {}
         self._ways: dict[tuple[str, str], list[Any]] = {}
-        self.watchdog: Any = None  # tells what late ranks do
-        self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
+        self.watchdog: Any = None  # explains what late ranks are doing
+        self.hurt: dict[int, str] = {}  # ranks that were found lost, and Ray's message
         self.actors = [self._start_actor(rank, seat) for rank in range(workers)]
         self._built = self._build(range(workers))
         self._beats: list[Any] = []
         self._heard: set[int] = set()  # ranks that have answered a beat
 
     def _start_actor(self, rank: int, seat: WorkerResources) -> Any:
+        """Start the actor of a rank."""
         options = seat.to_actor_options(rank)
         if self._life.detached:
             name = self._life.format_name(f"{self.name}-{rank}")
@@ -171,11 +192,19 @@ class ActorGroup:
         return WorkerActor.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
 
     def _build(self, ranks: Sequence[int]) -> list[Any]:
+        """Start building the roles of some ranks. Returns the references to their locations."""
         where = [actor.get_location.remote() for actor in self.actors]
         return [self.actors[rank].build.remote(self.specs, *where) for rank in ranks]
 
     def wait_until_ready(self) -> list[dict[str, Any]]:
-        """Wait until every role of every rank is set up; their nodes, process ids and names."""
+        """Wait until every role of every rank is set up.
+
+        Returns:
+            Node, process id and name of each rank.
+
+        Raises:
+            PlacementError: The workers did not start within the start deadline.
+        """
         future = GroupFuture(self._built, self, self.name, "setup", "list")
         try:
             return future.get(self._deadlines.start)
@@ -189,33 +218,37 @@ class ActorGroup:
             ) from None
 
     def call_control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
-        """A control method (ping, spans, doing) on every rank, answered even while the rank works."""
+        """Call a control method (such as ping or take_spans) on every rank; it is answered even while the rank works."""
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
 
     def check_shared_file(self, file: str, token: str) -> list[str]:
-        """What keeps each rank from working beside a file that holds `token`, "" where nothing does."""
+        """Return why each rank cannot work beside a file that contains `token`, "" where it can."""
         refs = [actor.check_shared_file.remote(file, token) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "check_shared_file", "list").get(self._deadlines.start)
 
     def describe_activities(self, timeout_s: float = PING_S) -> list[WorkerActivity]:
-        """What every rank is doing; a rank that does not answer is silent."""
+        """Return what every rank is doing; a rank that does not answer in time is marked silent."""
         refs = [actor.describe_activity.remote() for actor in self.actors]
         ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         return [self._get_activity(rank, ref) for rank, ref in enumerate(refs)]
 
     def _get_activity(self, rank: int, ref: Any) -> WorkerActivity:
+        """Return what a rank is doing, marked silent if its answer has not arrived."""
         try:
             return ray.get(ref, timeout=0)
         except (RayActorError, GetTimeoutError):
             return WorkerActivity(f"{self.name}-{rank}", silent=True)
 
     def explain_late_ranks(self, ranks: Sequence[int]) -> str:
-        """Why these ranks are late, as far as can be seen; "" where nobody watches this group."""
+        """Explain why these ranks are late, as far as a watchdog can see; "" for a group without one."""
         return f". {self.watchdog.tell(self, ranks)}" if self.watchdog else ""
 
     def take_spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
-        """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
+        """Return the name and the new spans of every rank, [] where a rank does not answer.
+
+        A span is (role.method, start, end, bytes out) in unix seconds; each is returned once.
+        """
         try:
             names = [whereabouts["name"] for whereabouts in ray.get(self._built, timeout=1.0)]
             return list(zip(names, self.call_control("take_spans"), strict=True))
@@ -223,9 +256,12 @@ class ActorGroup:
             return []  # a dead rank's spans are lost with it
 
     def send_heartbeats(self) -> list[str]:
-        """Tell every host that its controller lives; never waits. The names of those that did not answer the beat before.
+        """Send a heartbeat to every host without waiting.
 
-        One that has never answered is still being started, which `wait_until_ready` watches.
+        Returns:
+            The names of the hosts that did not answer the previous heartbeat. Hosts that have never answered are
+            left out: they are
+            still starting, which `wait_until_ready` watches.
         """
         before, self._beats = self._beats, [actor.ping.remote() for actor in self.actors]
         answered = {rank for rank, ref in enumerate(before) if _is_well(ref)}
@@ -234,20 +270,20 @@ class ActorGroup:
         return [f"{self.name}-{rank}" for rank in silent if self.actors]
 
     def send(self, message: CallMessage, rank: int) -> Any:
-        """One rank's part of a call; the reference to its result."""
+        """Send a call to one rank. Returns the reference to its result."""
         flat = message.flats[rank]
         if message.header is None:
             return self._get_remote_methods("call", message)[rank].remote(*flat)
         return self._get_remote_methods("call_with", message)[rank].remote(pack_header(message.header), *flat)
 
     def open_stream(self, message: CallMessage, rank: int) -> Any:
-        """As `send`, of a method that yields; a generator of references."""
+        """Call a method that yields on one rank. Returns a generator of references."""
         return self._get_remote_methods("stream", message)[rank].remote(
             pack_header(message.header or ()), *message.flats[rank]
         )
 
     def _get_remote_methods(self, actor_method: str, message: CallMessage) -> list[Any]:
-        """Each rank's actor method under the task's name, made once a name."""
+        """Return each rank's actor method with the options of a task name, cached by name."""
         name = format_task_name(message.role, message.method, message.epoch)
         if (actor_method, name) not in self._ways:
             group = {"concurrency_group": "beside"} if message.beside else {}
@@ -257,19 +293,28 @@ class ActorGroup:
         return self._ways[actor_method, name]
 
     def remember(self, message: CallMessage) -> None:
-        """Keep a call that a restarted rank must hear again; the last of each method counts."""
+        """Remember a call that a restarted rank must receive again; only the last call of each method is kept."""
         if self._life.restarts:
             self._remembered[message.role, message.method] = message
 
     def heal(self) -> None:
-        """Revive every rank that was found lost. Raises WorkerLost as `revive`."""
+        """Revive every rank that was found lost.
+
+        Raises:
+            WorkerLost: As in `revive`.
+        """
         for rank, cause in list(self.hurt.items()):
             self.revive(rank, cause)
 
     def revive(self, rank: int, cause: str) -> None:
-        """Wait for Ray to restart a rank, build its roles and repeat what it must know.
+        """Wait until Ray has restarted a rank, build its roles and repeat the remembered calls.
 
-        Raises WorkerLost with the cause where the group does not restart, or it takes longer than a start may.
+        Args:
+            rank: The rank that was lost.
+            cause: Why it was lost, for messages.
+
+        Raises:
+            WorkerLost: The group has no restarts, or the start deadline has passed.
         """
         lost = WorkerLost(f"{self.name}-{rank} died: {cause}", role=self.name, rank=rank)
         if not self._life.restarts:
@@ -289,34 +334,43 @@ class ActorGroup:
                 time.sleep(0.1)
 
     def restart(self, rank: int) -> None:
-        """End a rank's process, which Ray then starts again; whoever waits for it is told that it is lost."""
+        """Kill the process of a rank, which Ray then restarts; calls that wait for it fail with WorkerLost."""
         ray.kill(self.actors[rank], no_restart=not self._life.restarts)
         self.hurt[rank] = "it did not answer and was ended"
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on.
+        """Begin a gang epoch, which several groups may share: ranks reject calls of older epochs from then on.
 
-        Raises WorkerLost, DeadlineExceeded.
+        Raises:
+            WorkerLost: A rank died.
+            DeadlineExceeded: A rank did not answer within the start deadline.
         """
         self.epoch = epoch
         refs = [actor.admit_epoch.remote(epoch) for actor in self.actors]
         GroupFuture(refs, self, self.name, "advance", "list").get(self._deadlines.start)
 
     def offload_roles(self, offloaded_roles: Sequence[str], timeout_s: float) -> list[OffloadStats]:
-        """Let these roles' buffers wait in host memory and all others be on the device, on every rank.
+        """Offload the buffers of these roles to host memory and bring all others back to the device, on every rank.
 
-        Raises PlacementError, WorkerLost, and DeadlineExceeded where a rank is busy for longer.
+        Args:
+            offloaded_roles: Roles to offload.
+            timeout_s: Seconds to wait for all ranks.
+
+        Raises:
+            PlacementError: A move failed.
+            WorkerLost: A rank died.
+            DeadlineExceeded: A rank was busy for longer.
         """
         refs = [actor.offload_roles.remote(tuple(offloaded_roles)) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "move", "list").get(timeout_s)
 
     def set_threads(self, threads: int) -> None:
-        """Have every rank compute with so many torch threads, after what it is asked already; never waits."""
+        """Set the number of torch threads of every rank, effective after the calls that were sent before; does not wait."""
         for actor in self.actors:
             actor.set_threads.remote(threads)
 
     def find_dead_ranks(self) -> list[int]:
-        """Ranks that do not answer a ping."""
+        """Return the ranks that do not answer a ping."""
         refs = [actor.ping.remote() for actor in self.actors]
         dead_ranks = []
         for rank, ref in enumerate(refs):
@@ -327,17 +381,17 @@ class ActorGroup:
         return dead_ranks
 
     def request_stop(self) -> list[Any]:
-        """Ask every rank to tear down; references to their answers."""
+        """Ask every rank to tear down. Returns the references to their answers."""
         return [actor.stop.remote() for actor in self.actors]
 
     def kill(self) -> None:
-        """End every process of the group. Never raises: what is dead already is what was wanted."""
+        """Kill every process of the group, dead or alive; never raises."""
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
         self.actors, self._ways = [], {}
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Tear down, then end every process of the group."""
+        """Tear down the roles, then kill every process of the group."""
         refs = self.request_stop()
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
@@ -345,7 +399,7 @@ class ActorGroup:
 
 
 def _is_well(ref: Any) -> bool:
-    """Whether an answer is there and no error."""
+    """Return whether a result is available and not an error."""
     try:
         ray.get(ref, timeout=0)
     except RayError:
@@ -354,5 +408,6 @@ def _is_well(ref: Any) -> bool:
 
 
 def _format_resources(resources: Mapping[str, float]) -> str:
+    """Format resources for a message."""
     shown = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
     return ", ".join(f"{key} {value:g}" for key, value in sorted(shown.items())) or "nothing"

@@ -1,13 +1,17 @@
-"""What a rank is told about a call: the method in the task's name, then flat values, and a header where they need one.
+"""Serialisation of group calls: how the arguments of a call are divided among its ranks, and how a rank assembles them.
 
-Ray resolves references only where they are arguments of their own, so a call's values travel flat. Most calls give one
-value a parameter, in order: the name says it all, and a bare call sends nothing (an argument of 100 bytes costs 8 to 20 % of a
-call). Otherwise a header, the same for all ranks and pickled once, says how parameters are put together.
+Ray resolves references only where they are arguments of their own, so the values of a call are sent flat. Most calls
+have one
+value for each parameter, in order: then the name of the task is sufficient, and a call without arguments sends
+nothing (an
+argument of 100 bytes costs 8 to 20 % of a call). Otherwise a header, the same for all ranks and pickled once,
+describes how
+parameters are assembled.
 
-How the arguments of a group call reach its ranks: cut, copied, handed out, or passed on unfetched.
-
-Every argument gives one `Argument` (the same for all ranks, so that a repeated call pickles no header) and a list of flat
-values a rank. A large replicated value is put once; a chunk goes to its rank alone.
+Every argument becomes one `Argument`, the same for all ranks, and a list of flat values for each rank: it is sharded,
+replicated, distributed by rank, or passed on by reference. A large replicated value is put once; a chunk is sent to
+its rank
+alone.
 """
 
 from __future__ import annotations
@@ -31,11 +35,15 @@ AS_IS, JOIN, SHARE = "as is", "join", "share"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """How one parameter is put together.
+    """How one parameter is assembled.
 
-    how    as is: the next value; join: the next `take` values, joined along rows; share: of `take` chunks whose row
-           counts and then whose references follow, this rank's rows, fetching only chunks that hold some of them
-    parts  for a dict: how each of its values is put together
+    Attributes:
+        name: Name of the parameter.
+        how: "as is" takes the next value. "join" concatenates the next `take` values along rows. "share" reads the
+        row counts of
+            `take` chunks and then their references, and fetches only the chunks that hold rows of this rank.
+        take: Number of values or chunks.
+        parts: For a dict, how each of its values is assembled.
     """
 
     name: str
@@ -48,20 +56,20 @@ Header = tuple[Argument, ...]
 
 
 def format_task_name(role: str, method: str, epoch: int) -> str:
-    """What Ray calls the task, in its timeline and dashboard too: "rollout.generate", and "#3" in gang epoch 3."""
+    """Return the name of a Ray task, also shown in Ray's timeline: "rollout.generate", with "#3" in gang epoch 3."""
     return f"{role}.{method}#{epoch}" if epoch else f"{role}.{method}"
 
 
 @lru_cache(maxsize=4096)
 def parse_task_name(task_name: str) -> tuple[str, str, int]:
-    """(role, method, epoch) of a task name."""
+    """Split a task name into (role, method, epoch)."""
     text, _, epoch = task_name.partition("#")
     role, _, method = text.rpartition(".")
     return role, method, int(epoch or 0)
 
 
 def is_plain(header: Header, parameters: Sequence[str]) -> bool:
-    """Whether flat values are the first of these positional parameters in order, so that no header need be sent."""
+    """Return whether flat values are the first positional parameters in order, so that no header is needed."""
     return len(header) <= len(parameters) and all(
         argument.how == AS_IS and not argument.parts and argument.name == name
         for argument, name in zip(header, parameters, strict=False)
@@ -70,20 +78,28 @@ def is_plain(header: Header, parameters: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def pack_header(header: Header) -> bytes:
-    """The header as bytes, pickled once."""
+    """Pickle a header, once for equal headers."""
     return pickle.dumps(header)
 
 
 @lru_cache(maxsize=4096)
 def unpack_header(data: bytes) -> Header:
-    """The header of those bytes."""
+    """Unpickle a header."""
     return pickle.loads(data)
 
 
 def assemble_arguments(
     header: Header, flat: Iterable[Any], rank: int, world: int, fetch: Callable[[str, list[Any]], Any]
 ) -> dict[str, Any]:
-    """Keyword arguments from flat values. `fetch` turns a parameter's name and a list of references into their values."""
+    """Assemble the keyword arguments of a call from its flat values.
+
+    Args:
+        header: How each parameter is assembled.
+        flat: The flat values of this rank.
+        rank: This rank.
+        world: Number of ranks.
+        fetch: Returns the values of references, given the name of the parameter and the references.
+    """
     left = iter(flat)
     return {a.name: _assemble_argument(a, left, rank, world, fetch) for a in header}
 
@@ -91,6 +107,7 @@ def assemble_arguments(
 def _assemble_argument(
     argument: Argument, left: Iterator[Any], rank: int, world: int, fetch: Callable
 ) -> Any:
+    """Assemble one parameter from the next flat values."""
     if argument.how == AS_IS:
         if argument.parts:
             return {part.name: _assemble_argument(part, left, rank, world, fetch) for part in argument.parts}
@@ -103,7 +120,7 @@ def _assemble_argument(
 
 
 def _overlap(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:
-    """Rows [start, stop) of chunks laid end to end, fetching only the chunks that have some; no rows: of the first."""
+    """Return the rows [start, stop) of concatenated chunks, fetching only chunks that have some; without rows, an empty one."""
     pieces, begin = [], 0
     for ref, count in zip(refs, counts, strict=True):
         low, high = max(start - begin, 0), min(stop - begin, count)
@@ -122,7 +139,18 @@ Spread = tuple[Argument, Sequence[list[Any]]]
 
 
 def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, world: int) -> Spread:
-    """One parameter's value over `world` ranks. Raises ConfigError for a collection nobody has marked."""
+    """Divide the value of one parameter among ranks.
+
+    Args:
+        call_name: `role.method`, for messages.
+        parameter: Name of the parameter.
+        value: Its value, which may be wrapped in a marker or be the future of another group.
+        marker: The marker declared for the parameter, None for none.
+        world: Number of ranks.
+
+    Raises:
+        ConfigError: The value is a collection without a marker, or has the wrong number of parts.
+    """
     if isinstance(value, Shard | Replicate | PerRank):
         marker, value = type(value), value.value
     if isinstance(value, GroupFuture):
@@ -139,32 +167,33 @@ def spread_argument(call_name: str, parameter: str, value: Any, marker: Any, wor
         chunks = [[chunk] for chunk in value]
         if len(chunks) != world:
             raise ConfigError(
-                f"{call_name}({parameter}): PerRank wants {world} values, one a rank, got {len(chunks)}"
+                f"{call_name}({parameter}): PerRank needs {world} values, one for each rank, got {len(chunks)}"
             )
     elif marker is Replicate or not rows.is_collection(value):
         chunks = [[put_once(value, world)]] * world
     else:
         raise ConfigError(
-            f"{call_name}({parameter}): a {type(value).__name__} is not sharded by guess; "
+            f"{call_name}({parameter}): a {type(value).__name__} is not sharded implicitly; "
             "mark it in @nonet.method or at the call: "
-            f"Shard (cut along rows), Replicate (same for all ranks) or PerRank (one value a rank)"
+            f"Shard (cut along rows), Replicate (same for all ranks) or PerRank (one value for each rank)"
         )
     return Argument(parameter), chunks
 
 
 def put_once(value: Any, world: int) -> Any:
-    """The value, or one reference to it where it is large and more than one rank reads it."""
+    """Put a large value that more than one rank reads into the object store, and return the reference; else return the value."""
     return ray.put(value) if world > 1 and _estimate_bytes(value) > INLINE_BYTES else value
 
 
 def _estimate_bytes(value: Any) -> int:
+    """Estimate the bytes of a value."""
     if isinstance(value, str | list | tuple | dict) and len(value) > 1000:
-        return INLINE_BYTES + 1  # to weigh each of thousands of small objects would cost more than one put
+        return INLINE_BYTES + 1  # measuring each of thousands of small objects would cost more than one put
     return count_bytes(value)
 
 
 def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
-    """A dict whose values are spread each for itself."""
+    """Divide the values of a dict separately."""
     flats = [
         [value for mine in by_rank for value in mine]
         for by_rank in zip(*(flat for _, flat in spreads), strict=True)
@@ -173,6 +202,7 @@ def _spread_dict(parameter: str, spreads: Sequence[Spread]) -> Spread:
 
 
 def _pass_on(call_name: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
+    """Pass the results of another group on by reference: rank to rank, whole, or as shares of rows."""
     refs, origin = future.refs, f"{future.role}.{future.method}"
     if marker is Shard and future.collect != "concat":
         raise ConfigError(
@@ -183,7 +213,7 @@ def _pass_on(call_name: str, parameter: str, future: GroupFuture, marker: Any, w
         return Argument(parameter), [[ref] for ref in refs]
     if marker is PerRank:
         raise ConfigError(
-            f"{call_name}({parameter}): PerRank wants {world} results, {origin} has {len(refs)}"
+            f"{call_name}({parameter}): PerRank needs {world} results, {origin} has {len(refs)}"
         )
     if marker is Shard:
         return _share_chunks(parameter, future.request_row_counts(), refs, world)
@@ -198,5 +228,5 @@ def _pass_on(call_name: str, parameter: str, future: GroupFuture, marker: Any, w
 
 
 def _share_chunks(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
-    """Chunks by reference with their row counts; in a list, so that Ray fetches none of them for anybody."""
+    """Pass chunks on by reference with their row counts; the references are in a list so that Ray does not fetch them."""
     return Argument(parameter, SHARE, len(refs)), [[*counts, list(refs)]] * world

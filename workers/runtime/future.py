@@ -1,12 +1,12 @@
-"""GroupFuture: the pending results of one group call.
+"""Pending results of group calls.
 
-`.get(timeout_s)` collects, and waits a day at most where nobody says how long; `await` too; iteration yields (rank, value)
-as they finish; `.refs` are Ray's own. Handed to another group it travels unfetched. A bare `.get()` is one `ray.get` and no
-`ray.wait` (which alone costs 1.17x).
+A `GroupFuture` is collected by `.get(timeout_s)`, which waits at most a day by default, or by `await`. Iteration
+yields
+(rank, value) in the order of completion, and `.refs` are the Ray references. Passed to another group, a future is
+not fetched.
+A bare `.get()` is one `ray.get` without `ray.wait`, which alone would cost a factor of 1.17.
 
-GroupStream: values of every rank as they are made, of a method declared `collect="stream"` that yields.
-
-Iteration gives (rank, value) in the order of arrival, and holds one value at a time.
+A `GroupStream` has the values of a method declared with `collect="stream"`, as the ranks yield them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,27 @@ from nonet.deadlines import BARE, suggest_longer_deadline
 from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
 from nonet.workers.runtime import payload as rows
 
-_COUNT_S = 30.0  # rows are counted by the hosts that have them, on a thread that only answers questions
+_COUNT_S = (
+    30.0  # rows are counted by the hosts that hold them, on a control thread that is never busy for long
+)
 
 if TYPE_CHECKING:
     from nonet.workers.runtime.actors import ActorGroup, CallMessage
 
 
 class GroupFuture:
-    """Results of `role.method` on every rank; `collect` says how they become one value.
+    """The results of `role.method` on every rank.
 
-    timeout_s, retries   as given at the call; `sent` is what was sent, to ask a restarted rank again
-    actors               who made the results, where they are not those of every rank in order
+    Args:
+        refs: The reference to the result of each rank.
+        hosts: The group that was called.
+        role: Role that was called.
+        method: Method that was called.
+        collect: How the results become one value.
+        timeout_s: Deadline given at the call, None for none.
+        retries: How often a call that may have run is repeated.
+        sent: The call as it was sent, to repeat it on a restarted rank; None if it cannot be repeated.
+        actors: The actors that made the results, if they are not those of every rank in order.
     """
 
     def __init__(
@@ -57,14 +67,20 @@ class GroupFuture:
         self._counts: list[Any] | None = None
 
     def set_deadline(self, timeout_s: float) -> GroupFuture:
-        """Give it a deadline, counted from now; returns itself."""
+        """Set the deadline, counted from now. Returns the future itself."""
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         return self
 
     def get(self, timeout_s: float | None = None) -> Any:
-        """The collected value, waited for `timeout_s`; by default until the call's own deadline, and where it has none a day.
+        """Wait for all ranks and return the collected value.
 
-        Raises DeadlineExceeded naming the ranks that have not answered, WorkerLost, WorkerFailed.
+        Args:
+            timeout_s: Seconds to wait; by default until the call's own deadline, or a day for a call without one.
+
+        Raises:
+            DeadlineExceeded: Some ranks, which the message names, have not answered.
+            WorkerLost: A worker died and the call could not be repeated.
+            WorkerFailed: A worker raised an error.
         """
         while True:
             try:
@@ -75,7 +91,7 @@ class GroupFuture:
                 self._retry_lost_rank(error)
 
     def settle(self, timeout_s: float | None = None) -> GroupFuture:
-        """Wait until every rank has a result, asking lost ranks again, without fetching any. Waits and raises as `get`."""
+        """Wait until every rank has a result without fetching any. Waits and raises as `get`."""
         while True:
             until = time.monotonic() + self._get_wait_s(timeout_s)
             _, late = ray.wait(
@@ -93,7 +109,7 @@ class GroupFuture:
                 self._retry_lost_rank(error)
 
     def request_row_counts(self) -> list[Any]:
-        """References to the row counts of the ranks' results, counted where the results are."""
+        """Request the row counts of the ranks' results, counted where the results are. Returns references."""
         if self._counts is None:
             self._counts = [
                 actor.count.remote(ref) for actor, ref in zip(self._actors, self.refs, strict=True)
@@ -101,7 +117,7 @@ class GroupFuture:
         return self._counts
 
     def get_row_counts(self) -> list[int]:
-        """Rows of each rank's result, of a call that has settled. Raises as `get`."""
+        """Return the row counts of the ranks' results, for a call that has settled. Raises as `get`."""
         try:
             return ray.get(self.request_row_counts(), timeout=_COUNT_S)
         except GetTimeoutError:
@@ -110,23 +126,26 @@ class GroupFuture:
             raise to_nonet_error(error, self.role, -1, self.method) from None
 
     def restart_late_ranks(self) -> list[int]:
-        """End the processes of ranks that have not answered, where their group restarts; they are asked again as lost ones
-        are. The ranks."""
+        """Kill the processes of ranks that have not answered, in a group with restarts, so that their calls are repeated.
+
+        Returns:
+            These ranks.
+        """
         late = self._find_pending_ranks()
         for rank in late:
             self._hosts.restart(rank)
         return late
 
     def replace_result(self, rank: int, other: GroupFuture) -> None:
-        """Take another call's result for a rank."""
+        """Replace the result of a rank by that of another call."""
         self.refs[rank], self._counts = other.refs[rank], None
 
     def is_late_or_done(self) -> bool:
-        """Whether every rank has answered, or the call's own deadline is over."""
+        """Return whether every rank has answered or the call's own deadline has passed."""
         return self._get_wait_s(None) <= 0 or self.done()
 
     def done(self) -> bool:
-        """Whether every rank has answered; never waits."""
+        """Return whether every rank has answered; does not wait."""
         ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
         return len(ready) == len(self.refs)
 
@@ -134,6 +153,7 @@ class GroupFuture:
         return self._gather().__await__()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield (rank, value) in the order of completion."""
         ranks = {ref: rank for rank, ref in enumerate(self.refs)}
         pending = list(self.refs)
         while pending:
@@ -147,6 +167,7 @@ class GroupFuture:
                 raise to_nonet_error(error, self.role, rank, self.method) from None
 
     async def _gather(self) -> Any:
+        """Wait for all ranks in an event loop and return the collected value."""
         while True:
             try:
                 values = await asyncio.wait_for(asyncio.gather(*self.refs), self._get_wait_s(None))
@@ -157,7 +178,7 @@ class GroupFuture:
                 await asyncio.to_thread(self._retry_lost_rank, error)
 
     def _get_wait_s(self, timeout_s: float | None) -> float:
-        """Seconds to wait: what the caller of get says, else what is left of the call's own deadline, else a day."""
+        """Return the seconds to wait: the given time-out, else the rest of the call's own deadline, else a day."""
         if timeout_s is not None:
             return timeout_s
         if self._deadline is None:
@@ -165,12 +186,12 @@ class GroupFuture:
         return max(0.0, self._deadline - time.monotonic())
 
     def _find_pending_ranks(self) -> list[int]:
-        """Ranks that have not answered."""
+        """Return the ranks that have not answered."""
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         return [rank for rank, ref in enumerate(self.refs) if ref not in done]
 
     def make_deadline_error(self, timeout_s: float | None) -> DeadlineExceeded:
-        """The error that says which ranks have not answered, and where they are."""
+        """Make the error that names the ranks that have not answered, and explains why where a watchdog can."""
         late = self._find_pending_ranks()
         why = self._hosts.explain_late_ranks(late) if late and self._sent is not None else ""
         waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
@@ -180,6 +201,7 @@ class GroupFuture:
         )
 
     def _collect_values(self, values: list[Any]) -> Any:
+        """Combine the values of the ranks as `collect` says."""
         if self.collect == "concat":
             return rows.concat_rows(values)
         if self.collect == "first":
@@ -190,11 +212,13 @@ class GroupFuture:
         return values
 
     def _retry_lost_rank(self, error: Exception) -> None:
-        """Send a lost rank its call once more, or raise what was wrong.
+        """Repeat the call of a lost rank, or raise the error.
 
-        A call that a restarted rank refused did not run and is repeated; one that may have run only within `retries`. Where the
-        error is of another group, which this rank asked or whose results it was given, the call may have run, and the same
-        arguments would fail again: it is raised.
+        A call that a restarted rank rejected did not run and is always repeated; one that may have run is repeated
+        only within
+        `retries`. An error of another group, which this rank called or whose results it was given, is raised: the
+        call may have run,
+        and the same arguments would fail again.
         """
         rank, error = self._find_failure(error)
         wrong = to_nonet_error(error, self.role, rank, self.method)
@@ -215,7 +239,7 @@ class GroupFuture:
         self.refs[rank] = self._hosts.send(self._sent, rank)
 
     def _find_failure(self, error: Exception) -> tuple[int, Exception]:
-        """The first rank whose result is an error, and that error; -1 where none is found."""
+        """Return the first rank whose result is an error, and that error; rank -1 if none is found."""
         for rank, ref in enumerate(self.refs):
             try:
                 ready, _ = ray.wait([ref], timeout=0)
@@ -229,7 +253,10 @@ class GroupFuture:
 
 
 def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> NonetError:
-    """Ray's error as ours: a worker's own words where it has spoken, else who died, during what, and Ray's cause."""
+    """Convert a Ray error into a NonetError that names the worker, the call and the cause.
+
+    A NonetError that a worker raised is returned as it is.
+    """
     cause = getattr(error, "cause", None)
     if isinstance(cause, NonetError):
         return cause
@@ -241,7 +268,7 @@ def to_nonet_error(error: Exception, role: str, rank: int, method: str) -> Nonet
 
 
 def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
-    """Results of several calls, each collected by 'concat', as one: the rows of the first, then those of the next."""
+    """Concatenate the results of several calls, each collected by 'concat', into one future."""
     first = futures[0]
     refs = [ref for future in futures for ref in future.refs]
     actors = [actor for future in futures for actor in future._actors]
@@ -249,7 +276,7 @@ def concat_futures(futures: Sequence[GroupFuture]) -> GroupFuture:
 
 
 def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
-    """What each of several calls answers, for one wait. Raises as `get` of the first that failed or is late."""
+    """Wait for several calls at once and return the value of each. Raises as `get` of the first that failed or is late."""
     refs = [ref for future in futures for ref in future.refs]
     try:
         if refs:
@@ -259,19 +286,29 @@ def get_all(timeout_s: float, *futures: GroupFuture) -> list[Any]:
             if not future.done():
                 raise future.make_deadline_error(timeout_s) from None
     except (RayActorError, RayTaskError):
-        pass  # whoever failed says so below, or is asked again
+        pass  # the failed call raises below, or is repeated
     return [future.get(timeout_s) for future in futures]
 
 
 def wait_for_results(timeout_s: float, *futures: GroupFuture) -> bool:
-    """Whether every rank of all these calls has a result, or an error, within so long; one wait, nothing is fetched."""
+    """Wait for several calls, without fetching results.
+
+    Returns:
+        Whether every rank of all calls had a result or an error within `timeout_s`.
+    """
     refs = [ref for future in futures for ref in future.request_row_counts()]
     return not refs or not ray.wait(refs, num_returns=len(refs), timeout=timeout_s, fetch_local=False)[1]
 
 
 class GroupStream:
-    """Results of `role.method` while the ranks still work. `timeout_s`: until the last value, from submission;
-    by default a day."""
+    """The values of `role.method` while the ranks still work.
+
+    Args:
+        streams: The generator of references of each rank.
+        role: Role that was called.
+        method: Method that was called.
+        timeout_s: Seconds from submission to the last value; a day by default.
+    """
 
     def __init__(self, streams: list[Any], role: str, method: str, timeout_s: float | None):
         self.role, self.method = role, method
@@ -280,6 +317,7 @@ class GroupStream:
         self._deadline = time.monotonic() + self._timeout_s
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield (rank, value) in the order of arrival, holding one value at a time."""
         pending = list(self._ranks)
         while pending:
             left = max(0.0, self._deadline - time.monotonic())
@@ -299,7 +337,7 @@ class GroupStream:
                 raise to_nonet_error(error, self.role, self._ranks[stream], self.method) from None
 
     def get(self) -> list[list[Any]]:
-        """All values, a list a rank, each in the order it was made."""
+        """Return all values, one list for each rank in the order in which they were yielded."""
         values: list[list[Any]] = [[] for _ in self._ranks]
         for rank, value in self:
             values[rank].append(value)

@@ -1,10 +1,13 @@
-"""WorkerGroup: N ranks of one role, called as one object.
+"""WorkerGroup: the ranks of one role, called as one object.
 
     group = WorkerGroup(Score, workers=4)
     group.double([1, 2, 3, 4, 5]).get(timeout_s=30)
 
-Submission is one Ray call a rank. Small chunks go inline; a replicated argument over 100 KB is put once for all ranks. A
-future of another group goes on unfetched: equal sizes pass rank to rank, unequal ones are cut by the receivers.
+A call is submitted as one Ray call for each rank. Small chunks are sent inline; a replicated argument over 100 KB is
+put once
+for all ranks. A future of another group is passed on unfetched: groups of equal size pass results from rank to rank,
+and for
+unequal sizes the receivers fetch their shares.
 """
 
 from __future__ import annotations
@@ -29,11 +32,25 @@ from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 
 
 class WorkerGroup:
-    """N ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`.
+    """The ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`.
 
-    Every call also takes `timeout_s` (its deadline, from submission) and, for methods declared idempotent, `retries`
-    (how often a rank that was lost is asked again after its restart; needs a group with `restarts`). `deadline_s` is how
-    long a rank waits for a value that another one made; in a collective of the group's own it waits twice as long.
+    Every call also takes `timeout_s`, its deadline from submission. Calls of methods declared idempotent take
+    `retries`: how often
+    the call is repeated on a rank that was lost and restarted, in a group with `restarts`.
+
+    Args:
+        cls: The class of the role.
+        *args: Positional arguments of its constructor.
+        workers: Number of ranks.
+        role: Name of the role; by default the class name in lower case.
+        device: Kind of the device.
+        cpus: CPUs of each rank.
+        devices: Devices of each rank; by default one, none on a cpu.
+        threads: Torch threads of each rank.
+        restarts: How often a rank that died is restarted.
+        env: The `env:` options of a pool.
+        deadline_s: Seconds that a rank waits for a value of another rank; twice as long in a collective of the group.
+        **kwargs: Keyword arguments of the constructor.
     """
 
     def __init__(
@@ -52,7 +69,7 @@ class WorkerGroup:
         **kwargs: Any,
     ):
         if not (isinstance(cls, type) and issubclass(cls, DistributeWorker)):
-            raise ConfigError(f"WorkerGroup wants a subclass of nonet.DistributeWorker, got {cls!r}")
+            raise ConfigError(f"WorkerGroup needs a subclass of nonet.DistributeWorker, got {cls!r}")
         role = role or cls.__name__.lower()
         count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
         seat = WorkerResources(device=device, cpus=cpus, devices=count, threads=threads, env=env)
@@ -63,16 +80,18 @@ class WorkerGroup:
 
     @classmethod
     def from_actors(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
-        """An actor group seen as one of the roles it holds."""
+        """Return a group for one of the roles that an actor group holds."""
         group = cls.__new__(cls)
         group._bind(hosts, role)
         return group
 
     def _bind(self, hosts: ActorGroup, role: str) -> None:
+        """Set the actor group and the role."""
         self.hosts, self.role, self.world = hosts, role, hosts.world
         self._cls = hosts.specs[role].cls
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return the group method of that name."""
         if name.startswith("_"):
             raise AttributeError(name)
         declaration = get_declaration(self._cls, name)
@@ -84,11 +103,11 @@ class WorkerGroup:
         return call
 
     def has_method(self, name: str) -> bool:
-        """Whether the group's class has a group method of that name."""
+        """Return whether the class has a group method of that name."""
         return hasattr(getattr(self._cls, name, None), "__nonet_method__")
 
     def stop(self) -> None:
-        """End the group's processes."""
+        """Stop the processes of the group."""
         self.hosts.stop()
 
     def _call(
@@ -100,9 +119,10 @@ class WorkerGroup:
         timeout_s: float | None,
         retries: int,
     ) -> Any:
+        """Send a call to all ranks. Returns a future, or a stream for methods that yield."""
         if retries and not declaration.idempotent:
             raise ConfigError(
-                f"{self.role}.{name}: retries={retries} is for methods declared @nonet.method(idempotent=True)"
+                f"{self.role}.{name}: retries={retries} is only allowed for methods declared with @nonet.method(idempotent=True)"
             )
         wire.register_tensor_serializer()
         if not self.hosts.actors:
@@ -124,7 +144,18 @@ class WorkerGroup:
     def call_rank(
         self, rank: int, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> GroupFuture:
-        """Call a method on one rank alone; a future of one result, which another group takes like those of a whole group."""
+        """Call a method on one rank alone.
+
+        Args:
+            rank: The rank.
+            name: Name of the method.
+            *args: Positional arguments.
+            timeout_s: Deadline from submission.
+            **kwargs: Keyword arguments.
+
+        Returns:
+            A future of one result, which can be passed to another group like that of a whole group.
+        """
         declaration = get_declaration(self._cls, name)
         wire.register_tensor_serializer()
         header, flats = self._prepare_call(name, declaration, args, kwargs)
@@ -135,7 +166,7 @@ class WorkerGroup:
     def _prepare_call(
         self, name: str, declaration: MethodDeclaration, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Header | None, Sequence[Sequence[Any]]]:
-        """A header, None where the task's name says enough, and each rank's flat values."""
+        """Return the header of a call, None where the task name is sufficient, and the flat values of each rank."""
         if not args and not kwargs and declaration.collect != "stream":
             return None, [()] * self.world
         function = getattr(self._cls, name)

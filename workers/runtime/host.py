@@ -1,9 +1,12 @@
-"""The process behind a worker: one Ray actor that holds one role, or several fused ones.
+"""The Ray actor of one worker process, which holds one role or several fused ones.
 
-Four concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads: ping, stacks,
-counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods declared so). The last three
-never touch a process group, so a worker deep in a collective still answers. A host that Ray restarted holds no roles and takes
-no calls until its group has built it again.
+It has four concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads:
+ping,
+stacks, counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods declared
+so). The last
+three never touch a process group, so a worker inside a collective still answers. A host that Ray restarted holds no
+roles and
+rejects calls until its group has built them again.
 """
 
 from __future__ import annotations
@@ -38,7 +41,14 @@ if TYPE_CHECKING:  # torch, which rewards need not have
 
 @dataclass(frozen=True, slots=True)
 class HostLocation:
-    """Where a host is: Ray's node id (short), the node's address, a port it holds for the group to meet at, device ids."""
+    """The location of a host.
+
+    Attributes:
+        node: Ray's node id, shortened.
+        address: Address of the node.
+        port: A port that the host holds open as a rendezvous of its group.
+        devices: Ids of its devices.
+    """
 
     node: str
     address: str
@@ -48,7 +58,12 @@ class HostLocation:
 
 @ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2, "beside": 8})  # pyright: ignore[reportCallIssue]
 class WorkerActor:
-    """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
+    """One worker process.
+
+    Args:
+        place: The place of the worker in its group.
+        orphan_timeout_s: The process exits when no controller contacts it for so long; 0 means never.
+    """
 
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
@@ -69,18 +84,26 @@ class WorkerActor:
             self._built.set()  # its group knows when it is built again; until then calls are refused
 
     def __repr__(self) -> str:
-        """What Ray's dashboard, logs and traces call this worker: rollout-3@1f2e3d4c-npu5."""
+        """Return the name in Ray's dashboard, logs and traces, such as rollout-3@1f2e3d4c-npu5."""
         ids = "".join(f"-{self._place.device.partition(':')[0]}{i}" for i in self._where.devices)
         return f"{self._place.role}-{self._place.rank}@{self._where.node}{ids}"
 
     @ray.method(concurrency_group="control")
     def get_location(self) -> HostLocation:
-        """Where this host is."""
+        """Return the location of this host."""
         return self._where
 
     @ray.method(concurrency_group="work")
     def build(self, specs: dict[str, RoleSpec], *everyone: HostLocation) -> dict[str, Any]:
-        """Construct every role, give each its peers, then set all up in order. Returns node, process id and name."""
+        """Construct every role, give each its peers, then set up all of them in order.
+
+        Args:
+            specs: By role, its class and arguments.
+            *everyone: The location of each rank.
+
+        Returns:
+            Node, process id and name of the worker.
+        """
         if self._place.threads:
             _make_deterministic(self._place.threads)
         neighbours = [rank for rank, other in enumerate(everyone) if other.node == self._where.node]
@@ -94,7 +117,7 @@ class WorkerActor:
         try:
             self._roles = self._build_roles(specs, place)
         except WorkerFailed as error:
-            self._unbuilt = error  # calls that wait behind this one say why, not that a worker died
+            self._unbuilt = error  # queued calls raise this error instead of reporting a lost worker
             raise
         finally:
             self._built.set()
@@ -103,9 +126,9 @@ class WorkerActor:
 
     @ray.method(concurrency_group="work")
     def call(self, *flat: Any) -> Any:
-        """Run the role method that the task's name says, its parameters in order.
+        """Run the role method that the task name says, with its parameters in order.
 
-        Errors come back as WorkerFailed with role, rank and traceback.
+        Errors are raised as WorkerFailed with role, rank and traceback.
         """
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
@@ -113,23 +136,25 @@ class WorkerActor:
 
     @ray.method(concurrency_group="work")
     def call_with(self, data: bytes, *flat: Any) -> Any:
-        """As `call`, with a header that says how the parameters are put together from the values."""
+        """Run a role method as `call` does, with parameters that are assembled by a header."""
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
         return self._run_guarded(name, self._find_method(name), (), self._assemble_arguments(data, flat))
 
     @ray.method(concurrency_group="work", num_returns="streaming")
     def stream(self, data: bytes, *flat: Any) -> Iterator[Any]:
-        """As `call_with`, of a method that yields; each value goes out as it is made."""
+        """Run a role method that yields, with parameters that are assembled by a header; each value is sent when it is made."""
         name = self._context.get_task_name()
         assert name is not None  # Ray names every task
         yield from self._run_guarded(name, self._find_method(name), (), self._assemble_arguments(data, flat))
 
     @ray.method(concurrency_group="work")
     def offload_roles(self, offloaded_roles: Sequence[str]) -> OffloadStats:
-        """Let these roles' buffers wait in host memory, and all others be on the device; calls of the former are refused.
+        """Offload the buffers of these roles to host memory and bring all others back to the device.
 
-        It runs among the role's calls, in their order: what was asked before works on buffers that are there.
+        Calls of offloaded roles are rejected. The move runs in the order of the role's calls, so calls that were
+        sent before it find
+        their buffers on the device.
         """
         from nonet.workers.runtime.residents import RoleOffloader
 
@@ -144,47 +169,47 @@ class WorkerActor:
 
     @ray.method(concurrency_group="work")
     def set_threads(self, threads: int) -> None:
-        """Compute with so many torch threads from now on; nothing where the roles hold no torch."""
+        """Set the number of torch threads; does nothing where the roles use no torch."""
         if self._place.threads:
             self._place = replace(self._place, threads=threads)
             _make_deterministic(threads)
 
     @ray.method(concurrency_group="control")
     def count(self, value: Any) -> int:
-        """Rows of a result of this host, asked for by reference when a group of another size takes it on."""
+        """Return the row count of a result of this host, for a group of another size that takes the result by reference."""
         return rows.count_rows(value)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
-        """What the work thread is doing now, "" when idle. Tells the host that its controller lives."""
+        """Record a heartbeat of the controller. Returns the call that the work thread runs, "" when it is idle."""
         self._orphan_guard.record_heartbeat()
         return self._busy
 
     @ray.method(concurrency_group="control")
     def admit_epoch(self, epoch: int | None = None) -> bool:
-        """Whether roles are built here; with `epoch`, calls of an older gang epoch are refused from now on."""
+        """Return whether roles are built here; with `epoch`, calls of an older gang epoch are rejected from now on."""
         self._epoch = max(self._epoch, epoch or 0)
         return bool(self._roles)
 
     @ray.method(concurrency_group="control")
     def check_shared_file(self, file: str, token: str) -> str:
-        """What keeps this host from working beside a file that holds `token`, "" when nothing does."""
+        """Return why this host cannot work beside a file that contains `token`, "" where it can."""
         problem = explain_unreachable(Path(file), token)
         return problem and f"{self!r} (node {self._where.node}, {self._where.address}) {problem}"
 
     @ray.method(concurrency_group="control")
     def take_spans(self) -> list[tuple[str, float, float, int]]:
-        """(role.method, start, end, bytes out) of every call since the last time asked; unix seconds."""
+        """Return the new spans of calls: (role.method, start, end, bytes out) in unix seconds."""
         return self._spans.take()
 
     @ray.method(concurrency_group="control")
     def describe_activity(self) -> WorkerActivity:
-        """What the work thread is doing, and where; for a watchdog's message."""
+        """Describe what the work thread is doing, for the message of a watchdog."""
         return describe_activity(repr(self), self._busy, time.time() - self._since, self._thread)
 
     @ray.method(concurrency_group="read")
     def read(self, role: str, *request: Any) -> Any:
-        """What a role answers to readers while it works."""
+        """Answer a reader's request to a role while the role works."""
         start = time.time()
         answer = self._roles[role].read(*request)  # type: ignore[attr-defined]
         self._spans.add(f"{role}.read", start, time.time(), getattr(answer, "data", None))
@@ -192,11 +217,12 @@ class WorkerActor:
 
     @ray.method(concurrency_group="work")
     def stop(self) -> None:
-        """Tear every role down, last built first."""
+        """Tear down every role, the last one built first."""
         for worker in reversed(self._roles.values()):
             worker.teardown()
 
     def _locate(self) -> HostLocation:
+        """Determine the location of this host."""
         ids = [i for ids_of_kind in self._context.get_accelerator_ids().values() for i in ids_of_kind]
         return HostLocation(
             self._context.get_node_id()[:8],
@@ -206,7 +232,7 @@ class WorkerActor:
         )
 
     def _build_roles(self, specs: Mapping[str, RoleSpec], place: Place) -> dict[str, DistributeWorker]:
-        """Every role, constructed and set up."""
+        """Construct and set up every role."""
         roles: dict[str, DistributeWorker] = {}
         for role, spec in specs.items():
             worker = self._run_guarded(f"{role}.__init__", spec.cls, spec.args, spec.kwargs or {})
@@ -217,8 +243,15 @@ class WorkerActor:
         return roles
 
     def _find_method(self, name: str) -> Callable[..., Any]:
+        """Return the method of a task once roles are built.
+
+        Raises:
+            NotAdmitted: The host was restarted and holds no such role yet.
+            StaleVersion: The call is of an older gang epoch.
+            NotResident: The buffers of the role are offloaded.
+        """
         role, method, epoch = parse_task_name(name)
-        self._built.wait()  # calls beside others do not queue behind `build`
+        self._built.wait()  # concurrent calls do not queue behind `build`
         if role not in self._roles and self._unbuilt is not None:
             raise self._unbuilt
         if role not in self._roles:
@@ -229,17 +262,22 @@ class WorkerActor:
             )
         if epoch < self._epoch:
             raise StaleVersion(
-                f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"
+                f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} arrived too late and did not run"
             )
         if self._residents is not None and not get_declaration(type(self._roles[role]), method).away:
             self._residents.require_resident(role)
         return getattr(self._roles[role], method)
 
     def _assemble_arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
+        """Assemble the keyword arguments of a call."""
         return assemble_arguments(unpack_header(data), flat, self._place.rank, self._place.world, self._fetch)
 
     def _fetch(self, parameter: str, refs: list[Any]) -> list[Any]:
-        """Values that other workers made. Raises DeadlineExceeded where they do not come."""
+        """Fetch values that other workers made.
+
+        Raises:
+            DeadlineExceeded: They did not arrive within the step deadline.
+        """
         try:
             return ray.get(refs, timeout=self._place.deadline_s)
         except GetTimeoutError:
@@ -250,6 +288,7 @@ class WorkerActor:
             ) from None
 
     def _run_guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a function as the current call: record its span, and convert its errors."""
         start, self._busy = time.time(), name
         self._since, self._thread = start, threading.get_ident()
         result = None
@@ -265,11 +304,12 @@ class WorkerActor:
             self._spans.add(name, start, time.time(), result)
 
     def _to_worker_error(self, name: str, error: Exception) -> NonetError:
+        """Convert an error of a role method into a NonetError that names this worker."""
         role, method, _ = parse_task_name(name)
         if is_peer_timeout(error):
             limit = self._place.deadline_s
             return DeadlineExceeded(
-                f"{self!r}: {method} waited in vain for other ranks: {error}{suggest_longer_deadline(limit)}"
+                f"{self!r}: {method} gave up waiting for other ranks: {error}{suggest_longer_deadline(limit)}"
             )
         fault = isinstance(error, ConfigError)
         text = str(error) if fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
@@ -279,10 +319,10 @@ class WorkerActor:
 
 
 def _make_deterministic(threads: int) -> None:
-    """Same numbers every time: a fixed number of threads, and no kernel that adds in the order threads arrive."""
+    """Make torch deterministic: a fixed number of threads, and no kernels whose sums depend on the order of threads."""
     import torch
 
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    # Nobody reads it; filling costs time.
+    # Uninitialised memory is never read, and filling it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,10 +1,11 @@
-"""How a group method's arguments reach its ranks, declared once.
+"""Declarations of group methods: how arguments are divided among the ranks and how results are collected.
 
     @nonet.method(rows=nonet.Shard, scale=nonet.Replicate, collect="concat")
     def double(self, rows, scale): ...
 
-Nothing is sharded by guess: a list, dict, array, tensor or table without a marker is an error that says which to choose.
-Scalars, text, None and handles are replicated. `timeout_s` and `retries` belong to every call.
+Arguments are never sharded implicitly: a list, dict, array, tensor or table without a marker is an error that lists
+the
+markers. Scalars, text, None and handles are replicated. `timeout_s` and `retries` are options of every call.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ CALL_OPTIONS = ("timeout_s", "retries")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Cut along rows into contiguous, nearly equal chunks, one a rank, in rank order."""
+    """Split a value along rows into contiguous chunks of nearly equal size, one for each rank, in rank order."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """The same value for every rank; put once when it is large."""
+    """Send the same value to every rank; a large one is put once."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """A sequence whose i-th value goes to rank i."""
+    """Send the i-th value of a sequence to rank i."""
 
     value: Any
 
@@ -48,7 +49,16 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class MethodDeclaration:
-    """What `@method` declared: markers by parameter name, and how results are collected."""
+    """The declaration that `@method` attaches to a function.
+
+    Attributes:
+        markers: Markers by parameter name.
+        collect: How results are collected.
+        idempotent: Whether calls may be repeated.
+        remember: Whether the last call is repeated on a restarted worker.
+        away: Whether the method may run while the role's buffers are offloaded.
+        beside: Whether calls run concurrently with other calls.
+    """
 
     markers: dict[str, Marker]
     collect: Collect
@@ -69,13 +79,19 @@ def method(
 ) -> Callable[[_F], _F]:
     """Declare a group method.
 
-    collect      concat | list | first | sum | mean | stream (a method that yields)
-    idempotent   running it twice does no harm: calls may ask for `retries`
-    remember     a worker that was restarted hears the last such call again before it is admitted
-    away         it touches no buffer of the device, so it runs while they wait in host memory too
-    beside       several calls run at once, in threads of their own and in no order, also beside other methods
+    Args:
+        collect: concat, list, first, sum, mean, or stream for a method that yields.
+        idempotent: Whether running it twice is harmless, so that calls may have `retries`.
+        remember: Whether a restarted worker receives the last such call again before it is admitted.
+        while_offloaded: Whether it uses no device buffers, so that it may run while they are offloaded to host
+        memory.
+        concurrent: Whether several calls run at once, in threads of their own and in no order, also beside other
+        methods.
+        **markers: By parameter name, one of Shard, Replicate and PerRank.
 
-    Raises ConfigError on an unknown word, and on a parameter named like a call option (timeout_s, retries).
+    Raises:
+        ConfigError: `collect` is unknown, a marked parameter does not exist, or a parameter has the name of a call
+        option.
     """
     if collect not in get_args(Collect):
         raise ConfigError(f"collect={collect!r} is not one of {', '.join(get_args(Collect))}")
@@ -85,12 +101,12 @@ def method(
         for name in markers:
             if name not in known:
                 raise ConfigError(
-                    f"@method marks {name!r}, which {function.__qualname__} has not; it has {', '.join(known)}"
+                    f"@method marks {name!r}, which is no parameter of {function.__qualname__}; it has {', '.join(known)}"
                 )
         for name in CALL_OPTIONS:
             if name in known:
                 raise ConfigError(
-                    f"{function.__qualname__} has a parameter {name!r}, which every group call has: name it otherwise"
+                    f"{function.__qualname__} has a parameter {name!r}, which is an option of every group call; rename it"
                 )
         function.__nonet_method__ = MethodDeclaration(
             dict(markers), collect, idempotent, remember, while_offloaded, concurrent
@@ -101,7 +117,11 @@ def method(
 
 
 def get_declaration(cls: type, name: str) -> MethodDeclaration:
-    """The declaration of `cls.name`. Raises AttributeError when it is no group method."""
+    """Return the declaration of `cls.name`.
+
+    Raises:
+        AttributeError: It is not a group method.
+    """
     declaration = getattr(getattr(cls, name, None), "__nonet_method__", None)
     if declaration is None:
         methods = sorted(n for n in dir(cls) if hasattr(getattr(cls, n, None), "__nonet_method__"))
@@ -114,13 +134,13 @@ def get_declaration(cls: type, name: str) -> MethodDeclaration:
 
 @cache
 def get_signature(function: Callable) -> inspect.Signature:
-    """The signature without `self`."""
+    """Return the signature of a method without `self`."""
     whole = inspect.signature(function)
     return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 @cache
 def list_positional_parameters(function: Callable) -> tuple[str, ...]:
-    """Names of the parameters that may be given by position, in order, `self` left out."""
+    """Return the names of the parameters that may be given by position, in order, without `self`."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return tuple(name for name, known in get_signature(function).parameters.items() if known.kind in kinds)

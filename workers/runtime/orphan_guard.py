@@ -1,7 +1,8 @@
-"""OrphanGuard: ends an orphaned worker. Detached actors outlive whoever made them; without it they would stay for ever.
+"""OrphanGuard: ends an orphaned worker, since detached actors outlive the process that started them.
 
-A host that hears nothing from its controller for `timeout_s` removes the placement group it stands in, which ends all
-actors in it, and then itself, without a restart (docs/explanation/design.md, section 8).
+A host that hears nothing from its controller for `timeout_s` removes the placement group that it is in, which kills
+all actors
+in it, and then itself, without a restart (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ import time
 
 
 class OrphanGuard:
-    """Counts the silence. `timeout_s` 0: waits for ever, as a group whose owner Ray itself watches does."""
+    """A watch for missing heartbeats.
+
+    Args:
+        timeout_s: Seconds without a heartbeat after which the process ends; 0 disables the watch, for groups whose
+        owner Ray
+            watches.
+    """
 
     def __init__(self, timeout_s: float):
         self._timeout_s, self._last = timeout_s, time.monotonic()
@@ -21,23 +28,24 @@ class OrphanGuard:
             threading.Thread(target=self._watch, name="orphan guard", daemon=True).start()
 
     def record_heartbeat(self) -> None:
-        """The controller lives."""
+        """Record that a heartbeat arrived from the controller."""
         self._last = time.monotonic()
 
     def _watch(self) -> None:
+        """Wait until heartbeats have been missing for too long, then end the process."""
         while time.monotonic() - self._last < self._timeout_s:
             time.sleep(min(1.0, self._timeout_s / 5))
         end_orphan()
 
 
 def end_orphan() -> None:
-    """Remove this actor's placement group, then end this actor; Ray starts it no more."""
+    """Remove this actor's placement group, then kill this actor without a restart."""
     import ray
     from ray.util.placement_group import remove_placement_group
 
     group = ray.util.get_current_placement_group()
     me = ray.get_runtime_context().current_actor
-    with contextlib.suppress(Exception):  # another orphan of the group was first
+    with contextlib.suppress(Exception):  # another orphan may have removed it already
         if group is not None:
             remove_placement_group(group)
     with contextlib.suppress(Exception):

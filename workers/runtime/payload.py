@@ -1,13 +1,14 @@
-"""Rows of anything: count them, cut them, join them.
+"""Rows of payloads: counting, slicing and concatenating them, and the format of tensors between processes.
 
-Understood: lists, tuples, NumPy arrays, torch tensors, Arrow tables, `Jagged`, and dicts of those with equal row counts.
-Order is kept, nothing is padded. torch and Arrow are recognised by their methods, so that this imports neither.
+Supported are lists, tuples, NumPy arrays, torch tensors, Arrow tables, `Jagged`, and dicts of those with equal row
+counts.
+The order of rows is kept and nothing is padded. torch and Arrow are recognised by their methods and not imported.
 
-How tensors cross between processes: as NumPy arrays, so that pools may run different versions of torch.
-
-`register_tensor_serializer` teaches Ray's serializer once a process; then a tensor anywhere in an argument or a result travels
-as dtype name and array, without a copy on the sending side. Arrow and NumPy travel as Ray sends them. No pickled torch object is on
-the wire.
+Tensors are sent between processes as NumPy arrays, so that pools may run different versions of torch.
+`register_tensor_serializer` registers this
+format with Ray's serializer once in each process; then a tensor anywhere in an argument or a result is sent as dtype
+name and
+array, without a copy on the sending side. Arrow and NumPy are sent as Ray does. No pickled torch object is sent.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from nonet.types import Jagged
 
 
 def is_collection(value: Any) -> bool:
-    """Whether a value has rows, so that a group call must be told what to do with it."""
+    """Return whether a value has rows, so that a group call needs a marker for it."""
     return isinstance(value, list | tuple | dict | set | Jagged) or (
         hasattr(value, "shape") and bool(getattr(value, "shape", ()))
     )
 
 
 def count_rows(value: Any) -> int:
-    """Rows of a value. Raises ConfigError where there are none to count, or a dict's parts disagree."""
+    """Return the number of rows of a value.
+
+    Raises:
+        ConfigError: The value has no rows, or the parts of a dict have different row counts.
+    """
     if isinstance(value, dict):
         counts = {key: count_rows(part) for key, part in value.items()}
         if len(set(counts.values())) > 1:
@@ -50,7 +55,7 @@ def count_rows(value: Any) -> int:
 
 
 def slice_rows(value: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of a value, a view where the type allows."""
+    """Return the rows [start, stop) of a value, as a view where the type allows it."""
     if isinstance(value, dict):
         return {key: slice_rows(part, start, stop) for key, part in value.items()}
     if isinstance(value, Jagged):
@@ -62,14 +67,18 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
 
 
 def split_evenly(total: int, world: int) -> list[tuple[int, int]]:
-    """[start, stop) of each rank: contiguous, nearly equal, the first ranks one longer: 5 over 4 -> 2, 1, 1, 1."""
+    """Return [start, stop) of each rank: contiguous and nearly equal, the first ranks one longer (5 over 4 is 2, 1, 1, 1)."""
     base, extra = divmod(total, world)
     starts = [rank * base + min(rank, extra) for rank in range(world + 1)]
     return list(pairwise(starts))
 
 
 def concat_rows(parts: Sequence[Any]) -> Any:
-    """One value from the ranks' chunks, in rank order. Raises ConfigError for what has no rows."""
+    """Concatenate the chunks of the ranks in rank order.
+
+    Raises:
+        ConfigError: The values have no rows.
+    """
     first = parts[0]
     if isinstance(first, list):
         return [row for part in parts for row in part]
@@ -97,6 +106,7 @@ def concat_rows(parts: Sequence[Any]) -> Any:
 
 
 def _concat_jagged(parts: Sequence[Jagged]) -> Jagged:
+    """Concatenate jagged arrays."""
     values = concat_rows([part.values for part in parts])
     lengths = concat_rows([part.offsets[1:] - part.offsets[:-1] for part in parts])
     head = parts[0].offsets[:1]
@@ -107,7 +117,7 @@ _spoken: list[bool] = []
 
 
 def register_tensor_serializer() -> None:
-    """Register the tensor format with Ray, once torch is loaded; cheap to call often."""
+    """Register the tensor format with Ray once torch is loaded; cheap to call often."""
     if _spoken or "torch" not in sys.modules:
         return
     import ray
@@ -121,7 +131,7 @@ def register_tensor_serializer() -> None:
 
 
 def to_wire(tensor: Any) -> tuple[str, np.ndarray]:
-    """(dtype name, array) of a tensor; bfloat16 and other types that NumPy lacks go as their bytes. Detached, on the host."""
+    """Convert a tensor into (dtype name, array), detached and on the host; dtypes that NumPy lacks are sent as their bytes."""
     import torch
 
     if tensor.layout != torch.strided:
@@ -138,7 +148,7 @@ def to_wire(tensor: Any) -> tuple[str, np.ndarray]:
 
 
 def from_wire(parts: tuple[str, np.ndarray]) -> Any:
-    """The tensor; a copy, since what Ray hands out is read-only memory shared with others."""
+    """Convert (dtype name, array) into a tensor; a copy, since arrays from Ray are read-only shared memory."""
     import torch
 
     name, array = parts

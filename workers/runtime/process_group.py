@@ -1,7 +1,9 @@
-"""Ranks joined in one torch.distributed process group, under an epoch.
+"""Process groups of torch.distributed that ranks join under an epoch.
 
-Trainers come first, shards apart after them. The group's time-out is the step deadline doubled, never torch's 30 min; a
-lost rank means a new epoch for all, under its own prefix of the store (docs/explanation/design.md, section 8).
+Trainers are the first ranks, separate shards the last ones. The time-out of a group is twice the step deadline
+instead of
+torch's 30 minutes. A lost rank means a new epoch for all, under its own prefix of the store
+(docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from nonet.workers.runtime.worker import Place
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where ranks join: address, epoch, how many trainers and how many shards apart from them (0: fused); a step's deadline."""
+    """Where and how ranks join a process group.
+
+    Attributes:
+        host: Address of the store.
+        port: Port of the store.
+        epoch: Epoch of the group.
+        trainers: Number of trainer ranks.
+        shards: Number of embedding shards in processes of their own, 0 if they are fused with trainers.
+        step_s: Step deadline in seconds.
+    """
 
     host: str
     port: int
@@ -30,12 +41,22 @@ class Rendezvous:
 
     @property
     def world(self) -> int:
+        """Number of ranks."""
         return self.trainers + self.shards
 
 
 @dataclass(slots=True)
 class Membership:
-    """This process in its group: the whole group, the trainers' own (None on a world of one), and how many trainers it has."""
+    """The membership of this process in a process group.
+
+    Attributes:
+        rank: Rank of this process.
+        world: Number of ranks.
+        world_group: The group of all ranks.
+        trainers: The group of the trainers, None in a world of one.
+        store: The store that the ranks met at.
+        n_trainers: Number of trainers.
+    """
 
     rank: int
     world: int
@@ -45,7 +66,7 @@ class Membership:
     n_trainers: int = 1
 
     def sum_over_trainers(self, *values: float) -> list[float]:
-        """Sums of these numbers over the trainer ranks, in float64."""
+        """Return the sums of these numbers over the trainer ranks, in float64."""
         if self.n_trainers == 1:
             return list(values)
         import torch
@@ -55,7 +76,7 @@ class Membership:
         return whole.tolist()
 
     def gather_distinct_keys(self, keys: Any) -> Any:
-        """Return the distinct keys [M] int64, ascending, of all trainer ranks together; every rank gets the same tensor."""
+        """Return the distinct keys [M] int64, ascending, of all trainer ranks; every rank gets the same tensor."""
         if self.n_trainers == 1:
             return keys.unique()
         import torch
@@ -72,7 +93,7 @@ class Membership:
 
 
 def open_store() -> tuple[str, int, Any]:
-    """A rendezvous store in this process: (host, port, store). Keep the store alive."""
+    """Open a rendezvous store in this process. Returns (host, port, store); the caller must keep the store alive."""
     from torch.distributed import TCPStore
 
     host = _get_node_address()
@@ -83,10 +104,13 @@ def open_store() -> tuple[str, int, Any]:
 def join_process_group(
     rendezvous: Rendezvous, rank: int, backend: str = "gloo", trainers_backend: str = "gloo"
 ) -> Membership:
-    """Meet the others; blocks until all are there or the deadline passes.
+    """Join a process group; blocks until all ranks have joined or the deadline has passed.
 
-    Everyone meets on the host, where sparse keys and rows live; `trainers_backend` is that of the trainers' own group,
-    whose gradients are on their device.
+    Args:
+        rendezvous: Where to join.
+        rank: Rank of this process.
+        backend: Backend of the group of all ranks, which exchanges sparse keys and rows in host memory.
+        trainers_backend: Backend of the trainers' own group, whose gradients are on their device.
     """
     import torch.distributed as dist
 
@@ -101,7 +125,11 @@ def join_process_group(
 
 
 def join_role_process_group(place: Place) -> Any:
-    """The process group of one role's ranks, made on the first call: rank 0 serves the store on the socket it holds."""
+    """Return the process group of a role's ranks, creating it on the first call; rank 0 serves the store on the socket it holds.
+
+    Raises:
+        ConfigError: The worker is not in a group.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -118,7 +146,7 @@ def join_role_process_group(place: Place) -> Any:
 
 
 def leave_process_group(membership: Membership) -> None:
-    """Close the process group, if there is one."""
+    """Destroy the process group, if there is one."""
     if membership.world_group is not None:
         import torch.distributed as dist
 
@@ -126,7 +154,7 @@ def leave_process_group(membership: Membership) -> None:
 
 
 def _get_node_address() -> str:
-    """This node's address as Ray knows it, the loopback outside Ray."""
+    """Return the address of this node as Ray knows it, the loopback address outside Ray."""
     try:
         import ray
 

@@ -1,8 +1,12 @@
-"""Residents: which roles of one process have their buffers on its device, and which wait in host memory.
+"""The roles of one process whose buffers are on its device, and those whose buffers are offloaded to host memory.
 
-A buffer that several fused roles hold is away only when all of them are; what one role alone holds (a trainer's optimizer,
-gradients and reference beside a fused rollout) goes with that role. A call of a role that is away is refused before it runs,
-so nothing ever computes on an empty storage. One `Residency` a set of holders carries the moves out.
+A buffer that several fused roles share is offloaded only when every role that holds it is offloaded; a buffer that
+one role
+holds (such as the trainer's optimizer state beside a fused rollout) is offloaded with that role. A call of an
+offloaded role is
+rejected before it runs, so nothing ever computes on an empty storage. There is one `OffloadableBuffers` for each
+distinct set of
+holders; it performs the copies.
 """
 
 from __future__ import annotations
@@ -19,7 +23,13 @@ from nonet.workers.runtime.worker import DistributeWorker
 
 @dataclass(frozen=True, slots=True)
 class OffloadStats:
-    """What a move did in one process: bytes out and back, and what is on the device after it."""
+    """The bytes that one process offloaded and resumed, and the bytes on its device afterwards.
+
+    Attributes:
+        offload: Bytes moved to host memory.
+        resume: Bytes moved back to the device.
+        resident: Bytes on the device after the move.
+    """
 
     offload: int
     resume: int
@@ -27,7 +37,12 @@ class OffloadStats:
 
 
 class RoleOffloader:
-    """The roles of one process. `who`: its name, for messages."""
+    """The roles of one process and the state of their buffers.
+
+    Args:
+        process_name: Name of the process, for messages.
+        roles: The workers by role.
+    """
 
     def __init__(self, process_name: str, roles: Mapping[str, DistributeWorker]):
         self._who, self._roles = process_name, roles
@@ -35,7 +50,10 @@ class RoleOffloader:
         self._parked: dict[frozenset[str], OffloadableBuffers] = {}
 
     def offload_roles(self, offloaded_roles: Collection[str]) -> OffloadStats:
-        """Let these roles be away and all others be here, offloads first. Raises PlacementError; whoever is between is away."""
+        """Offload exactly these roles and bring all others back to the device; offloads run first.
+
+        If a move raises PlacementError, the roles of both the old and the new set stay marked as offloaded.
+        """
         parked_roles = frozenset(offloaded_roles)
         self.away |= parked_roles
         gone = sum(
@@ -51,14 +69,17 @@ class RoleOffloader:
         return OffloadStats(gone, resumed, self.resident_bytes)
 
     def require_resident(self, role: str) -> None:
-        """Raises NotResident where the role's buffers wait in host memory; a role that has none on the device may always work."""
+        """Raise NotResident if the role is offloaded.
+
+        Roles that never hold device buffers, because they do not override `list_device_tensors`, always pass.
+        """
         if (
             role in self.away
             and type(self._roles[role]).list_device_tensors is not DistributeWorker.list_device_tensors
         ):
             raise NotResident(
-                f"{self._who}: the buffers of {role!r} wait in host memory while another group works; the call did not run. "
-                "Let the session enter the phase it works in first"
+                f"{self._who}: the buffers of {role!r} are offloaded to host memory; the call was rejected. "
+                f"Enter the phase that uses {role!r} before calling it"
             )
 
     @property
@@ -71,13 +92,14 @@ class RoleOffloader:
         )
 
     def _offload(self, holders: frozenset[str], tensors: list[Tensor]) -> int:
+        """Offload the tensors of a set of holders. Returns the bytes moved."""
         residency = OffloadableBuffers(f"{self._who} {' + '.join(sorted(holders))}", lambda: tensors)
         moved = residency.offload()
         self._parked[holders] = residency
         return moved
 
     def _group_resident_tensors(self) -> dict[frozenset[str], list[Tensor]]:
-        """One tensor of each storage that is here, by the roles that hold it; parked ones are empty and left out."""
+        """Return one tensor of each storage on the device, by the set of roles that hold it."""
         holders: dict[int, set[str]] = {}
         tensors: dict[int, Tensor] = {}
         for role, worker in self._roles.items():

@@ -1,6 +1,6 @@
-"""Spans: what a worker did and when, kept until the controller asks; and the same as Ray metrics.
+"""Spans of the calls of a worker, kept until the controller collects them, and the same as Ray metrics.
 
-An event costs a few microseconds (`nonet bench dispatch` prints it); the newest 100,000 are kept, older ones counted.
+An event costs a few microseconds (`nonet bench dispatch` prints it). The newest 100,000 are kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MOST = 100_000
 
 
 class SpanRecorder:
-    """(role.method, start, end, bytes out) in unix seconds."""
+    """A recorder of spans (role.method, start, end, bytes out) in unix seconds."""
 
     def __init__(self, role: str):
         self._kept: deque[tuple[str, float, float, int]] = deque(maxlen=MOST)
@@ -22,7 +22,15 @@ class SpanRecorder:
     def add(
         self, name: str, start: float, end: float, result: Any = None, *, size: int | None = None
     ) -> None:
-        """Note one call and what it gave back; or `size` bytes that were moved."""
+        """Record one call.
+
+        Args:
+            name: `role.method`.
+            start: Unix seconds.
+            end: Unix seconds.
+            result: The result of the call, whose bytes are counted.
+            size: Bytes that were moved, instead of those of a result.
+        """
         size = count_bytes(result) if size is None else size
         self._kept.append((name, start, end, size))
         busy, out = self._metrics or self._create_metrics()
@@ -32,11 +40,12 @@ class SpanRecorder:
             out.inc(size, tags)
 
     def take(self) -> list[tuple[str, float, float, int]]:
-        """The spans since the last time asked."""
+        """Return the spans since the last call."""
         spans, self._kept = self._kept, deque(maxlen=MOST)
         return list(spans)
 
     def _create_metrics(self) -> tuple[Any, Any]:
+        """Create the Ray metrics."""
         from ray.util.metrics import Counter
 
         self._metrics = (
@@ -47,7 +56,7 @@ class SpanRecorder:
 
 
 def count_bytes(value: Any, depth: int = 4) -> int:
-    """Bytes of the arrays, tensors, tables and byte strings in a value; what has none counts nothing."""
+    """Count the bytes of the arrays, tensors, tables and byte strings in a value; other objects count as 0."""
     size = getattr(value, "nbytes", None)
     if size is not None:
         return int(size)

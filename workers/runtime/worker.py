@@ -1,6 +1,7 @@
-"""DistributeWorker: what every role is, ours and the user's.
+"""DistributeWorker: the base class of all roles, shipped or written by users.
 
-A worker knows its place (rank, world, device, peers in the same process) before `setup` runs. It holds no Ray handle: the
+A worker knows its place (rank, world, device, peers in the same process) before `setup` runs. It holds no Ray
+handle: the
 host actor calls it, so the same class runs fused, collocated or alone, and in a plain process in a test.
 """
 
@@ -16,16 +17,21 @@ from nonet.deadlines import DEFAULTS
 
 @dataclass(slots=True)
 class Place:
-    """Where a worker is.
+    """The place of a worker.
 
-    role, rank, world   its group, and its place in it
-    local_rank          its place among the group's workers on this node
-    node                Ray's node id (short), "local" outside Ray
-    device              "cpu", "cuda:0", ...
-    threads             torch threads it may use; 0: the role needs no torch
-    peers               the other roles in the same process (fused), by role
-    meeting, listener   where the group's ranks meet, and rank 0's socket there
-    deadline_s          of fetching what another rank made; ranks wait twice as long for each other in a collective
+    Attributes:
+        role: Name of its group.
+        rank: Rank in the group.
+        world: Number of ranks.
+        local_rank: Rank among the group's workers on this node.
+        node: Ray's node id, shortened; "local" outside Ray.
+        device: Torch device, such as "cpu" or "cuda:0".
+        threads: Number of torch threads, 0 for a role that uses no torch.
+        peers: The other roles in the same process (fused), by name.
+        meeting: Address and port where the ranks of the group meet.
+        listener: The socket of rank 0 there.
+        deadline_s: Seconds to wait for a value of another rank; ranks wait twice as long for each other in a
+        collective.
     """
 
     role: str = "worker"
@@ -42,28 +48,36 @@ class Place:
 
 
 class DistributeWorker:
-    """Base of all workers. Subclass it, mark methods with `@nonet.method`, drive them through a `WorkerGroup`."""
+    """Base class of workers.
+
+    Subclass it, mark methods with `@nonet.method`, and call them through a `WorkerGroup`.
+    """
 
     place: Place = Place()
 
     @property
     def rank(self) -> int:
+        """The rank in the group."""
         return self.place.rank
 
     @property
     def world(self) -> int:
+        """The number of ranks of the group."""
         return self.place.world
 
     @property
     def device(self) -> str:
+        """The torch device, such as "cpu" or "cuda:0"."""
         return self.place.device
 
     @property
     def local_rank(self) -> int:
+        """The rank among the group's workers on this node."""
         return self.place.local_rank
 
     @property
     def node(self) -> str:
+        """Ray's node id, shortened; "local" outside Ray."""
         return self.place.node
 
     @property
@@ -73,28 +87,28 @@ class DistributeWorker:
 
     @property
     def process_group(self) -> Any:
-        """The group's own torch.distributed process group on its device's backend; ranks meet when first asked.
+        """The group's own torch.distributed process group on the backend of its device, created on first access.
 
-        Every rank must ask, in the same call. Raises ConfigError outside a group.
+        Every rank must access it in the same call. Raises ConfigError outside a group.
         """
         from nonet.workers.runtime.process_group import join_role_process_group
 
         return join_role_process_group(self.place)
 
     def list_device_tensors(self) -> Iterable[Any]:
-        """Tensors that this role keeps on its device between calls: what moves to host memory when groups take turns."""
+        """Return the tensors that this role keeps on its device between calls, which are offloaded when groups take turns."""
         return ()
 
     def setup(self) -> None:
-        """Called once in the worker's process, after its place is known and every fused peer is constructed."""
+        """Set up the worker; called once, after its place is known and every fused peer is constructed."""
 
     def teardown(self) -> None:
-        """Called once before a graceful stop."""
+        """Tear down the worker; called once before a graceful stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """How to make one role: its class and constructor arguments."""
+    """The class of a role and the arguments of its constructor."""
 
     cls: type[DistributeWorker]
     args: tuple[Any, ...] = ()

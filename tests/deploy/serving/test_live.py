@@ -107,7 +107,7 @@ def test_a_version_whose_files_are_torn_is_named_and_never_served(port, served):
     text = json.dumps({"default": fourth.number, "shares": {}, "refused": [], "withdrawn": [], "turn": 99})
     (registry.root / "serving.json").write_text(text)
     until(lambda: call(port, "/versions", "GET")[1]["problems"])
-    assert "no whole version" in next(iter(call(port, "/versions", "GET")[1]["problems"].values()))
+    assert "not a complete version" in next(iter(call(port, "/versions", "GET")[1]["problems"].values()))
     status, answer = call(port, user=101, k=5)
     assert (status, answer["version"]) == (200, serving.default)
     manifest.unlink()

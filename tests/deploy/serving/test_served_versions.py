@@ -272,7 +272,7 @@ def test_the_address_of_versions_is_used_by_the_server_and_remembered(served, tm
         until(lambda: client.get("/versions").json()["withdrawn"] == ["1001"])
     app.state.service.engines.close()
     assert isinstance(served.open().registry, RemoteRegistry)
-    with pytest.raises(ConfigError, match="no address of a filesystem"):
+    with pytest.raises(ConfigError, match="not the address of a filesystem"):
         serve_run(str(served.folder.path), config=_written(tmp_path, "registry: gopher://x/y\n"))
 
 

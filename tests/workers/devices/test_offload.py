@@ -91,7 +91,7 @@ def test_groups_that_do_not_fit_together_take_turns_and_cannot_do_otherwise(tmp_
     a, b = torch.ones(600, dtype=torch.uint8), torch.ones(600, dtype=torch.uint8)
     trainer = OffloadableBuffers("trainer", lambda: [a], account, mapped_file_dir=tmp_path)
     with pytest.raises(
-        PlacementError, match="rollout wants 600 bytes resident, the device has 1000 and trainer 600"
+        PlacementError, match="rollout needs 600 resident bytes, the device has 1000 and trainer 600"
     ):
         OffloadableBuffers("rollout", lambda: [b], account, mapped_file_dir=tmp_path)
     trainer.offload()

@@ -213,7 +213,7 @@ def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring,
             r"engine.*'dpd' \(did you mean 'ddp'\?\) does not exist; choose one of: ddp, deepspeed, fsdp2",
         ),
         (engine("short.py:SPEC", sped=2.0), r"sped"),
-        (engine("short.py:Plain"), "is no TrainEngine"),
+        (engine("short.py:Plain"), "which is not of the type TrainEngine"),
         (engine("ddp", zero=1), "zero"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
     torn = tmp_path / "bucket" / "r1" / "blobs" / second.dense
     whole = torn.read_bytes()
     torn.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="of version 2 is torn or missing"):
+    with pytest.raises(CheckpointError, match="of version 2 is damaged or missing"):
         _ = theirs.serving
     assert VersionRegistry(tmp_path / "theirs").serving.default == 1
     torn.write_bytes(whole)
@@ -89,7 +89,7 @@ def test_a_push_that_ends_early_shows_no_version(at, tmp_path, monkeypatch):
 
 
 def test_an_address_of_nothing_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="no address of a filesystem"):
+    with pytest.raises(ConfigError, match="not the address of a filesystem"):
         RemoteRegistry(tmp_path, "gopher://x/y")
 
 

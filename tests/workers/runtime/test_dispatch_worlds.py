@@ -132,7 +132,7 @@ def test_replicated_value_is_the_same_for_all(kind):
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_unmarked_collection_is_an_error_for_every_container(kind):
-    with pytest.raises(ConfigError, match="not sharded by guess"):
+    with pytest.raises(ConfigError, match="not sharded implicitly"):
         spread_argument("role.m", "x", CONTAINERS[kind](4), None, 4)
 
 
@@ -143,7 +143,7 @@ def test_scalars_text_and_none_are_replicated(value):
 
 def test_per_rank_wants_one_value_a_rank():
     assert received(PerRank(["a", [1]]), None, 2) == ["a", [1]]
-    with pytest.raises(ConfigError, match=r"role.m\(x\): PerRank wants 3 values, one a rank, got 2"):
+    with pytest.raises(ConfigError, match=r"role.m\(x\): PerRank needs 3 values, one for each rank, got 2"):
         spread_argument("role.m", "x", PerRank([1, 2]), None, 3)
 
 

@@ -147,7 +147,8 @@ def test_group_without_restarts_stays_lost(ray_local):
 
 def test_retries_need_an_idempotent_method(pair):
     with pytest.raises(
-        ConfigError, match=r"retries=1 is for methods declared @nonet.method\(idempotent=True\)"
+        ConfigError,
+        match=r"retries=1 is only allowed for methods declared with @nonet.method\(idempotent=True\)",
     ):
         pair.nap(0, retries=1)
 
@@ -218,7 +219,7 @@ def test_late_call_of_an_older_epoch_is_refused(ray_local):
     group.hosts.begin_epoch(1)
     assert group.recall().get(300)[0][0] is None
     group.hosts.epoch = 0
-    with pytest.raises(StaleVersion, match="in epoch 1; a call of epoch 0 came too late"):
+    with pytest.raises(StaleVersion, match="in epoch 1; a call of epoch 0 arrived too late"):
         group.recall().get(300)
     group.stop()
 

@@ -61,7 +61,7 @@ def test_what_all_holders_leave_goes_and_comes_back_with_the_first_of_them():
 def test_a_role_that_is_away_is_refused_and_the_others_are_not():
     here, *_ = fused()
     here.offload_roles(["trainer"])
-    with pytest.raises(NotResident, match="trainer-0: the buffers of 'trainer' wait in host memory"):
+    with pytest.raises(NotResident, match="trainer-0: the buffers of 'trainer' are offloaded to host memory"):
         here.require_resident("trainer")
     here.require_resident("rollout")
     here.offload_roles([])
@@ -88,7 +88,7 @@ def test_calls_of_an_offloaded_group_do_not_run_and_calls_before_the_move_do(ray
     moved = group.hosts.offload_roles(["holder"], 60.0)
     assert [each.offload for each in moved] == [4000, 4000]
     assert before.get(300) == [499500.0] * 2
-    with pytest.raises(NotResident, match="'holder' wait in host memory"):
+    with pytest.raises(NotResident, match="'holder' are offloaded to host memory"):
         group.total().get(300)
     assert group.name().get(300) == ["holder"] * 2, "it needs none of the buffers"
     assert [each.resume for each in group.hosts.offload_roles([], 60.0)] == [4000, 4000]
