@@ -1,10 +1,8 @@
 """`nonet bench NAME`: print the figures of a bench and write them as JSON; without a name, list the benches.
 
 The JSON is {"name", "ratio": {measure: float}, "rows": [...], "command", "versions", "seed"}. A ratio compares two
-things
-measured in the same run. A bench is a function with keyword options that returns rows and ratios; `--set NAME=VALUE`
-sets an
-option.
+things measured in the same run. A bench is a function with keyword options that returns rows and ratios; `--set
+NAME=VALUE` sets an option.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Descriptions of what a worker is doing, read from the stacks of its threads, for messages about late workers.
 
 A call runs on the work thread. The work thread of a pipeline waits for its helper threads (`sparse-...`); of these,
-the one
-that is not itself in an exchange is the more informative. Frames in files of Python, of installed packages and of
-Ray are
-not the worker's own.
+the one that is not itself in an exchange is the more informative. Frames in files of Python, of installed packages
+and of Ray are not the worker's own.
 """
 
 from __future__ import annotations

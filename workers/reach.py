@@ -22,8 +22,7 @@ def check_ray_environment() -> None:
 
     Raises:
         ConfigError: `RAY_ADDRESS` is malformed or no cluster answers there, or the temporary folder has too long a
-        path, does
-            not exist or is full. The message is one line with the variable, its value and what to do.
+            path, does not exist or is full. The message is one line with the variable, its value and what to do.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():

@@ -58,8 +58,7 @@ class StepShare:
     """The chunks of a step that one rank computes, with the keys of all of them and the number of their targets.
 
     Chunks are built one at a time to bound memory: each is built once for its keys and once more to be computed. A
-    single chunk
-    is built only once.
+    single chunk is built only once.
 
     Attributes:
         targets: Number of targets in all chunks.

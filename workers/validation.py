@@ -1,8 +1,7 @@
 """Validation of a commit while its stage goes on: which events are used, and the cost of the held-out items in nats.
 
 Nats are those of the next event alone, over the whole catalogue and without dropout. A training loss is a mixture
-over the
-events `ahead` with dropout, so it lies above the nats that the same model has for next events.
+over the events `ahead` with dropout, so it lies above the nats that the same model has for next events.
 """
 
 # Shapes: P prompts, I items.

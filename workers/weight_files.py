@@ -4,8 +4,7 @@
     model-00001-of-00003.safetensors, ..., model.safetensors.index.json
 
 Ranks that all hold the tensors write the shards in turn. A file is written piece by piece from the memory of its
-tensors, so
-writing needs no further host memory, and one bucket for tensors of a device. Nothing is pickled.
+tensors, so writing needs no further host memory, and one bucket for tensors of a device. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class SaveOptions:
 
     Attributes:
         copy: Whether tensors that later steps change are copied first; False where no step runs until the files are
-        written.
+            written.
         shard_bytes: Largest size of a shard in bytes.
     """
 
@@ -213,8 +212,7 @@ def _select_known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[st
     """Select the tensors that a model has.
 
     A memory and its voter by nearness can be added to a commit or removed from it, so their weights are taken only
-    where the
-    model has them in the same shape.
+    where the model has them in the same shape.
     """
     own = model.state_dict()
     optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")

@@ -1,13 +1,10 @@
 """Dense weights in transit, to rollouts and to files: in buckets of bounded size, never a whole model in one object.
 
 A bucket is a safetensors buffer of flat pieces: "start:name" maps to the values of the flattened tensor from `start`
-on; a
-tensor that is larger than a bucket is cut. A bucket carries its version, the version that it is a delta of, and a
-checksum.
-A reader keeps the buckets where they are, in Ray's object store, and copies them into its model when the last has
-arrived.
-So it never computes with half a version and holds no second model. A delta has only the blocks that changed since the
-version that its readers have.
+on; a tensor that is larger than a bucket is cut. A bucket carries its version, the version that it is a delta of, and
+a checksum. A reader keeps the buckets where they are, in Ray's object store, and copies them into its model when the
+last has arrived. So it never computes with half a version and holds no second model. A delta has only the blocks that
+changed since the version that its readers have.
 """
 
 from __future__ import annotations
@@ -153,8 +150,7 @@ class OutgoingWeights:
         named: Tensors by name, such as meta tensors.
         bucket_bytes: Largest size of a bucket in bytes.
         block_bytes: If above 0, a version whose readers have the one packed before it is sent as the changed blocks
-        of this size
-            only. Changes are found by checksums.
+            of this size only. Changes are found by checksums.
     """
 
     def __init__(self, named: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES, block_bytes: int = 0):

@@ -1,8 +1,7 @@
 """Checks on a GPU that must pass before times count: results close to float64, equal bits in every run, no recompilation.
 
 Every mask is checked on small batches, forward and gradients, in float32 and bfloat16. Checks do not raise: they
-report numbers
-beside their limits, so that a failing device still produces its table.
+report numbers beside their limits, so that a failing device still produces its table.
 """
 
 from __future__ import annotations

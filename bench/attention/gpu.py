@@ -1,13 +1,10 @@
 """Attention on a GPU: the kernels against FlexAttention and torch's own, with masks and shapes of recommenders.
 
 `nonet bench gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA graph, and a
-whole step
-including a new plan of the mask, as every new batch needs one. TFLOP/s count visible pairs; their share is relative
-to a bf16
-matrix product measured in the same run. Times are medians of 30, with the sides in turn. A failure is recorded and
-the rest goes
-on. The JSON is written after every cell, and no cell begins after `budget_s` (a quarter of it for the checks).
-`--set dry=true` runs as much as possible on a CPU, with small rows and Triton's interpreter.
+whole step including a new plan of the mask, as every new batch needs one. TFLOP/s count visible pairs; their share is
+relative to a bf16 matrix product measured in the same run. Times are medians of 30, with the sides in turn. A failure
+is recorded and the rest goes on. The JSON is written after every cell, and no cell begins after `budget_s` (a quarter
+of it for the checks). `--set dry=true` runs as much as possible on a CPU, with small rows and Triton's interpreter.
 """
 
 from __future__ import annotations

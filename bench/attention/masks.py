@@ -1,8 +1,7 @@
 """Masks for measuring and checking attention, as interval tables of a packed batch.
 
 Each builder takes the lengths of the sequences and returns the integers that a kernel reads. The GPU bench times
-them, and the
-kernels' tests compare them with their predicate, key by key.
+them, and the kernels' tests compare them with their predicate, key by key.
 """
 
 from __future__ import annotations

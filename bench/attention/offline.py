@@ -1,8 +1,7 @@
 """Compilation of the attention kernels without a GPU: instructions, registers, spills and shared memory.
 
 Triton's wheel includes ptxas and cuobjdump, so a machine without a device can reject a configuration that spills,
-does not use
-the matrix units or needs more shared memory than the chip has. A configuration takes about a second.
+does not use the matrix units or needs more shared memory than the chip has. A configuration takes about a second.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """SVG pictures of masks and of the tiles that a kernel computes for them: `nonet bench pictures`.
 
 Pictures are drawn from the tables of the masks: dark lines are visible keys, green tiles need no mask, yellow tiles
-are computed
-under one, white tiles are skipped. A tile is computed where a slot's hull meets it, unmasked where a slot's core
-covers it.
+are computed under one, white tiles are skipped. A tile is computed where a slot's hull meets it, unmasked where a
+slot's core covers it.
 """
 
 from __future__ import annotations

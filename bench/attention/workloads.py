@@ -1,8 +1,7 @@
 """The rows of the attention table: masks, lengths, heads, and the mask as users of FlexAttention would write it.
 
 Baselines get their natural predicate instead of a slow general one: a causal mask compares positions and documents,
-and only
-masks without a shorter form read interval tables. Floating-point work counts visible pairs alone.
+and only masks without a shorter form read interval tables. Floating-point work counts visible pairs alone.
 """
 
 from __future__ import annotations

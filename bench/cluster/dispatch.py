@@ -1,8 +1,7 @@
 """Group calls against the same calls written by hand in Ray, interleaved, with the same actor work on both sides.
 
-The hand-written side is one plain actor for each rank and `ray.get` of one call each; for the sharded echo it
-slices, sends and
-concatenates. A second hand-written group (A/A) shows the ratio that noise alone causes.
+The hand-written side is one plain actor for each rank and `ray.get` of one call each; for the sharded echo it slices,
+sends and concatenates. A second hand-written group (A/A) shows the ratio that noise alone causes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Placement: what fits after small groups were placed, how fast an impossible request is refused, and how long large plans take.
 
 The cluster is `ray.cluster_utils.Cluster`: 4 nodes of 4 fake GPUs, real Ray scheduling, real worker processes. The
-other side
-is plain Ray as one writes it: a placement group for each job, PACK for small ones, STRICT_PACK for whole-node gangs.
+other side is plain Ray as one writes it: a placement group for each job, PACK for small ones, STRICT_PACK for
+whole-node gangs.
 """
 
 from __future__ import annotations

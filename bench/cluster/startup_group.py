@@ -1,10 +1,8 @@
 """Start-up of a controller and four workers against the same written by hand in Ray, in turns.
 
 Ours: a controller actor that plans, binds a placement group and starts a group of four `DistributeWorker`s, detached
-and named.
-By hand: a controller actor that makes the placement group and four plain actors. All import the same modules. Each
-round begins
-with new processes on both sides.
+and named. By hand: a controller actor that makes the placement group and four plain actors. All import the same
+modules. Each round begins with new processes on both sides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Saving and loading sparse rows: `nonet bench checkpoint`.
 
 A save is compared in turns with a plain write of as many bytes (one write of a prepared buffer, then fsync, with
-which a save
-ends too). Also measured are the time that a training step waits while a save runs beside it, and a load. One thread
-each.
+which a save ends too). Also measured are the time that a training step waits while a save runs beside it, and a load.
+One thread each.
 """
 
 from __future__ import annotations

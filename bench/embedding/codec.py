@@ -1,10 +1,8 @@
 """The cost in AUC of fewer bits on the wire: `nonet bench codec`.
 
 Click labels are drawn from a known factor model over 20,000 users and 5,000 Zipf items. A factorisation of width 16
-is trained
-with rows and gradients through each codec, as if every row were remote (encode and decode of the codec, no network),
-with the
-same seeds and batches. AUC is measured on 100,000 held-out pairs.
+is trained with rows and gradients through each codec, as if every row were remote (encode and decode of the codec, no
+network), with the same seeds and batches. AUC is measured on 100,000 held-out pairs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The contenders of `nonet bench embedding`, each with a table of its own.
 
 Ours hash unbounded ids; torch's and FBGEMM's get dense row numbers, so hashing is our handicap. FBGEMM's TBE is used
-in its fastest
-form on a CPU: SUM bags of one id (PoolingMode.NONE is 6 to 8 times slower), fused row-wise Adagrad, without bounds
-checks and
-without autograd in a forward; "as it comes" has both.
+in its fastest form on a CPU: SUM bags of one id (PoolingMode.NONE is 6 to 8 times slower), fused row-wise Adagrad,
+without bounds checks and without autograd in a forward; "as it comes" has both.
 """
 
 from __future__ import annotations

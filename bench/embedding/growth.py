@@ -1,8 +1,7 @@
 """Steps that grow a table, steps that evict from a full one, and a table of a hundred million rows.
 
-Times are CPU times of this thread, which exclude stalls by other processes. The tail is that of whole training
-steps: lookup with
-new rows, then apply.
+Times are CPU times of this thread, which exclude stalls by other processes. The tail is that of whole training steps:
+lookup with new rows, then apply.
 """
 
 from __future__ import annotations

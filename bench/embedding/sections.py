@@ -1,8 +1,7 @@
 """The sections of `nonet bench embedding`; `python -m nonet.bench.embedding.sections SECTION SEED` prints one JSON line.
 
 Ids are unbounded: 64-bit hashes of Zipf(1.05) or uniform ranks. The dense side gets the ranks themselves, and its
-rows are in the
-same order as ours.
+rows are in the same order as ours.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`nonet bench embedding`: the cost of the sparse core beside torch's dense gather, FBGEMM's TBE and torch's optimizers.
 
 Every section is a process of its own with one thread and transparent huge pages, for torch too
-(THP_MEM_ALLOC_ENABLE=1 must be
-set before torch is imported). A ratio is ours / theirs, medians of this thread's CPU time over calls in turn in one
-process.
+(THP_MEM_ALLOC_ENABLE=1 must be set before torch is imported). A ratio is ours / theirs, medians of this thread's CPU
+time over calls in turn in one process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Updating a replica by a delta against a full update: `nonet bench sync`.
 
 The table has 1 M rows x 16, of which 1 % changed. The shard makes the update and the replica applies it; bytes are
-those of the
-update's tables. One process, one thread, both in turns.
+those of the update's tables. One process, one thread, both in turns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The benefit of tiers: hit rates of the device cache beside Belady's, and rows a second to disk and back.
 
 `nonet bench tiers`. A hit is a distinct row of a training batch that was on the device already. Belady's rule knows
-all batches
-and may leave a row on the host, so no rule does better. Batches have 8,192 Zipf(1.05) ids of a million; the first
-hundred fill
-the cache and are not counted. One thread.
+all batches and may leave a row on the host, so no rule does better. Batches have 8,192 Zipf(1.05) ids of a million;
+the first hundred fill the cache and are not counted. One thread.
 """
 
 # Shapes: U distinct keys of a batch.

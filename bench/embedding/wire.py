@@ -34,7 +34,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
         rounds: Number of rounds.
         ray: Whether Ray calls are measured.
         table: "default" is the table of a ShardedTables; "dense" is an `index_select` without hashing, which shows
-        the wire alone.
+            the wire alone.
     """
     measures = run_both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
     rows = [{"variant": name, **times} for name, times in measures["times"].items()]

@@ -1,8 +1,7 @@
 """`make zoo`: every architecture in a tiny version, taken through the steps of a run; the table in docs/benchmarks/backbones.md.
 
 A tick needs a successful run on one batch of histories, with the engine that trains runs and its checkpoints. An
-error or a
-different result is a cross with its reason.
+error or a different result is a cross with its reason.
 """
 
 from __future__ import annotations

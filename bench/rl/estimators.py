@@ -1,8 +1,7 @@
 """Estimators of a policy gradient as coefficients: the weight of each item's score function in a group.
 
 Groups are drawn item by item from the exact distribution; tests check that the shipped rollouts have its law. The
-advantages are
-those of the shipped algorithms.
+advantages are those of the shipped algorithms.
 """
 
 from __future__ import annotations

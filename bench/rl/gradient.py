@@ -1,9 +1,8 @@
 """Bias and variance of policy gradients against the exact one, and the gain of each algorithm relative to exact ascent.
 
 The gradient of an estimator is linear in the coefficients of the items. So the mean over many groups needs only
-draws, and one
-backward pass for each block of groups. With `--set draws=400000` groups for each prompt and estimator, a bias is
-known to about 1 %.
+draws, and one backward pass for each block of groups. With `--set draws=400000` groups for each prompt and estimator,
+a bias is known to about 1 %.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def bench_gradient(
 
     Returns:
         A row for each estimator and width: cosine and norm ratio of its mean gradient, its bias and the error of
-        that, its spread. A
-        row for each algorithm: the share of exact ascent's gain after `steps`.
+        that, its spread. A row for each algorithm: the share of exact ascent's gain after `steps`.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

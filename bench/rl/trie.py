@@ -22,9 +22,8 @@ def bench_trie(
 
     Args:
         sections: "children": look-ups of 64 users x 32 beams at every level. "beams": a million beams of a small
-        catalogue with
-            masks, and how many are illegal or duplicate. "size": a trie that is built, saved and opened by a second
-            process.
+            catalogue with masks, and how many are illegal or duplicate. "size": a trie that is built, saved and
+            opened by a second process.
         items: Items of the section "children".
         large: Items of the section "size".
         rounds: Rounds of the section "children".

@@ -1,10 +1,8 @@
 """Compressed events beside the original log: how many fewer, whether they expand to the same rows, and what ranking loses.
 
 There are two logs: the shipped MovieLens ratings with added repeats that make up 30 % of it (seeded), and, if `data`
-names its
-folder, `train_full.tsv` of Yoochoose's clicks. Each is run with and without `data.events`, in processes of their
-own; recall is
-paired over the test events that both runs have.
+names its folder, `train_full.tsv` of Yoochoose's clicks. Each is run with and without `data.events`, in processes of
+their own; recall is paired over the test events that both runs have.
 """
 
 from __future__ import annotations

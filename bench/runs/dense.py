@@ -1,10 +1,9 @@
 """A training step of the quickstart's model beside a plain PyTorch loop of the same model, optimizer and data, and DeepSpeed's.
 
 Ours is the trainer of a run: it reads windows from its source, deduplicates keys, pulls rows from the sparse tables
-and pushes
-gradients. The others pad the same batches, look rows up in nn.Embedding and update them by torch's Adagrad;
-DeepSpeed steps the
-dense part of that loop on a single rank. One thread, in turns; the first losses must agree before anything is timed.
+and pushes gradients. The others pad the same batches, look rows up in nn.Embedding and update them by torch's
+Adagrad; DeepSpeed steps the dense part of that loop on a single rank. One thread, in turns; the first losses must
+agree before anything is timed.
 """
 
 from __future__ import annotations

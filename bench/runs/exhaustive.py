@@ -1,8 +1,8 @@
 """Exhaustive scoring of a catalogue with the shape of Amazon Beauty, in three ways that give the same scores.
 
 `all codes` computes and normalises the logits of every code behind every node, a few nodes at a time. `steps` calls
-the model for
-the same logits and keeps the legal ones. `legal_logits` is the decoder's own way, which computes only those.
+the model for the same logits and keeps the legal ones. `legal_logits` is the decoder's own way, which computes only
+those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`nonet bench feed`: whether all roles rank and mask consistently on a feed where users return to items.
 
 Half of the users cycle through four items of their own, half walk a ring without repeats. The roles of a run work in
-this process,
-without Ray; tests use the same `FeedWorld`. About 20 s.
+this process, without Ray; tests use the same `FeedWorld`. About 20 s.
 """
 
 from __future__ import annotations

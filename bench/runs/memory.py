@@ -21,9 +21,8 @@ def bench_memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
         warm: Steps that both sides train first, so that beams are those of a trained model.
 
     Returns:
-        Milliseconds of a supervised step, a rollout of 64 users x 16 beams, an RL update of it, and exhaustive
-        scores of 256 prompts;
-        and their ratios, on / off.
+        Milliseconds of a supervised step, a rollout of 64 users x 16 beams, an RL update of it, and exhaustive scores
+        of 256 prompts; and their ratios, on / off.
     """
     import torch
 

@@ -50,8 +50,8 @@ def bench_scale(
 
     Returns:
         A row with the seconds of each phase, the events prepared in a second (with reading, and by core without it),
-        the seconds from the
-        end of the preparation to the first ten steps, and the highest PSS of all processes together in each phase.
+        the seconds from the end of the preparation to the first ten steps, and the highest PSS of all processes
+        together in each phase.
     """
     place = Path(folder or tempfile.mkdtemp(prefix="nonet-scale-"))
     count = int(events)

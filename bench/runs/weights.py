@@ -1,8 +1,8 @@
 """Memory of dense weights in transit: a model saved in shards, and published to a reader in another process.
 
 Private memory of a process (RssAnon of /proc) is sampled two times a millisecond during the work, relative to its
-value before.
-Buckets in transit are in Ray's object store, which processes share; the most that it holds is reported too.
+value before. Buckets in transit are in Ray's object store, which processes share; the most that it holds is reported
+too.
 """
 
 from __future__ import annotations

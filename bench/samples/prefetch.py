@@ -1,10 +1,8 @@
 """How much of a join's reading is hidden beside the step: runs that join item columns over a socket.
 
 Runs with and without reading ahead are compared. The store is the stand-in for HBase's protocol in a process of its
-own. Metrics
-have the time of a step and the part of it that the trainer waited for its samples. With `sparse.in_flight: 1` it
-waits for all
-reading, with three batches for what was not hidden.
+own. Metrics have the time of a step and the part of it that the trainer waited for its samples. With
+`sparse.in_flight: 1` it waits for all reading, with three batches for what was not hidden.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`nonet bench stores`: reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside plain happybase.
 
 Contenders take turns in one process; medians of rounds. All must return equal values. Redis takes part where a
-redis-server is
-installed; HBase's protocol is served by a stand-in in a process of its own.
+redis-server is installed; HBase's protocol is served by a stand-in in a process of its own.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ def bench_stores(sections: str = "multi_get,join,history,prefetch", rounds: int 
 
     Args:
         sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), history
-        (80,000 events of
-            20,000 items as of times behind several versions), prefetch (runs whose samples are joined over a socket,
-            with and without
-            reading ahead).
+            (80,000 events of 20,000 items as of times behind several versions), prefetch (runs whose samples are
+            joined over a socket, with and without reading ahead).
         rounds: Rounds of each contender.
 
     Raises:

@@ -1,10 +1,8 @@
 """`nonet bench samples`: rows a second from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger.
 
 Contenders take turns over the same files, `rounds` times; medians. Each reads N rows and 4N rows of distinct files,
-which
-separates fixed seconds from the slope: slope = 3N rows / (seconds of 4N - seconds of N). All must read the same sum
-of values. The
-page cache is warm.
+which separates fixed seconds from the slope: slope = 3N rows / (seconds of 4N - seconds of N). All must read the same
+sum of values. The page cache is warm.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The other side: `generate` of Hugging Face behind Ray Serve's `@serve.batch`, with a trie that works on whole tensors.
 
-A GPT-2 of the run's width, layers and heads reads the codes of a history, one position for each code, and searches
-as many beams
-for the codes of one item. A table of legal next codes by node is read for all beams at once; the node of a beam is
-followed by one
-gather for each step. Its weights are random, since only its speed is measured.
+A GPT-2 of the run's width, layers and heads reads the codes of a history, one position for each code, and searches as
+many beams for the codes of one item. A table of legal next codes by node is read for all beams at once; the node of a
+beam is followed by one gather for each step. Its weights are random, since only its speed is measured.
 """
 
 from __future__ import annotations

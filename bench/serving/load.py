@@ -1,8 +1,7 @@
 """Open-loop load: requests arrive at random times, from users with uneven activity, whether or not others are answered.
 
 Arrivals are a Poisson process and activities follow Zipf's law. A latency is measured from the time at which a
-request was due, so
-a slow generator hides nothing.
+request was due, so a slow generator hides nothing.
 """
 
 from __future__ import annotations

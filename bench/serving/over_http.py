@@ -1,8 +1,7 @@
 """Serving over HTTP: a run beside an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, all behind one proxy.
 
 The load is open: requests arrive at random times, from Zipf users, over connections of one asyncio loop in this
-process. So
-generator, proxy and replicas share the machine's cores.
+process. So generator, proxy and replicas share the machine's cores.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """`nonet bench rollout`: users a second of legal beams of one Hugging Face model, by its own `generate` and by ours.
 
 Both sides have the same Qwen3, weights, trie, histories and threads, and return items. `generate` searches with
-num_beams, batched,
-with a static cache and renormalize_logits: (i) prefix_allowed_tokens_fn, its own way to constrain; (ii) a processor
-that reads the
-legal codes of all beams from one table (`hugging_face.TrieProcessor`). Ours reads a history once.
+num_beams, batched, with a static cache and renormalize_logits: (i) prefix_allowed_tokens_fn, its own way to
+constrain; (ii) a processor that reads the legal codes of all beams from one table (`hugging_face.TrieProcessor`).
+Ours reads a history once.
 """
 
 from __future__ import annotations

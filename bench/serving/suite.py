@@ -1,8 +1,7 @@
 """`nonet bench serve`: the rate of an engine at a p99, merged and one at a time, beside Hugging Face; versions; states.
 
-The sections merging, queue, versions, swaps, states and filters run in this process, in turn, on one thread of
-torch; `http` serves
-the run on a separate Ray, `batch` answers a table of users. `--set run=RUN` names the run.
+The sections merging, queue, versions, swaps, states and filters run in this process, in turn, on one thread of torch;
+`http` serves the run on a separate Ray, `batch` answers a table of users. `--set run=RUN` names the run.
 """
 
 from __future__ import annotations

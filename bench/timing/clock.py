@@ -1,14 +1,11 @@
 """Timing of calls in turn: two protocols, wall and thread CPU time, medians.
 
-Ratios are of thread CPU time: everything here runs on one thread, and on a busy machine the wall clock includes
-other processes
-(which favours the shorter call: a time slice is 3 ms). The cost of reading the clocks is subtracted.
+Ratios are of thread CPU time: everything here runs on one thread, and on a busy machine the wall clock includes other
+processes (which favours the shorter call: a time slice is 3 ms). The cost of reading the clocks is subtracted.
 
 *isolated*: each contender runs a block of batches twice, blocks in turn; the first pass loads its rows into the
-cache, the second
-is timed. *interleaved*: single calls in turn, each on its own table, so that each call finds the cache full of the
-others' rows.
-Both protocols give each contender its batches in the same order.
+cache, the second is timed. *interleaved*: single calls in turn, each on its own table, so that each call finds the
+cache full of the others' rows. Both protocols give each contender its batches in the same order.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Environments of pools: the interpreter or image that a pool's workers start in, and their variables.
 
 A pool has an environment of its own: CUDA hosts are x86-64 with torch+cuda, Ascend hosts often aarch64 with
-torch_npu. Ray
-starts the worker (`py_executable`, `image_uri`, `pip`, `env_vars`). The sources of nonet are sent as a package, so
-all
-processes run the same code. Ray does not report a wrong interpreter in time: its actor would wait without end. So
-`check_interpreter`
-verifies on every node, in about 3 s for each pool, that the interpreter exists and has the same versions of Python
-and Ray.
+torch_npu. Ray starts the worker (`py_executable`, `image_uri`, `pip`, `env_vars`). The sources of nonet are sent as a
+package, so all processes run the same code. Ray does not report a wrong interpreter in time: its actor would wait
+without end. So `check_interpreter` verifies on every node, in about 3 s for each pool, that the interpreter exists
+and has the same versions of Python and Ray.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
     RESIDENT ── offload ──▶ MOVING ──▶ OFFLOADED ── resume ──▶ MOVING ──▶ RESIDENT
 
 A move is checked against the device's account before a byte is copied, and undone if it fails part-way: all buffers
-are on
-one side. Tensors keep their identity (their storage is emptied and filled again, tied weights once), so optimizers
-and fused
-roles that hold them need no change, bit for bit. On cpu the bytes are written to a memory-mapped file, so the
-process's memory
-really shrinks. The planner's memory ledger decides which groups take turns; this module carries the moves out.
+are on one side. Tensors keep their identity (their storage is emptied and filled again, tied weights once), so
+optimizers and fused roles that hold them need no change, bit for bit. On cpu the bytes are written to a memory-mapped
+file, so the process's memory really shrinks. The planner's memory ledger decides which groups take turns; this module
+carries the moves out.
 """
 
 from __future__ import annotations
@@ -83,8 +81,8 @@ class OffloadableBuffers:
 
     Args:
         owner: Name of the group, for messages.
-        list_tensors: Lists the tensors; called at every move, so that tensors made since (optimizer states) are
-        moved too.
+        list_tensors: Lists the tensors; called at every move, so that tensors made since (optimizer states) are moved
+            too.
         account: The account of the device; by default one without limit.
         mapped_file_dir: Folder of the mapped files on cpu; by default the temporary folder.
     """

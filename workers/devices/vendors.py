@@ -1,14 +1,11 @@
 """Devices by name: the only module that names cuda or npu.
 
 A `Device` has the name that Ray counts it under, the variable that makes it visible, its collective backend, the
-package that
-adds it to torch, and what a worker does with it: memory, streams, seeds, autocast. The device is a property of a
-pool, not of
-the process or the job: one run may have all kinds, and this module does not inspect the machine until a worker
-claims its
-device. It imports neither torch nor Ray. Another vendor is added by a `register` call in a module that
-`NONET_DEVICES` or an
-entry point `nonet.devices` names, so that every process of the run calls it (docs/how-to/devices.md).
+package that adds it to torch, and what a worker does with it: memory, streams, seeds, autocast. The device is a
+property of a pool, not of the process or the job: one run may have all kinds, and this module does not inspect the
+machine until a worker claims its device. It imports neither torch nor Ray. Another vendor is added by a `register`
+call in a module that `NONET_DEVICES` or an entry point `nonet.devices` names, so that every process of the run calls
+it (docs/how-to/devices.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recomputation and compilation of a model's blocks while they are trained; without gradients they run as they are.
 
-The `forward` of a block is replaced and not the block itself: names in commits stay, and a frozen copy of a model
-has plain
-blocks. Source of recomputation: Chen et al. 2016, arXiv 1604.06174.
+The `forward` of a block is replaced and not the block itself: names in commits stay, and a frozen copy of a model has
+plain blocks. Source of recomputation: Chen et al. 2016, arXiv 1604.06174.
 """
 
 from __future__ import annotations

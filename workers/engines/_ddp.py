@@ -1,17 +1,13 @@
 """Ddp: the whole model and optimizer on every rank.
 
-Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global
-count of
-targets: world 2 equals world 1 up to the order of float additions. torch's DDP wraps `forward` alone, while the RL
-loss calls
-`prefill` and `step`; one flat all-reduce serves both and fixes the order of the sum.
+Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global count
+of targets: world 2 equals world 1 up to the order of float additions. torch's DDP wraps `forward` alone, while the RL
+loss calls `prefill` and `step`; one flat all-reduce serves both and fixes the order of the sum.
 
 A parameter of reduced precision (`model.precision: bf16 | fp16`) has a master weight in fp32, which the optimizer
-updates: an
-update smaller than half a unit in the last place of bf16 would be lost at each step. The model holds the rounded
-weights. A
-checkpoint has the masters in `master.safetensors`, beside the optimizer. Source: Micikevicius et al. 2018, arXiv
-1710.03740.
+updates: an update smaller than half a unit in the last place of bf16 would be lost at each step. The model holds the
+rounded weights. A checkpoint has the masters in `master.safetensors`, beside the optimizer. Source: Micikevicius et
+al. 2018, arXiv 1710.03740.
 """
 
 from __future__ import annotations
@@ -98,9 +94,8 @@ class Ddp:
     def collect_gradients(self) -> list[Tensor]:
         """Return this rank's gradients since the last step.
 
-        Those of fp16 are accumulated in fp32 for the step, since after unscaling they may be too small for fp16;
-        bf16 has the range of
-        fp32.
+        Those of fp16 are accumulated in fp32 for the step, since after unscaling they may be too small for fp16; bf16
+        has the range of fp32.
         """
         for parameter, master in self._iterate_reduced():
             if parameter.dtype != torch.float16:
@@ -226,7 +221,7 @@ class Ddp:
             groups: The optimizer's parameter groups.
             saving: How the state is saved.
             masters: All fp32 copies by the names of their parameters, as meta tensors, and at least those that this
-            rank writes.
+                rank writes.
         """
         model, files, sets = self.model.state_dict(), {}, []
         parts = [("model", model, model), ("optimizer", moment_shapes, moments)]
@@ -260,8 +255,8 @@ class Ddp:
 
         Args:
             folder: Dense folder of the commit.
-            select_part: Returns this rank's part of a moment, given the parameter's position in the optimizer and
-            the whole moment.
+            select_part: Returns this rank's part of a moment, given the parameter's position in the optimizer and the
+                whole moment.
         """
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in read_tensors(folder / "optimizer.safetensors").items():

@@ -1,11 +1,9 @@
 """Deepspeed: DeepSpeed's ZeRO over a shadow of the parameters (`pip install 'nonet[deepspeed]'`).
 
-ZeRO splits the parameters into flat pieces, so Muon, which needs whole matrices, is rejected. DeepSpeed averages
-over the ranks;
-gradients are multiplied by the number of ranks, which makes the average a sum. ZeRO 1 and 2 return the updated
-weights whole.
-Under ZeRO 3 they are gathered from the pieces, some parameters at a time. Source: Rajbhandari et al. 2020, arXiv
-1910.02054.
+ZeRO splits the parameters into flat pieces, so Muon, which needs whole matrices, is rejected. DeepSpeed averages over
+the ranks; gradients are multiplied by the number of ranks, which makes the average a sum. ZeRO 1 and 2 return the
+updated weights whole. Under ZeRO 3 they are gathered from the pieces, some parameters at a time. Source: Rajbhandari
+et al. 2020, arXiv 1910.02054.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ class Deepspeed(Ddp):
 
     Args:
         options: `zero`, the stage; `offload`, whether the optimizer is in host memory; `deepspeed`, keys of
-        DeepSpeed's own
-            configuration.
+            DeepSpeed's own configuration.
         model: The model.
         learning: The optimizer settings; replaced when a stage begins.
         member: The process group.

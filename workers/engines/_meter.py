@@ -1,14 +1,11 @@
 """Meter: the floating-point operations of a trainer's losses, and the time of the sections of its steps.
 
 Products are counted where gradients are enabled: two operations for each weight and row forward and four backward
-(two for a
-frozen weight, through which gradients only pass), and attention over visible pairs alone. Rows are real positions:
-padding,
-which a model excludes by its `pass_size`, is not counted. Neither are recomputation, look-ups, normalisation and the
-optimizer, so
-the utilisation is that of the model alone. The peak is a matrix product measured on the same device in the same
-type. Times are
-measured on the host. Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+(two for a frozen weight, through which gradients only pass), and attention over visible pairs alone. Rows are real
+positions: padding, which a model excludes by its `pass_size`, is not counted. Neither are recomputation, look-ups,
+normalisation and the optimizer, so the utilisation is that of the model alone. The peak is a matrix product measured
+on the same device in the same type. Times are measured on the host. Source: Chowdhery et al. 2022, arXiv 2204.02311,
+appendix B.
 """
 
 from __future__ import annotations

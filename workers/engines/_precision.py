@@ -1,13 +1,10 @@
 """The precision in which a step computes its losses, and the loss scale of fp16.
 
 Weights, gradients and optimizer stay fp32; products run in the given type under torch.autocast, independently of the
-engine.
-With fp16 the loss is multiplied by a power of two before the backward pass. If a gradient of any rank is not finite,
-the step is
-skipped for dense weights and rows, and the scale is halved. After `grow_every` applied steps it is doubled. In every
-precision a
-step whose loss or gradient is not finite is skipped, since it would make all weights NaN.
-Source: Micikevicius et al. 2018, arXiv 1710.03740.
+engine. With fp16 the loss is multiplied by a power of two before the backward pass. If a gradient of any rank is not
+finite, the step is skipped for dense weights and rows, and the scale is halved. After `grow_every` applied steps it
+is doubled. In every precision a step whose loss or gradient is not finite is skipped, since it would make all weights
+NaN. Source: Micikevicius et al. 2018, arXiv 1710.03740.
 """
 
 from __future__ import annotations

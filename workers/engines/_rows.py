@@ -1,8 +1,7 @@
 """The norm of sparse gradients over all ranks; a key that several ranks have counts once, with the sum of its gradients.
 
 Keys are assigned to ranks by their number, so a rank sums about its share of them. This costs one more exchange of
-the gradients
-for each step.
+the gradients for each step.
 """
 
 # Shapes: N keys of one rank, W ranks, D width.

@@ -1,14 +1,11 @@
 """Shadow: a copy of a model's parameters as a separate module, which FSDP2 or DeepSpeed divides among the ranks.
 
 The model stays whole on every rank, so that losses may call any of its functions, fused rollouts may read it, and a
-rank without
-a share of a step need not call backward. The shadow is what is updated: the gradients that a rank accumulated are
-passed in as the
-loss sum(p * gradient), whose gradient they are, so every rank has exactly one backward pass for each step. The
-library sums them over
-the ranks and steps its part of the optimizer; the updated weights are copied back. If the model has a lower
-precision, the clones
-are its fp32 master weights, and checkpoints have them.
+rank without a share of a step need not call backward. The shadow is what is updated: the gradients that a rank
+accumulated are passed in as the loss sum(p * gradient), whose gradient they are, so every rank has exactly one
+backward pass for each step. The library sums them over the ranks and steps its part of the optimizer; the updated
+weights are copied back. If the model has a lower precision, the clones are its fp32 master weights, and checkpoints
+have them.
 """
 
 from __future__ import annotations

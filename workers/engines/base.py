@@ -61,7 +61,7 @@ class EngineRuntime(Protocol):
 
     Attributes:
         model: The module that computes losses (a SidModel or a click model): the one that was given, or a wrapped
-        one.
+            one.
         member: The membership in the trainers' process group; `member.trainers` is None for a single rank.
         learning: Optimizer settings of the stage, set before `restart` or `load`.
     """
@@ -87,7 +87,7 @@ class EngineRuntime(Protocol):
 
         Args:
             sparse_norm: Norm of the sparse gradients of all ranks, which is combined with the dense norm if a stage
-            says `clip_rows`.
+                says `clip_rows`.
         """
         ...
 
@@ -122,8 +122,7 @@ class EngineRuntime(Protocol):
 
         Returns:
             A function that writes this rank's files into a folder, on any thread, and returns their paths:
-            model.safetensors, or its
-            shards and their index, and those of the optimizer.
+            model.safetensors, or its shards and their index, and those of the optimizer.
         """
         ...
 
@@ -177,16 +176,15 @@ class TrainEngine:
         cls: The EngineRuntime, or its dotted path `package.module:Name`.
         options: Its keys in a scenario.
         divides: By its options, what ranks divide among them: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights
-        too.
+            too.
         copies: By its options and the number of ranks, the copies of the whole weights that a rank keeps beside the
-        model, and
-            those that a step makes in addition.
+            model, and those that a step makes in addition.
         buffer: By its options and the number of ranks, the copies of all fp32 gradients that a step has in addition
-        to `copies`.
+            to `copies`.
         aside: By its options, whether a rank keeps the optimizer in host memory.
         runs: Whether this version can run it, or only plan it.
         unsupported: By its options, the kind of device and the least number of ranks, what it does not support, or
-        None.
+            None.
         optimizers: Optimizers of a stage that it can step.
         needs: Module of the extra of the same name, which must be installed.
     """

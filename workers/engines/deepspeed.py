@@ -1,8 +1,7 @@
 """DeepSpeed ZeRO: `zero` is the stage, and weights are whole between steps.
 
 Ranks divide the optimizer under stage 1, under stage 2 also gradients while they are summed, under stage 3 also the
-copy of the
-weights. `deepspeed:` passes keys on to DeepSpeed's own configuration.
+copy of the weights. `deepspeed:` passes keys on to DeepSpeed's own configuration.
 """
 
 from typing import Annotated, Any, Literal
@@ -55,10 +54,8 @@ def _count_copies(options: Options, ranks: int) -> tuple[float, float]:
     """Return the copies that a rank keeps and those that a step adds, in units of the whole weights.
 
     ZeRO 1 and 2 keep flat weights and a rank's part of them in fp32; a step adds ZeRO's gradients and a rank's part
-    of them.
-    ZeRO 3 keeps a rank's part of the weights, of their fp32 copy and of the gradients; a step adds some whole
-    parameters, then the
-    temporaries of AdamW for the part.
+    of them. ZeRO 3 keeps a rank's part of the weights, of their fp32 copy and of the gradients; a step adds some
+    whole parameters, then the temporaries of AdamW for the part.
     """
     if ranks == 1:
         return 0.0, 0.0

@@ -1,8 +1,7 @@
 """Files stored by the SHA-256 of their content, so that what two versions share is stored once.
 
 A blob is written to a temporary file, synced and renamed, so one that has its name is complete. A disk may still
-corrupt it,
-so a process checks each blob when it opens it first.
+corrupt it, so a process checks each blob when it opens it first.
 """
 
 from __future__ import annotations

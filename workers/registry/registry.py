@@ -3,12 +3,9 @@
     versions/000001.json   manifests            blobs/<sha256>   their files            serving.json   what is served
 
 Publishing writes blobs, then the manifest, then, if requested, `serving.json`, so a reader finds a version complete
-or not at
-all. Changed rows are found by comparison with the base, so a publisher need not track them. Publishers exclude each
-other by a
-lock of the folder. A second lock is held only while `serving.json` changes, so that promotions, rollbacks and
-withdrawals do not
-wait for a publisher that writes files.
+or not at all. Changed rows are found by comparison with the base, so a publisher need not track them. Publishers
+exclude each other by a lock of the folder. A second lock is held only while `serving.json` changes, so that
+promotions, rollbacks and withdrawals do not wait for a publisher that writes files.
 """
 
 from __future__ import annotations
@@ -110,10 +107,9 @@ class VersionRegistry:
         """Publish a new version.
 
         A commit that was published before keeps its version. With `serve` that version is promoted, unless it was
-        rolled back or the
-        commit is the one that was followed last; in these cases a person chose what is served. A commit whose
-        version was rolled back
-        gets a new version if it is not served yet (`serve` is False), since a person requested it.
+        rolled back or the commit is the one that was followed last; in these cases a person chose what is served. A
+        commit whose version was rolled back gets a new version if it is not served yet (`serve` is False), since a
+        person requested it.
 
         Args:
             contents: The content of the version.
@@ -235,10 +231,8 @@ class VersionRegistry:
         """Go back to a version. Refused versions may not be promoted again, nor may versions that are made from them.
 
         Without `to`, versions that have a share are refused first, and the default stays. If no share is open, the
-        default version and
-        those between it and its newest valid ancestor are refused, and that ancestor is served. With `to`, every
-        version that is served
-        or has a share is refused, unless it is `to` or an ancestor of `to`.
+        default version and those between it and its newest valid ancestor are refused, and that ancestor is served.
+        With `to`, every version that is served or has a share is refused, unless it is `to` or an ancestor of `to`.
 
         Args:
             to: The version to go back to.

@@ -1,12 +1,10 @@
 """A registry on any Arrow filesystem (s3://, gs://, hdfs://, file://): a local folder that follows it and is pushed to it.
 
 Rows are memory-mapped from the local folder, as in a local registry. A follower downloads blobs first, checked by
-their names,
-then manifests, then `serving.json`; a publisher pushes in the same order, so no reader sees half a version. Object
-stores have
-no locks: publishers on several hosts do not exclude each other, as those of one host do. The local folder can be
-rebuilt: a host
-that lost it downloads the served versions and the versions that these are made from.
+their names, then manifests, then `serving.json`; a publisher pushes in the same order, so no reader sees half a
+version. Object stores have no locks: publishers on several hosts do not exclude each other, as those of one host do.
+The local folder can be rebuilt: a host that lost it downloads the served versions and the versions that these are
+made from.
 """
 
 from __future__ import annotations
@@ -257,8 +255,7 @@ def open_registry(folder: Path, address: str | None = None) -> VersionRegistry:
     Args:
         folder: RUN/serving.
         address: Address of the versions; None for the address that was used there last, or else the folder itself.
-        The content of
-            the folder is pushed to an address that is used for the first time.
+            The content of the folder is pushed to an address that is used for the first time.
 
     Raises:
         ConfigError: The address has no filesystem.

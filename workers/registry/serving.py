@@ -1,10 +1,8 @@
 """The serving state: which versions answer which users. One small file, replaced atomically; servers reload it when it changes.
 
 The default version answers all users except those of a share. A share is drawn by a hash of the user (else of the
-caller, else
-of the request) and of the version, so a user stays with a version, and two versions do not get the same users first.
-Versions
-that were rolled back are refused from then on, as is every version made from them.
+caller, else of the request) and of the version, so a user stays with a version, and two versions do not get the same
+users first. Versions that were rolled back are refused from then on, as is every version made from them.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class ServingState:
         turn: Number of changes.
         salts: By version, the salt of the hash of its share; "" for shares of files written before there were salts.
         followed: The commit that the run's follower published last; None if it has published none, or an older Nonet
-        did.
+            did.
     """
 
     default: int | None = None

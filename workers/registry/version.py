@@ -1,8 +1,7 @@
 """Version: the manifest of one published version: dense weights, transition counts and rows, each by checksum.
 
-A full version has all rows; a delta has those that changed since its base. A checksum covers the whole manifest, so
-a truncated
-one is rejected.
+A full version has all rows; a delta has those that changed since its base. A checksum covers the whole manifest, so a
+truncated one is rejected.
 """
 
 from __future__ import annotations

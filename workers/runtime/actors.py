@@ -1,8 +1,8 @@
 """ActorGroup: the worker processes of one group, whatever roles they hold.
 
 The groups of a run are named and detached: they outlive a controller that is restarted, and exit when no controller
-contacts
-them (docs/explanation/design.md, section 8). A group of a script belongs to the script's driver, as Ray actors do.
+contacts them (docs/explanation/design.md, section 8). A group of a script belongs to the script's driver, as Ray
+actors do.
 """
 
 from __future__ import annotations
@@ -68,10 +68,9 @@ class GroupLifetime:
     Attributes:
         run: The run that they belong to, "" for none.
         orphan_timeout_s: If above 0, the processes are detached and exit when no controller contacts them for so
-        long. With 0
-            they belong to the process that started them.
+            long. With 0 they belong to the process that started them.
         restarts: How often a process that died is started again; its roles are built and its remembered calls are
-        repeated.
+            repeated.
     """
 
     run: str = ""
@@ -259,9 +258,8 @@ class ActorGroup:
         """Send a heartbeat to every host without waiting.
 
         Returns:
-            The names of the hosts that did not answer the previous heartbeat. Hosts that have never answered are
-            left out: they are
-            still starting, which `wait_until_ready` watches.
+            The names of the hosts that did not answer the previous heartbeat. Hosts that have never answered are left
+            out: they are still starting, which `wait_until_ready` watches.
         """
         before, self._beats = self._beats, [actor.ping.remote() for actor in self.actors]
         answered = {rank for rank, ref in enumerate(before) if _is_well(ref)}

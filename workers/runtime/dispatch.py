@@ -1,17 +1,13 @@
 """Serialisation of group calls: how the arguments of a call are divided among its ranks, and how a rank assembles them.
 
 Ray resolves references only where they are arguments of their own, so the values of a call are sent flat. Most calls
-have one
-value for each parameter, in order: then the name of the task is sufficient, and a call without arguments sends
-nothing (an
-argument of 100 bytes costs 8 to 20 % of a call). Otherwise a header, the same for all ranks and pickled once,
-describes how
-parameters are assembled.
+have one value for each parameter, in order: then the name of the task is sufficient, and a call without arguments
+sends nothing (an argument of 100 bytes costs 8 to 20 % of a call). Otherwise a header, the same for all ranks and
+pickled once, describes how parameters are assembled.
 
 Every argument becomes one `Argument`, the same for all ranks, and a list of flat values for each rank: it is sharded,
 replicated, distributed by rank, or passed on by reference. A large replicated value is put once; a chunk is sent to
-its rank
-alone.
+its rank alone.
 """
 
 from __future__ import annotations
@@ -40,8 +36,8 @@ class Argument:
     Attributes:
         name: Name of the parameter.
         how: "as is" takes the next value. "join" concatenates the next `take` values along rows. "share" reads the
-        row counts of
-            `take` chunks and then their references, and fetches only the chunks that hold rows of this rank.
+            row counts of `take` chunks and then their references, and fetches only the chunks that hold rows of this
+            rank.
         take: Number of values or chunks.
         parts: For a dict, how each of its values is assembled.
     """

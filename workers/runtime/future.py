@@ -1,10 +1,8 @@
 """Pending results of group calls.
 
 A `GroupFuture` is collected by `.get(timeout_s)`, which waits at most a day by default, or by `await`. Iteration
-yields
-(rank, value) in the order of completion, and `.refs` are the Ray references. Passed to another group, a future is
-not fetched.
-A bare `.get()` is one `ray.get` without `ray.wait`, which alone would cost a factor of 1.17.
+yields (rank, value) in the order of completion, and `.refs` are the Ray references. Passed to another group, a future
+is not fetched. A bare `.get()` is one `ray.get` without `ray.wait`, which alone would cost a factor of 1.17.
 
 A `GroupStream` has the values of a method declared with `collect="stream"`, as the ranks yield them.
 """
@@ -215,10 +213,8 @@ class GroupFuture:
         """Repeat the call of a lost rank, or raise the error.
 
         A call that a restarted rank rejected did not run and is always repeated; one that may have run is repeated
-        only within
-        `retries`. An error of another group, which this rank called or whose results it was given, is raised: the
-        call may have run,
-        and the same arguments would fail again.
+        only within `retries`. An error of another group, which this rank called or whose results it was given, is
+        raised: the call may have run, and the same arguments would fail again.
         """
         rank, error = self._find_failure(error)
         wrong = to_nonet_error(error, self.role, rank, self.method)

@@ -4,10 +4,8 @@
     group.double([1, 2, 3, 4, 5]).get(timeout_s=30)
 
 A call is submitted as one Ray call for each rank. Small chunks are sent inline; a replicated argument over 100 KB is
-put once
-for all ranks. A future of another group is passed on unfetched: groups of equal size pass results from rank to rank,
-and for
-unequal sizes the receivers fetch their shares.
+put once for all ranks. A future of another group is passed on unfetched: groups of equal size pass results from rank
+to rank, and for unequal sizes the receivers fetch their shares.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ class WorkerGroup:
     """The ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`.
 
     Every call also takes `timeout_s`, its deadline from submission. Calls of methods declared idempotent take
-    `retries`: how often
-    the call is repeated on a rank that was lost and restarted, in a group with `restarts`.
+    `retries`: how often the call is repeated on a rank that was lost and restarted, in a group with `restarts`.
 
     Args:
         cls: The class of the role.

@@ -1,12 +1,9 @@
 """The Ray actor of one worker process, which holds one role or several fused ones.
 
 It has four concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads:
-ping,
-stacks, counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods declared
-so). The last
-three never touch a process group, so a worker inside a collective still answers. A host that Ray restarted holds no
-roles and
-rejects calls until its group has built them again.
+ping, stacks, counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods
+declared so). The last three never touch a process group, so a worker inside a collective still answers. A host that
+Ray restarted holds no roles and rejects calls until its group has built them again.
 """
 
 from __future__ import annotations
@@ -152,9 +149,8 @@ class WorkerActor:
     def offload_roles(self, offloaded_roles: Sequence[str]) -> OffloadStats:
         """Offload the buffers of these roles to host memory and bring all others back to the device.
 
-        Calls of offloaded roles are rejected. The move runs in the order of the role's calls, so calls that were
-        sent before it find
-        their buffers on the device.
+        Calls of offloaded roles are rejected. The move runs in the order of the role's calls, so calls that were sent
+        before it find their buffers on the device.
         """
         from nonet.workers.runtime.residents import RoleOffloader
 

@@ -4,8 +4,7 @@
     def double(self, rows, scale): ...
 
 Arguments are never sharded implicitly: a list, dict, array, tensor or table without a marker is an error that lists
-the
-markers. Scalars, text, None and handles are replicated. `timeout_s` and `retries` are options of every call.
+the markers. Scalars, text, None and handles are replicated. `timeout_s` and `retries` are options of every call.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ def method(
         idempotent: Whether running it twice is harmless, so that calls may have `retries`.
         remember: Whether a restarted worker receives the last such call again before it is admitted.
         while_offloaded: Whether it uses no device buffers, so that it may run while they are offloaded to host
-        memory.
+            memory.
         concurrent: Whether several calls run at once, in threads of their own and in no order, also beside other
-        methods.
+            methods.
         **markers: By parameter name, one of Shard, Replicate and PerRank.
 
     Raises:
         ConfigError: `collect` is unknown, a marked parameter does not exist, or a parameter has the name of a call
-        option.
+            option.
     """
     if collect not in get_args(Collect):
         raise ConfigError(f"collect={collect!r} is not one of {', '.join(get_args(Collect))}")

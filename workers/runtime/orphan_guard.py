@@ -1,8 +1,7 @@
 """OrphanGuard: ends an orphaned worker, since detached actors outlive the process that started them.
 
 A host that hears nothing from its controller for `timeout_s` removes the placement group that it is in, which kills
-all actors
-in it, and then itself, without a restart (docs/explanation/design.md, section 8).
+all actors in it, and then itself, without a restart (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ class OrphanGuard:
 
     Args:
         timeout_s: Seconds without a heartbeat after which the process ends; 0 disables the watch, for groups whose
-        owner Ray
-            watches.
+            owner Ray watches.
     """
 
     def __init__(self, timeout_s: float):

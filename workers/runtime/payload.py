@@ -1,14 +1,13 @@
 """Rows of payloads: counting, slicing and concatenating them, and the format of tensors between processes.
 
 Supported are lists, tuples, NumPy arrays, torch tensors, Arrow tables, `Jagged`, and dicts of those with equal row
-counts.
-The order of rows is kept and nothing is padded. torch and Arrow are recognised by their methods and not imported.
+counts. The order of rows is kept and nothing is padded. torch and Arrow are recognised by their methods and not
+imported.
 
 Tensors are sent between processes as NumPy arrays, so that pools may run different versions of torch.
-`register_tensor_serializer` registers this
-format with Ray's serializer once in each process; then a tensor anywhere in an argument or a result is sent as dtype
-name and
-array, without a copy on the sending side. Arrow and NumPy are sent as Ray does. No pickled torch object is sent.
+`register_tensor_serializer` registers this format with Ray's serializer once in each process; then a tensor anywhere
+in an argument or a result is sent as dtype name and array, without a copy on the sending side. Arrow and NumPy are
+sent as Ray does. No pickled torch object is sent.
 """
 
 from __future__ import annotations

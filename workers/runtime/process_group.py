@@ -1,8 +1,7 @@
 """Process groups of torch.distributed that ranks join under an epoch.
 
 Trainers are the first ranks, separate shards the last ones. The time-out of a group is twice the step deadline
-instead of
-torch's 30 minutes. A lost rank means a new epoch for all, under its own prefix of the store
+instead of torch's 30 minutes. A lost rank means a new epoch for all, under its own prefix of the store
 (docs/explanation/design.md, section 8).
 """
 

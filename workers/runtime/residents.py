@@ -1,12 +1,9 @@
 """The roles of one process whose buffers are on its device, and those whose buffers are offloaded to host memory.
 
 A buffer that several fused roles share is offloaded only when every role that holds it is offloaded; a buffer that
-one role
-holds (such as the trainer's optimizer state beside a fused rollout) is offloaded with that role. A call of an
-offloaded role is
-rejected before it runs, so nothing ever computes on an empty storage. There is one `OffloadableBuffers` for each
-distinct set of
-holders; it performs the copies.
+one role holds (such as the trainer's optimizer state beside a fused rollout) is offloaded with that role. A call of
+an offloaded role is rejected before it runs, so nothing ever computes on an empty storage. There is one
+`OffloadableBuffers` for each distinct set of holders; it performs the copies.
 """
 
 from __future__ import annotations

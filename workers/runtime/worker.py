@@ -1,8 +1,7 @@
 """DistributeWorker: the base class of all roles, shipped or written by users.
 
-A worker knows its place (rank, world, device, peers in the same process) before `setup` runs. It holds no Ray
-handle: the
-host actor calls it, so the same class runs fused, collocated or alone, and in a plain process in a test.
+A worker knows its place (rank, world, device, peers in the same process) before `setup` runs. It holds no Ray handle:
+the host actor calls it, so the same class runs fused, collocated or alone, and in a plain process in a test.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Place:
         meeting: Address and port where the ranks of the group meet.
         listener: The socket of rank 0 there.
         deadline_s: Seconds to wait for a value of another rank; ranks wait twice as long for each other in a
-        collective.
+            collective.
     """
 
     role: str = "worker"
