@@ -1,8 +1,8 @@
-"""Muon for the hidden matrices, AdamW for the rest, as one optimizer.
+"""Muon for the hidden matrices and AdamW for all other weights, as one optimizer.
 
-Muon (Jordan et al. 2024) moves a matrix by its momentum made orthogonal, so every direction of it learns at once: on
-MovieLens small recall@10 after twelve epochs is 0.161 against AdamW's 0.148. The five Newton-Schulz steps run in float32 on
-stacks of like matrices: 1 ms for three of [64, 256] on a core, where torch.optim.Muon's bfloat16 takes 3.
+Muon (Jordan et al. 2024) updates a matrix by its orthogonalised momentum, so all singular directions are learned at the same
+rate: on MovieLens small, recall@10 after twelve epochs is 0.161, with AdamW 0.148. The five Newton-Schulz steps run in float32
+on stacks of matrices of the same shape: 1 ms for three of [64, 256] on one core, where torch.optim.Muon's bfloat16 takes 3 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups: `matrices` by Muon at lr * speed, `weights` by AdamW with weight decay, `vectors` by AdamW without."""
+    """Optimizer with three groups: matrices by Muon at lr * speed, other weights by AdamW with weight decay, vectors without."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         answer = None
         if closure is not None:
             with torch.enable_grad():
@@ -64,6 +64,7 @@ class Muon(torch.optim.Optimizer):
         return answer
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Update matrices by orthogonalised Nesterov momentum; those of the same shape are processed as one stack."""
         by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in parameters:
             if not self.state[p]:
@@ -80,6 +81,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(like, moves, alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
     def _adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Update weights by AdamW with fused foreach kernels."""
         for p in parameters:
             if not self.state[p]:
                 self.state[p].update(
@@ -102,7 +104,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x_SRC: Tensor) -> Tensor:
-    """Each matrix with its singular values brought near 1, by Newton-Schulz."""
+    """Orthogonalise each matrix approximately by Newton-Schulz steps, which bring its singular values near 1."""
     a, b, c = _SERIES
     tall = x_SRC.shape[-2] > x_SRC.shape[-1]
     x = x_SRC.mT if tall else x_SRC

@@ -1,7 +1,7 @@
-"""SidModel: what rollout, trainer and evaluator ask of a recommender.
+"""The interface of a recommender that rollout, trainer and evaluator use.
 
-A model reads a user's events and answers, level by level, which code of a semantic id comes next. Its logits cover all
-codes of a level; which of them are legal is the catalogue's matter (nonet.models.generation.trie).
+A model reads a user's events and predicts, level by level, the next code of a semantic id. Its logits cover all codes of a
+level; which of them are legal is determined by the catalogue (nonet.models.generation.trie).
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 
 class PromptCache(Protocol):
-    """What a prefill leaves for the steps, read-only; `state` [U, D] says how many prompts there are and where they lie."""
+    """Read-only result of a prefill that steps use; `state` [U, D] has one row per prompt, on the cache's device."""
 
     @property
     def state(self) -> Tensor: ...
 
     def part(self, start: int, stop: int) -> Self:
-        """The prompts [start, stop)."""
+        """Return the cache of the prompts [start, stop)."""
         ...
 
 
 @runtime_checkable
 class SidModel(Protocol):
-    """An nn.Module with these. `rows`: sparse feature -> its rows, [N, dim] aligned with the events of the batch, or
-    [B, dim] aligned with the sequences; a feature that the model was built with and that is missing is an error.
+    """An nn.Module that recommends by semantic ids.
+
+    `rows` maps each sparse feature to its rows: [N, dim] aligned with the events of the batch, or [B, dim] aligned with the
+    sequences. If a feature is missing that the model was built with, an error is raised.
     """
 
     levels: int
@@ -44,15 +46,15 @@ class SidModel(Protocol):
     # --- training -----------------------------------------------------------------------------------------------
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """States [T, D], differentiable: of each sequence its start, then one after each of its events."""
+        """Compute states [T, D], differentiable: one at the start of each sequence, then one after each of its events."""
         ...
 
     def targets(self, batch: SampleBatch) -> Tensor:
-        """Semantic ids [M, L] of the events whose loss_mask is True, in order."""
+        """Return the semantic ids [M, L] of the events whose loss_mask is True, in order."""
         ...
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        """Position [M] of the state `ahead` events before each target; below 0 where its sequence has none."""
+        """Return the position [M] of the state `ahead` events before each target; negative where its sequence has none."""
         ...
 
     def teacher_forced_logits(
@@ -63,25 +65,31 @@ class SidModel(Protocol):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """By level the logits [m, A, K] after the codes before it, for the targets [m] that `choices` names there, from
-        each of the A positions that a target is asked from; where that is below 0 what comes out means nothing.
+        """Yield for each level the logits [m, A, K] after the target's codes of the earlier levels.
+
+        Args:
+            batch: The batch that contains the targets.
+            state_TD: What `states` returned.
+            position_MA: Positions of the A states that each target is predicted from; the logits of negative ones are undefined.
+            sid_ML: Semantic ids of the targets.
+            choices: For each level, the indices [m] of the targets to compute.
         """
         ...
 
     def hidden_matrices(self) -> Sequence[nn.Parameter]:
-        """The weights between hidden states, which Muon takes; AdamW takes the others."""
+        """Return the weights between hidden states, which Muon updates; AdamW updates all others."""
         ...
 
     # --- answering ----------------------------------------------------------------------------------------------
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> PromptCache:
-        """What steps need of each sequence's history; an empty sequence answers from its start position."""
+        """Read each sequence's history and return the cache that steps need; an empty sequence has its start position only."""
         ...
 
     def step(self, cache: PromptCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
-        """Logits [U, W, K] of a level after the codes [U, W, level] chosen so far.
+        """Compute the logits [U, W, K] of a level after the codes [U, W, level] chosen so far.
 
-        Codes that are one expanded row (stride 0 over U), as exhaustive scoring gives them, are looked up once.
+        Codes that are one expanded row (stride 0 over U), as exhaustive scoring passes them, are looked up once.
         """
         ...
 

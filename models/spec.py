@@ -1,6 +1,7 @@
-"""ModelSpec: what plans and runs know of a model before torch is there. A model is a folder `models/<name>/` with a `spec.py`.
+"""ModelSpec: the facts about a model that plans and runs need without torch.
 
-Sizes are exact where a test counts the real module's parameters, else estimated and said to be so.
+A model is a folder `models/<name>/` with a `spec.py`. Sizes are exact where a test counts the real module's parameters;
+otherwise they are estimates and marked as such.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ NATS = "nats"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a model is built into: levels and codes a level of the semantic ids, events of a history, width of every feature."""
+    """The data dimensions that a model is built for.
+
+    Attributes:
+        levels: Number of levels of the semantic ids.
+        codes: Number of codes per level.
+        history: Maximum number of events of a history.
+        features: Row width of every sparse feature.
+    """
 
     levels: int
     codes: int
@@ -30,9 +38,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model's shape. `levels` and `codes` are those of the semantic ids; `assumed` says what was guessed, "" if nothing;
-    `frozen`: parameters that nothing learns; `matrices`: those between hidden states, of which Muon keeps one moment, 0 where
-    that is not known.
+    """The size of a model.
+
+    `levels` and `codes` are those of the semantic ids. `assumed` says what was guessed, "" if nothing. `frozen` counts parameters
+    that are not trained. `matrices` counts those between hidden states, of which Muon keeps one moment; 0 if not known.
     """
 
     parameters: int
@@ -55,17 +64,17 @@ class ModelSize:
         return self.parameters - self.frozen
 
     def activation_bytes(self, tokens: float) -> float:
-        """Kept for the backward pass of this many positions; attention without its score matrix.
+        """Estimate the bytes kept for the backward pass of `tokens` positions; attention keeps no score matrix.
 
-        A layer keeps about 10 vectors of the width, 2 of the feed-forward and 2 of keys and values; the head keeps its
-        logits twice in fp32 (softmax and gradient). `depth_vectors` are those that a level of the depth decoder adds.
+        A layer keeps about 10 vectors of the width, 2 of the feed-forward and 2 of keys and values; the head keeps its logits
+        twice in fp32 (softmax and gradient). `depth_vectors` are those that a level of the depth decoder adds.
         """
         layer = 10 * self.width + 2 * self.feed_forward + 2 * self.kv_width
         numbers = self.layers * layer + self.levels * self.depth_vectors * self.width
         return tokens * (numbers * self.weight_bytes + 8 * self.vocabulary)
 
     def kv_bytes(self, tokens: float) -> float:
-        """Keys and values of this many cached tokens."""
+        """Return the bytes of keys and values of `tokens` cached tokens."""
         return tokens * self.layers * 2 * self.kv_width * self.weight_bytes
 
 
@@ -104,27 +113,27 @@ class ModelSpec:
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
 
     def size(self, options: Options, around: Surroundings) -> ModelSize:
-        """How large it is."""
+        """Return the size of the model."""
         raise NotImplementedError
 
     def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:
-        """Options that its builder takes."""
+        """Return the options that the builder takes."""
         return dict(options)
 
     def base_sha256(self, options: Options) -> str | None:
-        """Return the SHA-256 of the folder of weights that it is built on; None where it is built on none.
+        """Return the SHA-256 of the folder of weights that the model is built on; None if it is not built on any.
 
         Raises:
-            ConfigError: The folder is not there.
+            ConfigError: The folder does not exist.
         """
         return None
 
     def baselines(self) -> Sequence[str]:
-        """Names of what it is measured against where `evaluate.baselines` is left out."""
+        """Return the names of the baselines to compare with if `evaluate.baselines` is not set."""
         return ("popularity", "transition_counter")
 
     def check_metric(self, metric: str, width: int) -> None:
-        """Raise ConfigError for a metric that it cannot be measured by; `width`: of the evaluator's beams."""
+        """Raise ConfigError for a metric that does not apply to the model, or that looks beyond a beam of `width`."""
         from nonet.errors import ConfigError
         from nonet.models.ranking import parse_metric
 
@@ -136,10 +145,10 @@ class ModelSpec:
             )
 
     def check(self, scenario: Any) -> None:
-        """Raise ConfigError where a scenario asks what the model cannot do."""
+        """Raise ConfigError if a scenario asks for something that the model cannot do."""
 
     def unsupported(self, scenario: Any) -> Iterator[str]:
-        """Keys of a scenario that can be planned and not run with it."""
+        """Yield the keys of a scenario that can be planned but not run with this model."""
         return iter(())
 
 
@@ -147,10 +156,17 @@ MODELS = PluginRegistry("model", ModelSpec, "nonet.models", "spec")
 
 
 def build_model(config: Options, codes: Sequence[int], features: Mapping[str, int], seed: int) -> Any:
-    """The module that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
+    """Build the module that `config["use"]` names (default: sid_decoder), with weights drawn from `seed`.
 
-    codes: K of every level, collision level included. features: sparse feature -> width of its rows. With `memory`, the
-    voters of one, it also has its weights (`nonet.models.generation.memory`). Raises ConfigError.
+    Args:
+        config: Options of the model. With `memory`, the options of its voters, memory weights are attached
+            (`nonet.models.generation.memory`).
+        codes: Number of codes of every level, including the collision level.
+        features: Row width of each sparse feature.
+        seed: Seed of the weights.
+
+    Raises:
+        ConfigError: The model is unknown or its options are invalid.
     """
     options = dict(config)
     memory = options.pop("memory", None)

@@ -1,10 +1,9 @@
-"""Beam search over the catalogue: W legal, distinct items a user, best first.
+"""Beam search over the catalogue: the W best legal, distinct items per user, best first.
 
-The history is read once (`prefill`); each level costs one `step` over the live beams. Scores are sums of
-constrained log-probabilities: at every node the model is renormalised over *all* codes that lead to an item
-of the catalogue. Forbidden items stay in that normalisation and only lose their place in the beam, so a
-beam's log-probability is the same number with and without them, and the same as in `log_prob`. Ties go to the
-lower flat index parent * K + code.
+The history is read once (`prefill`); each level costs one `step` over the live beams. Scores are sums of constrained
+log-probabilities: at every node the model is renormalised over *all* codes that lead to an item of the catalogue. Forbidden
+items stay in that normalisation and are only excluded from the beam, so a beam's log-probability is the same number with and
+without them, and the same as in `log_prob`. Ties go to the lower flat index parent * K + code.
 """
 
 from __future__ import annotations
@@ -32,11 +31,15 @@ from nonet.types import Jagged
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """item [U, W] int64 dense index, sid [U, W, L] int64, logp [U, W, L] nats, valid [U, W] bool; best beam
-    first.
+    """The recommended items of each user, best first.
 
-    Where a user has fewer than W items left: valid False, item -1, sid -1, logp 0; always at the end of the
-    row.
+    Where a user has fewer than W items left, the last entries have valid False, item -1, sid -1 and logp 0.
+
+    Attributes:
+        item: Dense item indices [U, W] int64.
+        sid: Semantic ids [U, W, L] int64.
+        logp: Log-probabilities per level [U, W, L] in nats.
+        valid: Mask [U, W] of the beams that hold an item.
     """
 
     item: Tensor
@@ -46,12 +49,14 @@ class Beams:
 
 
 class SubCatalogue:
-    """Items of a catalogue that may be recommended now: in stock, a scene's. Masks over the trie, which stays as it is.
+    """The items of a catalogue that may be recommended, such as those in stock or of a scene, as masks over the unchanged trie.
 
-    allowed_CI  which items of the dense index each of C sub-catalogues has, bool
-    which_U     the sub-catalogue of each prompt, by default the first
+    Log-probabilities stay normalised over the whole catalogue, as with forbidden items.
 
-    A log-probability is that of the whole catalogue, as a masked item's is.
+    Args:
+        trie: The trie of the whole catalogue.
+        allowed_CI: Mask of the items (dense index) of each of C sub-catalogues.
+        which_U: The sub-catalogue of each prompt; by default the first.
     """
 
     def __init__(self, trie: Trie, allowed_CI: np.ndarray, which_U: np.ndarray | None = None):
@@ -62,33 +67,33 @@ class SubCatalogue:
         self._dead: dict[tuple[int, str], Tensor] = {}
 
     def of(self, which_U: np.ndarray) -> SubCatalogue:
-        """The same for other prompts."""
+        """Return the same masks for other prompts."""
         other = copy.copy(self)
         other._which_U = np.asarray(which_U)
         return other
 
     def out_items(self, prompts: int) -> list[np.ndarray]:
-        """The items, of the dense index, that each prompt may not be given."""
+        """Return for each prompt the dense indices of the items that are excluded."""
         out = [np.flatnonzero(~allowed_I) for allowed_I in self._allowed_CI]
         return [out[which] for which in self._which(prompts, "cpu").tolist()]
 
     def out(self, leaf_UX: Tensor) -> Tensor:
-        """Which leaves of each prompt are out [U, X] bool."""
+        """Return a mask [U, X] of the leaves that are excluded for their prompt."""
         out_CI = self._out_CI.to(leaf_UX.device)
         return out_CI[self._which(len(leaf_UX), leaf_UX.device)[:, None], leaf_UX]
 
     def out_of(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
-        """Which (prompt, leaf) pairs [F] are out."""
+        """Return a mask [F] of the (prompt, leaf) pairs that are excluded."""
         return self._out_CI.to(leaf_F.device)[self._which(prompts, leaf_F.device)[user_F], leaf_F]
 
     def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
-        """Return whether so many leaves [D] are all that the prompts may be given below nodes [D] of a level."""
+        """Return a mask [D]: whether `count_D` leaves are all that the prompts may get below the nodes of a level."""
         which_D = self._which(prompts, node_D.device)[user_D]
         closed_D = self._closed_CN(level, node_D.device)[which_D, node_D].long()
         return count_D == self._trie.leaves_below(level, node_D) - closed_D
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
-        """Which nodes of a level lead to nothing that their prompt may be given, bool."""
+        """Return a mask of the nodes of a level that lead to no item that their prompt may get."""
         key = level, str(node_UVK.device)
         if key not in self._dead:
             closed_CN = self._closed_CN(level, node_UVK.device)
@@ -99,14 +104,14 @@ class SubCatalogue:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its masks."""
+        """Size of the masks in bytes."""
         kept = {
             id(mask): mask.nbytes for mask in (self._out_CI, *self._closed.values(), *self._dead.values())
         }
         return self._allowed_CI.nbytes + sum(kept.values())
 
     def _closed_CN(self, level: int, device: Any) -> Tensor:
-        """How many leaves below each node of a level are out; of leaves themselves, which are."""
+        """Count the excluded leaves below each node of a level; at the leaf level, return the mask of excluded leaves."""
         key = level, str(device)
         if key not in self._closed:
             closed = self._out_CI
@@ -134,12 +139,19 @@ def beam_search(
     votes: Votes | None = None,
     within: SubCatalogue | None = None,
 ) -> Beams:
-    """The `width` best items of each prompt in `cache`; `forbidden` (dense item indices by user) never
-    appear, nor what is not `within` a sub-catalogue.
+    """Find the `width` best items of each prompt in `cache`.
 
-    A prefix with nothing but forbidden items below it is never entered, so `width` items come back whenever
-    the catalogue has that many allowed ones. With `votes` they are the best of the model's mixture with its memory: those
-    are among the model's own beams and the voted leaves.
+    A prefix with only forbidden items below it is never entered, so `width` items are returned whenever the catalogue has that
+    many allowed ones.
+
+    Args:
+        model: The model.
+        cache: What the model's `prefill` returned.
+        trie: The catalogue.
+        width: Number of items per prompt.
+        forbidden: Dense indices of the items that a user must not get.
+        votes: Votes of the memory; the items are then the best of the mixture, among the model's own beams and the voted leaves.
+        within: The sub-catalogue that items must belong to.
     """
     if width < 1:
         raise ConfigError(f"beam width is {width}; it must be at least 1.")
@@ -181,7 +193,7 @@ def _merged(
     beams: tuple[Tensor, Tensor, Tensor],
     within: SubCatalogue | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The best of the model's beams (score [U, V], leaf, logp by level) and the voted leaves, by their mixture."""
+    """Select the best of the model's beams (score [U, V], leaf, logp by level) and the voted leaves by their mixture."""
     score_UV, leaf_UV, logp_UVL = beams
     memory, voted_UVL, _ = remember(model, cache, trie, votes)
     votes = memory.votes
@@ -201,12 +213,13 @@ def _merged(
 
 
 def _extend(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
-    """The parents' values with one more level."""
+    """Append one more level to the values of the parents."""
     index = parent_UV.unsqueeze(-1).expand(-1, -1, prefix_UVl.shape[-1])
     return torch.cat([prefix_UVl.gather(1, index), last_UV.unsqueeze(-1)], -1)
 
 
 def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, logp: Tensor) -> Beams:
+    """Mark dead beams as invalid, look up the items of the leaves, and pad to `width`."""
     valid = score > -torch.inf
     item = trie.tensor("item_of_leaf", 0, leaf.device)[leaf].long().masked_fill(~valid, -1)
     sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
@@ -222,10 +235,10 @@ def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, log
 def _dead_nodes(
     trie: Trie, forbidden: Jagged, users: int, device: Any, within: SubCatalogue | None
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """By level, the (user, node) pairs below which every item that is `within` is forbidden: two tensors [D].
+    """Find for each level the (user, node) pairs below which every allowed item is forbidden, as two tensors [D].
 
-    Forbidden leaves are sorted, so those below one node are neighbours: counting them is a run length.
-    The work is O(F log F) for F forbidden items, whatever the size of the catalogue.
+    Forbidden leaves are sorted, so those below one node are adjacent and counting them is a run-length count. The work is
+    O(F log F) for F forbidden items, whatever the size of the catalogue.
     """
     user_F, leaf_F = _forbidden_leaves(trie, forbidden, users, device)
     if within is not None:
@@ -244,7 +257,7 @@ def _dead_nodes(
 
 
 def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Distinct (user, leaf) pairs in order of user, then leaf; items outside the catalogue drop out."""
+    """Return distinct (user, leaf) pairs ordered by user, then leaf; items outside the catalogue are dropped."""
     offsets = torch.as_tensor(forbidden.offsets).to(device)
     if len(offsets) != users + 1:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""What the tokenise stage left behind: the catalogue of items, and with it the events of users, which open when first read.
+"""The artifacts of the tokenise stage: the catalogue of items, and the events of users, which are opened on first access.
 
-Read-only; the trie is memory-mapped.
+All of it is read-only; the trie is memory-mapped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nonet.samples.tokenised import StoredSequences
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The items: a row each in dense order, their semantic ids [I, L] int32, codes per level, and the trie of them all."""
+    """The items in dense order, their semantic ids [I, L] int32, the number of codes per level, and the trie of all items."""
 
     folders: Mapping[str, str]
     items: pa.Table
@@ -37,7 +37,7 @@ class Catalogue:
 
     @classmethod
     def load(cls, folders: Mapping[str, str]) -> Self:
-        """Open the artifacts by kind: sequences (of them the item table), sids, catalogue."""
+        """Open the artifacts by kind: sequences (for the item table), sids and catalogue."""
         table = pq.read_table(Path(folders["sids"]) / "sids.parquet")
         levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
         trie = Trie.load(Path(folders["catalogue"]))
@@ -55,7 +55,7 @@ class Corpus(Catalogue):
 
     @cached_property
     def transitions(self) -> Transitions:
-        """How often items came soon after others in training."""
+        """Counts of how often items came soon after others in training."""
         return Transitions.load(Path(self.folders["transitions"]))
 
     joins: Joins | None = None
@@ -63,7 +63,7 @@ class Corpus(Catalogue):
 
     @cached_property
     def seq(self) -> Sequences:
-        """The events, with what is joined to them; a process that never asks for them never loads them."""
+        """The events with their joined columns; loaded on first access."""
         seq = Sequences.load(Path(self.folders["sequences"]))
         if self.stored:
             folder = Path(self.folders["sequences"])
@@ -72,11 +72,11 @@ class Corpus(Catalogue):
         return joined_to(seq, self.joins, self.item_id) if self.joins else seq
 
     def events_in_store(self, user: str) -> Mapping[str, Any] | None:
-        """All events of a user by the store, appended ones last (`UserEvents.of`); None without a store, or such a user."""
+        """Return all events of a user from the store, appended ones last; None without a store or if the user is unknown."""
         return None if self.stored is None else self.stored.opened(self.folders, self.seq).of(user)
 
     def stored_in(self, stored: StoredSequences | None) -> Corpus:
-        """The same, its events read out of a store by user; before they are first read."""
+        """Return the corpus with events read from a store by user; call it before the events are first read."""
         other = copy.copy(self)
         other.__dict__["stored"] = stored
         return other
@@ -88,13 +88,13 @@ class Corpus(Catalogue):
                 getattr(self, name).release_pages()
 
     def with_joins(self, joins: Joins) -> Corpus:
-        """The same, its events with columns out of stores; before they are first read."""
+        """Return the corpus with event columns joined from stores; call it before the events are first read."""
         other = copy.copy(self)
         other.__dict__["joins"] = joins
         return other
 
     def with_events(self, seq: Sequences) -> Corpus:
-        """The same items with other events."""
+        """Return the same items with other events."""
         other = copy.copy(self)
         other.__dict__["seq"] = seq
         return other

@@ -1,10 +1,10 @@
-"""Score every item of the catalogue, without a beam.
+"""Scores of every item of the catalogue, without a beam.
 
-The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once a user: U * n depth
-steps, n = inner nodes with a choice. A node with a single child costs nothing: its only code has probability 1. Only logits
-of legal codes are kept. A model that has `legal_logits` shares among users what does not depend on them, and makes no more.
-Users lie last in memory, so that a sum over the children of a node is a sum of whole vectors. Temporaries stay under
-`budget_bytes`, but for what has the size of the answer, [U, I].
+The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once per user: U * n depth
+steps, n = inner nodes with a choice. A node with a single child costs nothing: its only code has probability 1. Only logits of
+legal codes are kept. A model that has `legal_logits` computes once what does not depend on the user.
+Users are the last dimension in memory, so that a sum over the children of a node adds whole vectors. Temporaries stay under
+`budget_bytes`, except those with the size of the result, [U, I].
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _USERS = 256  # scored at once, at most
 
 @torch.no_grad()
 def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
-    """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue.
+    """Compute the log-probability [U, I] in nats of every item for every prompt in `cache`; -inf outside the catalogue.
 
-    Prompts are taken some at a time: `cache.part(start, stop)`.
+    Prompts are processed in chunks: `cache.part(start, stop)`.
     """
     users, state = len(cache.state), cache.state
     levels = [_choices(trie, level, state.device) for level in range(trie.levels)]
@@ -50,7 +50,7 @@ def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes
 def with_votes(
     model: nn.Module, trie: Trie, scores_UI: Tensor, votes: Votes, state_UD: Tensor | None = None
 ) -> Tensor:
-    """The scores [U, I] of the model's mixture with its memory, from the model's own; the states are for votes by nearness."""
+    """Mix the model's scores [U, I] with the votes of its memory; `state_UD` is needed for votes by nearness."""
     if state_UD is not None:
         votes = votes.heard(model, state_UD, nearest_share(model))
     item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)].long()
@@ -64,10 +64,10 @@ def with_votes(
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """One level of the trie, as the scorer walks it.
+    """One level of the trie, as the scorer traverses it.
 
-    parent [n'] of every node of the next level. Of the m nodes with a choice: prefix [m, level], and their
-    children row [c], code [c] and node number child [c], those of one node between first[i] and first[i + 1].
+    parent [n'] of every node of the next level. Of the m nodes with a choice: prefix [m, level], and their children row [c], code
+    [c] and node number child [c]; those of one node are between first[i] and first[i + 1].
     """
 
     level: int
@@ -79,7 +79,7 @@ class _Choices:
     first: Tensor
 
     def cut(self, start: int, stop: int) -> _Choices:
-        """The nodes [start, stop) alone."""
+        """Return only the nodes [start, stop)."""
         begin, end = int(self.first[start]), int(self.first[stop])
         return _Choices(
             self.level,
@@ -92,7 +92,7 @@ class _Choices:
         )
 
     def parts(self, children: int) -> Iterator[_Choices]:
-        """Some nodes at a time, with at most `children` children together, or one node that has more."""
+        """Yield groups of nodes with at most `children` children together, or one node that has more."""
         start, nodes = 0, len(self.prefix)
         while start < nodes:
             most = self.first[start] + children
@@ -102,6 +102,7 @@ class _Choices:
 
 
 def _choices(trie: Trie, level: int, device: Any) -> _Choices:
+    """List the nodes of a level with more than one child, and their children."""
     first = trie.tensor("first_child", level, device)
     parent = torch.repeat_interleave(first.diff())
     chosen = (first.diff() > 1).nonzero().squeeze(1)
@@ -113,7 +114,7 @@ def _choices(trie: Trie, level: int, device: Any) -> _Choices:
 def _score_leaves(
     model: SidModel, cache: PromptCache, levels: list[_Choices], dtype: torch.dtype, budget_bytes: int
 ) -> Tensor:
-    """Log-probability [n_L, U] of every leaf."""
+    """Compute the log-probability [n_L, U] of every leaf."""
     users = len(cache.state)
     logp_nU = torch.zeros(1, users, dtype=dtype, device=cache.state.device)
     # Held at a time by one (user, child) pair: its logit twice, padded, exponents, its log-probability.
@@ -131,7 +132,10 @@ def _score_leaves(
 
 
 def _has_own_way(model: SidModel) -> bool:
-    """Whether the model has `legal_logits`; a class that overrides `step` alone has that of other steps."""
+    """Return whether `legal_logits` of the model belongs to its `step`.
+
+    A subclass that overrides `step` alone inherits a `legal_logits` that does not match it.
+    """
     homes = [
         [place for place, cls in enumerate(type(model).__mro__) if name in vars(cls)]
         for name in ("legal_logits", "step")
@@ -142,7 +146,7 @@ def _has_own_way(model: SidModel) -> bool:
 def _by_steps(
     model: SidModel, cache: PromptCache, part: _Choices, dtype: torch.dtype, budget_bytes: int
 ) -> Tensor:
-    """Logits [U, c] of the children, of steps that answer with all codes."""
+    """Compute the logits [U, c] of the children from steps that return all codes."""
     users, codes = len(cache.state), model.codes[part.level]
     # Held at a time by one (user, node) pair: logits, and the depth decoder's activations.
     pairs = max(1, budget_bytes // (4 * (4 * max(model.codes) + 16 * cache.state.shape[-1])))
@@ -161,8 +165,9 @@ def _by_steps(
 
 
 def _log_softmax(logits_cU: Tensor, part: _Choices) -> Tensor:
-    """Log-softmax over the children of each node, [c, U]. Nodes of 2, of 3 or 4, of 5 to 8, ... children are padded to one
-    rectangle each.
+    """Compute the log-softmax over the children of each node, [c, U].
+
+    Nodes of 2, of 3 or 4, of 5 to 8, ... children are padded to one rectangle each.
     """
     count_m = part.first.diff()
     total_mU = logits_cU.new_empty(len(count_m), logits_cU.shape[1])
@@ -181,9 +186,9 @@ def _log_softmax(logits_cU: Tensor, part: _Choices) -> Tensor:
 
 
 def top_items(scores_UI: Tensor, k: int, masked: Jagged, tie_I: np.ndarray | None = None) -> Tensor:
-    """The k best items of each user that are not masked, [U, k] int64; -1 where none is left.
+    """Select the k best items of each user that are not masked, [U, k] int64; -1 where none is left.
 
-    Equal scores stand by `tie_I` (a place an item, as ranks have it), without it by index.
+    Equal scores are ordered by `tie_I`, the rank of each item among equals as used for evaluation, and without it by index.
     """
     left_UI = scores_UI.clone()
     left_UI[_pairs(masked, scores_UI)] = -torch.inf
@@ -195,7 +200,7 @@ def top_items(scores_UI: Tensor, k: int, masked: Jagged, tie_I: np.ndarray | Non
 
 
 def _pairs(masked: Jagged, scores_UI: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct (user, item) pairs of a Jagged of dense item indices."""
+    """Return the distinct (user, item) pairs of a Jagged of dense item indices."""
     users, items = scores_UI.shape
     offsets = torch.as_tensor(masked.offsets).to(scores_UI.device)
     if len(offsets) != users + 1:

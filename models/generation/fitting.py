@@ -1,7 +1,7 @@
-"""Fit a memory: the weights (l, b, c) under which held-out events are likeliest.
+"""Fit of a memory: the weights (l, b, c) with the highest likelihood of held-out events.
 
-Sums of log-likelihood over a grid, so that ranks can add theirs up; then finer grids around the best. Three numbers from
-hundreds of events do not overfit, and the same sums give the same weights everywhere.
+Log-likelihoods are summed over a grid, so that ranks can add up their sums; then finer grids around the best point are tried.
+Three parameters and hundreds of events do not overfit, and the same sums give the same weights on every rank.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _MOST = (0.98, 1.5, 2.5)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a fit knows of held-out events: the model's log-probability of each target [U] and of its voted leaves [U, V],
-    votes [U, V] (0 for none), where the target is among them [U], -1 for nowhere, and what the nearest items say of the same
-    leaves [U, V]."""
+    """Scores of held-out events that a fit needs.
+
+    It holds the model's log-probability of each target [U] and of its voted leaves [U, V], the votes [U, V] (0 for none), the
+    index of the target among the voted leaves [U] (-1 if absent), and the votes of the nearest items for the same leaves [U, V].
+    """
 
     target: np.ndarray
     leaves: np.ndarray
@@ -43,7 +45,7 @@ class Held:
     nearest: np.ndarray
 
     def heard(self, share: float) -> Held:
-        """The same events with a share of the votes from the nearest items."""
+        """Return the same events with a share of the votes from the nearest items."""
         if not share:
             return self
         votes = mixed_votes(torch.from_numpy(self.votes), torch.from_numpy(self.nearest), share)
@@ -58,7 +60,7 @@ class Held:
         leaf_U1: Tensor,
         nearest_UV: Tensor | None = None,
     ) -> Held:
-        """From what a model says of targets and of voted leaves, and the leaf of each target."""
+        """Build from the model's log-probabilities of targets and voted leaves, and the leaf of each target."""
         nearest_UV = torch.zeros_like(votes.weight) if nearest_UV is None else nearest_UV
         hit_UV = (votes.leaf == leaf_U1) & (votes.leaf >= 0)
         place_U = torch.where(hit_UV.any(1), hit_UV.int().argmax(1), -1)
@@ -67,7 +69,7 @@ class Held:
 
     @classmethod
     def joined(cls, parts: Sequence[Held]) -> Held:
-        """One after the other, with as many columns as the widest."""
+        """Concatenate, padded to the width of the widest."""
         if not parts:
             none = np.empty((0, 1))
             return cls(np.empty(0), none, none, np.empty(0, np.int64), none)
@@ -85,7 +87,7 @@ class Held:
         )
 
     def likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
-        """Summed log-likelihood [G], nats."""
+        """Compute the summed log-likelihood [G] of the candidates, in nats."""
         there = self.votes > 0
         voted, p = there.any(1), np.exp(self.target)
         leaves = np.where(there, self.leaves, 0.0)
@@ -102,14 +104,17 @@ class Held:
         )
 
     def _remembered(self, power: np.ndarray) -> np.ndarray:
-        """q [U] of each target, from the powers of all voted leaves [U, V] in nats."""
+        """Compute q [U] of each target from the log powers of all voted leaves [U, V]."""
         q = np.exp(power - power.max(1, initial=-1e38)[:, None])
         q /= np.maximum(q.sum(1, keepdims=True), 1e-300)
         return np.where(self.place >= 0, q[np.arange(len(q)), self.place], 0.0)
 
 
 def fit(likelihood: Callable[[Sequence[Weights]], np.ndarray]) -> Weights:
-    """The best candidate; `likelihood` gives the sums of all ranks for candidates. Ties: the first."""
+    """Return the candidate with the highest likelihood; ties go to the first.
+
+    `likelihood` maps candidates to their log-likelihoods, summed over all ranks.
+    """
     grid = [list(axis) for axis in FIT_GRID]
     best: Weights = (0.0, 0.0, 0.0)
     steps = (0.08, 0.12, 0.12)

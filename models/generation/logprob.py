@@ -1,8 +1,8 @@
-"""Log-probability of semantic IDs under the catalogue's constrained distribution.
+"""Log-probability of semantic ids under the catalogue's constrained distribution.
 
-At each level the model's logits are renormalised over the codes that lead to an item of the catalogue, so the
-probabilities of all items of the catalogue sum to one. Rollout and trainer call the same `legal_log_softmax`,
-so the log-probabilities of an unchanged model agree to 1e-6 relative in float32 (tests/models/generation/test_logprob.py).
+At each level the model's logits are renormalised over the codes that lead to an item of the catalogue, so the probabilities of
+all items of the catalogue sum to one. Rollout and trainer call the same `legal_log_softmax`, so the log-probabilities of an
+unchanged model agree to 1e-6 relative in float32 (tests/models/generation/test_logprob.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from nonet.types import SampleBatch
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
-    """Log-softmax over legal codes: logits [..., K], legal [..., K] bool -> [..., K] nats, -inf where
-    illegal.
+    """Compute the log-softmax over legal codes, in nats; -inf where a code is illegal.
 
-    Every row needs a legal code. Half precision is computed in float32.
+    Args:
+        logits: Logits [..., K]; half precision is computed in float32.
+        legal: Mask [..., K]; every row needs a legal code.
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
@@ -35,17 +36,18 @@ def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
 def log_prob(
     model: SidModel, batch: SampleBatch, rows: Mapping[str, Tensor], sids: Tensor, trie: Trie
 ) -> Tensor:
-    """Constrained log-probability of SIDs [U, W, L] given each prompt of `batch` -> [U, W, L] nats,
-    differentiable.
+    """Compute the constrained log-probability [U, W, L] in nats of SIDs [U, W, L] given each prompt of `batch`; differentiable.
 
-    A SID of -1 (no beam) reads 0 on every level and carries no gradient. A SID outside the catalogue is a
-    DataError.
+    A SID of -1 (no beam) gives 0 on every level and no gradient.
+
+    Raises:
+        DataError: A SID is outside the catalogue.
     """
     return log_prob_from(model, model.prefill(batch, rows), sids, trie)
 
 
 def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie) -> Tensor:
-    """`log_prob` after the prefill: the cache holds the U prompts."""
+    """Compute `log_prob` after the prefill: the cache holds the U prompts."""
     sids_UWL = sids.long()
     valid_UW = (sids_UWL >= 0).all(-1)
     node_UW = torch.zeros_like(valid_UW, dtype=torch.int64)
@@ -69,9 +71,9 @@ def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie)
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Leaves [U, X] in ascending order a prompt, the codes on the way to each [U, X, L], and where it was asked for [U, X].
+    """Leaves [U, X] in ascending order per prompt, the codes of their paths [U, X, L], and their original places [U, X].
 
-    A leaf of -1 is none; it reads 0 on every level.
+    A leaf of -1 is no leaf; it gives 0 on every level.
     """
 
     leaf: Tensor
@@ -80,14 +82,17 @@ class Leaves:
 
     @classmethod
     def of(cls, trie: Trie, leaf_UX: Tensor) -> Leaves:
-        """Sorted a prompt."""
+        """Sort the leaves of each prompt."""
         leaf, order = leaf_UX.sort(dim=1, stable=True)
         codes = trie.prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
         return cls(leaf, codes, order)
 
 
 def path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves) -> Tensor:
-    """Constrained log-probability [U, X, L] of every level on the way to leaves, in the order asked for; differentiable."""
+    """Compute the constrained log-probability [U, X, L] of every level of the paths to leaves; differentiable.
+
+    The result is in the original order of the leaves.
+    """
     levels = [_level(model, cache, trie, leaves, level) for level in range(trie.levels)]
     logp_UXL = torch.stack(levels, -1).masked_fill(leaves.leaf.unsqueeze(-1) < 0, 0.0)
     back_UX = leaves.order.argsort(1)
@@ -95,7 +100,7 @@ def path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leav
 
 
 def _level(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves, level: int) -> Tensor:
-    """Of one level [U, X], in order of leaves."""
+    """Compute the log-probabilities of one level [U, X], in the order of the sorted leaves."""
     device = leaves.leaf.device
     first_leaf, first = (trie.tensor(name, level, device) for name in ("first_leaf", "first_child"))
     node_UX = torch.searchsorted(first_leaf, leaves.leaf.clamp_min(0), right=True) - 1
@@ -120,7 +125,11 @@ def _level(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves, leve
 
 
 def leaves_of(sids: Tensor, trie: Trie) -> Tensor:
-    """The leaf [U, W] that each SID [U, W, L] leads to, -1 for a SID of -1. Raises DataError for one outside the catalogue."""
+    """Return the leaf [U, W] of each SID [U, W, L], -1 for a SID of -1.
+
+    Raises:
+        DataError: A SID is outside the catalogue.
+    """
     sids_UWL = sids.long()
     valid_UW = (sids_UWL >= 0).all(-1)
     node_UW = torch.zeros_like(valid_UW, dtype=torch.int64)
@@ -133,6 +142,7 @@ def leaves_of(sids: Tensor, trie: Trie) -> Tensor:
 
 
 def _refuse_illegal(sids_UWL: Tensor, illegal_UW: Tensor, trie: Trie) -> None:
+    """Raise DataError for the first SID that is outside the catalogue."""
     if not bool(illegal_UW.any()):
         return
     user, beam = illegal_UW.nonzero()[0].tolist()

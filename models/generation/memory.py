@@ -1,12 +1,12 @@
-"""Memory over the trie: a model and the votes of transitions as one distribution, normalised over the catalogue.
+"""Memory over the trie: the mixture of a model and the votes of item transitions, normalised over the catalogue.
 
     pi(y) = (1 - l) p(y) + l q(y),   q(y) ~ p(y)^b v(y)^c on the voted leaves
 
-The decoder generalises through codes, transitions remember pairs of items; their mixture ranks better than either and is
-more likely than the model (quickstart: recall@10 0.146 to 0.188, 6.63 to 6.52 nats an event). b = 0 is a plain mixture of
-model and votes, b = 1 nearly a product of experts. The model is needed at the voted leaves alone. A prompt without votes has
-l = 0. The log-probability of a level is the difference of two node masses, log Pi(child) - log Pi(node), so what reads codes
-level by level reads these.
+The decoder generalises through codes, transitions memorise pairs of items; the mixture ranks better than either and has a
+higher likelihood than the model (quickstart: recall@10 0.146 to 0.188, 6.63 to 6.52 nats per event). b = 0 is a plain mixture
+of model and votes, b = 1 nearly a product of experts. The model is evaluated at the voted leaves only. A prompt without votes
+has l = 0. The log-probability of a level is the difference of two node masses, log Pi(child) - log Pi(node), so code that reads
+log-probabilities level by level works unchanged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _QUERY_STD = 0.05
 
 
 def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
-    """Give a model a memory's weights (l, b, c), to be fitted; with the width of an item's row also a voter by nearness, its
-    matrix drawn from the seed, and its share m of the votes."""
+    """Add the memory weights (l, b, c), to be fitted, to a model.
+
+    With the width of an item's row, also add a voter by nearness: its matrix, drawn from the seed, and its share m of the votes.
+    """
     first = _FIRST if row_width is None else (*_FIRST, _FIRST_SHARE)
     model.register_buffer(MEMORY_WEIGHTS, torch.tensor(first, dtype=torch.float32))
     if row_width is None:
@@ -47,20 +49,20 @@ def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
 
 
 def memory_weights(model: nn.Module) -> tuple[float, float, float]:
-    """(l, b, c) of a model with a memory."""
+    """Return the weights (l, b, c) of a model with a memory."""
     l, b, c = getattr(model, MEMORY_WEIGHTS).tolist()[:3]  # noqa: E741
     return l, b, c
 
 
 def nearest_share(model: nn.Module) -> float:
-    """m: how much of the votes is that of the nearest items; 0 where they do not vote."""
+    """Return the share m of the votes that comes from the nearest items; 0 if they do not vote."""
     weights = getattr(model, MEMORY_WEIGHTS).tolist()
     return weights[3] if len(weights) > 3 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """q [U, V] over the voted leaves of each prompt, and its share l [U] of the mixture, 0 for a prompt without votes."""
+    """The distribution q [U, V] over the voted leaves of each prompt, and its share l [U] of the mixture (0 without votes)."""
 
     votes: Votes
     q: Tensor
@@ -68,7 +70,7 @@ class Memory:
 
     @classmethod
     def of(cls, model: nn.Module, votes: Votes, logp_UV: Tensor) -> Memory:
-        """From the model's log-probabilities of the voted leaves, differentiable."""
+        """Build from the model's log-probabilities of the voted leaves; differentiable."""
         l, b, c = memory_weights(model)  # noqa: E741
         power_UV = (b * logp_UV + c * votes.weight.clamp_min(1e-30).log()).masked_fill(votes.leaf < 0, -1e30)
         some_U = (votes.leaf >= 0).any(1)
@@ -76,7 +78,7 @@ class Memory:
         return cls(votes, q_UV, some_U.to(q_UV.dtype) * l)
 
     def levels(self, trie: Trie, leaf_UW: Tensor, logp_UWL: Tensor) -> Tensor:
-        """The mixture's log-probability of each level [U, W, L] on the way to leaves, from the model's."""
+        """Compute the mixture's log-probability of each level [U, W, L] of the paths to leaves from the model's."""
         before, logp, out = torch.zeros_like(logp_UWL[..., 0]), torch.zeros_like(logp_UWL[..., 0]), []
         for level in range(trie.levels):
             logp = logp + logp_UWL[..., level]
@@ -86,14 +88,14 @@ class Memory:
         return torch.stack(out, -1)
 
     def mixed(self, logp_UW: Tensor, q_UW: Tensor) -> Tensor:
-        """log((1 - l) p + l q) [U, W] from log p and q."""
+        """Compute log((1 - l) p + l q) [U, W] from log p and q."""
         share_U1 = self.share[:, None]
         there = (q_UW > 0) & (share_U1 > 0)
         remembered = torch.where(there, share_U1 * q_UW, 1.0).log()
         return torch.logaddexp(torch.log1p(-share_U1) + logp_UW, torch.where(there, remembered, -torch.inf))
 
     def _below(self, trie: Trie, level: int, leaf_UW: Tensor) -> Tensor:
-        """Sum [U, W] of q over the voted leaves below the nodes of a level that lead to leaves."""
+        """Sum q over the voted leaves below the nodes of a level on the paths to leaves, [U, W]."""
         node_UW = trie.nodes_of(level, leaf_UW)
         node_UV = trie.nodes_of(level, self.votes.leaf)
         same_UWV = node_UW[:, :, None] == node_UV[:, None, :]
@@ -103,8 +105,12 @@ class Memory:
 def remember(
     model: SidModel, cache: PromptCache, trie: Trie, votes: Votes, leaf_UW: Tensor | None = None
 ) -> tuple[Memory, Tensor, Tensor]:
-    """The memory of each prompt in `cache`, with the model's log-probabilities by level of the voted leaves [U, V, L] and
-    of other leaves [U, W, L], all scored as one tree; its votes are those that were heard."""
+    """Score the voted leaves and other leaves as one tree.
+
+    Returns:
+        The memory of each prompt in `cache`, the model's log-probabilities by level of the voted leaves [U, V, L] and of the
+        other leaves [U, W, L]. The votes of the memory include those of the nearest items.
+    """
     votes = votes.heard(model, cache.state, nearest_share(_module(model)))
     leaf_UX = votes.leaf if leaf_UW is None else torch.cat([votes.leaf, leaf_UW], 1)
     logp_UXL = path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX))
@@ -121,8 +127,10 @@ def _module(model: SidModel) -> nn.Module:
 def policy_log_prob(
     model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie, votes: Votes | None
 ) -> Tensor:
-    """What is served of SIDs [U, W, L] given each prompt in `cache`, [U, W, L] nats, differentiable through p and q: with
-    votes the mixture, without them the model (`log_prob`, which also says what a SID of -1 and one outside the catalogue do).
+    """Compute the policy's log-probability [U, W, L] in nats of SIDs [U, W, L] given each prompt in `cache`; differentiable.
+
+    With votes the policy is the mixture, without them the model. SIDs of -1 and SIDs outside the catalogue are handled as in
+    `log_prob`. The gradient flows through p and q.
     """
     if votes is None:
         return log_prob_from(model, cache, sids, trie)
@@ -132,7 +140,10 @@ def policy_log_prob(
 def policy_of_leaves(
     model: SidModel, cache: PromptCache, trie: Trie, leaf_UW: Tensor, votes: Votes | None
 ) -> Tensor:
-    """What is served of every level on the way to leaves, [U, W, L] nats, differentiable; 0 for a leaf of -1."""
+    """Compute the policy's log-probability [U, W, L] in nats of every level of the paths to leaves; differentiable.
+
+    A leaf of -1 gives 0.
+    """
     if votes is None:
         return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UW))
     memory, _, logp_UWL = remember(model, cache, trie, votes, leaf_UW)
@@ -143,7 +154,7 @@ def policy_of_leaves(
 def leaf_scores(
     model: SidModel, cache: PromptCache, trie: Trie, leaf_UX: Tensor, votes: Votes | None
 ) -> Tensor:
-    """Log-probability [U, X] of leaves (-1 for none, which reads 0): with votes of the mixture, without them of the model."""
+    """Compute the log-probability [U, X] of leaves under the mixture, or under the model without votes; 0 for a leaf of -1."""
     if votes is None:
         return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX)).sum(-1)
     memory, _, logp_UXL = remember(model, cache, trie, votes, leaf_UX)
@@ -152,7 +163,7 @@ def leaf_scores(
 
 
 def voted_shares(model: SidModel, cache: PromptCache, votes: Votes, leaf_UX: Tensor) -> Tensor:
-    """The share [U, X] of a prompt's votes that each leaf got, of all voters together."""
+    """Return the share [U, X] of a prompt's votes, of all voters together, that each leaf got."""
     heard = votes.heard(_module(model), cache.state, nearest_share(_module(model)))
     same_UXV = leaf_UX[:, :, None] == heard.leaf.masked_fill(heard.leaf < 0, -2)[:, None, :]
     return (same_UXV * heard.weight[:, None, :]).sum(-1)

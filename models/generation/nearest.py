@@ -1,11 +1,11 @@
-"""Nearest: a second voter of a memory, the items whose rows are nearest to a user's state.
+"""Nearest items: a second voter of a memory, which votes for the items whose rows are nearest to a user's state.
 
     s(y) = (A h) . r(y)
 
-h is the state after a user's newest event, r(y) the row that item y also enters with (tied, as in SASRec: Kang and McAuley,
-2018), A a square or narrow matrix of the model's. It learns beside the semantic ids by sampled softmax, whose negatives stand
-for all items of training (log-q correction). Its best items then vote as transitions do, so dense retrieval and generation
-are one distribution. Items without a training event get no such votes: what is said of them comes from their codes.
+h is the state after a user's newest event, r(y) the item's row that is also its input embedding (tied, as in SASRec: Kang and
+McAuley, 2018), A a square or narrow matrix of the model. It is trained together with the semantic ids by sampled softmax, whose
+negatives stand for all items of training (log-q correction). Its best items then vote as transitions do, so dense retrieval and
+generation are one distribution. Items without a training event get no such votes; they are scored by their codes only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUERY = "nearest"
 
 @dataclass(frozen=True, slots=True)
 class ItemRows:
-    """Items that occur in training and are in the catalogue: leaf [C] int64 ascending, row [C, D] in that order."""
+    """Rows of the items that occur in training and are in the catalogue: leaf [C] int64 ascending, row [C, D] in that order."""
 
     leaf: Tensor
     row: Tensor
@@ -40,8 +40,10 @@ class ItemRows:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """What is still to be asked of the model for P prompts: the rows of the items, and which (prompt, place among the items)
-    are hidden [H]; at most `width` items vote."""
+    """A deferred vote by nearness for P prompts: it needs the model's states.
+
+    It holds the rows of the items and the hidden (prompt, index of the item) pairs [H]; at most `width` items get votes.
+    """
 
     rows: ItemRows
     prompt: Tensor
@@ -50,7 +52,7 @@ class Nearest:
 
     @classmethod
     def of(cls, rows: ItemRows, leaf_of_item: np.ndarray, hidden: Jagged, width: int) -> Nearest:
-        """`hidden`: dense item indices that each prompt may not list."""
+        """Build from item rows; `hidden` has the dense item indices that each prompt may not list."""
         leaf = torch.from_numpy(np.asarray(leaf_of_item)[hidden.values].astype(np.int64))
         prompt = torch.repeat_interleave(torch.from_numpy(np.diff(hidden.offsets)))
         place = torch.searchsorted(rows.leaf, leaf).clamp_max(max(0, len(rows.leaf) - 1))
@@ -58,7 +60,7 @@ class Nearest:
         return cls(rows, prompt[there], place[there], width)
 
     def votes(self, model: nn.Module, state_PD: Tensor) -> tuple[Tensor, Tensor]:
-        """Leaves [P, V] and the votes for them [P, V], of a prompt 1 together; differentiable."""
+        """Compute the leaves [P, V] and their votes [P, V], which sum to 1 per prompt; differentiable."""
         asked_PD = query(model, state_PD)
         asked_PD = asked_PD.to(torch.promote_types(asked_PD.dtype, torch.float32))
         leaf_C, row_CD = self.rows.leaf.to(asked_PD.device), self.rows.row.to(asked_PD)
@@ -75,12 +77,16 @@ class Nearest:
 
 
 def query(model: nn.Module, state_D: Tensor) -> Tensor:
-    """A h [..., D] of states."""
+    """Compute A h [..., D] of states."""
     return getattr(model, QUERY)(state_D)
 
 
 def union(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The leaves of both voters [P, X], each once, then -1; what transitions and what nearest items say of them [P, X]."""
+    """Merge the leaves of both voters.
+
+    Returns:
+        The distinct leaves [P, X], padded with -1, and the votes of transitions and of nearest items for them, [P, X] each.
+    """
     none_PV, last = torch.zeros_like(vote_PV), torch.iinfo(torch.int64).max
     leaf_PX = torch.cat([votes.leaf, leaf_PV], 1)
     leaf_PX, order_PX = leaf_PX.masked_fill(leaf_PX < 0, last).sort(dim=1, stable=True)
@@ -99,7 +105,7 @@ def union(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tenso
 
 
 def mixed_votes(transitions_PX: Tensor, nearest_PX: Tensor, share: float) -> Tensor:
-    """(1 - m) of what transitions and m of what nearest items say [P, X]; all of the latter where transitions say nothing."""
+    """Mix the votes [P, X] of both voters with share m for the nearest items, or 1 for prompts without votes of transitions."""
     some_P1 = transitions_PX.sum(1, keepdim=True) > 0
     return torch.where(some_P1, (1 - share) * transitions_PX + share * nearest_PX, nearest_PX)
 
@@ -114,10 +120,20 @@ def nearest_loss(
     items: int,
     weight_M: Tensor | None = None,
 ) -> Tensor:
-    """Summed nats of the batch's targets among `items` items, each asked from the state before it.
+    """Compute the sampled-softmax loss of the batch's targets, in summed nats, each predicted from the state before it.
 
-    own_MD: rows of the targets. Negatives are drawn evenly from the items, once for all targets, and each stands for
-    items / n of them; a target that was drawn stands for none. weight_M: what each target counts.
+    Negatives are drawn uniformly from the items, once for all targets, and each stands for items / n of them; a negative that
+    equals the target counts nothing.
+
+    Args:
+        model: A model with a voter by nearness.
+        batch: The batch that contains the targets.
+        state_MD: State before each target.
+        own_MD: Item row of each target.
+        negative_key_n: Sparse keys of the negatives.
+        negative_nD: Item rows of the negatives.
+        items: Number of items that the negatives stand for.
+        weight_M: Weight of each target; 1 by default.
     """
     asked_MD = query(model, state_MD)
     key_M = batch.context["item"].values[batch.loss_mask.values]

@@ -1,7 +1,7 @@
-"""Recommender: a model, its sparse rows and the corpus, asked about prompts.
+"""Recommender: a model with its sparse rows and its corpus, which generates and scores items for prompts.
 
-One code path for rollout, evaluation and `nonet recommend`: the rows come through a `SparseReader`, the prompts are
-(user, position) pairs, and beams and exhaustive scores are those of the constrained distribution.
+Rollout, evaluation and `nonet recommend` use the same code: rows come from a `SparseReader`, prompts are (user, position)
+pairs, and beams and exhaustive scores are those of the constrained distribution.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from nonet.types import Jagged, SampleBatch
 
 
 def keys_of(batch: SampleBatch, feature: str) -> Tensor:
-    """Sparse keys of a feature in `context`: "item" and others an event [N] (Jagged), "user" and others a sequence [B]."""
+    """Return the sparse keys of a feature: those of items and event features per event [N], those of users per sequence [B]."""
     values = batch.context[feature]
     return values if isinstance(values, Tensor) else values.values
 
 
 def on(batch: SampleBatch, device: Any) -> SampleBatch:
-    """The batch on a device; itself on the host. Batches are made on the host, where sparse rows are asked for."""
+    """Move a batch to a device; return it unchanged for the host.
+
+    Batches are created on the host, where sparse rows are requested.
+    """
     if torch.device(device).type == "cpu":
         return batch
     context = {name: _moved(value, device) for name, value in batch.context.items()}
@@ -51,10 +54,10 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 class Recommender:
-    """Answers for prompts (users [U], positions [U]): the events of a user before that position.
+    """Generates and scores items for prompts (users [U], positions [U]): the events of a user before that position.
 
-    It works where its model is; batches come from the host and answers go back there. With `voters` it answers from the
-    mixture of the model and its memory.
+    It computes on the model's device; batches come from the host and results return there. With `voters` it uses the mixture of
+    the model and its memory.
     """
 
     def __init__(
@@ -77,17 +80,17 @@ class Recommender:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     def batch(self, users: np.ndarray, positions: np.ndarray, stage: str = "ask") -> SampleBatch:
-        """The prompts as a packed batch."""
+        """Pack the prompts into a batch."""
         return prompt_batch(
             self.corpus.seq, self.corpus.sids, users, positions, history=self.history, stage=stage
         )
 
     def rows(self, batch: SampleBatch) -> dict[str, Tensor]:
-        """The sparse rows of a batch (on the host) by feature, on the model's device."""
+        """Read the sparse rows of a batch (on the host) by feature, to the model's device."""
         return {
             feature: self.reader.read_rows(table, keys_of(batch, feature)).to(self.device)
             for feature, table in self.features.items()
@@ -102,7 +105,7 @@ class Recommender:
         positions: np.ndarray,
         within: SubCatalogue | None = None,
     ) -> Beams:
-        """The `width` best items of each prompt `within` a sub-catalogue, without those that are masked."""
+        """Generate the `width` best items of each prompt `within` a sub-catalogue, without the masked ones."""
         beams = beam_search(
             self.model,
             self.prefill(batch),
@@ -116,14 +119,14 @@ class Recommender:
 
     @torch.no_grad()
     def scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Log-probability of every catalogue item for each prompt [U, I], nats; nothing masked."""
+        """Compute the log-probability [U, I] in nats of every catalogue item for each prompt; nothing is masked."""
         return self._scores(batch, users, positions)[0].cpu()
 
     @torch.no_grad()
     def scores_of_both(
         self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """`scores`, and those of the model without its memory's votes [U, I], out of one pass."""
+        """Compute `scores` with and without the memory's votes, [U, I] each, in one pass."""
         mixed, own = self._scores(batch, users, positions)
         return mixed.cpu(), own.cpu()
 
@@ -142,8 +145,15 @@ class Recommender:
         hidden: Jagged | None = None,
         within: SubCatalogue | None = None,
     ) -> Votes | None:
-        """What is voted for each prompt, on the model's device; None without a memory. `seq`: events of other users than the
-        corpus's; `hidden`: items that get no votes, by default those that the data's policy masks; `within`: what may."""
+        """Compute the votes for each prompt, on the model's device; None without a memory.
+
+        Args:
+            users: User of each prompt.
+            positions: Number of events before each prompt.
+            seq: Events of other users than the corpus's.
+            hidden: Items that get no votes; by default those that the data's policy masks.
+            within: The sub-catalogue that voted items must belong to.
+        """
         if self.voters is None:
             return None
         if self.voters.nearest:
@@ -152,7 +162,10 @@ class Recommender:
         return self.voters.votes(seq, users, positions, hidden, within).to(self.device)
 
     def _read_items(self, voters: Voters) -> None:
-        """Rows of all items, once a version; those of a process that trains may move under any version."""
+        """Read the rows of all items once per version.
+
+        In a process that trains, rows change without a new version, so they are read on each call.
+        """
         version = None if isinstance(self.reader, LocalReader) else self.reader.version
         if version is None or version != self._read_version:
             keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
@@ -160,14 +173,14 @@ class Recommender:
             self._read_version = version
 
     def prefill(self, batch: SampleBatch) -> Any:
-        """What the model keeps of each prompt's history, on its device."""
+        """Run the model's prefill on each prompt's history, on its device."""
         self.model.eval()
         return self.model.prefill(on(batch, self.device), self.rows(batch))
 
     def chunks(
         self, users: np.ndarray, positions: np.ndarray, size: int
     ) -> Iterator[tuple[SampleBatch, np.ndarray, np.ndarray]]:
-        """The prompts in order, `size` at a time."""
+        """Iterate over batches of `size` prompts in order, with their users and positions."""
         for start in range(0, len(users), size):
             part = slice(start, start + size)
             yield self.batch(users[part], positions[part]), users[part], positions[part]

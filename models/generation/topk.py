@@ -14,9 +14,7 @@ from nonet.errors import DataError
 
 
 def top_k(scores_UN: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The min(k, N) largest: values [U, k] descending and indices [U, k] int64; equal values by ascending
-    index.
-    """
+    """Return the min(k, N) largest values [U, k] in descending order and their indices [U, k] int64; ties to the lower index."""
     users, size = scores_UN.shape
     if k >= size:
         return _order(scores_UN, torch.arange(size, device=scores_UN.device).expand(users, size))

@@ -63,22 +63,22 @@ class Trie:
 
     @property
     def n_items(self) -> int:
-        """Items of the dense index, inside the catalogue or not."""
+        """Number of items of the dense index, inside the catalogue or not."""
         return len(self.leaf_of_item)
 
     @property
     def n_leaves(self) -> int:
-        """Items of the catalogue."""
+        """Number of items of the catalogue."""
         return len(self.item_of_leaf)
 
     @property
     def n_nodes(self) -> tuple[int, ...]:
-        """Nodes of level 0 (the root) to L (the leaves)."""
+        """Number of nodes per level, from level 0 (the root) to L (the leaves)."""
         return (1, *(len(code) for code in self.code))
 
     @classmethod
     def build(cls, sids: np.ndarray, codes: Sequence[int], items: np.ndarray | None = None) -> Trie:
-        """From SIDs [I, L] in dense index order; `items` (dense indices) restricts the catalogue to these."""
+        """Build from SIDs [I, L] in dense index order; `items` (dense indices) restricts the catalogue to these."""
         sids = np.asarray(sids)
         _check_sids(sids, codes)
         chosen = np.arange(len(sids)) if items is None else _check_items(items, len(sids))
@@ -91,39 +91,42 @@ class Trie:
         return cls(codes, first_child, code, order.astype(np.int32), leaf_of_item)
 
     def first_leaf(self, level: int) -> np.ndarray:
-        """[n_level + 1] int32: the leaves below node p are first_leaf[p] .. first_leaf[p + 1]. Of the leaves themselves it
-        is made each time: `nodes_of` and `leaves_below` do without."""
+        """Return [n_level + 1] int32: the leaves below node p are first_leaf[p] .. first_leaf[p + 1].
+
+        For the leaves themselves it is computed on each call; `nodes_of` and `leaves_below` do not need it.
+        """
         if level == self.levels:
             return np.arange(self.n_leaves + 1, dtype=np.int32)
         return self.first_child[level] if level == self.levels - 1 else self._below[level]
 
     def nodes_of(self, level: int, leaf: Tensor) -> Tensor:
-        """The node of a level that is on the way to each leaf, int64."""
+        """Return the node of a level on the path to each leaf, int64."""
         if level == self.levels:
             return leaf.long()
         return _range_of(self.tensor("first_leaf", level, leaf.device), leaf)
 
     def leaves_below(self, level: int, node: Tensor) -> Tensor:
-        """How many leaves lie below each node of a level, int64."""
+        """Count the leaves below each node of a level, int64."""
         if level == self.levels:
             return torch.ones_like(node, dtype=torch.int64)
         first = self.tensor("first_leaf", level, node.device)
         return (first[node + 1] - first[node]).long()
 
     def parents(self, level: int, child: Tensor) -> Tensor:
-        """The node of a level above each node of the next, int64."""
+        """Return the node of a level above each node of the next level, int64."""
         return _range_of(self.tensor("first_child", level, child.device), child)
 
     def _made_below(self) -> list[np.ndarray]:
-        """`first_leaf` of all levels but the last two."""
+        """Compute `first_leaf` of all levels but the last two."""
         below = [self.first_child[-1]]
         for first in reversed(self.first_child[:-1]):
             below.append(below[-1][first])
         return below[:0:-1]
 
     def tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
-        """One array ("first_child", "code", "first_leaf", "item_of_leaf", "leaf_of_item") as a tensor on
-        `device`, cached.
+        """Return an array of the trie as a tensor on `device`, cached.
+
+        `name` is "first_child", "code", "first_leaf", "item_of_leaf" or "leaf_of_item".
         """
         key = (name, level, str(device))
         if key not in self._tensors:
@@ -135,9 +138,7 @@ class Trie:
         return self._tensors[key]
 
     def ragged_children(self, level: int, nodes_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Children of level-`level` nodes, flat: row of `nodes_M`, code, node number at level + 1; each [C]
-        int64.
-        """
+        """List the children of level-`level` nodes: row of `nodes_M`, code and node number at level + 1, each [C] int64."""
         first = self.tensor("first_child", level, nodes_M.device)
         start = first[nodes_M].long()
         count = first[nodes_M + 1] - start
@@ -146,7 +147,7 @@ class Trie:
         return row, self.tensor("code", level, nodes_M.device)[child].long(), child
 
     def prefixes(self, level: int, nodes_M: Tensor) -> Tensor:
-        """Codes on the way to level-`level` nodes, [M, level] int64."""
+        """Return the codes [M, level] int64 on the paths to level-`level` nodes."""
         codes = []
         for above in range(level - 1, -1, -1):
             codes.append(self.tensor("code", above, nodes_M.device)[nodes_M].long())
@@ -154,8 +155,11 @@ class Trie:
         return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
 
     def children(self, level: int, nodes: Tensor) -> Tensor:
-        """Child by code: nodes [...] int64 of level `level` -> [..., K] node numbers at level + 1, -1 where
-        illegal.
+        """Return the children of nodes by code, [..., K] node numbers at level + 1; -1 where a code is illegal.
+
+        Args:
+            level: Level of the nodes.
+            nodes: Node numbers [...] int64.
         """
         width = self.codes[level]
         flat = nodes.reshape(-1)
@@ -176,7 +180,7 @@ class Trie:
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Trie:
-        """Map the arrays of `folder`; `verify` reads them all and checks the version."""
+        """Map the arrays of `folder`; `verify` reads all of them and checks the version."""
         folder = Path(folder)
         meta = _read_meta(folder)
 
@@ -230,12 +234,12 @@ class Trie:
 
 
 def _range_of(first: Tensor, place: Tensor) -> Tensor:
-    """Which of the ranges first[p] .. first[p + 1] holds each place, int64."""
+    """Return the index p of the range first[p] .. first[p + 1] that contains each place, int64."""
     return torch.searchsorted(first, place.to(first.dtype).contiguous(), right=True) - 1
 
 
 def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """CSR arrays of SIDs [n, L] in lexicographic order, no two equal."""
+    """Build the CSR arrays of distinct SIDs [n, L] in lexicographic order."""
     starts = np.zeros(len(ordered), bool)  # row opens a node of this level
     starts[0] = True
     node = np.zeros(len(ordered), np.int64)

@@ -1,8 +1,8 @@
-"""Votes: what the transitions of a user's newest events say comes next, on the best-voted leaves of the catalogue.
+"""Votes of item transitions: the likely next items after a user's newest events, as the best-voted leaves of the catalogue.
 
-v(y) ~ sum over the last events x, by age, of 0.6^age c(x, y) / sqrt(n(x)); forbidden items and those outside the catalogue
-are dropped before the cut to the best V. A prompt at a training event would be told its own answer: the pairs of its user
-from the asked position on are taken out first, and their voters' occurrences with them.
+v(y) ~ sum over the last events x, by age, of 0.6^age c(x, y) / sqrt(n(x)); forbidden items and those outside the catalogue are
+dropped before the cut to the best V. At a prompt before a training event, the counts would contain its own answer: the user's
+own pairs from that position on are subtracted first, together with the occurrences of their voters.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from nonet.types import Jagged
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """leaf [P, V] int64, each once, -1 for none; weight [P, V] float32, of a prompt 1 together, or 0 without votes.
+    """Votes for the leaves of P prompts.
 
-    `nearest`: the voter that is still to be heard, for it needs the model's states.
+    Attributes:
+        leaf: Distinct leaves [P, V] int64, -1 for none.
+        weight: Votes [P, V] float32, which sum to 1 per prompt, or to 0 without votes.
+        nearest: Deferred votes by nearness, which need the model's states; None without such a voter.
     """
 
     leaf: Tensor
@@ -39,18 +42,18 @@ class Votes:
     nearest: Nearest | None = None
 
     def to(self, device: Any) -> Votes:
-        """The same on a device."""
+        """Return the votes on a device."""
         return Votes(self.leaf.to(device), self.weight.to(device), self.nearest)
 
     def heard(self, model: Any, state_PD: Tensor, share: float) -> Votes:
-        """With a share of what the nearest items of the states say, where they are asked; differentiable."""
+        """Add the votes of the items nearest to the states with weight `share`, if there are such voters; differentiable."""
         if self.nearest is None or not share:
             return Votes(self.leaf, self.weight)
         leaf, transitions, nearest = self.both(model, state_PD)
         return Votes(leaf, mixed_votes(transitions, nearest, share))
 
     def both(self, model: Any, state_PD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Leaves [P, X] of both voters, and what transitions and nearest items say of them [P, X]."""
+        """Return the leaves [P, X] of both voters, and the votes of transitions and of nearest items for them [P, X]."""
         if self.nearest is None:
             return self.leaf, self.weight, torch.zeros_like(self.weight)
         return union(self, *self.nearest.votes(model, state_PD))
@@ -58,8 +61,14 @@ class Votes:
 
 @dataclass(frozen=True, slots=True)
 class VoteOptions:
-    """width: leaves that each voter votes for, at most; last: newest events that vote; fade: weaker than the one after by
-    this; nearest: whether the items nearest to a user's state vote too."""
+    """Options of the voters.
+
+    Attributes:
+        width: Maximum number of leaves that each voter votes for.
+        last: Number of newest events that vote.
+        fade: Decay of the weight of an event relative to the next newer one.
+        nearest: Whether the items nearest to a user's state vote too.
+    """
 
     width: int = 64
     last: int = 5
@@ -68,7 +77,7 @@ class VoteOptions:
 
 
 class Voters:
-    """Transitions that vote over a catalogue, for prompts (users [P], positions [P]) of sequences."""
+    """Computes votes over a catalogue from transitions, for prompts (users [P], positions [P]) of sequences."""
 
     def __init__(self, transitions: Transitions, trie: Trie, options: VoteOptions | None = None):
         self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
@@ -81,18 +90,18 @@ class Voters:
 
     @cached_property
     def items(self) -> np.ndarray:
-        """Items [C] that may be near: those of the catalogue with a counted event, in order of their leaves."""
+        """Items [C] that can vote by nearness: those of the catalogue with a counted event, ordered by leaf."""
         leaf = np.asarray(self._trie.leaf_of_item)
         some = np.flatnonzero((np.asarray(self._transitions.occurs) > 0) & (leaf >= 0))
         return some[np.argsort(leaf[some], kind="stable")]
 
     def read(self, row_CD: Tensor) -> None:
-        """Take the rows of `items` that the next votes are by."""
+        """Set the rows of `items` that the next votes use."""
         leaf_C = torch.from_numpy(np.asarray(self._trie.leaf_of_item)[self.items].astype(np.int64))
         self._rows = ItemRows(leaf_C, row_CD)
 
     def with_rows(self, change: Callable[[Tensor], Tensor]) -> Voters:
-        """Return voters that read other item rows: `change` of the rows [C, D] that were read."""
+        """Return voters with other item rows: `change` applied to the rows [C, D] that were read."""
         if not self.nearest:
             return self
         assert self._rows is not None, "the rows of the items are read first"
@@ -108,8 +117,15 @@ class Voters:
         hidden: Jagged | None = None,
         within: Any = None,
     ) -> Votes:
-        """The votes for each prompt; `hidden`: items that get none, by default those that the data's policy masks; `within`: the
-        `SubCatalogue` beyond which items get none."""
+        """Compute the votes for each prompt.
+
+        Args:
+            seq: Sequences of events.
+            users: User of each prompt.
+            positions: Number of events before each prompt.
+            hidden: Items that get no votes; by default those that the data's policy masks.
+            within: The `SubCatalogue` that voted items must belong to.
+        """
         prompt, item, vote = self.cells(seq, users, positions)
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
         hidden = masked(seq, users, positions) if hidden is None else hidden
@@ -132,7 +148,7 @@ class Voters:
     def cells(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every item that is voted for, before masks and the cut: prompt, item and vote, each [C], in that order."""
+        """Compute all votes before masks and the cut: prompt, item and vote, each [C], ordered by prompt and item."""
         n_items, table = len(self._transitions), self._transitions
         positions = visible(seq, users, positions)
         pair, power = self._voters(seq, users, positions)
@@ -155,7 +171,7 @@ class Voters:
     def _voters(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct (prompt, voter) pairs as prompt * I + item [Y], ascending, and how strong each votes."""
+        """Return the distinct (prompt, voter) pairs as prompt * I + item [Y], ascending, and the weight of each."""
         back = np.arange(1, self._options.last + 1)
         prompt, age = np.nonzero(positions[:, None] >= back)
         event = seq.offsets[users[prompt]] + positions[prompt] - back[age]
@@ -169,8 +185,13 @@ class Voters:
     def _own(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair: np.ndarray
     ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-        """What training events from the asked position on added: to n of each (prompt, voter) [Y], and to its pairs, as
-        (place in `pair`, item, weight). Held-out events were never counted."""
+        """Find what the users' own training events from the prompt's position on added to the counts.
+
+        Held-out events were never counted.
+
+        Returns:
+            The addition to n of each (prompt, voter) [Y], and additions to its pairs as (index in `pair`, item, weight).
+        """
         later = np.zeros(len(pair))
         asked = np.flatnonzero(positions < seq.train_lengths[users])
         if not len(asked):
@@ -196,7 +217,7 @@ class Voters:
         return later, taken
 
     def _cut(self, prompt: np.ndarray, leaf: np.ndarray, vote: np.ndarray, prompts: int) -> Votes:
-        """The best `width` of each prompt, ties to the lower leaf, normalised and in order of leaves."""
+        """Keep the best `width` leaves of each prompt (ties to the lower leaf), normalised and ordered by leaf."""
         order = np.lexsort((leaf, -vote, prompt))
         place = _within(prompt[order], prompts)
         best = order[place < self._options.width]
@@ -211,12 +232,12 @@ class Voters:
 
 
 def _within(row: np.ndarray, rows: int) -> np.ndarray:
-    """The place of each entry in its row; rows ascend."""
+    """Return the index of each entry within its row; rows are ascending."""
     return np.arange(len(row)) - np.searchsorted(row, np.arange(rows))[row]
 
 
 def _and_out(hidden: Jagged, out: list[np.ndarray]) -> Jagged:
-    """Return rows of `hidden`, each with more items behind."""
+    """Append more hidden items to each row of `hidden`."""
     rows = [hidden.values[start:stop] for start, stop in pairwise(np.asarray(hidden.offsets).tolist())]
     together = [np.concatenate([row, more]) for row, more in zip(rows, out, strict=True)]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in together])])
