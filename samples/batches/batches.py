@@ -35,12 +35,25 @@ def training_batch(
     seed: int,
     target: np.ndarray | None,
 ) -> SampleBatch:
-    """The TRAIN events of user rows [R] as windows of up to history + 1 events.
+    """Build a batch of the TRAIN events of user rows [R] as windows of up to history + 1 events.
 
-    loss_mask[j] is True where event j is a target, so its loss sits on position j - 1; a user's very first event is
-    a target too, asked of nothing but the user. The event that only leads a window in is none. `target` [all
-    events] bool masks the loss (a stage's `target:` condition) and leaves the history whole; windows it leaves
-    without a target are dropped. uid: stage/epoch/row:position of the window's first block event.
+    loss_mask[j] is True if event j is a target, so its loss is at position j - 1. A user's very first event is a target
+    too, predicted
+    from the user alone. The event that only precedes a window's block is not a target. uid: stage/epoch/row:position of the
+    first
+    event of the window's block.
+
+    Args:
+        seq: The sequences.
+        sids_IL: Semantic ids.
+        rows: User rows [R].
+        history: Most events of a block.
+        stage: Name of the stage.
+        epoch: The epoch.
+        seed: Seed of the cuts.
+        target: Mask of all events (a stage's `target:` condition) that limits the loss but not the history; windows
+            without a target
+            are dropped. None for all events.
     """
     window_parts = taught_windows(
         seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target
@@ -58,7 +71,7 @@ def taught_windows(
     seed: int,
     target: np.ndarray | None,
 ) -> Windows:
-    """The windows of `training_batch`, without those that `target` leaves nothing to teach."""
+    """Return the windows of `training_batch`, without those that contain no target."""
     row, block, stop = windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed)
     if target is None:
         return row, block, stop
@@ -68,7 +81,7 @@ def taught_windows(
 
 
 def window_positions(seq: Sequences, window_parts: Windows) -> np.ndarray:
-    """Positions [B] that a model has for each window: its start, the event that leads it in, and its block."""
+    """Return the number of model positions [B] of each window: its start, the preceding event, and its block."""
     row, block, stop = window_parts
     return 1 + (block > seq.offsets[row]) + stop - block
 
@@ -82,7 +95,7 @@ def window_batch(
     epoch: int,
     target: np.ndarray | None,
 ) -> SampleBatch:
-    """Windows as a batch; see `training_batch`."""
+    """Build a batch of windows; see `training_batch`."""
     row, block, stop = window_parts
     led = block > seq.offsets[row]
     index, offsets = ranges(block - led, stop)
@@ -105,9 +118,9 @@ def prompt_batch(
     stage: str,
     epoch: int = 0,
 ) -> SampleBatch:
-    """Prompt i: the last `history` events of users[i] before positions[i] that are `visible`; target[i] is the item there.
+    """Build a batch of prompts: the last `history` events of users[i] before positions[i] that are `visible`.
 
-    A position of 0 gives an empty sequence. Nothing counts in loss_mask.
+    target[i] is the item at positions[i]. A position of 0 gives an empty sequence. loss_mask is False everywhere.
     """
     users, positions = np.asarray(users, np.int64), np.asarray(positions, np.int64)
     events = event_at(seq, users, positions)
@@ -121,10 +134,11 @@ def prompt_batch(
 
 
 def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int) -> Windows:
-    """User row, first and past-the-last event of each target block [B] int64; blocks of a user follow each other.
+    """Return user row, first and past-the-last event of each target block [B] int64; blocks of a user are consecutive.
 
-    With more than `history` TRAIN events the first block holds a random 0 to history - 1 of them (0: a whole block),
-    the others `history`, the last what is left.
+    If a user has more than `history` TRAIN events, the first block has a random number of them (1 to history), the others
+    have
+    `history`, and the last one has the rest.
     """
     rows = np.asarray(rows, np.int64)
     total = seq.train_lengths[rows]
@@ -141,7 +155,7 @@ def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch
 
 
 def _any_of(mask_N: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Whether the mask holds anywhere in each range, none of them empty."""
+    """Return whether the mask is True anywhere in each (non-empty) range."""
     index, offsets = ranges(start, stop)
     return np.logical_or.reduceat(mask_N[index], offsets[:-1]) if len(start) else np.zeros(0, bool)
 
@@ -157,6 +171,7 @@ def _batch(
     uid: list[str],
     as_of: np.ndarray | None = None,
 ) -> SampleBatch:
+    """Build a batch of the events `index` [N] that belong to users by `offsets` [B + 1]."""
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
     context: dict[str, torch.Tensor | Jagged] = {
@@ -178,5 +193,5 @@ def _batch(
 
 
 def _without_nan(values_N: np.ndarray) -> np.ndarray:
-    """Numbers with 0 for what is not there; ids as they are."""
+    """Replace NaN by 0 in floats; return ids unchanged."""
     return np.nan_to_num(values_N, nan=0.0) if values_N.dtype.kind == "f" else values_N

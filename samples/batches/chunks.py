@@ -1,4 +1,4 @@
-"""Chunks: consecutive parts of a step that are bounded, whatever comes: a bot's 300,000 events are many small parts."""
+"""Splits a step into consecutive parts of bounded size, so that a bot's 300,000 events become many small parts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def bounded(sizes_B: np.ndarray, most: int) -> list[slice]:
-    """Slices of [B] in order, each with sizes that sum to `most` at the most, or with a single one that is larger.
+    """Return slices of [B] in order whose sizes sum to at most `most`; a single larger element is a slice of its own.
 
-    As long as they can be, so that what fits is one slice; nothing is one empty slice.
+    Slices are as long as possible. An empty input gives one empty slice.
     """
     ends = np.cumsum(sizes_B)
     parts, start = [], 0

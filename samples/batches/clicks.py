@@ -45,14 +45,14 @@ _COLUMNS = 1 << 14
 
 @dataclass(frozen=True)
 class Keys:
-    """Sparse keys of users [U], items [I] and categories [C]; None in commits of a version whose keys are their places."""
+    """Sparse keys of users [U], items [I] and categories [C]; None in checkpoints of a version whose keys are indices."""
 
     user: np.ndarray
     item: np.ndarray
     category: np.ndarray
 
     def of(self, feature: str, values: np.ndarray) -> np.ndarray:
-        """The keys [N] of a feature's values [N]: places of users, items and categories, else what it says."""
+        """Return the keys [N] of a feature's values [N], which are indices for users, items and categories."""
         if feature in _ITEMS:
             return self.item[values]
         if feature in ("user", "categories"):
@@ -62,7 +62,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class ItemFacts:
-    """What is known of an item: category numbers, and the year that its title ends with (0: none)."""
+    """Facts of the items: category indices, and the year at the end of the title (0 for none)."""
 
     categories: Jagged
     year: np.ndarray
@@ -75,7 +75,7 @@ class ItemFacts:
 
     @classmethod
     def of(cls, items: pa.Table) -> ItemFacts:
-        """From an item table in index order."""
+        """Read the facts from an item table in index order."""
         lists = items["categories"].to_pylist()
         names = sorted({name for row in lists for name in row or ()})
         number = {name: place for place, name in enumerate(names)}
@@ -122,7 +122,16 @@ class Clicks:
         history: int,
         known_from: np.ndarray | None = None,
     ) -> Clicks:
-        """Raises ConfigError for a feature that there is not."""
+        """Create the rows of a click model. Raises ConfigError for an unknown feature.
+
+        Args:
+            seq: The sequences.
+            items: The item table in index order.
+            label: Label of each event [N].
+            features: Names of the features.
+            history: Earlier events that a row uses.
+            known_from: Unix seconds [N] from which on labels are known; None if that is the time of the event.
+        """
         known = (*FEATURES, *seq.feature_columns)
         for name in features:
             if name not in known:
@@ -139,24 +148,24 @@ class Clicks:
     def labelled(
         cls, seq: Sequences, items: pa.Table, target: str | None, features: Sequence[str], history: int
     ) -> Clicks:
-        """Events labelled by the condition of a target, by default the first that there is."""
+        """Create rows that are labelled by the condition of a target, by default the first one."""
         label = seq.targets[target or next(iter(seq.targets))].astype(np.float32)
         times = seq.label_times(target)
         return cls.of(seq, items, label, features, history, None if times is seq.time else times)
 
     def known_features(self) -> tuple[str, ...]:
-        """Names of the features that there are."""
+        """Return the names of all features."""
         return (*FEATURES, *self.seq.feature_columns)
 
     def rows(self, split: int) -> np.ndarray:
-        """Places [P] of the events of a split; of TRAIN those alone whose label training may know."""
+        """Return the indices [P] of the events of a split; for TRAIN only those whose label training may use."""
         mine = self.seq.split == split
         if split == TRAIN and self.known_from is not None:
             mine = mine & (self.known_from < NEVER)
         return np.flatnonzero(mine)
 
     def batch(self, index: np.ndarray, *, timeless: np.ndarray | None = None) -> dict[str, Jagged]:
-        """Bags of ids by feature for events [P]; where `timeless` [P] the moment is left out, as for a moment unknown."""
+        """Build the bags of ids by feature for events [P]; time features are omitted where `timeless` [P] is True."""
         seq = self.seq
         user, begin = seq.user[index], seq.offsets[seq.user[index]]
         past, cuts = ranges(np.maximum(begin, index - self.history), index)
@@ -183,7 +192,7 @@ class Clicks:
 
 @dataclass(frozen=True)
 class ClickQuestions:
-    """P questions: who, which item, after which liked and disliked ones, when (`since` the event before, -1: none)."""
+    """P inputs of a click model: user, item, history by label, and time (`since` the previous event; -1: none)."""
 
     user: np.ndarray
     item: np.ndarray
@@ -199,7 +208,7 @@ class ClickQuestions:
 def bags_of(
     questions: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: Keys | None
 ) -> dict[str, Jagged]:
-    """Each feature's bag of keys [P] for these questions, as tensors."""
+    """Build each feature's bag of keys [P] as tensors."""
     makers: dict[str, Any] = {
         "user": lambda: _one(questions.user, questions.user >= 0),
         "item": lambda: _one(questions.item),
@@ -223,7 +232,7 @@ def bags_of(
 
 
 def picked(values: np.ndarray, offsets: np.ndarray, keep: np.ndarray) -> Jagged:
-    """The values [N] of each bag where `keep` [N]."""
+    """Keep the values [N] of each bag where `keep` [N] is True."""
     kept_before = np.concatenate([[0], np.cumsum(keep)])
     return Jagged(values[keep].astype(np.int64), kept_before[offsets].astype(np.int64))
 
@@ -239,6 +248,7 @@ def _taken(rows: Jagged, index: np.ndarray) -> Jagged:
 
 
 def _column(values: np.ndarray | None, count: int) -> Jagged:
+    """Build the bags of an interaction column; empty bags if there is no such column."""
     if values is None:
         return Jagged(np.empty(0, np.int64), np.zeros(count + 1, np.int64))
     if values.dtype.kind in "iu":
@@ -248,12 +258,12 @@ def _column(values: np.ndarray | None, count: int) -> Jagged:
 
 
 def _log2(counts: np.ndarray) -> np.ndarray:
-    """0 for nothing (below 0), 1 for 0, then 1 + the binary digits of the count."""
+    """Map negative counts to 0, 0 to 1, and others to 1 plus their number of binary digits."""
     return np.where(counts < 0, 0, 1 + np.ceil(np.log2(np.maximum(counts, 0) + 1.0))).astype(np.int64)
 
 
 def _share(yes: np.ndarray, no: np.ndarray) -> np.ndarray:
-    """Twentieths, with a row of each kind beside them: 10 for nothing known."""
+    """Return the share of likes in twentieths, smoothed by one of each kind; 10 if nothing is known."""
     return np.rint(20 * (yes + 1) / (yes + no + 2)).astype(np.int64)
 
 

@@ -1,7 +1,6 @@
-"""Questions about held-out events: (user, position), asked of everything the user did before that position.
+"""Prompts for held-out events: (user, position), based on all events of the user before that position.
 
-Position p of user u is event offsets[u] + p. A prompt never sees the event at its position or anything after
-it.
+Position p of user u is event offsets[u] + p. A prompt never sees the event at its position or a later one.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ _GATHERED = 1 << 20  # events looked at at once
 
 
 def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Users [P] and positions [P] int64 of every event of a split, users ascending, narrowed by `among`
-    [N]."""
+    """Return users [P] and positions [P] int64 of every event of a split, users ascending, limited to the mask `among` [N]."""
     return prompts_at(seq, events_of(seq, split, among))
 
 
 def some_prompts(seq: Sequences, split: int, users: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `prompts` of at most so many users, drawn by the seed among those that have some; of all for None.
+    """Return the `prompts` of at most `users` users, sampled with the seed; of all users for None.
 
-    Splits whose users are the same have the same drawn.
+    Splits with the same users sample the same ones.
     """
     return drawn_prompts(seq, split, users, seed)[:2]
 
@@ -35,7 +33,7 @@ def some_prompts(seq: Sequences, split: int, users: int | None, seed: int) -> tu
 def drawn_prompts(
     seq: Sequences, split: int, users: int | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """`some_prompts`, and among how many users they were drawn."""
+    """Return `some_prompts`, and the number of users that they were sampled from."""
     asked, positions = prompts(seq, split)
     there = asked[np.diff(asked, prepend=-1) > 0]
     if users is None or len(there) <= users:
@@ -46,20 +44,19 @@ def drawn_prompts(
 
 
 def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Indices into the N events, ascending."""
+    """Return the indices of a split's events, ascending, limited to the mask `among` [N]."""
     events = seq.events_of_split(split)
     return events if among is None else events[among[events]]
 
 
 def listable_events(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Those events of a split that a list may hold, as indices, ascending: under `repeats: mask` none that returns to an
-    item."""
+    """Return the indices of a split's events that can be recommended, ascending; with `repeats: mask` no repeats."""
     events = events_of(seq, split, among)
     return events if seq.repeats == ALLOW else events[~returning(seq, events)]
 
 
 def returning(seq: Sequences, events: np.ndarray) -> np.ndarray:
-    """Whether these events [n] return to an item of their user [n] bool, in memory that does not grow with all events."""
+    """Return which of the events [n] return to an item of their user, in memory that does not grow with all events."""
     if len(seq.item) <= _FEW_EVENTS:
         return seq.repeated[events]
     users = seq.user_of(events)
@@ -73,18 +70,18 @@ def returning(seq: Sequences, events: np.ndarray) -> np.ndarray:
 
 
 def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
-    """Indices of the events that RL may be asked for, ascending."""
+    """Return the indices of the events that RL may use as prompts, ascending."""
     return listable_events(seq, RL, among)
 
 
 def prompts_at(seq: Sequences, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The (users, positions) of given event indices."""
+    """Return the users and positions of events by index."""
     users = seq.user_of(events)
     return users, events - seq.offsets[users]
 
 
 def event_at(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Indices into the N events [P]; an out-of-range position is an error of the caller."""
+    """Return the indices [P] of the events at the given positions. Raises IndexError for a position out of range."""
     inside = (positions >= 0) & (positions < seq.lengths[users])
     if not inside.all():
         bad = int(np.flatnonzero(~inside)[0])
@@ -96,30 +93,28 @@ def event_at(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.nda
 
 
 def visible(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """How many of each user's events the question at its position may see [P]: all before it; of strict sequences those of
-    earlier seconds."""
+    """Count the events that each prompt sees [P]: all before its position; if strict, those of earlier seconds."""
     if not seq.strict:
         return positions
     return seq.first_of_second[event_at(seq, users, positions)] - seq.offsets[users]
 
 
 def seen(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """All items of each prompt's user that are `visible` to it, the whole history, oldest first: int64 dense
-    index."""
+    """Return all items that are `visible` to each prompt, oldest first, as int64 dense indices."""
     starts = seq.offsets[users]
     index, offsets = ranges(starts, starts + visible(seq, users, positions))
     return Jagged(seq.item[index].astype(np.int64), offsets)
 
 
 def masked(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """The items that may not be recommended to each prompt: those it has `seen`, or none under `repeats: allow`."""
+    """Return the items that may not be recommended to each prompt: those it has `seen`, or none with `repeats: allow`."""
     if seq.repeats == ALLOW:
         return Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
     return seen(seq, users, positions)
 
 
 def ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The indices starts[i]:stops[i] one after the other [M], and offsets [P + 1]."""
+    """Return the concatenated indices starts[i]:stops[i] [M], and offsets [P + 1]."""
     lengths = stops - starts
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets

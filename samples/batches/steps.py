@@ -18,14 +18,14 @@ from nonet.samples.sequences import Sequences
 
 
 def step_rows(n_rows: int, rows_per_step: int, seed: int, stage: str, step: int) -> tuple[int, np.ndarray]:
-    """The epoch of a global step (from 0) and the rows it consumes, [<= rows_per_step] int64."""
+    """Return the epoch of a global step (from 0), and the rows that it reads [<= rows_per_step] int64."""
     epoch, start, stop = Steps(n_rows, rows_per_step, rows_per_step).places(step)
     return epoch, row_order(n_rows, seed, stage).rows_at(epoch, start, stop)
 
 
 @lru_cache(maxsize=8)
 def row_order(n_rows: int, seed: int, stage: str) -> Order:
-    """The order in which a stage reads rows that have no files of their own."""
+    """Return the order in which a stage reads rows that are not in files."""
     return Order.of_rows(n_rows, seed, stage)
 
 

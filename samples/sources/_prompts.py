@@ -1,4 +1,4 @@
-"""The prompts of an RL stage: events that are held out for RL, each asked once an epoch; a fifth of the users is never asked."""
+"""The prompts of an RL stage: events held out for RL, each used once per epoch; a fifth of the users is never used."""
 
 # Shapes: U prompts, N events.
 
@@ -17,17 +17,17 @@ _KEPT_OUT = 5
 
 
 class RlPrompts:
-    """Of one stage, `users` a global step over all ranks."""
+    """The prompts of one stage; a global step has `users` of them over all ranks."""
 
     def __init__(self, seq: Sequences, seed: int, stage: str, users: int):
         self._seq, self._seed, self._stage, self._users = seq, seed, stage, users
 
     def of_step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Users [U] and positions [U] of a step: a pure function of its number."""
+        """Return users [U] and positions [U] of a step, which depend only on its number."""
         return prompt_step(self._seq, self._users, self._seed, self._stage, step, events=self._events)[1:]
 
     def applied(self, step: int, users: np.ndarray, positions: np.ndarray) -> None:
-        """A step on these prompts, a rank's share, is over: all of its prompts are done. A loop's own prompts are not counted."""
+        """Mark all prompts of a step as done after a rank's share was used; a loop's own prompts are not counted."""
         asked = event_at(self._seq, *self.of_step(step))
         if not np.isin(event_at(self._seq, users, positions), asked).all():
             return
@@ -37,7 +37,7 @@ class RlPrompts:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Which prompts were learned from."""
+        """The ledger of the prompts that were used."""
         rows = self._steps.rows
         order = row_order(rows, self._seed, self._stage)
         manifest = Manifest.of_rows("prompts", rows, self._seq.summary)
@@ -49,12 +49,18 @@ class RlPrompts:
 
     @cached_property
     def _events(self) -> np.ndarray:
-        """The events that are asked for: looked for once, because a step takes a few out of all."""
+        """The events of all prompts, found once because a step uses few of them."""
         events = rl_events(self._seq)
         return events[~np.isin(self._seq.user_of(events), kept_out(self._seq, self._seed, events))]
 
 
 def kept_out(seq: Sequences, seed: int, events: np.ndarray | None = None) -> np.ndarray:
-    """Draw by the seed a fifth of the users that RL may ask; at least one stays in. `events`: RL's, if they are known."""
+    """Sample a fifth of the users that have RL events, to keep out of RL; at least one user remains.
+
+    Args:
+        seq: The sequences.
+        seed: Seed of the sample.
+        events: Indices of the RL events, if they are known.
+    """
     users = np.unique(seq.user_of(rl_events(seq) if events is None else events))
     return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _KEPT_OUT])

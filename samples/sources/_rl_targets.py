@@ -1,7 +1,8 @@
-"""What RL stages are asked about, as supervised targets: the events held out for RL of the users that RL trains on.
+"""The prompts of RL stages as supervised targets: events held out for RL of the users that RL trains on.
 
-Finetuning that goes on with them has seen what RL has seen, which is what makes it RL's control. A window is a few such events
-and the history before them, so each is a target exactly once an epoch and sees what RL's prompt of it sees.
+Finetuning on these targets sees the same events as RL and is therefore its control. A window consists of a few such events
+and
+the history before them, so each one is a target exactly once per epoch and sees what its RL prompt sees.
 """
 
 # Shapes: N events, R user rows, B windows.
@@ -24,18 +25,19 @@ _TAUGHT = 2  # at least 1 / 2 of a window is history
 
 
 class RlTargets:
-    """Of one stage, `rows` users a global step over all ranks; it opens like any source and keeps no state."""
+    """The targets of one stage, `rows` users per global step over all ranks. It is used like a source and has no state."""
 
     def __init__(self, request: SampleRequest):
         self.ask = request
 
     @property
     def schema(self) -> Mapping[str, str]:
+        """Sparse feature -> meaning of its ids."""
         return {"item": "int64 an event", "user": "int64 a sequence"}
 
     @property
     def rows(self) -> int:
-        """Of an epoch: users with such events."""
+        """Rows of an epoch: users that have such events."""
         return len(self._users)
 
     @cached_property
@@ -54,7 +56,7 @@ class RlTargets:
         return np.unique(self.ask.events().user_of(np.flatnonzero(self.target)))
 
     def windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
-        """User row, first and past-the-last event, and first target of each window [B], users in order."""
+        """Return user row, first and past-the-last event, and first target of each window [B], in the order of the users."""
         seq, most = self.ask.events(), max(1, self.ask.history // _TAUGHT)
         parts: list[tuple[int, int, int, int]] = []
         for user in users.tolist():
@@ -66,6 +68,7 @@ class RlTargets:
         return tuple(np.array(parts, np.int64).reshape(-1, 4).T)
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        """Return functions that make the batches of a rank's share of a step."""
         from nonet.samples.batches import bounded, step_rows, window_positions
 
         ask, seq = self.ask, self.ask.events()
@@ -78,7 +81,7 @@ class RlTargets:
     def _made(
         self, epoch: int, row: np.ndarray, block: np.ndarray, stop: np.ndarray, first: np.ndarray
     ) -> SampleBatch:
-        """Windows as a batch; targets of a window before are history in this one."""
+        """Build a batch of windows; targets of the previous window are history in this one."""
         import torch
 
         from nonet.samples.batches import ranges, window_batch
@@ -92,7 +95,8 @@ class RlTargets:
         return batch
 
     def state(self) -> Mapping[str, Any]:
+        """Return an empty state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Ignore the state, because there is none."""

@@ -1,4 +1,4 @@
-"""States of sources in a commit: a file a rank, `samples/RANK-of-WORLD.json`, for what a step's number does not say."""
+"""States of sources in a checkpoint: one file per rank, `samples/RANK-of-WORLD.json`, for state beyond the step number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nonet.errors import CheckpointError
 
 
 def write_state(state: str, rank: int, world: int, folder: Path) -> list[Path]:
-    """Add a rank's state, as JSON, to a commit; what was written."""
+    """Write a rank's state (JSON) to a checkpoint folder and return the written paths."""
     place = _place(folder, rank, world)
     make_folder(place.parent)
     write_whole(place, state.encode())
@@ -19,12 +19,12 @@ def write_state(state: str, rank: int, world: int, folder: Path) -> list[Path]:
 
 
 def has_states(folder: str) -> bool:
-    """Whether the sources of a commit had any state."""
+    """Return whether a checkpoint contains states of sources."""
     return any((Path(folder) / "samples").glob("*-of-*.json"))
 
 
 def read_state(folder: str, rank: int, world: int) -> dict[str, Any]:
-    """A rank's state. Raises CheckpointError where other ranks wrote the commit."""
+    """Read a rank's state. Raises CheckpointError if other ranks wrote the checkpoint."""
     place = _place(Path(folder), rank, world)
     if not place.is_file():
         there = ", ".join(sorted(path.stem for path in place.parent.iterdir()))

@@ -77,19 +77,21 @@ class SampleSource:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """What a stage asks of its source.
+    """What a stage requests from its source.
 
-    stage, seed  name and seed: what a source draws, it draws from them and the step
-    unit         what a step's rows are: "users", for windows of their events, or "events", for rows of a click model
-    rows         of a global step, over all ranks
-    history      events of a user that a sample holds at most
-    target       name of the stage's condition among the targets of the sequences; None for all events
-    chunk        positions of one batch at most; a step's share is cut into as many batches as that takes
-    features     sparse features that the model reads
-    events       opens the run's prepared sequences
-    items        opens its item table, a row an item in the order of the dense index
-    sids_IL      semantic ids [I, L] int32; None for a model that has none
-    joins        what the events of the sequences get out of stores; None for nothing
+    Attributes:
+        stage: Name of the stage; random draws depend on it, on the seed and on the step.
+        seed: Seed of the stage.
+        unit: "users" for windows of their events, or "events" for rows of a click model.
+        rows: Rows of a global step over all ranks.
+        history: Most events of a user in a sample.
+        target: Name of the stage's condition among the targets of the sequences; None for all events.
+        chunk: Most positions of one batch; a step's share is cut into as many batches as needed.
+        features: Sparse features that the model reads.
+        events: Opens the run's prepared sequences.
+        items: Opens the run's item table in the order of the dense index.
+        sids_IL: Semantic ids [I, L] int32; None for a model that has none.
+        joins: Columns that events get from stores; None for none.
     """
 
     stage: str
@@ -111,30 +113,35 @@ class Samples(Protocol):
 
     @property
     def schema(self) -> Mapping[str, str]:
-        """Sparse feature -> what its ids are of, e.g. {"item": "int64 an event", "user": "int64 a sequence"}."""
+        """Sparse feature -> meaning of its ids, such as {"item": "int64 an event", "user": "int64 a sequence"}."""
         ...
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], Any]]:
-        """A rank's share of a step of the stage (from 0), as functions that make its batches, at least one.
+        """Return functions that make the batches, at least one, of a rank's share of a step of the stage (from 0).
 
-        They are `SampleBatch`, or where the unit is events one `ClickBatch`. A batch may be empty, is made when it is needed,
-        and may be made twice. Steps are asked for in order, each once, from where `restore` left off.
+        They return a `SampleBatch`, or a `ClickBatch` if the unit is events. A batch may be empty, is made on demand, and
+        may be made
+        twice. Steps are requested in order, each once, from where `restore` continues.
         """
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Plain data (JSON) to go on from after the last step asked for; {} where the step alone says it."""
+        """Return plain data (JSON) to continue after the last requested step; {} if the step number is sufficient."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         ...
 
 
 @runtime_checkable
 class Counted(Protocol):
-    """A source that counts its rows: `batch` leases those of a step, for all ranks, and its reader calls `ledger.apply_step`
-    after the optimizer step. Its ledger is saved in commits."""
+    """A source that counts its rows.
+
+    `batch` leases the rows of a step for all ranks, and the reader calls `ledger.apply_step` after the optimizer step. The
+    ledger is
+    saved in checkpoints.
+    """
 
     @property
     def ledger(self) -> Ledger: ...
@@ -144,7 +151,7 @@ SOURCES = PluginRegistry("source", SampleSource, "nonet.samples.sources")
 
 
 def open_source(config: Options, request: SampleRequest) -> Samples:
-    """The source that `config["use"]` names, opened. Raises ConfigError where it lacks a feature that the model reads."""
+    """Open the source that `config["use"]` names. Raises ConfigError if it lacks a feature that the model reads."""
     options = dict(config)
     use = options.pop("use", "shuffled")
     samples = load_heavy(SOURCES.get(use).open)(request, options)

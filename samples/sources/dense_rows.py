@@ -1,4 +1,4 @@
-"""Rows of files as the run's own numbers, with every list checked against the list of items."""
+"""Converts rows of files to the run's own ids and checks every list against the items."""
 
 # Shapes: B rows, N events.
 
@@ -39,7 +39,11 @@ class Dense:
     """Every row stays a row, so the order of rows does not depend on this class."""
 
     def __call__(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
-        """Raises DataError for a column that is not there or does not fit, and for an item that the catalogue does not hold."""
+        """Convert a batch of rows.
+
+        Raises:
+            DataError: If a column is missing or has the wrong type, or an item is not in the catalogue.
+        """
         for name in filter(None, (self.user, self.items, self.time)):
             if name not in rows.schema.names:
                 raise DataError(f"data.source: no column {name!r}; there are {', '.join(rows.schema.names)}")
@@ -54,7 +58,7 @@ class Dense:
         }
 
     def _item(self, values: pa.Array) -> np.ndarray:
-        """Catalogue rows [N] int32."""
+        """Return catalogue rows [N] int32."""
         if values.null_count:
             raise DataError(
                 f"data.source: {values.null_count} values of {self.items!r} are missing; write lists without them"
@@ -72,7 +76,7 @@ class Dense:
         return item
 
     def _times(self, column: pa.Array, offsets: np.ndarray) -> np.ndarray:
-        """Unix seconds [N] int64. Raises DataError where they do not belong to the items, or are no times to train on."""
+        """Return unix seconds [N] int64. Raises DataError if they do not match the items or cannot be trained on."""
         assert self.time is not None
         values, own = flatten_lists(column, self.time)
         unlike = np.flatnonzero(np.diff(own) != np.diff(offsets))
@@ -113,7 +117,7 @@ class Dense:
 
 
 def flatten_lists(column: pa.Array, name: str) -> tuple[pa.Array, np.ndarray]:
-    """The values [N] of a list column and where each row's begin [B + 1] int32; a missing list is an empty one."""
+    """Return the values [N] of a list column and the offsets [B + 1] int32; a missing list is empty."""
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise DataError(f"data.source: column {name!r} is {kind}; it must be a list of each row's events")

@@ -37,8 +37,11 @@ _SLICE_ROWS = 4096  # of a slice at most
 
 
 class FileOptions(StrictModel):
-    """See the module. `where` keeps rows; `map`: functions of Arrow batches, "package.module:Name", in turn, `workers` at
-    once."""
+    """Options of the source; see the module.
+
+    `where` filters rows. `map` lists functions of Arrow batches ("package.module:Name") that are applied in order,
+    `workers` at once.
+    """
 
     path: str | list[str]
     format: Literal["parquet", "csv", "lines"] | None = None
@@ -61,6 +64,7 @@ class FileOptions(StrictModel):
     @field_validator("path")
     @classmethod
     def _whole(cls, value: str | list[str]) -> str | list[str]:
+        """Reject relative paths, because every trainer resolves the path itself."""
         for path in [value] if isinstance(value, str) else value:
             if "://" not in path and not path.startswith(("/", "builtin:")):
                 raise ValueError(
@@ -69,7 +73,7 @@ class FileOptions(StrictModel):
         return value
 
     def stream(self, seed: int) -> Stream:
-        """The rows in a seeded order, after the maps."""
+        """Return the stream of the rows in a seeded order, after the maps."""
         from nonet.samples.streams import read
 
         named = tuple(filter(None, (self.user, self.items, self.time)))
@@ -85,19 +89,19 @@ class FileOptions(StrictModel):
 
 
 def rows_of(options: Mapping[str, Any], rows: int) -> int:
-    """Rows of an epoch: those of the files."""
+    """Return the rows of an epoch: those of the files."""
     made, *_ = _of(options)
     return made.stream(0).open().rows
 
 
 def pinned(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options with the files that its paths match now: those of a folder that grows later are another run's."""
+    """Return the options with the files that the paths match now, so that files added later do not belong to the run."""
     paths = [options["path"]] if isinstance(options["path"], str) else options["path"]
     return {**options, "path": [file for path in paths for file in _matching(path)]}
 
 
 def _matching(path: str) -> list[str]:
-    """The files behind a path, as paths that find them again."""
+    """Return the files behind a path, as paths that can be opened again."""
     from nonet.samples.tables import find_parquet
 
     remote = "://" in path
@@ -145,10 +149,11 @@ class FileWindows:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Which rows were learned from."""
+        """The ledger of the rows that were used."""
         return self.feed.ledger()
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        """Lease a step and return functions that make the batches of a rank's share."""
         self._cut_steps(world)
         for part in self.feed.slices(step):
             self.ledger.lease(part)
@@ -158,10 +163,11 @@ class FileWindows:
         return self._windows(step, rank, batches)
 
     def state(self) -> Mapping[str, Any]:
+        """Return an empty state; the ledger holds all of it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Ignore the state, because there is none."""
 
     def _cut_steps(self, world: int) -> None:
         """Cut steps in one slice per trainer, because large slices cost less; the rows of a step stay the same."""
@@ -171,7 +177,7 @@ class FileWindows:
             self._batches = None
 
     def _of_step(self, step: int, rank: int, world: int) -> list[Batch]:
-        """What the rank's slices of a step became; later ones are being made meanwhile."""
+        """Return the batches of the rank's slices of a step; later slices are prepared meanwhile."""
         if self._batches is None or step != self._next:
             slices = self.feed.endless(step, rank, world)
             self._batches = self.feed.batches(slices, shared=world > 1)
@@ -183,6 +189,7 @@ class FileWindows:
         return batches
 
     def _windows(self, step: int, rank: int, batches: Sequence[Batch]) -> Sequence[Callable[[], SampleBatch]]:
+        """Return functions that make batches of windows of bounded size."""
         from nonet.samples.batches import bounded, taught_windows, window_batch, window_positions
 
         ask, seq, epoch = self.ask, _sequences(batches, self._index.keys), self.feed.steps.places(step)[0]
@@ -199,7 +206,7 @@ class FileWindows:
 
 
 def _of(options: Mapping[str, Any]) -> tuple[FileOptions, str | None, int | None]:
-    """The options, the engine that the scenario names, and the time from which on its split holds events out."""
+    """Return the options, the engine of the scenario, and the time from which on its split holds events out."""
     own = {name: value for name, value in options.items() if name not in ("engine", "until")}
     return FileOptions.model_validate(own), options.get("engine"), options.get("until")
 
@@ -291,7 +298,7 @@ def _check_end(options: FileOptions, unit: str | None, end: int) -> None:
 
 
 def _sequences(batches: Sequence[Batch], keys: np.ndarray) -> Sequences:
-    """Rows of some batches as sequences of which every event is learned from."""
+    """Convert rows of batches to sequences in which every event is a training event."""
     from nonet.samples.sequences import TRAIN, Sequences
 
     users = np.concatenate([np.zeros(0, np.int64), *(batch["user_key"].numpy() for batch in batches)])
@@ -315,7 +322,7 @@ def _sequences(batches: Sequence[Batch], keys: np.ndarray) -> Sequences:
 
 
 def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
-    """The plan of the stream that trainers read."""
+    """Describe the stream that trainers read."""
     own, *_ = _of(options)
     return own.stream(seed).explain(engine).splitlines()
 

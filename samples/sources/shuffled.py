@@ -22,19 +22,19 @@ _TIMELESS = 0.1  # of the rows of a click model's step that learn without their 
 
 
 class _Shuffled:
-    """What both units share: rows of a step, leased as they are asked for."""
+    """Common part of both units: rows of a step, leased when they are requested."""
 
     def __init__(self, request: SampleRequest):
         self.ask = request
 
     @property
     def rows(self) -> int:
-        """Of an epoch."""
+        """Rows of an epoch."""
         raise NotImplementedError
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Which of an epoch's rows were learned from."""
+        """The ledger of an epoch's rows that were used."""
         from nonet.samples.batches import row_order
         from nonet.samples.ledger import Ledger, Manifest
 
@@ -43,7 +43,7 @@ class _Shuffled:
         return Ledger(manifest, order.digest_of_steps(self.ask.rows), self.rows, first_order=order.digest)
 
     def _leased(self, step: int) -> tuple[int, np.ndarray]:
-        """The epoch and the rows of a step, over all ranks."""
+        """Lease a step and return its epoch and its rows over all ranks."""
         from nonet.samples.batches import step_rows
         from nonet.samples.ledger import Slice, Steps
 
@@ -53,10 +53,11 @@ class _Shuffled:
         return step_rows(self.rows, ask.rows, ask.seed, ask.stage, step)
 
     def state(self) -> Mapping[str, Any]:
+        """Return an empty state; the ledger holds all of it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Ignore the state, because there is none."""
 
 
 class UserWindows(_Shuffled):
@@ -64,16 +65,19 @@ class UserWindows(_Shuffled):
 
     @property
     def rows(self) -> int:
+        """Rows of an epoch: all users."""
         return len(self.ask.events())
 
     @property
     def schema(self) -> Mapping[str, str]:
+        """Sparse feature -> meaning of its ids."""
         columns = {name: f"{values.dtype} an event" for name, values in self.ask.events().columns.items()}
         joined = self.ask.joins.kinds() if self.ask.joins else {}
         columns |= {name: f"{kind} an event" for name, kind in joined.items()}
         return {"item": "int64 an event", "user": "int64 a sequence", **columns}
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        """Lease a step and return functions that make the batches of a rank's share."""
         from nonet.samples.batches import bounded, taught_windows, window_batch, window_positions
 
         ask, seq = self.ask, self.ask.events()
@@ -113,13 +117,16 @@ class EventRows(_Shuffled):
 
     @property
     def rows(self) -> int:
+        """Rows of an epoch: all training events."""
         return len(self._trained)
 
     @property
     def schema(self) -> Mapping[str, str]:
+        """Sparse feature -> meaning of its ids."""
         return dict.fromkeys(self._clicks.known_features(), "int64 ids of an event")
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], ClickBatch]]:
+        """Lease a step and return the function that makes the batch of a rank's share."""
         from nonet.random import rng
         from nonet.samples.batches import ClickBatch
 
@@ -134,12 +141,12 @@ class EventRows(_Shuffled):
 
 
 def open_shuffled(request: SampleRequest, options: Mapping[str, Any]) -> UserWindows | EventRows:
-    """The run's events as the stage's unit asks for them."""
+    """Return the run's events as the stage's unit requires."""
     return UserWindows(request) if request.unit == "users" else EventRows(request)
 
 
 def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
-    """What is read in which order."""
+    """Describe which rows are read in which order."""
     return [
         "the run's own sequences, each user's (a click model: each event's) row once an epoch",
         f"order: groups of 65,536 rows shuffled by seed {seed}, the stage and the epoch, and rows inside each",

@@ -1,7 +1,9 @@
-"""Batch: what a trainer takes: tensors without padding, and the slice of the order that they came from.
+"""A batch of a stream: tensors without padding, and the slice of the order that they came from.
 
-A column of numbers becomes a tensor [B]; a list column `Jagged` (values [N], offsets [B + 1] int64); text stays an Arrow
-array. Values are views of what Arrow decoded where that is possible: no padded copy is made, and nobody may write into them.
+A column of numbers becomes a tensor [B], a list column a `Jagged` (values [N], offsets [B + 1] int64), and text stays an
+Arrow
+array. Values are views of the decoded Arrow buffers where possible; they are not padded or copied and must not be written
+to.
 """
 
 # Shapes: B rows, N values of a list column, L semantic-id levels.
@@ -24,11 +26,16 @@ pc: Any = pyarrow.compute  # its functions are made at import time, unknown to t
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Part `number` of `count` of what a slice became. All of them done, the slice is done.
+    """Part `number` of the `count` parts of a slice; a slice is done when all of its parts are.
 
-    columns   by name: tensor [B], Jagged [N] or an Arrow array
-    slice     the places of the order that it came from; rows: the same as physical rows, where the file's order is read
-    filtered, skipped   rows of the slice that no batch holds: left out by a filter, and (as places of the order) no good
+    Attributes:
+        columns: By name: a tensor [B], a Jagged [N] or an Arrow array.
+        slice: The places of the order that the batch came from.
+        rows: The same as physical rows, if rows are read in the file's order.
+        number: Index of the part.
+        count: Number of parts of the slice.
+        filtered: Rows of the slice that a filter removed.
+        skipped: Places of the order whose rows were invalid.
     """
 
     columns: dict[str, Any]
@@ -43,23 +50,24 @@ class Batch:
         return self.columns[name]
 
     def __len__(self) -> int:
-        """Rows B."""
+        """Return the number of rows B."""
         for column in self.columns.values():
             return len(column)
         return 0
 
     @property
     def last(self) -> bool:
-        """Whether the slice ends with it."""
+        """Whether this is the last part of its slice."""
         return self.number + 1 == self.count
 
 
 def tensors(rows: pa.RecordBatch) -> dict[str, Any]:
-    """The columns of a batch as a trainer takes them."""
+    """Convert the columns of a record batch to tensors, `Jagged` or Arrow arrays."""
     return {name: _column(rows.column(at)) for at, name in enumerate(rows.schema.names)}
 
 
 def _column(array: pa.Array) -> Any:
+    """Convert one column; lists may be nested."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _jagged(array)
@@ -78,7 +86,7 @@ def _jagged(array: pa.Array) -> Any:
 
 
 def _values(array: pa.Array) -> Any:
-    """A tensor of numbers; what is no number as it is. Missing numbers are NaN."""
+    """Convert numbers to a tensor, with NaN for missing ones; return other types unchanged."""
     kind = array.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         array = array.cast(pa.int64() if not pa.types.is_date32(kind) else pa.int32())

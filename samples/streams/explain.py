@@ -1,4 +1,4 @@
-"""What a stream will do, in lines: files, columns, order, engine, operators."""
+"""Describes what a stream will do, in lines: files, columns, order, engine, operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def explain(stream: Stream, engine: str | None) -> str:
-    """Opens the files' footers, and no row."""
+    """Describe a stream. Opens the footers of its files and reads no rows."""
     feed: Feed = stream.open(engine=engine)
     lines = [line for leaf in feed.leaves for line in _of_leaf(leaf)]
     if stream.mixed:
@@ -35,6 +35,7 @@ def explain(stream: Stream, engine: str | None) -> str:
 
 
 def _of_leaf(leaf: Leaf) -> list[str]:
+    """Describe the files of one leaf."""
     files, kept = leaf.manifest.files, len(leaf.groups)
     total = len(leaf.manifest.group_rows)
     lines = [

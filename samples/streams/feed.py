@@ -40,7 +40,16 @@ ReadGroup = Callable[[int, int], Group]  # leaf, row group -> what is in it
 
 @dataclass(frozen=True)
 class Part:
-    """Places [first, last) of a row group's own order, of one leaf; `places` [B]: where they are in the stream's order."""
+    """Places [first, last) of a row group's own order, in one leaf.
+
+    Attributes:
+        leaf: Index of the leaf.
+        epoch: Epoch of the leaf.
+        group: Index of the row group among those of the leaf that are read.
+        first: First place in the group.
+        last: Place past the last one.
+        places: Places of these rows in the stream's order [B].
+    """
 
     leaf: int
     epoch: int
@@ -52,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Raw:
-    """The rows of a slice before the stream's operators, with their account."""
+    """The rows of a slice before the stream's operators, with their counts."""
 
     slice: Slice
     rows: pa.RecordBatch
@@ -62,7 +71,7 @@ class Raw:
 
 
 class Feed:
-    """See the module; made by `Stream.open`."""
+    """An opened stream, made by `Stream.open`; see the module."""
 
     def __init__(
         self,
@@ -87,18 +96,18 @@ class Feed:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """All files; those of a mixture's streams one after the other."""
+        """The files of all streams, in the order of the streams."""
         return Manifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
 
     @cached_property
     def works(self) -> bool:
-        """Whether a slice is more than a view of its row group: there are operators, filters, or a shuffle inside groups."""
+        """Whether a slice is more than a view of its row group: operators, filters or a shuffle within groups apply."""
         leaves = (leaf.stream.operators or leaf.files.where or leaf.order.permutes for leaf in self.leaves)
         return bool(self.stream.operators) or len(self.leaves) > 1 or any(leaves)
 
     @cached_property
     def order(self) -> str:
-        """A hash of everything that decides, beside the files, which rows each global step reads."""
+        """A hash of everything, apart from the files, that decides which rows each global step reads."""
         facts = (
             self._first_facts([leaf.order for leaf in self.leaves]),
             self.steps.step_rows,
@@ -108,7 +117,7 @@ class Feed:
         return _hash_of(facts)
 
     def ledger(self) -> Ledger:
-        """A new account of its rows."""
+        """Create a new ledger for the rows of this feed."""
         first = [leaf.order.renamed(f"samples {number}") for number, leaf in enumerate(self.leaves)]
 
         def use_first_rules() -> None:
@@ -124,11 +133,11 @@ class Feed:
         )
 
     def _first_facts(self, orders: Iterable[Order]) -> tuple[Any, ...]:
-        """What the hash of format 1 was made of."""
+        """Return the values that the order hash of ledger format 1 covers."""
         return [order.digest for order in orders], [share for _, share in self.stream.mixed], self.rows
 
     def slices(self, step: int, rank: int = 0, world: int = 1) -> list[Slice]:
-        """A rank's slices of a global step."""
+        """Return a rank's slices of a global step."""
         return self.steps.slices(step)[rank::world]
 
     def endless(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
@@ -136,7 +145,14 @@ class Feed:
         return StepRange(self.steps, first_step, None, rank, world)
 
     def epoch(self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0) -> Iterator[Batch]:
-        """A rank's batches of one epoch, from one of its steps on; those without rows are left out."""
+        """Iterate over a rank's batches of one epoch from a given step on; empty batches are skipped.
+
+        Args:
+            number: The epoch.
+            rank: Index of the rank.
+            world: Number of ranks.
+            first_step: First step within the epoch.
+        """
         an_epoch = self.steps.an_epoch
         slices = StepRange(self.steps, number * an_epoch + first_step, (number + 1) * an_epoch, rank, world)
         for batch in self.batches(slices, shared=world > 1):
@@ -169,12 +185,12 @@ class Feed:
             yield from self.cut(raw)
 
     def done(self, batch: Batch, ledger: Ledger) -> None:
-        """The optimizer step that used a batch is over; with the last batch of a slice, the slice is done."""
+        """Record that the optimizer step that used a batch is complete; the last batch of a slice marks the slice as done."""
         if batch.last:
             ledger.apply(batch.slice, filtered=batch.filtered, skipped=batch.skipped)
 
     def row_ids(self, part: Slice) -> np.ndarray:
-        """The 64-bit ids [B] of a slice's rows, in the order of the places."""
+        """Return the 64-bit ids [B] of a slice's rows in the order of their places."""
         ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for each in self.parts(part):
             leaf = self.leaves[each.leaf]
@@ -196,7 +212,7 @@ class Feed:
     # --- what a slice is ----------------------------------------------------------------------------------------------
 
     def parts(self, part: Slice) -> list[Part]:
-        """Where the rows of a slice are."""
+        """Return where the rows of a slice are."""
         if self._turns is None:
             return list(self._parts_of(0, part.epoch, part.start, np.arange(part.start, part.stop)))
         first = part.epoch * self.rows + part.start
@@ -214,7 +230,15 @@ class Feed:
         return found
 
     def raw(self, part: Slice, read: ReadGroup) -> Raw:
-        """A slice's rows, before the operators of the whole stream. Raises DataError."""
+        """Read a slice's rows, before the operators of the whole stream.
+
+        Args:
+            part: The slice.
+            read: Returns a decoded row group, given leaf and group.
+
+        Raises:
+            DataError: If rows cannot be read, or mixed streams have different columns.
+        """
         tables, skipped, count = [], [], 0
         for each in self.parts(part):
             group = read(each.leaf, each.group)
@@ -237,14 +261,14 @@ class Feed:
         return Raw(part, rows_of_slice, self.ranges(part), count, tuple(skipped))
 
     def ranges(self, part: Slice) -> tuple[RowRange, ...]:
-        """A slice as ranges of physical rows; () where rows are shuffled inside their groups: `row_ids` has them."""
+        """Return a slice as ranges of physical rows; empty if rows are shuffled within groups, see `row_ids`."""
         parts = self.parts(part)
         return (
             () if any(self._shuffled(each) for each in parts) else tuple(self._range(each) for each in parts)
         )
 
     def worked(self, raw: Raw, work: Worked) -> Raw:
-        """The same after the stream's operators. Raises DataError that says which rows."""
+        """Apply the stream's operators to a slice. Raises DataError that names the rows."""
         try:
             return Raw(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
         except DataError as error:
@@ -254,7 +278,7 @@ class Feed:
             ) from error
 
     def cut(self, raw: Raw) -> list[Batch]:
-        """A slice's batches, packed where the stream packs."""
+        """Cut a slice into batches; more than one only if the stream packs."""
         filtered = max(0, raw.read - len(raw.skipped) - len(raw.rows))
         if self.stream.tokens is None:
             return [Batch(tensors(raw.rows), raw.slice, raw.ranges, 0, 1, filtered, raw.skipped)]
@@ -270,6 +294,7 @@ class Feed:
         ]
 
     def _rows_of_epoch(self) -> int:
+        """Return the rows of an epoch; a mixture's epoch ends when its longest stream was read once."""
         if self._turns is None:
             return self.leaves[0].order.rows
         return max(
@@ -289,7 +314,7 @@ class Feed:
             at += last - first
 
     def _taken(self, leaf: int, place: int) -> int:
-        """Rows of a leaf before a place of the endless mixture."""
+        """Count the rows of a leaf before a place of the endless mixture."""
         assert self._turns is not None
         rounds, rest = divmod(place, len(self._turns))
         mine = self._turns == leaf
@@ -299,12 +324,12 @@ class Feed:
         return self.leaves[part.leaf].order.permutes
 
     def _rows(self, part: Part) -> np.ndarray:
-        """Rows of the group that a part asks for."""
+        """Return the rows of the group that a part reads."""
         within = self.leaves[part.leaf].order.within(part.epoch, part.group)
         return np.arange(part.first, part.last) if within is None else within[part.first : part.last]
 
     def _leaf_work(self, leaf: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """A mixed stream's own operators."""
+        """Apply a mixed stream's own operators."""
         if self._turns is None:
             return rows
         return in_turn(self.leaves[leaf].stream.operators)(rows)
@@ -322,7 +347,7 @@ def _hash_of(facts: Any) -> str:
 
 
 def in_turn(operators: Iterable[Operator]) -> Worked:
-    """Operators one after the other, for one worker."""
+    """Compose operators to one function, for one worker."""
     works = [operator.ready() for operator in operators]
 
     def work(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -334,6 +359,7 @@ def in_turn(operators: Iterable[Operator]) -> Worked:
 
 
 def _picked(group: Group, part: Part, rows: np.ndarray | None) -> pa.RecordBatch:
+    """Select the rows of a part from its group, without those that a filter removed."""
     assert group.rows is not None
     if rows is None:
         return group.rows.slice(part.first, part.last - part.first)

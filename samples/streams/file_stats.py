@@ -1,4 +1,4 @@
-"""Figures of files from one pass over them: rows, row groups, bad rows, and what each column holds."""
+"""Statistics of files from one pass: rows, row groups, bad rows, and the contents of each column."""
 
 # Shapes: B rows, N values of a list column.
 
@@ -23,10 +23,21 @@ _MOST = 1 << 16  # lengths of lists longer than this count as this
 
 
 def stats(paths: Paths, *, format: str | None = None, where: str | None = None) -> dict[str, Any]:
-    """{"files", "bytes", "groups", "rows", "bad_rows", "filtered_rows", "seconds", "rows_per_s", "columns": {name: facts}}.
+    """Measure the files of a stream in one pass; memory does not grow with the files.
 
-    A column's facts: type, missing values, the least and the largest number; of lists also values and quantiles of their lengths.
-    Memory does not grow with the files. Raises DataError.
+    Args:
+        paths: Paths of the files.
+        format: Format of the files; None to detect it.
+        where: Condition on the rows.
+
+    Returns:
+        {"files", "bytes", "groups", "rows", "bad_rows", "filtered_rows", "seconds", "rows_per_s", "columns": {name:
+        facts}}. The
+        facts of a column are its type, missing values, least and largest number; for lists also values and quantiles of
+        lengths.
+
+    Raises:
+        DataError: If files cannot be read.
     """
     feed: Feed = read(paths, format=format, where=where, on_bad_rows="skip").open(rows=1 << 14)
     (leaf,) = feed.leaves
@@ -56,7 +67,7 @@ def _rows_of(feed: Feed) -> Iterator[Raw]:
 
 
 class _Column:
-    """What passes by of a column."""
+    """Accumulates the statistics of one column."""
 
     def __init__(self, kind: pa.DataType):
         self._kind, self._missing, self._values = kind, 0, 0

@@ -65,7 +65,7 @@ class Opened:
 
 
 def format_of(path: str, said: str | None) -> str:
-    """parquet, arrow, csv or lines: as it was said, or by the file's ending. Raises ConfigError."""
+    """Return parquet, arrow, csv or lines: the given format, or the one of the file's ending. Raises ConfigError."""
     if said is not None and said not in FORMATS:
         raise ConfigError(
             f"format {said!r}: there are {join_names(FORMATS)}.{suggest_sentence(said, FORMATS)}"
@@ -80,7 +80,7 @@ def format_of(path: str, said: str | None) -> str:
 
 
 def look(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
-    """A file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
+    """Inspect a file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
 
     def read() -> Opened:
         return _LOOKS[form](system, path) if form in _LOOKS else _text(system, path, form, first)
@@ -101,8 +101,20 @@ def read_group(
     schema: pa.Schema,
     columns: Sequence[str] | None,
 ) -> pa.Table:
-    """A row group's rows. Raises DataError that names file and row group: CorruptDataError where its content is wrong,
-    UnreachableDataError where it could not be read after several attempts."""
+    """Read the rows of a row group.
+
+    Args:
+        system: Filesystem of the file.
+        file: Entry of the file in the manifest.
+        group: Index of the row group.
+        form: Format of the file.
+        schema: Types of the columns of text files.
+        columns: Columns to read; None for all.
+
+    Raises:
+        CorruptDataError: If the content is invalid; names file and row group.
+        UnreachableDataError: If the file could not be read after several attempts.
+    """
     opened = False
 
     def read() -> pa.Table:
@@ -145,6 +157,7 @@ def read_group(
 
 
 def _parquet(system: pafs.FileSystem, path: str) -> Opened:
+    """Inspect a Parquet file."""
     with system.open_input_file(path) as source:
         size, (footer, digest) = source.size(), _footer(source)
         parquet = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
@@ -154,7 +167,7 @@ def _parquet(system: pafs.FileSystem, path: str) -> Opened:
 
 
 def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
-    """A file of the footer alone, which can be parsed, and its hash."""
+    """Return a parsable file that consists of the footer alone, and the hash of the footer."""
     size = source.size()
     if size < 12:
         raise pa.ArrowInvalid(f"{size} bytes are no Parquet file")
@@ -180,7 +193,7 @@ def _reader(source: Any) -> pq.ParquetFile:
 
 
 def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:
-    """A file's reader, opened once a thread: two threads must not read through one."""
+    """Return a file's reader, opened once per thread because two threads must not share one."""
     files: dict[tuple[str, str], Any] = _open.__dict__.setdefault("files", {})
     if (path, fingerprint) not in files:
         source, digest, reader = opened()
@@ -196,6 +209,7 @@ def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:
 
 
 def _arrow(system: pafs.FileSystem, path: str) -> Opened:
+    """Inspect an Arrow IPC file."""
     with system.open_input_file(path) as source:
         size, digest = source.size(), _arrow_digest(source)
         reader = pa.ipc.open_file(source)
@@ -208,7 +222,7 @@ def _arrow(system: pafs.FileSystem, path: str) -> Opened:
 
 
 def _arrow_digest(source: pa.NativeFile) -> str:
-    """A hash of the footer, which says where each batch lies, and of the size."""
+    """Hash the footer, which contains the position of each batch, and the size."""
     size = source.size()
     tail = source.read_at(min(10, size), max(0, size - 10))
     if size < 18 or tail[4:] != b"ARROW1":
@@ -219,6 +233,7 @@ def _arrow_digest(source: pa.NativeFile) -> str:
 
 
 def _arrow_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.RecordBatchFileReader:
+    """Open an Arrow IPC file; a local one is memory-mapped."""
     mapped = isinstance(system, pafs.LocalFileSystem)
 
     def opened() -> Any:
@@ -230,7 +245,7 @@ def _arrow_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.
 
 
 def _as_listed(system: pafs.FileSystem, file: DataFile) -> None:
-    """Raises DataError where a mapped file has not the size it was listed with."""
+    """Raise DataError if a mapped file does not have the size that the manifest lists."""
     if isinstance(system, pafs.LocalFileSystem) and os.stat(file.path).st_size != file.bytes:
         raise DataError(f"{file.path}: its content changed since it was listed")
 
@@ -239,6 +254,7 @@ def _as_listed(system: pafs.FileSystem, file: DataFile) -> None:
 
 
 def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
+    """Inspect a text file and cut it into groups at the ends of lines."""
     marks, rows = [], []
     with system.open_input_file(path) as source:
         size = source.size()
@@ -275,7 +291,7 @@ def _names(system: pafs.FileSystem, path: str) -> list[str]:
 
 
 def _lines_in(block: bytes) -> int:
-    """Lines that are not empty."""
+    """Count the lines that are not empty."""
     data = np.frombuffer(block.replace(b"\r", b""), np.uint8)
     ends = np.flatnonzero(data == 10)
     starts = np.concatenate([[-1], ends])
@@ -286,6 +302,7 @@ def _lines_in(block: bytes) -> int:
 def _text_group(
     system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema | None
 ) -> pa.Table:
+    """Read one group of a text file."""
     start, stop = file.marks[group : group + 2]
     with system.open_input_file(file.path) as source:
         block = source.read_at(stop - start, start)
@@ -303,7 +320,7 @@ def _text_group(
 
 
 def _users(block: bytes, schema: pa.Schema | None) -> pa.Table:
-    """Lines of `user item item ...`."""
+    """Parse lines of `user item item ...`."""
     text = pa.array([block.decode("utf-8")])
     lines = pc.list_flatten(pc.split_pattern_regex(text, r"\r?\n"))
     lines = pc.utf8_trim_whitespace(lines)

@@ -1,8 +1,8 @@
-"""Leaf: the files of a stream, looked at: their manifest, the order of their rows, and row groups as they are asked for.
+"""The files of a stream after inspection: their manifest, the order of their rows, and their row groups.
 
-A row group is decoded whole and once for the slices that it holds. A row is bad where an id is missing or above 2^63:
-with `on_bad_rows: fail` the first one is named, with `skip` bad rows, and all of a group that cannot be read, are left out and
-counted.
+A row group is decoded once for all slices that it holds. A row is bad if an id is missing or above 2^63. With `on_bad_rows:
+fail`
+the first one raises an error; with `skip`, bad rows and groups that cannot be read are left out and counted.
 """
 
 # Shapes: G row groups, N rows of a group.
@@ -57,11 +57,18 @@ class Group:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the decoded rows."""
         return 0 if self.rows is None else self.rows.nbytes
 
 
 class Leaf:
-    """`manifest`: as an earlier opening found the files; their sizes must be the same."""
+    """The inspected files of one stream.
+
+    Args:
+        stream: The stream.
+        name: Name that the order is drawn for.
+        manifest: The files as an earlier opening found them; their sizes must be the same. None to inspect the files.
+    """
 
     def __init__(self, stream: Stream, name: str, manifest: Manifest | None = None):
         assert stream.files is not None
@@ -88,11 +95,11 @@ class Leaf:
 
     @property
     def bytes(self) -> int:
-        """Of the files."""
+        """Bytes of all files."""
         return sum(file.bytes for file in self.manifest.files)
 
     def read(self, at: int) -> Group:
-        """The `at`-th row group of the order's numbering. Raises DataError."""
+        """Read a row group by its index in the order. Raises DataError."""
         group = int(self.groups[at])
         number = int(self.manifest.group_file[group])
         file, inside = self.manifest.files[number], self.manifest.group_in_file(group)
@@ -121,7 +128,7 @@ class Leaf:
         return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
 
     def _united(self, opened: Sequence[Opened]) -> pa.Schema:
-        """The columns of all files and those of their folders. Raises DataError where files cannot be one table."""
+        """Return the columns of all files and of their folders. Raises DataError if the files cannot form one table."""
         facts = [(each.file.path, each.schema, each.file.rows) for each in opened]
         wanted = self.files.columns
         if wanted is not None and self.files.where is None:  # columns that nobody reads may differ
@@ -139,7 +146,7 @@ class Leaf:
         return self._partitions.schema_with(schema.remove_metadata())
 
     def _as_united(self, table: pa.Table, path: str) -> pa.Table:
-        """A file's rows with the columns of its folders and the types of all files."""
+        """Convert a file's rows to the types of all files and add the columns of its folders."""
         names = self._columns or self.schema.names
         more = [] if self._columns else [name for name in table.column_names if name not in names]
         if more:
@@ -151,7 +158,7 @@ class Leaf:
 
     @cached_property
     def _columns(self) -> list[str] | None:
-        """What is read: the columns that are wanted and those that the condition names."""
+        """The columns to read: those that are wanted and those that the condition names."""
         if self.files.columns is None:
             return None
         named = {name for name in self.schema.names if self.files.where and name in self.files.where}
@@ -166,6 +173,7 @@ class Leaf:
         return [name for name in names if pa.types.is_integer(_inner(self.schema.field(name).type))]
 
     def _check_columns(self) -> None:
+        """Raise ConfigError if a wanted column does not exist."""
         for name in (*(self.files.columns or ()), *(self.files.ids or ())):
             if name not in self.schema.names:
                 near = suggest_sentence(name, self.schema.names)
@@ -174,7 +182,7 @@ class Leaf:
                 )
 
     def _bad(self, table: pa.Table, group: int) -> np.ndarray | None:
-        """Rows whose ids are missing or too large [N]; None where all are good. Raises DataError that names the first."""
+        """Return which rows [N] have missing or too large ids, or None. Raises DataError for the first one with `fail`."""
         bad: np.ndarray | None = None
         for name in self._ids:
             wrong = _wrong(table[name])
@@ -191,7 +199,7 @@ class Leaf:
 
     @cached_property
     def _ruled_out(self) -> np.ndarray:
-        """Row groups [G] whose statistics say that no row matches."""
+        """Which row groups [G] can have no matching row according to their statistics."""
         out = np.zeros(len(self.manifest.group_rows), bool)
         if self.files.where is None:
             return out
@@ -221,7 +229,7 @@ class Leaf:
 
 
 def _found(path: str, form: str | None) -> list[tuple[pafs.FileSystem, str]]:
-    """The files behind a path; of a folder those of its format, or of the first format that it has files of."""
+    """Return the files behind a path; in a folder, those of the given format or of the first format that has files."""
     forms = [form] if form is not None else list(FOLDER_ENDINGS)
     nothing: DataError | None = None
     for each in forms:
@@ -244,7 +252,7 @@ def _look_at(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[O
 
 
 def _same(manifest: Manifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> Manifest:
-    """The manifest with the files' places now. Raises DataError where sizes differ from it."""
+    """Return the manifest with the files' current paths. Raises DataError if sizes differ."""
     sizes = [system.get_file_info(path).size for system, path in places]
     then = [file.bytes for file in manifest.files]
     if sizes != then:
@@ -264,7 +272,7 @@ def _inner(kind: pa.DataType) -> pa.DataType:
 
 
 def _wrong(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Rows [N] that hold no id, or one that no 63 bits hold; None where there is none."""
+    """Return which rows [N] have no id, or one that exceeds 63 bits; None if there are none."""
     masks = [_wrong_in(chunk) for chunk in column.chunks]
     if all(mask is None for mask in masks):
         return None
@@ -273,6 +281,7 @@ def _wrong(column: pa.ChunkedArray) -> np.ndarray | None:
 
 
 def _wrong_in(chunk: pa.Array) -> np.ndarray | None:
+    """Return which rows of a chunk have an invalid id, or None; a list is invalid if one of its values is."""
     nested = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
     values = chunk.flatten() if nested else chunk
     wrong = None

@@ -1,8 +1,8 @@
-"""The local engine: reader threads in the trainer's own process, no object store.
+"""The local engine: reader threads in the trainer's process, without an object store.
 
-Two threads decode row groups, the one in use and the next ones. Where there is work to do on slices, `workers` threads do it,
-`ahead` of the reader; else the reader takes views itself.
-Memory is what a few row groups take. The order is that of the slices, whoever is faster.
+Two threads decode the current row group and the next ones. If slices need work, `workers` threads process them `ahead` of
+the
+reader; otherwise the reader takes views directly. Memory holds a few row groups. Slices are returned in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ Key = tuple[int, int, int]  # leaf, epoch, row group
 
 
 def locally(feed: Feed, slices: Iterable[Slice], shared: bool = False) -> Iterator[Raw]:
-    """The slices in their order, made ahead by threads; in the caller's own where the stream says `prefetch(0)`."""
+    """Read slices in order, ahead of the reader in threads, or in the caller's thread if the stream has `prefetch(0)`.
+
+    Args:
+        feed: The opened stream.
+        slices: The slices to read.
+        shared: Whether other processes of this machine read the same row groups.
+    """
     if feed.stream.ahead < 1:
         yield from _at_once(feed, slices, shared)
         return
@@ -73,7 +79,7 @@ def _next(waiting: deque[tuple[Slice, Future[Raw]]], groups: _Groups) -> Raw:
 
 
 class _Groups:
-    """Decoded row groups, each as long as a planned slice needs it."""
+    """Decoded row groups, each kept as long as a planned slice needs it."""
 
     def __init__(self, feed: Feed, readers: ThreadPoolExecutor, shared: bool):
         self._feed, self._readers, self._shared = feed, readers, shared
@@ -97,11 +103,11 @@ class _Groups:
                 self._uses[key] = self._uses.get(key, 0) + 1
 
     def of(self, part: Slice) -> dict[tuple[int, int], Future[Group]]:
-        """The groups of a planned slice, by leaf and number."""
+        """Return the groups of a planned slice by leaf and group index."""
         return {(leaf, group): self._decoded[leaf, epoch, group] for leaf, epoch, group in self._slices[part]}
 
     def made(self, part: Slice) -> None:
-        """A slice is made: groups that no other planned one needs are let go."""
+        """Release the groups of a finished slice that no other planned slice needs."""
         for key in self._slices.pop(part):
             self._uses[key] -= 1
             if not self._uses[key]:
@@ -109,7 +115,7 @@ class _Groups:
 
 
 def _at_once(feed: Feed, slices: Iterable[Slice], shared: bool) -> Iterator[Raw]:
-    """Without threads; the newest group of each leaf is kept."""
+    """Read slices without threads, keeping the newest group of each leaf."""
     kept: dict[int, tuple[int, Group]] = {}
     work = in_turn(feed.stream.operators)
 

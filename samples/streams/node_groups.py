@@ -104,6 +104,7 @@ def _release(folder: Path, handle: int | None) -> None:
 
 
 def _write(path: Path, group: Group) -> None:
+    """Write a decoded group atomically, with its masks in the schema's metadata."""
     assert group.rows is not None
     masks = {
         name: np.packbits(mask).tobytes()
@@ -121,6 +122,7 @@ def _write(path: Path, group: Group) -> None:
 
 
 def _mapped(path: Path) -> Group:
+    """Map a group that `_write` wrote."""
     with pa.memory_map(str(path)) as source:
         rows = pa.ipc.open_file(source).get_batch(0)
     packed = rows.schema.metadata or {}

@@ -1,4 +1,4 @@
-"""Operators: what a chain does with the rows of a slice, as Arrow batches."""
+"""Operators of a stream: each one maps an Arrow record batch to another."""
 
 # Shapes: B rows, N values of a list column, I items, L semantic-id levels.
 
@@ -26,9 +26,14 @@ pc: Any = pyarrow.compute  # its functions are made at import time, unknown to t
 
 @dataclass(frozen=True)
 class Map:
-    """A function of a batch of at most `batch` rows: a function, a class that is made once a worker, or "file.py:Name".
+    """Applies a function to batches of at most `batch` rows.
 
-    It takes an Arrow RecordBatch and gives one back, or a Table, or arrays by column. `workers`: how many work at once.
+    Attributes:
+        function: A callable, a class that is instantiated once per worker, or "file.py:Name". It takes a RecordBatch
+            and returns a
+            RecordBatch, a Table or a mapping of arrays.
+        batch: Most rows of a call.
+        workers: Number of parallel calls.
     """
 
     function: Any
@@ -36,7 +41,7 @@ class Map:
     workers: int = 1
 
     def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """For one worker."""
+        """Build the function that one worker calls."""
         function = load_heavy(self.function)
         function = function() if isinstance(function, type) else function
         return lambda rows: _joined(
@@ -44,6 +49,7 @@ class Map:
         )
 
     def _called(self, function: Callable[[pa.RecordBatch], Any], part: pa.RecordBatch) -> Any:
+        """Call the function and convert its errors to DataError."""
         try:
             return function(part)
         except NonetError:
@@ -53,6 +59,7 @@ class Map:
 
     @property
     def title(self) -> str:
+        """The operator as messages show it."""
         return f"map({_name(self.function)}, batch={self.batch}, workers={self.workers})"
 
 
@@ -63,6 +70,7 @@ class Filter:
     keep: Any
 
     def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """Build the function that one worker calls."""
         if isinstance(self.keep, str) and ":" not in self.keep:
             return lambda rows: rows.filter(
                 pa.array(matches(str(self.keep), pa.Table.from_batches([rows]), name="filter"))
@@ -72,14 +80,17 @@ class Filter:
 
     @property
     def title(self) -> str:
+        """The operator as messages show it."""
         return f"filter({self.keep if isinstance(self.keep, str) else _name(self.keep)})"
 
 
 @dataclass(frozen=True)
 class Tokenize:
-    """Adds `sid`: the semantic ids of a column's items, [N, L] int32 for a list column.
+    """Adds `sid`, the semantic ids of a column's items: [N, L] int32 for a list column.
 
-    sids: an array [I, L] for a column of dense indices; or the folder of a run's artifacts, for a column of the items' own ids.
+    Attributes:
+        sids: An array [I, L] for a column of dense indices, or the folder of a run's artifacts for a column of item ids.
+        column: The column of items.
     """
 
     sids: Any
@@ -90,9 +101,11 @@ class Tokenize:
         object.__setattr__(self, "title", f"tokenize({self.column} -> sid)")
 
     def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """Build the function that one worker calls."""
         return self._tokenized
 
     def _tokenized(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the semantic ids to a batch."""
         if self.column not in rows.schema.names:
             raise ConfigError(
                 f"{self.title}: there is no such column; there are {', '.join(rows.schema.names)}"
@@ -109,6 +122,7 @@ class Tokenize:
         return rows.append_column("sid", codes)
 
     def _index(self, items: pa.Array) -> np.ndarray:
+        """Return the dense index of each item. Raises DataError for items without a semantic id."""
         if self._item_id is None:
             index = items.to_numpy(zero_copy_only=False)
             wrong = (index < 0) | (index >= len(self._codes))
@@ -139,6 +153,7 @@ class Tokenize:
         ].combine_chunks()
 
     def _artifact(self, kind: str) -> Path:
+        """Return the newest artifact folder of a kind."""
         folders = sorted(Path(os.fspath(self.sids)).glob(f"{kind}-*"))
         if not folders:
             raise ConfigError(
@@ -149,10 +164,17 @@ class Tokenize:
 
 @dataclass(frozen=True)
 class JoinColumns:
-    """Adds columns of a store by the ids in the column `on`; of a list column lists as long. What is not there is null.
+    """Adds columns of a store by the ids in a column; ids that are missing in the store give null.
 
-    store: an address (`nonet.samples.stores.open_store`), or an open store. as_of: the column of times, of which each row (or
-    each of its values) sees what was written strictly before; None for the newest.
+    For a list column, each added column is a list of the same length.
+
+    Attributes:
+        store: An address (`nonet.samples.stores.open_store`), or an open store.
+        on: The column of ids.
+        columns: Names, or name -> name in the store.
+        as_of: The column of times; each row or list element gets the latest value written strictly before its time.
+            None for the
+            latest value.
     """
 
     store: Any
@@ -161,10 +183,12 @@ class JoinColumns:
     as_of: str | None = None
 
     def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """Build the function that one worker calls."""
         return self._joined
 
     @property
     def title(self) -> str:
+        """The operator as messages show it."""
         names = list(self.columns)
         named = self.store if isinstance(self.store, str) else self.store.name
         return f"join({named}, on={self.on}, columns={', '.join(names)}, as_of={self.as_of or 'newest'})"
@@ -181,6 +205,7 @@ class JoinColumns:
         return "time" if self.as_of else "newest"
 
     def _joined(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the columns of the store to a batch."""
         for name in filter(None, (self.on, self.as_of)):
             if name not in rows.schema.names:
                 raise ConfigError(
@@ -201,7 +226,7 @@ class JoinColumns:
 
 
 def _times_of(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
-    """Unix seconds [N] of every id: as a list column has them, or one of the whole row."""
+    """Return unix seconds [N] for each id; a time per row is repeated for each element of the row's list."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column, lists = column.flatten(), None
     if pa.types.is_timestamp(column.type):
@@ -226,7 +251,7 @@ def changing_rows(operators: tuple[Operator, ...]) -> list[str]:
 
 
 def in_words(operators: tuple[Operator, ...]) -> list[str]:
-    """A line an operator."""
+    """Return one line per operator."""
     return [operator.title for operator in operators]
 
 
@@ -235,6 +260,7 @@ def _parts(rows: pa.RecordBatch, most: int) -> list[pa.RecordBatch]:
 
 
 def _batch(value: Any) -> pa.RecordBatch:
+    """Convert the result of a function to a record batch."""
     if isinstance(value, pa.Table):
         value = (
             value.combine_chunks().to_batches()[0]

@@ -45,6 +45,7 @@ def on_ray(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
 
 
 def _of_epoch(feed: Feed, slices: StepRange | list[Slice]) -> Iterator[Raw]:
+    """Read the slices of one epoch with one Ray data set."""
     there = ray.put(feed)
     tasks = plan_tasks(feed, slices)
     if not tasks:
@@ -92,13 +93,13 @@ def plan_tasks(feed: Feed, slices: StepRange | list[Slice]) -> list[Callable[[],
 
 
 def _ours(error: Exception) -> Exception:
-    """Our own error, of which Ray passes on the words alone; the error itself where it is none of ours."""
+    """Convert a Ray error to a DataError if its text holds a Nonet error; return other errors unchanged."""
     said = re.findall(r"^nonet\.errors\.(?:DataError|ConfigError): (.*)$", str(error), re.MULTILINE)
     return DataError(said[-1]) if said else error
 
 
 def _bounded(feed: Feed, slices: Iterable[Slice]) -> Iterator[Slice]:
-    """All slices of what is asked for, up to the end of the epoch."""
+    """Yield slices up to the end of the epoch."""
     for part in slices:
         yield part
         if part.stop >= feed.rows:
@@ -106,7 +107,7 @@ def _bounded(feed: Feed, slices: Iterable[Slice]) -> Iterator[Slice]:
 
 
 class _Slices(Datasource):
-    """Slices as read tasks."""
+    """A Ray data source whose read tasks produce slices."""
 
     def __init__(self, there: Any, feed: Feed, tasks: list[Callable[[], Iterable[Slice]]]):
         self._there, self._tasks = there, tasks
@@ -121,6 +122,8 @@ class _Slices(Datasource):
 
 
 def _reading(there: Any, slices: Callable[[], Iterable[Slice]]) -> Any:
+    """Return the function of a read task."""
+
     def read() -> Iterator[pa.Table]:
         feed: Feed = ray.get(there)
         kept: dict[int, tuple[int, Group]] = {}
@@ -144,7 +147,7 @@ def _reading(there: Any, slices: Callable[[], Iterable[Slice]]) -> Any:
 
 
 class _Work:
-    """One actor of the pool: the stream's operators."""
+    """An actor of the pool; applies the stream's operators."""
 
     def __init__(self, feed: Feed):
         self._feed, self._work = feed, in_turn(feed.stream.operators)
@@ -155,6 +158,7 @@ class _Work:
 
 
 def _packed(raws: list[Raw]) -> pa.Table:
+    """Convert slices to a table with one row per slice."""
     slices = pa.array([[*astuple(raw.slice)] for raw in raws], pa.list_(pa.int64()))
     skipped = pa.array([list(raw.skipped) for raw in raws], pa.list_(pa.int64()))
     blobs = [_as_bytes(raw.rows) for raw in raws]

@@ -33,10 +33,16 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class Files:
-    """What is read: paths, globs, folders or URIs in their order, the columns and rows of them that are wanted.
+    """The files to read.
 
-    ids: columns that may have no nulls and no numbers above 2^63; by default every column of whole numbers that is asked for
-    present_ids: as `ids`, for columns that the files may lack because a map makes them
+    Attributes:
+        paths: Paths, globs, folders or URIs, in order.
+        format: Format of the files; None to detect it.
+        columns: Columns to read; None for all.
+        where: Condition on the rows.
+        on_bad_rows: "fail" or "skip".
+        ids: Columns without nulls and numbers above 2^63; None for every integer column that is read.
+        present_ids: As `ids`, for columns that the files may lack because a map adds them.
     """
 
     paths: tuple[str, ...]
@@ -50,7 +56,7 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """See the module. `files` are read, or `mixed` streams with their shares."""
+    """A lazy chain of operations on files of rows; reads `files`, or the `mixed` streams by their shares. See the module."""
 
     files: Files | None = None
     mixed: tuple[tuple[Stream, float], ...] = ()
@@ -82,7 +88,7 @@ class Stream:
         return self._then(JoinColumns(store, on, columns, as_of))
 
     def pack(self, tokens: int, column: str = "item_id") -> Stream:
-        """Cut batches where the lists of a column add up to `tokens`; a longer list is a batch alone. The last of the chain."""
+        """Cut batches whose lists sum to at most `tokens`; a longer list is a batch of its own. Must come last."""
         return replace(self, tokens=(column, tokens))
 
     def shuffle(self, seed: int, *, in_group: bool = True) -> Stream:
@@ -92,10 +98,14 @@ class Stream:
         return replace(self, seed=seed, in_group=in_group)
 
     def mix(self, shares: Mapping[Stream, float]) -> Stream:
-        """Rows of several streams by their shares, in thousandths; this one has what the others leave, where it is not among
-        them.
+        """Mix rows of several streams by their shares, rounded to thousandths.
 
-        Each goes round again when it ends; an epoch of the mixture is over when the one that lasts longest was read once.
+        This stream gets the remaining share unless it is in `shares`. Each stream starts over when it ends; an epoch of the
+        mixture ends
+        when the stream that lasts longest was read once.
+
+        Raises:
+            ConfigError: If shares are invalid, or a stream is itself mixed or packed.
         """
         whole = dict(shares) if self in shares else {self: 1 - sum(shares.values()), **shares}
         if any(share <= 0 for share in whole.values()) or abs(sum(whole.values()) - 1) > 1e-6:
@@ -109,11 +119,11 @@ class Stream:
         return Stream(mixed=tuple(whole.items()), ahead=self.ahead)
 
     def prefetch(self, slices: int) -> Stream:
-        """Slices that are made ahead of their reader; 0: none, in the reader's own thread."""
+        """Set the number of slices that are prepared ahead of the reader; 0 reads in the reader's own thread."""
         return replace(self, ahead=slices)
 
     def take(self, rows: int) -> Stream:
-        """The first rows of each epoch's order, counted before filters."""
+        """Keep the first rows of each epoch's order, counted before filters."""
         return replace(self, most=rows if self.most is None else min(rows, self.most))
 
     def open(
@@ -125,22 +135,30 @@ class Stream:
         manifest: Manifest | None = None,
         name: str = "",
     ) -> Any:
-        """The files looked at, as a `Feed`. Raises DataError, ConfigError.
+        """Inspect the files and return a `Feed`.
 
-        rows: of a slice; step_rows: of a global step, `rows` by default; engine: local, ray, or what their size says;
-        manifest: as an earlier opening found the files, whose footers are then not read again; name: what the order is drawn for
-        beside the seed, such as a stage, so that two stages read in different orders.
+        Args:
+            rows: Rows of a slice.
+            step_rows: Rows of a global step; by default `rows`.
+            engine: "local" or "ray"; None to choose by the size of the files.
+            manifest: The files as an earlier opening found them; footers are then not read again.
+            name: What the order is drawn for beside the seed, such as a stage, so that two stages read in different
+                orders.
+
+        Raises:
+            DataError: If files cannot be read.
+            ConfigError: If an option is invalid.
         """
         from nonet.samples.streams.feed import Feed
 
         return Feed(self, rows, step_rows or rows, engine, manifest, name)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches of one epoch."""
+        """Iterate over the batches of one epoch."""
         return iter(self.open().epoch(0))
 
     def explain(self, engine: str | None = None) -> str:
-        """The plan, in lines: what is read, in which order, by which engine, what is done with it."""
+        """Describe the plan in lines: files, order, engine and operators."""
         from nonet.samples.streams.explain import explain
 
         return explain(self, engine)
@@ -160,12 +178,15 @@ def read(
     on_bad_rows: str = "fail",
     ids: Sequence[str] | None = None,
 ) -> Stream:
-    """A stream of the rows of files: paths, globs, folders of Parquet, `s3://` and other URIs; one that is named twice is read
-    twice.
+    """Create a stream of the rows of files. Nothing is opened yet.
 
-    format: parquet, arrow (packed), csv, lines (`user item item ...`), by the ending where it is not said
-    · columns: those to read · where: a condition on them; row groups whose statistics rule it out are not read
-    · on_bad_rows: fail, or skip and count · ids: see `Files`. Nothing is opened yet.
+    Args:
+        paths: Paths, globs, folders, `s3://` and other URIs; one that is listed twice is read twice.
+        format: parquet, arrow (packed), csv or lines (`user item item ...`); None to detect it from the ending.
+        columns: Columns to read; None for all.
+        where: Condition on the rows; row groups that cannot match according to their statistics are not read.
+        on_bad_rows: "fail", or "skip" to leave out and count bad rows.
+        ids: Columns that hold ids; see `Files`.
     """
     if on_bad_rows not in ("fail", "skip"):
         raise ConfigError(f"on_bad_rows: {on_bad_rows!r}; there are fail and skip")
@@ -178,7 +199,7 @@ def read(
 
 
 def cycle(shares: Sequence[float]) -> np.ndarray:
-    """Whose turn each of 1,000 rows of a mixture is [1000], spread evenly."""
+    """Return which stream provides each of 1,000 rows of a mixture [1000], evenly spread."""
     counts = np.floor(np.cumsum(shares) * 1000 + 0.5).astype(int)
     counts = np.diff(np.concatenate([[0], counts]))
     if (counts == 0).any():
