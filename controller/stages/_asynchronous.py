@@ -7,7 +7,7 @@ update is applied, or aborted. A resumed stage asks again what was not committed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,22 +16,20 @@ from typing import Any, cast
 
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
-from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import (
-    by_pool,
-    ended_early,
-    held_out,
-    rescore_candidates,
-    validated,
-    validated_reward,
-)
-from nonet.controller.stages._machine import of_the_machine, without_machine
+from nonet.controller.stages._looks import rescore_candidates, validated_reward
 from nonet.controller.stages._overlap import overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
+from nonet.controller.stages._step_report import (
+    Stopped,
+    finish_stage,
+    note_quarantined,
+    probe_policy,
+    record_report,
+    report_policy_step,
+)
 from nonet.workers.runtime import GroupFuture, concat_futures
 
-Stopped = Callable[[], bool]
 Answer = tuple[GroupFuture, dict[str, GroupFuture]]  # beams, and scores by reward
 
 _A_SLOT = 2  # groups a step for each rollout, so that one that is slow holds up few prompts
@@ -116,29 +114,26 @@ class _Asynchronous:
                 of=self.parts,
             )
             session.publish(behind=True)
+            ages = {"staleness": sum(done.ages) / len(done.ages), "aborted": float(done.aborted)}
             now = time.perf_counter()
-            recorder.metrics(name, done.step + 1, of_the_machine([done.record]))
-            shown = by_pool(session, without_machine(done.record))
-            shown["rows/s"] = done.record["prompts"] / (now - began)
-            shown |= {"staleness": sum(done.ages) / len(done.ages), "aborted": float(done.aborted)}
+            probe = partial(self._probe, recorder, done.step + 1)
+            report = report_policy_step(
+                session, name, done.step, done.record, now - began, more=ages, probe=probe
+            )
             began = now
-            show_tables(session, recorder, name, done.step + 1, shown)
-            recorder.metrics(name, done.step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
-            with self._scoring.together():
-                shown |= held_out(session, name, done.step + 1)
-                shown |= validated_reward(session, name, done.step + 1)
-                if session.steering.pop_changed():
-                    rescore_candidates(session, name, recorder)
-            recorder.step(name, done.step + 1, shown)
-            halt = stopped() and done.step + 1 < self.stage.steps
-            session.commit(done.step, now=halt)
-            if ended_early(session, recorder, name, [done.record]):
-                return True
-            validated(session, recorder, name, done.step + 1, over=done.step + 1 == self.stage.steps)
-            if halt:
-                return False
-        session.end(self.stage.steps)  # a run that was killed between its last checkpoint and the stage's end
+            state = record_report(session, recorder, name, report, stopped)
+            if state != "running":
+                return state == "ended"
+        finish_stage(session, recorder, name, self.stage.steps)
         return True
+
+    def _probe(self, recorder: Recorder, done: int) -> dict[str, float]:
+        """Return metrics of held-out users after `done` steps, and score candidates by rewards that were attached since."""
+        with self._scoring.together():
+            shown = probe_policy(self.session, self.name, done)
+            if self.session.steering.pop_changed():
+                rescore_candidates(self.session, self.name, recorder)
+        return shown
 
     def ask(self, slot: int, number: int, version: int) -> tuple[Future[GroupFuture], Future[Answer]]:
         """Have one rollout answer a group under the published version, and the rewards score what it says.
@@ -206,34 +201,3 @@ def _open(log: Sequence[dict[str, Any]]) -> dict[int, int]:
         for number in record.get("numbers", [record.get("number")]) if record["group"] != "begun" else ():
             left.pop(number, None)
     return left
-
-
-def show_tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
-    """Note what the sparse tables did; where some refuse or forget rows, show it too."""
-    counts = session.trainer.counts()
-    recorder.tables(stage, step, counts)
-    if has_policy(session.scenario):
-        sums = {
-            what: sum(every[what] for every in counts.values()) for what in ("rows", "refused", "evicted")
-        }
-        shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
-
-
-def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int, scores: Any) -> None:
-    """Record which prompts of a step have no score of some reward: in the journal, as metrics, and in a note.
-
-    Args:
-        session: The session.
-        recorder: Takes metrics and notes.
-        stage: The RL stage.
-        step: Step that the scores are for.
-        scores: What `RewardHandles.score` returned.
-    """
-    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in scores.quarantined}
-    if scores.retried:
-        recorder.metrics(stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward")
-    for each in scores.quarantined:
-        session.commits.note(
-            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
-        )
-        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")

@@ -10,19 +10,23 @@ import numpy as np
 
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
-from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
+from nonet.controller.stages._asynchronous import asynchronous
 from nonet.controller.stages._looks import (
-    by_pool,
-    ended_early,
-    held_out,
     probe_prompts,
     prompt_weights,
     rescore_candidates,
-    validated,
     validated_reward,
     weighted_total,
 )
-from nonet.controller.stages._machine import of_the_machine, without_machine
+from nonet.controller.stages._step_report import (
+    StepReport,
+    Stopped,
+    finish_stage,
+    note_quarantined,
+    of_the_machine,
+    record_report,
+    report_policy_step,
+)
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import load_heavy
 
@@ -55,29 +59,29 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
-        all_records, records = records, [record for record in records if not record.get("skipped")]
-        events = sum(record["events"] for record in records)  # a skipped step's loss may be no number
-        mean = sum(record["loss"] * record["events"] for record in records) / max(1.0, events)
-        shown = {
-            "loss": mean,
-            "rows/s": events / seconds,
-            "data wait": sum(record.get("waited", 0.0) for record in all_records) / seconds,
-            "lr": all_records[-1]["lr"],
-            "norm": all_records[-1]["norm"],
-            "events": events,
-        }
-        show_tables(session, recorder, name, stop, shown)
-        recorder.step(name, stop, shown)
-        recorder.metrics(name, stop, of_the_machine(all_records) | _of_some_stages(all_records))
-        for passed in range(step, stop):
-            session.commit(passed)
-        step = stop
-        if ended_early(session, recorder, name, all_records):
+        if record_report(session, recorder, name, _report_call(step, stop, records, seconds)) == "ended":
             return True
-        validated(session, recorder, name, step)
-    session.end(step)
-    validated(session, recorder, name, step, over=True)
+        step = stop
+    finish_stage(session, recorder, name, step)
     return True
+
+
+def _report_call(
+    first: int, done: int, all_records: Sequence[Mapping[str, float]], seconds: float
+) -> StepReport:
+    """Return the report of the supervised steps [first, done), which one call took in so many seconds."""
+    records = [record for record in all_records if not record.get("skipped")]
+    events = sum(record["events"] for record in records)  # a skipped step's loss may be no number
+    shown = {
+        "loss": sum(record["loss"] * record["events"] for record in records) / max(1.0, events),
+        "rows/s": events / seconds,
+        "data wait": sum(record.get("waited", 0.0) for record in all_records) / seconds,
+        "lr": all_records[-1]["lr"],
+        "norm": all_records[-1]["norm"],
+        "events": events,
+    }
+    further = of_the_machine(all_records) | _of_some_stages(all_records)
+    return StepReport(first, done, all_records, shown, further)
 
 
 def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -114,22 +118,11 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
-        shown = by_pool(session, without_machine(record))
-        shown["rows/s"] = record["prompts"] / (time.perf_counter() - began)
-        show_tables(session, recorder, name, step + 1, shown)
-        recorder.metrics(name, step + 1, of_the_machine([record]))
-        recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
-        shown |= held_out(session, name, step + 1)
-        shown |= validated_reward(session, name, step + 1)
-        recorder.step(name, step + 1, shown)
-        halt = stopped() and step + 1 < stage.steps
-        session.commit(step, now=halt)
-        if ended_early(session, recorder, name, [record]):
-            return True
-        validated(session, recorder, name, step + 1, over=step + 1 == stage.steps)
-        if halt:
-            return False
-    session.end(stage.steps)  # a run that was killed between its last checkpoint and the stage's end
+        report = report_policy_step(session, name, step, record, time.perf_counter() - began)
+        state = record_report(session, recorder, name, report, stopped)
+        if state != "running":
+            return state == "ended"
+    finish_stage(session, recorder, name, stage.steps)
     return True
 
 

@@ -1,0 +1,195 @@
+"""StepReport: what the loop of a stage found in its newest steps, and the one place that records it.
+
+Recording means, in this order: the counts of the sparse tables, the metrics of the machine, the metrics that are shown, the
+checkpoint where one is due, and the validations that the evaluator has answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nonet.controller.record import Recorder
+from nonet.controller.scenario import has_policy
+from nonet.controller.session import Session
+from nonet.controller.stages._looks import by_pool, ended_early, held_out, validated, validated_reward
+
+# Sections of a step by their name in a trainer's record, with the names of their metrics.
+PARTS = {
+    "waited": "data wait",
+    "sparse": "sparse",
+    "dense": "dense",
+    "communication": "communication",
+    "optimizer": "optimizer",
+}
+_COUNTED = ("flops", "positions", "peak", *PARTS)
+
+Stopped = Callable[[], bool]
+"""Returns whether the user has asked the run to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The newest steps of a stage.
+
+    Attributes:
+        first: Number of the first of these steps in the stage.
+        done: Steps of the stage that are done after them.
+        records: One record per step, as the trainers returned it.
+        shown: Metrics that are recorded and shown.
+        further: Metrics of the trainers that are recorded and not shown.
+        absent: Positions for which the rollouts read the default row; None where no rollout took part.
+        probe: Computes metrics of held-out users, after the other metrics are recorded.
+    """
+
+    first: int
+    done: int
+    records: Sequence[Mapping[str, float]]
+    shown: Mapping[str, float]
+    further: Mapping[str, float]
+    absent: int | None = None
+    probe: Callable[[], Mapping[str, float]] = dict
+
+
+def report_policy_step(
+    session: Session,
+    stage: str,
+    step: int,
+    record: Mapping[str, float],
+    seconds: float,
+    *,
+    more: Mapping[str, float] | None = None,
+    probe: Callable[[], Mapping[str, float]] | None = None,
+) -> StepReport:
+    """Return the report of one RL step.
+
+    Args:
+        session: The session.
+        stage: The RL stage.
+        step: Number of the step in the stage.
+        record: Record of the update.
+        seconds: Wall-clock time of the step.
+        more: Further metrics to show.
+        probe: Computes metrics of held-out users; by default `probe_policy`.
+    """
+    shown = by_pool(session, without_machine(record)) | {"rows/s": record["prompts"] / seconds}
+    return StepReport(
+        first=step,
+        done=step + 1,
+        records=[record],
+        shown=shown | dict(more or {}),
+        further=of_the_machine([record]),
+        absent=session.rollout.absent,
+        probe=probe or (lambda: probe_policy(session, stage, step + 1)),
+    )
+
+
+def probe_policy(session: Session, stage: str, done: int) -> dict[str, float]:
+    """Return metrics of the lists that held-out users and validation prompts would be served after `done` steps."""
+    return held_out(session, stage, done) | validated_reward(session, stage, done)
+
+
+def record_report(
+    session: Session, recorder: Recorder, stage: str, report: StepReport, stopped: Stopped | None = None
+) -> Literal["running", "stopped", "ended"]:
+    """Record the newest steps of a stage, and commit them.
+
+    Args:
+        session: The session.
+        recorder: Takes metrics and notes.
+        stage: The stage.
+        report: The newest steps.
+        stopped: Returns whether the user has asked to stop; then the steps are committed at once. By default nobody asks.
+
+    Returns:
+        `stopped` where the user has asked to stop before the end of the stage; `ended` where too many steps were skipped, which
+        ends the stage early; else `running`.
+    """
+    done, steps = report.done, session.stages[stage].steps
+    shown = dict(report.shown) | _record_tables(session, recorder, stage, done)
+    recorder.metrics(stage, done, report.further)
+    if report.absent is not None:
+        recorder.metrics(stage, done, {"absent": float(report.absent)}, role="rollout")
+    shown |= report.probe()
+    recorder.step(stage, done, shown)
+    halt = stopped is not None and stopped() and done < steps
+    for step in range(report.first, done):
+        session.commit(step, now=halt)
+    if ended_early(session, recorder, stage, report.records):
+        return "ended"
+    validated(session, recorder, stage, done)
+    return "stopped" if halt else "running"
+
+
+def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) -> None:
+    """End a stage after `step` steps, and show which of its checkpoints goes on.
+
+    The last checkpoint of a stage has ended it already, unless the run was killed between the two.
+    """
+    session.end(step)
+    validated(session, recorder, stage, step, over=True)
+
+
+def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int, scores: Any) -> None:
+    """Record which prompts of a step have no score of some reward: in the journal, as metrics, and in a note.
+
+    Args:
+        session: The session.
+        recorder: Takes metrics and notes.
+        stage: The RL stage.
+        step: Step that the scores are for.
+        scores: What `RewardHandles.score` returned.
+    """
+    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in scores.quarantined}
+    if scores.retried:
+        recorder.metrics(stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward")
+    for each in scores.quarantined:
+        session.commits.note(
+            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
+        )
+        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")
+
+
+def of_the_machine(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return FLOPs, positions and seconds of the steps of one call, as metrics.
+
+    `machine could` is the FLOPs of matrix products in the same seconds at the device's peak rate. All of them are sums, so that
+    the utilization of a stage is a sum divided by a sum.
+
+    Args:
+        records: One record per step.
+
+    Returns:
+        The metrics; none where the trainer does not count FLOPs.
+    """
+    if not all("flops" in record for record in records):
+        return {}
+
+    def total(name: str) -> float:
+        return sum(record.get(name, 0.0) for record in records)
+
+    could = sum(record["peak"] * record["seconds"] for record in records)
+    sums = {
+        "flops": total("flops"),
+        "positions": total("positions"),
+        "seconds": total("seconds"),
+        "could": could,
+    }
+    parts = {title: total(name) for name, title in PARTS.items()}
+    return {f"machine {name}": value for name, value in (sums | parts).items()}
+
+
+def without_machine(record: Mapping[str, float]) -> dict[str, float]:
+    """Return a record without the entries that `of_the_machine` turns into metrics."""
+    return {name: value for name, value in record.items() if name not in _COUNTED}
+
+
+def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) -> dict[str, float]:
+    """Record what the sparse tables counted; return what is shown of it, where tables refuse or evict rows."""
+    counts = session.trainer.counts()
+    recorder.tables(stage, done, counts)
+    if not has_policy(session.scenario):
+        return {}
+    names = ("rows", "refused", "evicted")
+    return {f"sparse {name}": float(sum(count[name] for count in counts.values())) for name in names}
