@@ -17,7 +17,7 @@ def main(scenario: str = "quickstart", finished: str = "last") -> None:
     with nonet.Session(scenario, from_run=finished, stage="finetune") as s:
         for step, prompts in s.prompts("rl"):
             beams = s.rollout.generate(prompts)
-            record = s.trainer.update(beams, s.reward.score(beams))
+            record = s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
             print(f"step {step}: loss {record['loss']:.4f}, kl {record['kl']:.5f}")

@@ -198,6 +198,8 @@ def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
 
 def _run_updates(world: SmallWorld, steps: int) -> float:
     """Run steps of the shipped rollout and update on the same prompts. Returns the expected reward."""
+    from nonet.workers.roles import UpdateRequest
+
     prompts = world.lease_prompts(32)
     reward_UI = world.compute_rewards(*prompts)
     stage = world.stages["rl"]
@@ -205,6 +207,6 @@ def _run_updates(world: SmallWorld, steps: int) -> float:
         beams = world.generate_beams(*prompts, step, 16)
         scores = np.take_along_axis(reward_UI, np.maximum(beams["item"], 0), 1)
         world.trainer.update(
-            stage, step, beams, {"hit": np.where(beams["valid"], scores, 0).astype(np.float32)}
+            UpdateRequest(stage, step), beams, {"hit": np.where(beams["valid"], scores, 0).astype(np.float32)}
         )
     return float(_compute_mean_reward(world).detach())

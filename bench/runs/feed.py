@@ -134,11 +134,13 @@ class FeedWorld:
 
     def reinforce(self, steps: int) -> tuple[int, int]:
         """Train by RL on `hit` alone. Returns the number of groups without a gradient, and of all groups."""
+        from nonet.workers.roles import UpdateRequest
+
         stage, flat, groups = self.stages["rl"], 0, 0
         self.trainer.begin(stage)
         for step in range(steps):
             beams = self.generate_beams(*self.rollout.lease("rl", step, stage.users), step)
-            record = self.trainer.update(stage, step, beams, {"hit": compute_hits(beams)})
+            record = self.trainer.update(UpdateRequest(stage, step), beams, {"hit": compute_hits(beams)})
             flat, groups = flat + int(record["flat_groups"]), groups + int(record["prompts"])
         return flat, groups
 

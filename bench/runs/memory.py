@@ -116,10 +116,12 @@ class _MemorySide:
 
     def update(self) -> None:
         """Run an RL update."""
+        from nonet.workers.roles import UpdateRequest
+
         names = ("sid", "valid", "logp", "user", "position")
         beams = {name: self._beams[name] for name in names}
         self._updates += 1
-        self._trainer.update(self._stages["rl"], self._updates, beams, self._scores)
+        self._trainer.update(UpdateRequest(self._stages["rl"], self._updates), beams, self._scores)
 
     def score(self) -> None:
         """Score prompts exhaustively."""

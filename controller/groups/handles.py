@@ -14,7 +14,7 @@ import numpy as np
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import merge_counts, sum_shard_counts
 from nonet.errors import ConfigError
-from nonet.workers.roles import RolloutRequest, StageSetup
+from nonet.workers.roles import RolloutRequest, StageSetup, UpdateRequest
 from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, Shard, WorkerGroup, get_all
 
 
@@ -84,7 +84,6 @@ class TrainerHandle:
     ):
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
-        self.at: tuple[StageSetup, int] | None = None
         self.objectives: Weights | None = None
         self.version: int | None = None  # what its weights were published as, last
         self._counts: dict[str, dict[str, int]] | None = (
@@ -124,27 +123,28 @@ class TrainerHandle:
             self.group.train(stage, start, stop), self.deadlines.step.scale_by(stop - start)
         )
 
-    def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
-        """Run one RL step on beams and scores, which stay in the workers.
+    def update(
+        self, stage: StageSetup, step: int, beams: GroupFuture, scores: Mapping[str, GroupFuture]
+    ) -> dict[str, float]:
+        """Take one RL step on beams and scores, which stay where they are.
 
         Args:
-            beams: The beams, as a future.
-            scores: The scores of each reward, as futures.
+            stage: The RL stage.
+            step: Number of the step in the stage.
+            beams: Rollouts on the wire.
+            scores: Scores [U, W] by reward.
 
         Returns:
-            The record of the step.
-
-        Raises:
-            ConfigError: No prompts were taken, so that the step is unknown.
+            The record of the step (`Trainer.update`).
         """
-        if self.at is None:
-            raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
-        stage, step = self.at
         self._enter(stage.name, "update")
-        weights = self.objectives.weights(step) if self.objectives else None
-        version = (self.version,) if stage.mismatch else ()
-        update = self.group.update(stage, step, beams, scores, weights, *version)
-        record = self._with_shards(update, self.deadlines.step)
+        request = UpdateRequest(
+            stage,
+            step,
+            weights=self.objectives.weights(step) if self.objectives else None,
+            version=self.version if stage.mismatch else None,
+        )
+        record = self._with_shards(self.group.update(request, beams, scores), self.deadlines.step)
         return record | (self.objectives.learn(step, record) if self.objectives else {})
 
     def counts(self) -> dict[str, dict[str, int]]:

@@ -3,7 +3,7 @@
     with nonet.Session("quickstart") as s:
         for step, prompts in s.prompts("rl"):
             beams = s.rollout.generate(prompts)      # references: the data do not pass through this process
-            s.trainer.update(beams, s.reward.score(beams))
+            s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
 
@@ -484,7 +484,6 @@ class Session:
         self._step = step
         if self.stage.name in self.groups.rewards:
             self.reward.step = step
-        self.trainer.at = self.stage, step
         self.trainer.objectives = self.objectives
 
     def _begin_objectives(self, name: str) -> None:

@@ -169,7 +169,7 @@ class _Asynchronous:
         scores = {
             reward: concat_futures([scores[reward] for _, scores in answers]) for reward in answers[0][1]
         }
-        return self.threads.submit(trainer.update, beams, scores)
+        return self.threads.submit(trainer.update, self.stage, step, beams, scores)
 
     def _of_now(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
         """Return an answer with the scores of the current rewards: new rewards are asked, removed ones are left out."""

@@ -116,7 +116,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
             scores = session.reward.score(beams)
             note_quarantined(session, recorder, name, step, scores)
         with session.trace.span(f"{name}.update", step=step):
-            record = session.trainer.update(beams, scores)
+            record = session.trainer.update(stage, step, beams, scores)
         session.publish()
         report = report_policy_step(session, name, step, record, time.perf_counter() - began)
         state = record_report(session, recorder, name, report, stopped)

@@ -26,7 +26,7 @@ class Done:
         first = self.value[0] if isinstance(self.value, list) and self.value else self.value
         return [len(first)] if hasattr(first, "__len__") else []
 
-    def within(self, timeout_s: float) -> Done:
+    def set_deadline(self, timeout_s: float) -> Done:
         return self
 
 

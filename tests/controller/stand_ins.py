@@ -23,7 +23,7 @@ class Now:
     def settle(self, timeout_s: float | None = None) -> Now:
         return self
 
-    def within(self, timeout_s: float) -> None:
+    def set_deadline(self, timeout_s: float) -> None:
         """Nothing is waited for."""
 
     def done(self) -> bool:
@@ -132,6 +132,7 @@ class LoopSession:
         self.done.append(("train", start, stop))
         return [self._records(step) for step in range(start, stop)]
 
-    def _update(self, beams, scores):
-        self.done.append(("update", beams[1]))
+    def _update(self, stage, step, beams, scores):
+        assert beams[1] == step
+        self.done.append(("update", step))
         return {"loss": 0.5, "prompts": 2.0}

@@ -136,7 +136,7 @@ def schedule(folder, run, server, seed):
                         name: set(users[np.isnan(score).any(1)].tolist()) for name, score in values.items()
                     }
                     told[step] = {each.reward: set(each.users) for each in session.reward.quarantined}
-                    record = session.trainer.update(beams, scores)
+                    record = session.trainer.update(session.stage, step, beams, scores)
                     assert np.isfinite(record["loss"])
                     session.publish()
                     session.commit(step)

@@ -26,7 +26,7 @@ from nonet.deploy.serving.start import one_process
 from nonet.errors import ConfigError
 from nonet.rl.rewards import load_reward
 from nonet.samples.stores import open_store
-from nonet.workers.roles import RolloutRequest
+from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.trainer import Trainer
@@ -137,7 +137,7 @@ def test_a_run_that_was_stopped_inside_rl_trains_on_from_its_checkpoint(museum):
     asked = {"stage": "rl", "step": manifest.stage_step, "width": 4, "version": 1}
     beams = rollout.generate(users, positions, RolloutRequest(**asked))
     scores = {name: beams["valid"].astype(np.float32) for name in ("hit", "own")}
-    record = trainer.update(stages["rl"], manifest.stage_step, beams, scores)
+    record = trainer.update(UpdateRequest(stages["rl"], manifest.stage_step), beams, scores)
     assert record["kl_exact"] > 0
 
 

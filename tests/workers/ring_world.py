@@ -15,7 +15,7 @@ from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.reader import make_update
 from nonet.models.generation.corpus import Corpus
 from nonet.workers.engines import MEASURED
-from nonet.workers.roles import RolloutRequest
+from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import KnownRun, Tokeniser
@@ -90,7 +90,9 @@ class World:
         if stage is not None and self.trainer._learner is not None:
             self.trainer._learner.stage = stage
         asked = {name: beams[name] for name in _OF_UPDATE}
-        return _without_time(self.trainer.update(stage or self.stages["rl"], step, asked, scores))
+        return _without_time(
+            self.trainer.update(UpdateRequest(stage or self.stages["rl"], step), asked, scores)
+        )
 
     def weights(self) -> torch.Tensor:
         """All dense weights, one after the other."""

@@ -11,7 +11,7 @@ from nonet.errors import ConfigError
 from nonet.models.generation.beams import SubCatalogue, beam_search
 from nonet.samples.batches.prompt_rows import event_at, masked
 from nonet.types import Jagged
-from nonet.workers.roles import RolloutRequest
+from nonet.workers.roles import RolloutRequest, UpdateRequest
 
 SCENES = (
     "stages.rl.scenes={column: rating, of: {'3': {catalogue: 'item_id < 1020', weights: {own: 0.0}}, "
@@ -96,7 +96,7 @@ def test_rewards_count_what_their_scene_says_and_metrics_are_told_by_scene(ring,
     world.trainer.begin(world.stages["rl"])
     beams = world.beams()
     scores = scores_of(beams)
-    record = world.trainer.update(world.stages["rl"], 0, beams, scores)
+    record = world.trainer.update(UpdateRequest(world.stages["rl"], 0), beams, scores)
     mean = {name: np.where(beams["valid"], score, 0).mean(1) for name, score in scores.items()}
     weights = {0: (1.0, 0.0), 1: (0.0, 0.5), 2: (1.0, 0.5)}
     total = 0.0
@@ -124,7 +124,7 @@ def test_a_scene_without_a_reward_learns_nothing_from_it(ring):
     how = {"stage": "rl", "step": 0, "width": 4, "version": world._version}
     beams = world.rollout.generate(users[third], positions[third], RolloutRequest(**how))
     before = world.weights()
-    record = world.trainer.update(world.stages["rl"], 0, beams, scores_of(beams))
+    record = world.trainer.update(UpdateRequest(world.stages["rl"], 0), beams, scores_of(beams))
     assert record["norm"] < 1e-6
     assert float((world.weights() - before).abs().max()) < 1e-2  # weight decay alone
 

@@ -8,7 +8,7 @@ import torch
 from ring_world import Ring, scores_of
 
 from nonet.errors import DataError
-from nonet.workers.roles import RolloutRequest
+from nonet.workers.roles import RolloutRequest, UpdateRequest
 
 MEASURED = "stages.rl.mismatch={correct: sequence_truncate, cap: 3.0}"
 FAST = "stages.rl.lr=3e-3"
@@ -28,7 +28,9 @@ def begun(ring, *changes: str):
 
 
 def updated(world, beams, step=0, version=None):
-    return world.trainer.update(world.stages["rl"], step, beams, scores_of(beams), None, version)
+    return world.trainer.update(
+        UpdateRequest(world.stages["rl"], step, version=version), beams, scores_of(beams)
+    )
 
 
 def test_rollout_and_trainer_of_one_precision_agree(ring):

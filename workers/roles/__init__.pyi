@@ -11,6 +11,7 @@ from .settings import RolloutRequest as RolloutRequest
 from .settings import RunSetup as RunSetup
 from .settings import SceneSetup as SceneSetup
 from .settings import StageSetup as StageSetup
+from .settings import UpdateRequest as UpdateRequest
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser

@@ -20,7 +20,7 @@ from nonet.errors import ConfigError
 from nonet.models.generation import Voters
 from nonet.workers import SaveOptions
 from nonet.workers.engines import EngineRuntime, StepMeter, measure_matmul_rate
-from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.roles.settings import RunSetup, StageSetup, UpdateRequest
 from nonet.workers.runtime import Membership
 
 CheckpointPart = Callable[[Path], list[Path]]
@@ -96,16 +96,11 @@ class StageLearner:
             ConfigError: The stage does not learn from batches.
         """
         raise ConfigError(
-            f"stage {self.stage.name!r} learns from rollouts: call update(beams, scores), not train"
+            f"stage {self.stage.name!r} learns from rollouts: call update(stage, step, beams, scores), not train"
         )
 
     def update(
-        self,
-        step: int,
-        beams: Mapping[str, Any],
-        scores: Mapping[str, np.ndarray],
-        weights: Mapping[str, float] | None,
-        version: int | None,
+        self, request: UpdateRequest, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
         """Take one RL step (`Trainer.update`) and return its record.
 

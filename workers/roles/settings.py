@@ -230,3 +230,20 @@ class StageSetup:
     precision: Mapping[str, Any] = field(default_factory=dict)
     frozen_rows: bool = False
     learner: str = SUPERVISED
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """What one RL step learns with, besides beams and scores; it passes unchanged from the controller to each trainer rank.
+
+    Attributes:
+        stage: The RL stage.
+        step: Number of the step in the stage.
+        weights: Weight of each reward at this step; None for those of the stage.
+        version: Version as which the weights before the step were published, where the stage measures `mismatch`.
+    """
+
+    stage: StageSetup
+    step: int
+    weights: Mapping[str, float] | None = None
+    version: int | None = None

@@ -29,7 +29,7 @@ from nonet.workers.engines import EngineRuntime, StepMeter, make_engine, parse_o
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.learner import LearnerContext, StageLearner
 from nonet.workers.roles.memory_fit import MemoryFit
-from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.roles.settings import RunSetup, StageSetup, UpdateRequest
 from nonet.workers.runtime import (
     DistributeWorker,
     Membership,
@@ -122,32 +122,23 @@ class Trainer(DistributeWorker):
         """
         return self.learner_of(stage).train(start, stop)
 
-    @method(collect="first", stage=Replicate, beams=Shard, scores=Shard, weights=Replicate)
+    @method(collect="first", request=Replicate, beams=Shard, scores=Shard)
     def update(
-        self,
-        stage: StageSetup,
-        step: int,
-        beams: Mapping[str, Any],
-        scores: Mapping[str, np.ndarray],
-        weights: Mapping[str, float] | None = None,
-        version: int | None = None,
+        self, request: UpdateRequest, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
         """Take one RL step on this rank's share of the prompts.
 
         Args:
-            stage: The stage.
-            step: Number of the step in the stage.
+            request: Stage, step and weights of the rewards.
             beams: Rollouts on the wire.
             scores: Scores [U, W] by reward. A prompt whose row is NaN is left out.
-            weights: Weight by reward at this step; by default what the stage says.
-            version: The version as which the weights before the step were published, where `mismatch` is measured.
 
         Returns:
             The record of the step: loss, kl, clipped, ratio, what the algorithm reports besides, flat_groups, no_hit (share of
             groups without what their user took next), prompts, exact entropy and kl_exact of a few prompts, the mean score per
             beam of each reward as `reward.<name>`, their weighted sum as `reward`, lr, norm and seconds.
         """
-        return self.learner_of(stage).update(step, beams, scores, weights, version)
+        return self.learner_of(request.stage).update(request, beams, scores)
 
     @method(collect="sum", beams=Shard, while_offloaded=True)
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:

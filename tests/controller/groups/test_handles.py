@@ -21,7 +21,7 @@ class Future:
     def __init__(self, name, log, late=False):
         self.name, self._log, self._late, self._limit = name, log, late, None
 
-    def within(self, timeout_s):
+    def set_deadline(self, timeout_s):
         self._log.append(f"{self.name} has {timeout_s:g} s from now")
         self._limit = timeout_s
         return self

@@ -254,28 +254,22 @@ def test_a_commit_of_other_artifacts_is_refused(world):
 # --- prompts, updates, versions -----------------------------------------------------------------------------------------
 
 
-def test_prompts_publish_first_and_tell_the_trainer_which_step_they_are_of(world):
+def test_prompts_publish_first_and_an_update_names_its_step(world):
     session = world.session
     for step, prompts in session.prompts("rl"):
         assert (prompts.stage, prompts.step) == ("rl", step)
         assert "rollout.apply" in world.names()
-        assert world.trainer.at == (RL, step)
         world.calls.clear()
         session.rollout.generate(prompts)
-        session.trainer.update(Now(), {"hit": Now()})
+        session.trainer.update(session.stage, step, Now(), {"hit": Now()})
         (size, request), _ = world.call("rollout.generate_step")
         assert size == RL.users
         assert request == RolloutRequest("rl", step, width=4, version=session.version)
-        (stage, at, *_), _ = world.call("trainer.update")
-        assert (stage, at) == (RL, step)
+        (update, *_), _ = world.call("trainer.update")
+        assert (update.stage, update.step) == (RL, step)
         assert session.publish() == step + 2
         assert world.rollout.version == step + 2
     assert step == 3
-
-
-def test_an_update_without_prompts_is_refused(world):
-    with pytest.raises(ConfigError, match=r"take prompts from session\.prompts"):
-        world.trainer.update(Now(), {})
 
 
 def test_a_fused_rollout_is_sent_nothing(world):

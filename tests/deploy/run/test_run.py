@@ -262,7 +262,7 @@ def test_a_loop_of_ones_own_has_the_same_guarantees(whole):
     with nonet.Session(folder / "ring.yaml", folder=beside, run=RunFolder(folder / "own")) as s:
         for step, prompts in s.prompts("rl"):
             beams = s.rollout.generate(prompts)
-            record = s.trainer.update(beams, s.reward.score(beams))
+            record = s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
             seen.append(record["prompts"])

@@ -79,11 +79,11 @@ def session_of(folder, run, rewards, *more, resume=False):
     return nonet.Session(folder / "ring.yaml", changes=changes, run=run)
 
 
-def stepped(session, beams):
+def stepped(session, step, beams):
     """Scores of a step as arrays, and its record; the step is over then."""
     scores = session.reward.score(beams)
     values = {name: future.get(60.0) for name, future in scores.items()}
-    record = session.trainer.update(beams, scores)
+    record = session.trainer.update(session.stage, step, beams, scores)
     session.publish()
     return values, record
 
@@ -117,7 +117,7 @@ def test_rewards_that_fail_cost_their_own_rows_and_the_loop_goes_on(ray_local, t
                 server.server_close()
             beams = session.rollout.generate(prompts)
             users, item = beams.get(60.0)["user_id"], beams.get(60.0)["item"]
-            values, record = stepped(session, beams)
+            values, record = stepped(session, step, beams)
             seen.append((users, unscored(values, users), record, session.reward.quarantined))
             if step != 5:
                 np.testing.assert_allclose(values["even"], (item % 2 == 0) & (item >= 0))
@@ -148,7 +148,7 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
 
     with session_of(folder, run, rewards) as session:
         for step, prompts in session.prompts("rl"):
-            records[step] = stepped(session, session.rollout.generate(prompts))[1]
+            records[step] = stepped(session, step, session.rollout.generate(prompts))[1]
             session.commit(step)
             if step == 0:
                 ask("attach", steer.attach(run.path, f"{use}:fresh", weight=0.2))
@@ -178,7 +178,7 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
     with session_of(folder, run, rewards, resume=True) as session:
         for step, prompts in session.prompts("rl"):
             assert step >= 3, "the commit after three steps is the newest"
-            again = stepped(session, session.rollout.generate(prompts))[1]
+            again = stepped(session, step, session.rollout.generate(prompts))[1]
             session.commit(step)
             if step in records:
                 same = {key: value for key, value in records[step].items() if key not in MEASURED}
@@ -205,7 +205,7 @@ def test_an_actor_that_runs_already_scores_and_a_scene_has_weights_of_its_own(ra
         for step, prompts in session.prompts("rl"):
             beams = session.rollout.generate(prompts)
             sent = beams.get(60.0)
-            values, record = stepped(session, beams)
+            values, record = stepped(session, step, beams)
             session.commit(step)
             np.testing.assert_allclose(values["margin"], np.where(sent["valid"], sent["item_id"] % 5, 0))
             fives = sent["scene"] == 0
@@ -248,7 +248,7 @@ def test_a_worker_that_is_frozen_is_ended_and_its_prompts_are_scored_again(ray_l
             beams = session.rollout.generate(prompts)
             if step == 1:
                 _stop(session, "later", signal.SIGSTOP)
-            values, _ = stepped(session, beams)
+            values, _ = stepped(session, step, beams)
             item = beams.get(60.0)["item"]
             np.testing.assert_allclose(values["later"], np.where(item >= 0, item * 0.5, 0))
             if step == 2:

@@ -30,7 +30,7 @@ def loop(ring, name: str, *changes: str, resume: bool = False, kill_after: int |
         began = s.restored.stage_step if s.restored else 0
         for step, prompts in s.prompts("rl"):
             beams = s.rollout.generate(prompts)
-            s.trainer.update(beams, s.reward.score(beams))
+            s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
             if step == kill_after:

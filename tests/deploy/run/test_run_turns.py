@@ -102,7 +102,7 @@ def test_what_a_fused_trainer_alone_holds_takes_turns_with_the_rollout_bit_for_b
             records = []
             for step, prompts in s.prompts("rl"):
                 beams = s.rollout.generate(prompts)
-                records.append(s.trainer.update(beams, s.reward.score(beams)))
+                records.append(s.trainer.update(s.stage, step, beams, s.reward.score(beams)))
                 s.publish()
                 s.commit(step)
             return [

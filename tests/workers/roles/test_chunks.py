@@ -17,7 +17,7 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.samples.batches.chunks import bounded
-from nonet.workers.roles import RolloutRequest
+from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import Tokeniser
@@ -190,7 +190,7 @@ def test_an_rl_step_in_chunks_equals_the_whole_step(ring, normalise):
         draw = np.random.default_rng(3)
         scores = {name: draw.random(beams["item"].shape).astype(np.float32) for name in stage.weights}
         world.sizes.clear()
-        records.append([world.trainer.update(stage, step, beams, scores) for step in range(2)])
+        records.append([world.trainer.update(UpdateRequest(stage, step), beams, scores) for step in range(2)])
         ends.append(world.state())
         worlds.append(world)
     assert max(worlds[1].sizes) <= 5 * 9 < max(worlds[0].sizes)

@@ -22,7 +22,7 @@ from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import RlPrompts
 from nonet.workers import FrozenPolicy, SaveOptions, copy_to_host, load_model, read_tensors, write_tensors
 from nonet.workers.devices import claim, list_training_tensors
-from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup
+from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
 _MAX_APART = 3  # steps in a row whose rollouts differed too much from the trainer, after which the run stops
@@ -63,24 +63,19 @@ class PolicyLearner(StageLearner):
             self.critic.load(read_tensors(folder / "critic" / "model.safetensors"))
 
     def update(
-        self,
-        step: int,
-        beams: Mapping[str, Any],
-        scores: Mapping[str, np.ndarray],
-        weights: Mapping[str, float] | None,
-        version: int | None,
+        self, request: UpdateRequest, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        context, stage = self.context, self.stage
+        context, stage, step = self.context, self.stage, request.step
         if not self._items_are_read:
             context.read_items()
             self._items_are_read = True
         update = PolicyUpdate(
             context,
-            stage if weights is None else replace(stage, weights=weights),
+            stage if request.weights is None else replace(stage, weights=request.weights),
             self.algorithm,
             self.reference,
             self.critic,
-            self._keep_version(version),
+            self._keep_version(request.version),
         )
         context.meter.take_counts()
         record = update.step(step, beams, scores)
