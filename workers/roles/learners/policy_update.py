@@ -10,32 +10,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import Votes, on, policy_log_prob
-from nonet.models.policy import catalogue_log_prob, divergence, entropy
+from nonet.models.generation import on, policy_log_prob
 from nonet.plugins import load_heavy
 from nonet.random import rng
 from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, corrections, mismatch_record, stops
 from nonet.rl.algorithms import Algorithm, Policy
-from nonet.samples.batches import bounded, event_at, prompt_batch
-from nonet.types import SampleBatch
+from nonet.samples.batches import bounded
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
 from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
 from nonet.workers.roles import LearnerContext, LearningRate, StageSetup
+from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores
+from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_policy_rows, select_rows
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
 _READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance", "weights_version", "scene")
-_PLACES = 4096  # that items are counted in: exact for as many, an estimate of more
-_WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,14 @@ class PolicyUpdate:
     critic: Critic | None
     versions: Mapping[int, FrozenPolicy]
 
+    @property
+    def _prompts(self) -> PolicyPrompts:
+        return PolicyPrompts(self.context, self.stage)
+
+    @property
+    def _metrics(self) -> PolicyMetrics:
+        return PolicyMetrics(self.context, self.stage, self.algorithm, self.reference, self._prompts)
+
     def step(self, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Gradients of this rank's share, dense steps with those of all, and their record (`Trainer.update`)."""
         began = time.perf_counter()
@@ -65,14 +70,16 @@ class PolicyUpdate:
         beams["valid"], scores, scored = _scored(beams["valid"], scores)
         apart, weight = self._mismatch(beams) if self.stage.mismatch else ({}, None)
         advantage, valid_UW = self._advantages(beams, scores, weight)
-        watched = self._watched(beams)
+        watched = self._metrics.measure_exactly(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         norm, totals, counts, skipped = 0.0, None, 0.0, 0
         held = bool(apart) and stops(apart, self.stage.mismatch)
         if self.critic is not None and self._passes() > 1 and not held:
             beams["value"] = self._values(beams)
         for part in self._minibatches(step, len(valid_UW)) if not held else ():
-            count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
+            count, sums = self._minibatch(
+                step, select_rows(beams, part), _part(advantage, part), valid_UW[part]
+            )
             norm = self._stepped(lr)
             skipped += not math.isfinite(norm)
             counts, totals = counts + count, sums if totals is None else totals + sums
@@ -81,16 +88,18 @@ class PolicyUpdate:
         if totals is None:
             totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
         flat = float(advantage.small_groups + advantage.flat_groups)
-        missed = float((~self._taken(beams)).all(1).sum())
+        missed = float((~self._prompts.find_hits(beams)).all(1).sum())
         asked = float(len(valid_UW))
         facts = self.context.member.sum_over_trainers(
-            flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked
+            flat, missed, scored, *watched, *sum_scores(beams["valid"], scores), asked
         )
-        record = self._record(
+        record = self._metrics.make_record(
             self.context.member.sum_over_trainers(*totals.tolist()), counts, facts, list(scores)
         )
         apart |= {"mismatch/stopped": float(held)} if apart else {}
-        record |= self._by_scene(beams, scores, record) | self._breadth(beams) | apart
+        record |= (
+            self._metrics.measure_scenes(beams, scores, record) | self._metrics.measure_breadth(beams) | apart
+        )
         record |= {"skipped": float(skipped)} if skipped else {}
         norm = norm if math.isfinite(norm) else 0.0
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
@@ -121,7 +130,7 @@ class PolicyUpdate:
         assert self.critic is not None
         out = np.zeros(beams["logp"].shape, np.float32)
         parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
-        share = self._share(beams, parts)
+        share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
             cache = self.context.model.prefill(on(chunk.batch, self.context.device), chunk.spread(rows))
@@ -139,15 +148,15 @@ class PolicyUpdate:
             for version in np.unique(made)
             for part in bounded(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
         ]
-        share = self._share(beams, parts)
+        share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            some, batch = _rows(beams, part), on(chunk.batch, self.context.device)
+            some, batch = select_rows(beams, part), on(chunk.batch, self.context.device)
             version = self.versions.get(int(made[part[0]])) if len(part) else None
             model = self.context.model if version is None else version.model
             sid_UWL = torch.from_numpy(some["sid"]).to(self.context.device)
-            cache = model.prefill(batch, chunk.spread(_rows_of(version, share.keys, rows)))
-            votes = self._votes(some, version)
+            cache = model.prefill(batch, chunk.spread(restore_policy_rows(version, share.keys, rows)))
+            votes = self._prompts.compute_votes(some, version)
             out[part] = policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes).cpu().numpy()
         return out
 
@@ -192,7 +201,7 @@ class PolicyUpdate:
         """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped, ratio and what the algorithm reports
         besides, over this rank's codes."""
         parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
-        share = self._share(beams, parts)
+        share = self._prompts.make_share(beams, parts)
         learn = self.stage.sparse_lr is not None
         if learn:
             self._store_rows(share)
@@ -200,7 +209,9 @@ class PolicyUpdate:
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
             with self.context.meter.time_section("dense"):
-                policy = self._loss(chunk, rows, _rows(beams, part), _part(advantage, part), valid_UW[part])
+                policy = self._loss(
+                    chunk, rows, select_rows(beams, part), _part(advantage, part), valid_UW[part]
+                )
                 self.context.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             more = [policy.more[name] for name in self.algorithm.more]
@@ -254,24 +265,6 @@ class PolicyUpdate:
                 grad = torch.zeros_like(grad)
             self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
-    def _record(
-        self, totals: Sequence[float], count: float, facts: Sequence[float], rewards: Sequence[str]
-    ) -> dict[str, float]:
-        """A step's means over all ranks: of losses a code, of rewards a beam."""
-        names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
-        record = {name: total / count for name, total in zip(names, totals, strict=True)}
-        flat, missed, prompts, watched, entropies, divergences = facts[:6]
-        asked = facts[-1]
-        record |= {"flat_groups": flat, "prompts": asked, "no_hit": missed / max(1.0, asked)}
-        record |= {"unscored": asked - prompts} if asked > prompts else {}
-        if watched:
-            record["entropy"] = entropies / watched
-            record |= {"kl_exact": divergences / watched} if self.reference is not None else {}
-        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:-1], strict=True)}
-        record |= {f"reward.{name}": mean for name, mean in means.items()}
-        record["reward"] = sum(self.stage.weights[name] * mean for name, mean in means.items())
-        return record
-
     def _advantages(
         self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], weight: Tensor | None = None
     ) -> tuple[Advantages, Tensor]:
@@ -287,7 +280,7 @@ class PolicyUpdate:
             drawn = {"draws": Draws(share, chance)}
         column = self.algorithm.feedback_column(self.stage.algorithm)
         if column is not None:
-            drawn["feedback_U"] = torch.from_numpy(self._feedback(beams, column))
+            drawn["feedback_U"] = torch.from_numpy(self._prompts.read_feedback(beams, column))
         compute = load_heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
         found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
@@ -303,55 +296,6 @@ class PolicyUpdate:
             for name, weight in self.stage.weights.items()
         }
 
-    def _by_scene(
-        self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], record: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Of each scene: prompts, share of groups without what their user took, mean rewards, and what they count together;
-        `reward` of all is then the mean of what they count in their scenes."""
-        setup = self.context.run.scenes.get(self.stage.name)
-        if setup is None or not setup.names or "scene" not in beams:
-            return {}
-        scene_U, titles = beams["scene"], (*setup.names, "others")
-        missed_U = np.logical_not(self._taken(beams).any(1))
-        means = {name: np.mean(np.where(beams["valid"], score, 0), 1) for name, score in scores.items()}
-        sums = [
-            float(values[scene_U == index].sum())
-            for index in range(len(titles))
-            for values in (np.ones(len(scene_U)), missed_U, *means.values())
-        ]
-        totals, found, whole = self.context.member.sum_over_trainers(*sums), {}, 0.0
-        for index, title in enumerate(titles):
-            count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
-            if not count:
-                continue
-            own = {
-                name: setup.weights_of(name, weight, np.array([index]))[0]
-                for name, weight in self.stage.weights.items()
-            }
-            reward = sum(own[name] * value for name, value in zip(means, rewards, strict=True))
-            whole += reward
-            values = {"prompts": count, "no_hit": missed / count, "reward": reward / count}
-            values |= {f"reward.{name}": value / count for name, value in zip(means, rewards, strict=True)}
-            found |= {f"scene.{title}.{name}": value for name, value in values.items()}
-        return found | {"reward": whole / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
-
-    def _share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> StepShare:
-        """Return this rank's prompts in chunks: those of the beams at each of `parts`."""
-        prompts = [self._prompts(_rows(beams, part)) for part in parts]
-        return StepShare(prompts, self.context.run.features, self.context.device)
-
-    def _prompts(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
-        """How the prompts that these beams answer are made a batch."""
-        return partial(
-            prompt_batch,
-            self.context.corpus.seq,
-            self.context.corpus.sids,
-            beams["user"],
-            beams["position"],
-            history=self.context.run.history,
-            stage=self.stage.name,
-        )
-
     def _loss(
         self,
         chunk: SparseBatch,
@@ -365,18 +309,18 @@ class PolicyUpdate:
         batch, spread, width = on(chunk.batch, self.context.device), chunk.spread(rows), sid_UWL.shape[1]
         target = self.algorithm.needs_target(self.stage.algorithm)
         if target:
-            taken_UL = torch.from_numpy(self._targets(beams)).to(self.context.device)
+            taken_UL = torch.from_numpy(self._prompts.find_targets(beams)).to(self.context.device)
             sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
         asked = sid_UWL, self.context.corpus.trie
         both_UWL = None
         if self.reference is not None:
             with torch.no_grad():
-                frozen = chunk.spread(_rows_of(self.reference, chunk.keys, rows))
+                frozen = chunk.spread(restore_policy_rows(self.reference, chunk.keys, rows))
                 cache = self.reference.model.prefill(batch, frozen)
-                votes = self._votes(beams, self.reference)
+                votes = self._prompts.compute_votes(beams, self.reference)
                 both_UWL = policy_log_prob(self.reference.model, cache, *asked, votes)
         cache = self.context.model.prefill(batch, spread)
-        logp_UWL = policy_log_prob(self.context.model, cache, *asked, self._votes(beams))
+        logp_UWL = policy_log_prob(self.context.model, cache, *asked, self._prompts.compute_votes(beams))
         policy = Policy(
             logp_UWL[:, :width],
             old_UWL,
@@ -385,7 +329,7 @@ class PolicyUpdate:
             None if both_UWL is None else both_UWL[:, :width],
             logp_UWL[:, -1] if target else None,
             both_UWL[:, -1] if target and both_UWL is not None else None,
-            torch.from_numpy(self._taken(beams)).to(self.context.device) if target else None,
+            torch.from_numpy(self._prompts.find_hits(beams)).to(self.context.device) if target else None,
             None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
             advantage.group_U,
             self._weights_of_draws(beams, valid_UW),
@@ -400,71 +344,6 @@ class PolicyUpdate:
         draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
         return draws.scaled(valid_UW).float().to(self.context.device)
 
-    def _votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
-        """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
-        voters = self.context.voters
-        if frozen is not None and voters is not None and voters.nearest:
-            keys = torch.from_numpy(self.context.corpus.seq.keys_of_items(voters.items))
-            voters = frozen.restore_voters(voters, self.context.run.features["item"], keys)
-        if voters is None:
-            return None
-        return voters.votes(self.context.corpus.seq, beams["user"], beams["position"]).to(self.context.device)
-
-    def _targets(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """Semantic ids [U, L] of what each prompt's user took next."""
-        return self.context.corpus.sids[
-            self.context.corpus.seq.item[event_at(self.context.corpus.seq, beams["user"], beams["position"])]
-        ]
-
-    def _feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
-        """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
-        events = event_at(self.context.corpus.seq, beams["user"], beams["position"])
-        return np.asarray(self.context.corpus.seq.columns[column][events], np.float64)
-
-    def _taken(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """Which beams are what their user took next, [U, W] bool."""
-        return (beams["sid"] == self._targets(beams)[:, None]).all(-1) & beams["valid"]
-
-    @torch.no_grad()
-    def _watched(self, beams: Mapping[str, Any]) -> tuple[float, float, float]:
-        """How many of the first prompts exact figures are taken of; sums of the policy's entropy over them and of its KL to the
-        reference, nats over the whole catalogue. Large catalogues have none."""
-        few = _rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
-        if self.context.corpus.trie.n_leaves > _MOST_ITEMS:
-            return 0.0, 0.0, 0.0
-        share = self._share(few, [slice(None)])
-        rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
-        if not len(few["user"]):
-            return 0.0, 0.0, 0.0
-        batch, policy_UI, other = on(chunk.batch, self.context.device), torch.empty(0), []
-        for frozen in [None] if self.reference is None else [None, self.reference]:
-            model = self.context.model if frozen is None else frozen.model
-            cache = model.prefill(batch, chunk.spread(_rows_of(frozen, chunk.keys, rows)))
-            found = catalogue_log_prob(model, cache, self.context.corpus.trie, self._votes(few, frozen))
-            if frozen is None:
-                policy_UI = found
-            else:
-                other.append(found)
-        apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
-        return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
-
-    def _breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:
-        """How many different items all ranks' beams hold: of the beams (diversity), and of the catalogue (coverage)."""
-        if "item" not in beams:
-            return {}
-        items, places = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _PLACES)
-        held = np.bincount(beams["item"][beams["valid"]] % places, minlength=places) > 0
-        *held, beams_there = self.context.member.sum_over_trainers(
-            *held.astype(float).tolist(), float(beams["valid"].sum())
-        )
-        different = float(np.count_nonzero(held))
-        if (
-            items > places
-        ):  # linear counting: places that two items share are taken for what chance makes them
-            different = places * math.log(places / max(1.0, places - different))
-        different = min(different, beams_there)
-        return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
-
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)
 
@@ -473,18 +352,6 @@ class PolicyUpdate:
         if self.context.member.n_trainers > 1:
             torch.distributed.all_reduce(flat, group=self.context.member.trainers)
         return flat
-
-
-def _rows_of(
-    frozen: FrozenPolicy | None, keys: Mapping[str, Tensor], rows: Mapping[str, Tensor]
-) -> Mapping[str, Tensor]:
-    """Return the rows [M, D] by table that a policy reads, from the live rows: the live policy reads them as they are."""
-    return rows if frozen is None else frozen.restore_rows(keys, rows)
-
-
-def _rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:
-    """Some of the prompts."""
-    return {name: np.ascontiguousarray(values[part]) for name, values in beams.items()}
 
 
 def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
@@ -502,11 +369,3 @@ def _scored(
         there_U &= ~np.isnan(score).any(1)
     left = {name: np.where(there_U[:, None], score, 0).astype(np.float32) for name, score in scores.items()}
     return valid_UW & there_U[:, None], left, float(there_U.sum())
-
-
-def _sums(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:
-    """Each reward's mean score a beam, summed over prompts."""
-    return [
-        float(np.mean(np.where(valid_UW, score, 0))) * len(score) if len(score) else 0.0
-        for score in scores.values()
-    ]

@@ -1,0 +1,87 @@
+"""PolicyPrompts: the prompts of an RL step on one rank, as batches with what the log and the memory say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.models.generation import Votes
+from nonet.samples.batches import event_at, prompt_batch
+from nonet.types import SampleBatch
+from nonet.workers import FrozenPolicy, StepShare
+from nonet.workers.roles import LearnerContext, StageSetup
+
+# Shapes: U prompts, W beams, L levels, M unique keys, D width.
+
+
+@dataclass(frozen=True)
+class PolicyPrompts:
+    """Makes batches of the prompts that beams answer, and looks up what their users took next.
+
+    Attributes:
+        context: What the learner shares with its trainer.
+        stage: The RL stage.
+    """
+
+    context: LearnerContext
+    stage: StageSetup
+
+    def make_share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> StepShare:
+        """Return this rank's prompts in chunks: those of the beams at each of `parts`."""
+        prompts = [self._bind_batch(select_rows(beams, part)) for part in parts]
+        return StepShare(prompts, self.context.run.features, self.context.device)
+
+    def _bind_batch(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
+        """How the prompts that these beams answer are made a batch."""
+        return partial(
+            prompt_batch,
+            self.context.corpus.seq,
+            self.context.corpus.sids,
+            beams["user"],
+            beams["position"],
+            history=self.context.run.history,
+            stage=self.stage.name,
+        )
+
+    def compute_votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
+        """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
+        voters = self.context.voters
+        if frozen is not None and voters is not None and voters.nearest:
+            keys = torch.from_numpy(self.context.corpus.seq.keys_of_items(voters.items))
+            voters = frozen.restore_voters(voters, self.context.run.features["item"], keys)
+        if voters is None:
+            return None
+        return voters.votes(self.context.corpus.seq, beams["user"], beams["position"]).to(self.context.device)
+
+    def find_targets(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Semantic ids [U, L] of what each prompt's user took next."""
+        return self.context.corpus.sids[
+            self.context.corpus.seq.item[event_at(self.context.corpus.seq, beams["user"], beams["position"])]
+        ]
+
+    def find_hits(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Which beams are what their user took next, [U, W] bool."""
+        return (beams["sid"] == self.find_targets(beams)[:, None]).all(-1) & beams["valid"]
+
+    def read_feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
+        """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
+        events = event_at(self.context.corpus.seq, beams["user"], beams["position"])
+        return np.asarray(self.context.corpus.seq.columns[column][events], np.float64)
+
+
+def restore_policy_rows(
+    frozen: FrozenPolicy | None, keys: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the rows [M, D] by table that a policy reads, from the live rows: the live policy reads them as they are."""
+    return rows if frozen is None else frozen.restore_rows(keys, rows)
+
+
+def select_rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:
+    """Some of the prompts."""
+    return {name: np.ascontiguousarray(values[part]) for name, values in beams.items()}
