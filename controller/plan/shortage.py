@@ -6,21 +6,35 @@ The same words at plan time (against a view) and at bind time (when somebody too
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.packing import Capacity
 from nonet.controller.plan.requests import GroupRequest
 
-if TYPE_CHECKING:
-    from nonet.controller.plan.placement import GroupPlan
-
 _NAMED = 4
 
 
+class PlacedGroup(Protocol):
+    """The part of a `GroupPlan` that a message about missing room names."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def resource(self) -> str: ...
+    @property
+    def bundle(self) -> Mapping[str, float]: ...
+    @property
+    def nodes(self) -> Sequence[str]: ...
+
+
 def shortage(
-    request: GroupRequest, capacity: Capacity, view: ClusterView, done: tuple[GroupPlan, ...]
+    request: GroupRequest, capacity: Capacity, view: ClusterView, done: Sequence[PlacedGroup]
 ) -> str:
     """The message for a group that `capacity` has no room for, after the groups `done` of the same plan."""
     nodes = capacity.matching(request.labels)
@@ -94,7 +108,7 @@ def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left:
     return f"Lower its workers or change the cluster: {', '.join(ways)}; --cluster plans for another one."
 
 
-def taken_since(group: GroupPlan, view: ClusterView) -> str:
+def taken_since(group: PlacedGroup, view: ClusterView) -> str:
     """The message for a planned group whose room somebody took before it was bound; `view` is how things stand."""
     planned = group.workers * group.bundle[group.resource]
     planned_by_node: Counter[str] = Counter(group.nodes)

@@ -10,16 +10,24 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self, TypeVar
 
 from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
 
-if TYPE_CHECKING:
-    from nonet.controller.scenario.scenario import Scenario
-
 HIDDEN = "(not stored)"
 _REFERENCE = re.compile(r"\$\{\w+\}")
+
+
+class _HasPools(Protocol):
+    """The part of a `Scenario` that holds values of `env.vars`."""
+
+    @property
+    def pools(self) -> Mapping[str, Any]: ...
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
+
+
+_Scenario = TypeVar("_Scenario", bound=_HasPools)
 
 
 def is_hidden(path: Sequence[object]) -> bool:
@@ -72,8 +80,8 @@ def _change(change: str) -> str:
 
 
 def with_values(
-    scenario: Scenario, given: Scenario | None = None, environment: Mapping[str, str] = os.environ
-) -> tuple[Scenario, list[str]]:
+    scenario: _Scenario, given: _Scenario | None = None, environment: Mapping[str, str] = os.environ
+) -> tuple[_Scenario, list[str]]:
     """A stored scenario with its hidden values, from `given` (the same scenario with values) or the environment.
 
     Also the names of what the environment gave. Raises ConfigError that names the variables nobody has a value for.

@@ -11,20 +11,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nonet.controller.record import Validations
 from nonet.controller.scenario import ValidationRule, validation_rule
+from nonet.controller.session.interface import RunningSession
 from nonet.deadlines import Deadline
 from nonet.models import NATS
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
-if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
 
 
-def stage_validation(session: Session) -> StageValidation | None:
+def stage_validation(session: RunningSession) -> StageValidation | None:
     """Create the validations of the current stage, or return None if the stage is not validated."""
     stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
     if (

@@ -7,20 +7,18 @@ the run continues unchanged.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from nonet.controller.groups import Prompts, RewardHandles
 from nonet.controller.record import Commands
 from nonet.controller.scenario import RewardOptions
+from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.objectives import SETTABLE, Objectives
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import parse_file
 from nonet.suggest import suggest_inline
-
-if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
 
 _FEW = 8  # number of prompts that a new reward is tried on
 
@@ -28,7 +26,7 @@ _FEW = 8  # number of prompts that a new reward is tried on
 class Steering:
     """The commands of one RL stage."""
 
-    def __init__(self, session: Session, stage: str, objectives: Objectives):
+    def __init__(self, session: RunningSession, stage: str, objectives: Objectives):
         self._session, self._stage, self._objectives = session, stage, objectives
         self._commands = Commands(session.run)
         self._known = self._commands.taken()

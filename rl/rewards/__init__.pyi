@@ -1,4 +1,3 @@
-from .api import Reward as Reward
 from .api import check_options as check_options
 from .api import columns_of as columns_of
 from .api import find_reward as find_reward
@@ -6,6 +5,7 @@ from .api import load_reward as load_reward
 from .api import reward as reward
 from .attempts import Attempts as Attempts
 from .attempts import Trouble as Trouble
+from .base import Reward as Reward
 from .checks import awaited as awaited
 from .checks import score_checked as score_checked
 from .checks import set_up as set_up

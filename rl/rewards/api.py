@@ -20,18 +20,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import import_file, import_name
+from nonet.rl.rewards.base import Reward
 from nonet.rl.rewards.checks import score_checked
 from nonet.suggest import find_close_matches
 from nonet.types import Rollouts
-
-if TYPE_CHECKING:
-    from nonet.rl.rewards.known import RunData
 
 __all__ = [
     "FIELDS",
@@ -61,26 +59,6 @@ FIELDS = ("item_id", "item", "sid", "logp", "target", "history", "user_id", "sce
 """Arguments of a reward function that are fields of Rollouts; any other name is a joined column."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-class Reward:
-    """A reward with state: `columns` are joined to the rollouts before `score`, options reach `__init__`."""
-
-    columns: Sequence[str] = ()
-    device: str = "cpu"
-    timeout_s: float = 60.0
-    concurrent: bool = False
-    """Whether several calls of `score` may run at once in one process. An async `score` always may."""
-
-    def setup(self) -> None:
-        """Runs once in each actor, after `self.device` and `self.timeout_s` are set: load models here, not in `__init__`."""
-
-    def open(self, run: RunData) -> None:
-        """Runs once in each actor before the first beams: what the run knows of its items."""
-
-    def score(self, r: Rollouts) -> Any:
-        """Scores [U, W] of every beam, or an awaitable of them; what stands where `r.valid` is False is not looked at."""
-        raise NotImplementedError
 
 
 def reward(function: _F) -> _F:

@@ -20,7 +20,7 @@ from nonet.errors import DataError, NonetError
 from nonet.types import Rollouts
 
 if TYPE_CHECKING:
-    from nonet.rl.rewards.api import Reward
+    from nonet.rl.rewards.base import Reward
 
 _SHOWN = 3  # users named in an error
 

@@ -24,7 +24,7 @@ import numpy as np
 from nonet.contracts import check_class, find_entry_point
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import load_heavy
-from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.base import Reward
 from nonet.rl.rewards.checks import Unreachable
 from nonet.types import Jagged, Rollouts
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -25,8 +25,28 @@ _COUNT_S = (
     30.0  # rows are counted by the hosts that hold them, on a control thread that is never busy for long
 )
 
-if TYPE_CHECKING:
-    from nonet.workers.runtime.actors import ActorGroup, CallMessage
+
+class RankActors(Protocol):
+    """The actors that a call was sent to, one per rank (`ActorGroup`)."""
+
+    actors: list[Any]
+    hurt: dict[int, str]
+
+    def explain_late_ranks(self, ranks: list[int]) -> str:
+        """Return what ranks that have not answered are doing."""
+        ...
+
+    def restart(self, rank: int) -> None:
+        """End a rank's process, so that it starts again."""
+        ...
+
+    def revive(self, rank: int, cause: str) -> None:
+        """Wait until a lost rank is there again."""
+        ...
+
+    def send(self, message: Any, rank: int) -> Any:
+        """Send one rank a call and return the reference to its result."""
+        ...
 
 
 class GroupFuture:
@@ -47,13 +67,13 @@ class GroupFuture:
     def __init__(
         self,
         refs: list[Any],
-        hosts: ActorGroup,
+        hosts: RankActors,
         role: str,
         method: str,
         collect: str,
         timeout_s: float | None = None,
         retries: int = 0,
-        sent: CallMessage | None = None,
+        sent: Any = None,
         actors: list[Any] | None = None,
     ):
         self.refs, self.role, self.method, self.collect = refs, role, method, collect

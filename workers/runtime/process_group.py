@@ -10,12 +10,11 @@ from __future__ import annotations
 import datetime
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.workers.devices import get_device
-from nonet.workers.runtime.worker import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,19 @@ def join_process_group(
     return Membership(rank, rendezvous.world, dist.group.WORLD, trainers, store, rendezvous.trainers)
 
 
-def join_role_process_group(place: Place) -> Any:
+class _Meeting(Protocol):
+    """The part of a worker's `Place` that says where the ranks of its role meet."""
+
+    role: str
+    rank: int
+    world: int
+    device: str
+    meeting: tuple[str, int]
+    listener: Any
+    deadline_s: float
+
+
+def join_role_process_group(place: _Meeting) -> Any:
     """Return the process group of a role's ranks, creating it on the first call; rank 0 serves the store on the socket it holds.
 
     Raises:
