@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from nonet.controller.groups import RewardHandles, RolloutHandle, RunGroups
@@ -17,7 +17,7 @@ class RunningSession(Protocol):
 
     run: RunFolder
     scenario: Scenario
-    stages: Mapping[str, StageSetup]
+    stages: dict[str, StageSetup]
     commits: CommitLog
     deadlines: Deadlines
     groups: RunGroups
