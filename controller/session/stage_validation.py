@@ -22,7 +22,6 @@ from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
 
-
 def stage_validation(session: RunningSession) -> StageValidation | None:
     """Create the validations of the current stage, or return None if the stage is not validated."""
     stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
