@@ -24,81 +24,96 @@ from nonet.suggest import join_names, suggest_sentence
 # Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
 BENCHES = {
     "agreement": (
-        "models.agreement:agreement",
+        "models.agreement:bench_agreement",
         "beams of a run's newest commit: illegal ones, and their log-probabilities beside the trainer's",
     ),
     "async": (
-        "rl.asynchronous:asynchronous",
+        "rl.asynchronous:bench_asynchronous",
         "RL stages whose rollouts overlap with training beside stages that take turns, with a reward that sleeps",
     ),
-    "attention": ("attention.suite:attention", "masks under uni_attention, torch's SDPA and FlexAttention"),
-    "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),
+    "attention": (
+        "attention.suite:bench_attention",
+        "masks under uni_attention, torch's SDPA and FlexAttention",
+    ),
+    "beams": (
+        "attention.beams:bench_attention_beams",
+        "beams over one shared prompt and over repeated prompts",
+    ),
     "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),
     "codec": ("embedding.codec:measure", "what fp16, bf16 and int8 rows on the wire cost in AUC"),
     "dense": (
-        "runs.dense:dense",
+        "runs.dense:bench_dense",
         "a training step beside a plain PyTorch loop of the same model and data, and beside DeepSpeed alone",
     ),
     "compression": (
-        "runs.compression:compression",
+        "runs.compression:bench_compression",
         "compressed events beside the log as it is: fewer events, the same rows back, what ranking loses",
     ),
-    "dispatch": ("cluster.dispatch:dispatch", "group calls beside the same calls written by hand in Ray"),
+    "dispatch": (
+        "cluster.dispatch:bench_dispatch",
+        "group calls beside the same calls written by hand in Ray",
+    ),
     "embedding": (
-        "embedding.suite:embedding",
+        "embedding.suite:bench_embedding",
         "sparse tables beside torch and FBGEMM; sections: speed, growth, eviction, 100 M rows",
     ),
     "exhaustive": (
-        "runs.exhaustive:exhaustive",
+        "runs.exhaustive:bench_exhaustive",
         "scoring a whole catalogue: the decoder's own way beside its plain steps",
     ),
-    "feed": ("runs.feed:feed", "ranking and masks on data where people come back to items"),
-    "gpu": ("attention.gpu:gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
+    "feed": ("runs.feed:bench_feed", "ranking and masks on data where people come back to items"),
+    "gpu": ("attention.gpu:bench_gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
     "gradient": (
-        "rl.gradient:gradient",
+        "rl.gradient:bench_gradient",
         "policy gradients of every estimator beside the exact one, and exact ascent as a ceiling",
     ),
     "fairness": (
-        "rl.fairness:fairness",
+        "rl.fairness:bench_fairness",
         "what RL has to beat: finetuning continued at several rates, and re-ranking by the same rewards",
     ),
-    "memory": ("runs.memory:memory", "steps of the quickstart with its memory on and off"),
+    "memory": ("runs.memory:bench_memory", "steps of the quickstart with its memory on and off"),
     "offline": (
-        "attention.offline:offline",
+        "attention.offline:bench_offline",
         "attention kernels compiled without a GPU: registers and spills",
     ),
-    "pictures": ("attention.pictures:pictures", "pictures of masks and the tiles that kernels compute"),
+    "pictures": ("attention.pictures:bench_pictures", "pictures of masks and the tiles that kernels compute"),
     "pipeline": ("embedding.pipeline:measure", "how much of the sparse time the pipeline hides"),
     "placement": (
-        "cluster.placement:placement",
+        "cluster.placement:bench_placement",
         "what fits on a cluster, and how soon what cannot is refused",
     ),
     "quickstart": (
-        "runs.quickstart:quickstart",
+        "runs.quickstart:bench_quickstart",
         "the quickstart: seconds, memory and what it learned, by seed",
     ),
-    "repeat": ("runs.quickstart:repeat", "the same seed again, apart and collocated: are the bits the same?"),
+    "repeat": (
+        "runs.quickstart:bench_repeat",
+        "the same seed again, apart and collocated: are the bits the same?",
+    ),
     "rewards": (
-        "rl.rewards:rewards",
+        "rl.rewards:bench_rewards",
         "a reward that sleeps 50 ms a user, over four workers, beside what it sleeps",
     ),
-    "rl-steps": ("runs.rl_steps:rl_steps", "RL steps a second with every role in a process of its own"),
+    "rl-steps": ("runs.rl_steps:bench_rl_steps", "RL steps a second with every role in a process of its own"),
     "samples": (
-        "samples.suite:samples",
+        "samples.suite:bench_samples",
         "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
     "rollout": (
-        "serving.rollout:rollout",
+        "serving.rollout:bench_rollout",
         "legal beams of one Hugging Face model: ours beside its own generate",
     ),
-    "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
+    "scale": (
+        "runs.scale:bench_scale",
+        "a log of any size: prepared, trained on and ranked; seconds and memory",
+    ),
     "serve": (
-        "serving.suite:serve",
+        "serving.suite:bench_serve",
         "an engine's rate at a p99: merged, one at a time, Hugging Face; versions and swaps",
     ),
-    "startup": ("cluster.startup:startup", "seconds of `import nonet` and of `nonet --help`"),
+    "startup": ("cluster.startup:bench_startup", "seconds of `import nonet` and of `nonet --help`"),
     "stores": (
-        "samples.stores:stores",
+        "samples.stores:bench_stores",
         "reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside happybase",
     ),
     "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),
@@ -107,15 +122,15 @@ BENCHES = {
         "hit rates of the device cache beside Belady's; rows to disk and back",
     ),
     "weights": (
-        "runs.weights:weights",
+        "runs.weights:bench_weights",
         "memory of saving and publishing dense weights in buckets, whole and by what changed",
     ),
     "trie": (
-        "rl.trie:trie",
+        "rl.trie:bench_trie",
         "the catalogue's trie: legal children beside dictionaries, a million beams, ten million items",
     ),
     "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
-    "zoo": ("models.zoo:zoo", "tiny Hugging Face architectures through what a run does with them"),
+    "zoo": ("models.zoo:bench_zoo", "tiny Hugging Face architectures through what a run does with them"),
 }
 APART = {
     "gpu": "needs a GPU",

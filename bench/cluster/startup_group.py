@@ -29,7 +29,7 @@ def bench_startup_group() -> dict[str, Any]:
         for name in list(sides)[turn % 3 :] + list(sides)[: turn % 3]:
             with times[name]:
                 controller = sides[name].remote()
-                ray.get(controller.ready.remote())
+                ray.get(controller.wait_until_ready.remote())
             ray.get(controller.end.remote())
             ray.kill(controller)
     # The first round warms Ray's pool of worker processes.

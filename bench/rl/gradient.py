@@ -117,7 +117,7 @@ def _measure_estimator(
     draws: int,
 ) -> dict[str, Any]:
     """Measure bias and spread of one estimator; block means give the mean and its error."""
-    blocks = 1 if estimator.group.__name__ == "top" else max(4, draws // _BLOCK)
+    blocks = 1 if estimator.group.__name__ == "take_top" else max(4, draws // _BLOCK)
     times = 1 if blocks == 1 else _BLOCK
     counts = [compute_coefficients(estimator, chance, reward, width, times, seed) for seed in range(blocks)]
     few = max(1, min(blocks, 20))  # backward passes

@@ -47,13 +47,13 @@ def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 6
     for version, what in ((1, "publish"), (2, "publish, 1 % changed")):
         number: Any = ray.get(sender.begin.remote(0.01 if version == 2 else 0.0))
         ray.get(reader.begin.remote())
-        parts = [sender.bucket.remote(at, version, version - 1 or None) for at in range(number)]
+        parts = [sender.pack_bucket.remote(at, version, version - 1 or None) for at in range(number)]
         came = [reader.take.remote(version, part) for part in parts]
         began = time.perf_counter()
         sizes = ray.get(came)
         ray.get(reader.swap.remote(version))
         seconds = time.perf_counter() - began
-        out, taken = ray.get([sender.peak.remote(), reader.peak.remote()])
+        out, taken = ray.get([sender.measure_peak.remote(), reader.measure_peak.remote()])
         rows.append(
             {
                 "what": what,
@@ -64,7 +64,7 @@ def bench_weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 6
             }
         )
         del parts, came
-    if ray.get(sender.digest.remote()) != ray.get(reader.digest.remote()):
+    if ray.get(sender.compute_digest.remote()) != ray.get(reader.compute_digest.remote()):
         raise RuntimeError("the reader has other weights than were sent")
     most = max(row[key] for row in rows for key in ("save_mb", "sender_mb", "reader_mb") if key in row)
     return {"rows": rows, "ratio": {"peak extra megabytes of a process": most}}

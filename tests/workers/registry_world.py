@@ -29,4 +29,4 @@ def contents(folder, rows=(), weight=1.0, item=None, step=1):
 
 
 def read(registry, number, keys):
-    return registry.rows(number, SPECS).rows("item", torch.as_tensor(keys))
+    return registry.open_rows(number, SPECS).read_rows("item", torch.as_tensor(keys))

@@ -97,7 +97,8 @@ def test_the_shipped_bf16_kernels_of_width_64_fit_hopper_and_their_unmasked_loop
 
 @pytest.mark.slow
 def test_the_kernels_that_make_plans_compile_without_spills():
-    code = "import json; from nonet.bench.attention.offline import plan_kernels; print(json.dumps(plan_kernels(90)))"
+    code = "import json; from nonet.bench.attention.offline import compile_plan_kernels"
+    code += "; print(json.dumps(compile_plan_kernels(90)))"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -16,13 +16,15 @@ def dense(row):
 
 def small(monkeypatch):
     monkeypatch.setattr(
-        work, "ragged", lambda rows, mean, longest, seed: [130, 1, 300, 257, 31][: max(rows // 8, 2)]
+        work, "draw_lengths", lambda rows, mean, longest, seed: [130, 1, 300, 257, 31][: max(rows // 8, 2)]
     )
     whole = work.build_beam_step
     monkeypatch.setattr(work, "build_beam_step", lambda history, beams: whole([70, 3], 5))
     causal = masks.build_causal
     monkeypatch.setattr(
-        masks, "causal", lambda n, *window: causal([200], *window) if n == [8192] else causal(n, *window)
+        masks,
+        "build_causal",
+        lambda n, *window: causal([200], *window) if n == [8192] else causal(n, *window),
     )
     return work.list_workloads(64)
 

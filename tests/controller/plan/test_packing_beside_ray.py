@@ -10,7 +10,7 @@ import pytest
 
 from nonet.controller.cluster.view import ClusterView, DeviceFacts, Node
 
-CODE = "import json; from nonet.bench.cluster.placement import placement; print(json.dumps(placement(1)))"
+CODE = "import json; from nonet.bench.cluster.placement import bench_placement; print(json.dumps(bench_placement(1)))"
 
 
 @pytest.mark.slow  # four nodes and sixteen worker processes on two cores

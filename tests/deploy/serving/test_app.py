@@ -182,8 +182,8 @@ def test_versions_swap_and_roll_back_under_load_without_a_failed_or_mixed_answer
     for _ in range(3):
         served.commit(1)
         until(
-            registry.numbers()[-1]
-            if registry.numbers()[-1] > engines.serving.default
+            registry.list_versions()[-1]
+            if registry.list_versions()[-1] > engines.serving.default
             else engines.serving.default + 1
         )
     newest = engines.serving.default
@@ -206,7 +206,7 @@ def test_versions_swap_and_roll_back_under_load_without_a_failed_or_mixed_answer
     seen = {answer["version"] for _, answer in answers}
     assert len(seen) >= 2
     for version in seen:
-        engine = Engine(run.recommender(registry.version(version)), version)
+        engine = Engine(run.recommender(registry.read_version(version)), version)
         for user, answer in [pair for pair in answers if pair[1]["version"] == version][:40]:
             asked = app.state.service.features.list_of(str(user), None, 5)
             alone = engine.answer([asked.question])[0]

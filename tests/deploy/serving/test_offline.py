@@ -26,7 +26,7 @@ def served(tmp_path_factory):
 
 def answers(served, users, top):
     run = served.open()
-    engine = Engine(run.recommender(run.registry.version(1)), 1)
+    engine = Engine(run.recommender(run.registry.read_version(1)), 1)
     features = Features(
         run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )
@@ -67,7 +67,7 @@ def test_an_export_answers_as_the_server_does_and_its_example_runs_without_ray(s
     export_run(str(served.folder.path), target)
     exported = Exported(target)
     run = served.open()
-    engine = Engine(run.recommender(run.registry.version(1)), 1)
+    engine = Engine(run.recommender(run.registry.read_version(1)), 1)
     features = Features(
         run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )

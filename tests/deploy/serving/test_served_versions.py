@@ -68,7 +68,7 @@ def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(
     checkpoints.drop_after(best)
     until(lambda: engines.serving.default == 2)
     registry = served.open().registry
-    assert registry.version(2).source["step"] == best
+    assert registry.read_version(2).source["step"] == best
     engines.close()
 
 
@@ -82,7 +82,7 @@ def test_a_server_that_follows_checkpoints_ends_on_what_the_stage_selected(serve
     checkpoints.mark_last(best)
     checkpoints.drop_after(best)
     until(lambda: engines.serving.default == 1)
-    assert run.registry.version(1).source["step"] == best
+    assert run.registry.read_version(1).source["step"] == best
     run.registry.promote(2)  # what a person chooses later stays
     until(lambda: engines.serving.default == 2)
     time.sleep(0.3)
@@ -229,7 +229,7 @@ def test_a_rollback_does_not_wait_for_a_publisher_that_writes_files(served, monk
     go_on.set()
     publisher.join()
     assert "was rolled back" in failed[0]
-    assert served.open().registry.numbers() == [1, 2], "what is made from a refused version leaves none"
+    assert served.open().registry.list_versions() == [1, 2], "what is made from a refused version leaves none"
 
 
 def test_an_anonymous_share_is_drawn_by_the_caller_s_name_else_by_the_request(served):
@@ -316,7 +316,7 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
     write_base("a" * 64, commit)
     run = served.open()
     version = run.registry.publish(run.contents(commit, manifest), base=None, serve=False)
-    assert run.registry.version(version.number).source["base"] == "a" * 64
+    assert run.registry.read_version(version.number).source["base"] == "a" * 64
     run.recommender(version)  # a model without a base folder is compared with nothing
     usual = open_run.load_recommender
 
@@ -337,12 +337,12 @@ def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
     commit, manifest = served.open().newest_commit()
     write_base("a" * 64, commit)
     run = served.open()
-    before = run.registry.numbers()
+    before = run.registry.list_versions()
     monkeypatch.setattr(type(run.scenario.model.spec), "base_sha256", lambda *_: "b" * 64)
     with pytest.raises(
         ConfigError, match=r"is not published: .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):
         run.publish_commit(manifest.step)
-    assert served.open().registry.numbers() == before
+    assert served.open().registry.list_versions() == before
     monkeypatch.setattr(type(run.scenario.model.spec), "base_sha256", lambda *_: "a" * 64)
     assert run.publish_commit(manifest.step).number not in before

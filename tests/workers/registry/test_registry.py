@@ -40,8 +40,8 @@ def test_rows_that_come_and_go_travel_in_a_delta(registry, tmp_path):
     new = RowLayer(np.append(old.key[1:], 2 * 10**6), np.roll(old.row, -1, 0), np.empty(0, np.int64))
     registry.publish(contents(tmp_path, item=old))
     assert registry.publish(contents(tmp_path, item=new), base=1).touched == {"item": 1}
-    rows = registry.rows(2, SPECS)
-    answer = rows.rows("item", torch.tensor([old.key[0], 2 * 10**6, -5]))
+    rows = registry.open_rows(2, SPECS)
+    answer = rows.read_rows("item", torch.tensor([old.key[0], 2 * 10**6, -5]))
     assert torch.equal(answer[0], torch.full((4,), 0.5))  # gone: the default
     assert torch.equal(answer[1], torch.from_numpy(old.row[0]))
     assert rows.absent == 2
@@ -52,7 +52,7 @@ def test_a_chain_that_is_long_or_changes_much_is_written_whole(registry, tmp_pat
     assert registry.publish(contents(tmp_path, rows=range(500)), base=1).kind == "full"
     for number in range(2, 20):
         registry.publish(contents(tmp_path, rows=[number]), base=number)
-    assert max(len(layers) for layers in registry.layers(20).values()) <= 16
+    assert max(len(layers) for layers in registry.map_layers(20).values()) <= 16
     assert torch.equal(read(registry, 20, layer([]).key), torch.from_numpy(layer([19]).row))
 
 
@@ -66,7 +66,7 @@ def test_a_rollback_goes_back_and_refuses_what_was_made_from_the_bad_one(registr
         registry.publish(contents(tmp_path, rows=[9]), base=4)
     with pytest.raises(ConfigError, match="was rolled back"):
         registry.promote(3)
-    assert registry.numbers() == [1, 2, 3, 4]
+    assert registry.list_versions() == [1, 2, 3, 4]
     good = registry.publish(contents(tmp_path, rows=[9]), base=2)
     assert VersionRegistry(registry.root).serving.default == good.number == 5
     assert registry.rollback().default == 2  # by default the one it was made from
@@ -101,12 +101,12 @@ def test_a_share_of_users_gets_another_version_and_stays_with_it(registry, tmp_p
     registry.publish(contents(tmp_path, rows=[1]), base=1, serve=False)
     serving = registry.promote(2, 0.2)
     users = [f"user {number}" for number in range(10_000)]
-    first = [serving.version_of(user) for user in users]
+    first = [serving.select_version(user) for user in users]
     assert abs(first.count(2) / len(users) - 0.2) < 0.01  # the split is exact to a hundredth
     assert first == [VersionRegistry(registry.root).serving.select_version(user) for user in users]
     grown = registry.promote(2, 0.3)
     assert all(
-        grown.version_of(user) == 2 for user, version in zip(users, first, strict=True) if version == 2
+        grown.select_version(user) == 2 for user, version in zip(users, first, strict=True) if version == 2
     )
     for share in (0.0, 1.0, -1):
         with pytest.raises(ConfigError, match="between 0 and 1"):
@@ -124,10 +124,10 @@ def test_torn_files_are_named_and_not_read(registry, tmp_path):
     body = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(body | {"base": 7}))
     with pytest.raises(CheckpointError, match="its checksum does not match"):
-        registry.version(1)
+        registry.read_version(1)
     manifest.write_text("{")
     with pytest.raises(CheckpointError, match="not a complete version"):
-        registry.version(1)
+        registry.read_version(1)
 
 
 def test_equal_contents_are_stored_once(registry, tmp_path):
@@ -195,17 +195,19 @@ def test_shares_of_versions_are_drawn_independently_and_keep_their_users(registr
     def answered(version, share):
         registry.promote(1)
         serving = registry.promote(version, share)
-        return {user for user in users if serving.version_of(user) == version}
+        return {user for user in users if serving.select_version(user) == version}
 
     second, third = answered(2, 0.2), answered(3, 0.2)
     assert abs(len(second & third) / len(users) - 0.04) < 0.01
     serving = registry.promote(2, 0.3)
-    counts = {version: [serving.version_of(user) for user in users].count(version) for version in (1, 2, 3)}
+    counts = {
+        version: [serving.select_version(user) for user in users].count(version) for version in (1, 2, 3)
+    }
     for version, share in ((1, 0.5), (2, 0.3), (3, 0.2)):
         assert abs(counts[version] / len(users) - share) < 0.01
     renewed = registry.renew(1, "another trie", {})
-    assert [renewed.number if v == 1 else v for v in map(serving.version_of, users)] == list(
-        map(registry.serving.version_of, users)
+    assert [renewed.number if v == 1 else v for v in map(serving.select_version, users)] == list(
+        map(registry.serving.select_version, users)
     )
 
 
@@ -222,10 +224,10 @@ def test_a_file_of_an_older_nonet_says_who_is_served_and_keeps_its_users(registr
         else 1
         for user in users
     ]
-    assert list(map(serving.version_of, users)) == before
+    assert list(map(serving.select_version, users)) == before
     grown = registry.promote(2, 0.3)
     assert all(
-        grown.version_of(user) == 2 for user, version in zip(users, before, strict=True) if version == 2
+        grown.select_version(user) == 2 for user, version in zip(users, before, strict=True) if version == 2
     )
 
 

@@ -55,8 +55,8 @@ def test_a_late_host_takes_what_is_served_and_no_more(at, tmp_path):
     late = at("late")
     assert late.serving.default == 3
     names = {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
-    assert names == late.version(3).blobs | late.version(2).blobs
-    assert late.version(1).blobs <= {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
+    assert names == late.read_version(3).blobs | late.read_version(2).blobs
+    assert late.read_version(1).blobs <= {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
 
 
 def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
@@ -84,7 +84,7 @@ def test_a_push_that_ends_early_shows_no_version(at, tmp_path, monkeypatch):
     monkeypatch.setattr(mine, "_write_remote", ends)
     with pytest.raises(CheckpointError):
         mine.publish(contents(tmp_path, weight=2.0, step=2), base=1)
-    assert theirs.numbers() == [1]
+    assert theirs.list_versions() == [1]
     assert theirs.serving.default == 1
 
 
