@@ -125,6 +125,7 @@ def named_by_number(columns: Mapping[str, str] | None, names: Sequence[str]) -> 
 
 
 def _files(src: Path, items: PathLike | None) -> tuple[Path, Path | None]:
+    """Return the interactions file and the items file, if there is one."""
     if not src.is_dir():
         return src, None if items is None else Path(items)
     beside, log = src / "items.csv", src / "interactions.csv"
@@ -134,6 +135,7 @@ def _files(src: Path, items: PathLike | None) -> tuple[Path, Path | None]:
 
 
 def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str, sure: bool) -> None:
+    """Raise DataError if a column that the user has assigned does not exist."""
     for role, source in (columns or {}).items():
         if source not in there:
             near = suggest_sentence(source, there)
@@ -203,7 +205,7 @@ def _shared_times(table: pa.Table, user: str, chosen: Mapping[str, str], missing
 def _with_finest_times(
     table: pa.Table, chosen: Mapping[str, str], columns: Mapping[str, str] | None, notes: list[str] | None
 ) -> dict[str, str]:
-    """The roles with the best of several columns of times; `notes` gets which were there."""
+    """Return the roles with the best of several time columns; `notes` gets the candidates."""
     candidates = time_candidates(table.column_names)
     if {"time", "timestamp"} & set(columns or {}) or "time" not in chosen or len(candidates) < 2:
         return dict(chosen)
@@ -214,7 +216,7 @@ def _with_finest_times(
 
 
 def _with_declared_lists(table: pa.Table, missing: tuple[str, ...]) -> pa.Table:
-    """RecBole's `:token_seq` and `:float_seq` columns as lists cut at blanks; titles, which are texts in it too, stay whole."""
+    """Convert RecBole's `:token_seq` and `:float_seq` columns to lists split at blanks; title columns stay whole."""
     for name in table.column_names:
         if not re.search(r":(token|float)_seq$", name) or plain_name(name) in NAMES["title"].split():
             continue
@@ -237,7 +239,7 @@ def _occurring(table: pa.Table, chosen: dict[str, str]) -> pa.Table:
 
 
 def _alike(table: pa.Table, name: str | None, items: pa.Table, item_name: str) -> tuple[pa.Table, pa.Table]:
-    """Item ids of both tables as text, when only one of them is all whole numbers."""
+    """Convert the item ids of both tables to text if only one of them is all integers."""
     if name is None or item_name not in items.column_names or table[name].type == items[item_name].type:
         return table, items
     text = pa.string()

@@ -49,7 +49,7 @@ _GENRES_100K = [
 
 
 def import_movielens(src: PathLike, dst: PathLike) -> Counts:
-    """Reads a MovieLens folder, writes dst/interactions.parquet and dst/items.parquet."""
+    """Import a MovieLens folder to dst/interactions.parquet and dst/items.parquet."""
     folder = Path(src)
     readers = {"ratings.csv": _csv, "ratings.dat": _dat, "u.data": _100k}
     name_of_ratings = next((name for name in readers if (folder / name).is_file()), None)
@@ -66,6 +66,7 @@ def import_movielens(src: PathLike, dst: PathLike) -> Counts:
 
 
 def _csv(folder: Path) -> tuple[pa.Table, pa.Table]:
+    """Read the CSV sets (latest, 20M and larger)."""
     types = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
     ratings = _columns(
         read_csv(folder / "ratings.csv", "movielens", types=types), list(types), folder / "ratings.csv"
@@ -79,6 +80,7 @@ def _csv(folder: Path) -> tuple[pa.Table, pa.Table]:
 
 
 def _dat(folder: Path) -> tuple[pa.Table, pa.Table]:
+    """Read the 1M set."""
     ratings = _split_lines(folder / "ratings.dat", "::", 4)
     movies = _split_lines(folder / "movies.dat", "::", 3)
     genres = genres_of(pa.chunked_array([pa.array(movies[2], pa.string())]))
@@ -88,6 +90,7 @@ def _dat(folder: Path) -> tuple[pa.Table, pa.Table]:
 
 
 def _100k(folder: Path) -> tuple[pa.Table, pa.Table]:
+    """Read the 100K set."""
     user, item, rating, time = _split_lines(folder / "u.data", "\t", 4)
     lines = _split_lines(folder / "u.item", "|", 5 + len(_GENRES_100K))
     flags = zip(*lines[5:], strict=True)
@@ -109,6 +112,7 @@ def _movies(item_id, title, categories: pa.Array) -> pa.Table:
 
 
 def _number_table(columns: list[list[str]], path: Path) -> pa.Table:
+    """Build the table of ratings from text tokens."""
     names = ("user_id", "item_id", "rating", "timestamp")
     arrays = {
         name: pa.array(tokens, pa.string())
@@ -134,7 +138,7 @@ def _columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
 
 
 def _split_lines(path: Path, mark: str, fields: int) -> list[list[str]]:
-    """The columns of a file of the older sets, which are Latin-1."""
+    """Return the columns of a Latin-1 file of the older sets."""
     if not path.is_file():
         raise DataError(f"movielens {path}: no such file.")
     rows = [line.split(mark) for line in lines_of(path.read_bytes().decode("latin-1")) if line]

@@ -29,7 +29,7 @@ from nonet.samples.tables import split_categories
 
 
 def import_sequences(src: PathLike, dst: PathLike) -> Counts:
-    """Writes dst/interactions.parquet and dst/items.parquet; counts also the times that were raised."""
+    """Import sequences to dst/interactions.parquet and dst/items.parquet; the counts include the times that were raised."""
     path = Path(src) / "sequences.txt" if Path(src).is_dir() else Path(src)
     users, lines = jagged_lines(path, "sequences")
     _check_lines(path, users, lines)
@@ -51,6 +51,7 @@ def import_sequences(src: PathLike, dst: PathLike) -> Counts:
 
 
 def _check_lines(path: Path, users: list[str], lines: list[list[str]]) -> None:
+    """Raise DataError if the file has no lines, no items, or a user twice."""
     if not users:
         raise DataError(f"sequences {path}: the file has no line; wanted `user item item ...` a line.")
     if len(set(users)) < len(users):
@@ -62,7 +63,7 @@ def _check_lines(path: Path, users: list[str], lines: list[list[str]]) -> None:
 
 
 def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np.ndarray, int]:
-    """Unix seconds [N] that never fall inside a user, and how many had to be raised for that."""
+    """Return non-decreasing unix seconds [N] per user, and how many had to be raised for that."""
     starts = np.cumsum(lengths) - lengths
     if path is None or not path.is_file():
         return np.arange(lengths.sum()) - np.repeat(starts, lengths), 0
@@ -88,7 +89,7 @@ def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np
 
 
 def _with_text(items: pa.Table, path: Path) -> pa.Table:
-    """Columns of item_text.tsv joined by item; `text` becomes the title when there is no `title`."""
+    """Join the columns of item_text.tsv; `text` becomes the title if there is no `title`."""
     if not path.is_file():
         return items
     text = read_csv(path, "sequences", types={"item_id": pa.string()})
@@ -108,7 +109,7 @@ def _with_text(items: pa.Table, path: Path) -> pa.Table:
 
 
 def _with_attributes(items: pa.Table, path: Path) -> pa.Table:
-    """Attributes as categories, in the order of the file, after those that the text has; each once."""
+    """Add attributes as categories, in the order of the file, after those of the text; each occurs once."""
     if not path.is_file():
         return items
     try:

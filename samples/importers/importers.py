@@ -30,7 +30,7 @@ PathLike = str | os.PathLike[str]
 
 
 def importer(name: str) -> Callable[..., Counts]:
-    """The importer of a format: movielens, csv or sequences."""
+    """Return the importer of a format: movielens, csv or sequences. Raises ConfigError for another name."""
     from nonet.samples.importers.import_csv import import_csv
     from nonet.samples.importers.import_movielens import import_movielens
     from nonet.samples.importers.import_sequences import import_sequences
@@ -52,7 +52,20 @@ def write_tables(
     item_columns: dict[str, str] | None = None,
     missing: tuple[str, ...] = MISSING,
 ) -> Counts:
-    """Checks and writes dst/interactions.parquet and dst/items.parquet; returns users, items and events."""
+    """Check both tables and write dst/interactions.parquet and dst/items.parquet together.
+
+    Args:
+        interactions: The interactions.
+        items: The items.
+        dst: Target folder.
+        what: Prefix of error messages.
+        columns: Column names of the interactions.
+        item_columns: Column names of the items.
+        missing: Texts that stand for a missing value.
+
+    Returns:
+        The number of users, items and events.
+    """
     interactions = check_interactions(
         interactions, TableFormat(columns or {}, missing), f"{what} interactions"
     )
@@ -70,7 +83,7 @@ def write_tables(
 
 
 def read_csv(path: PathLike, what: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:
-    """A UTF-8 CSV (comma, tab, semicolon or bar; also .gz) with a header; `types` by column."""
+    """Read a UTF-8 CSV (comma, tab, semicolon or bar; also .gz) with a header; `types` gives types by column."""
     try:
         form = text_form(path, what)
         table = pacsv.read_csv(
@@ -94,7 +107,7 @@ def check_names(names: list[str], what: str) -> None:
 
 
 def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text ids as int64 when every one is a plain whole number (no leading zero), else as they are."""
+    """Convert text ids to int64 if all of them are plain integers without leading zeros; otherwise return them unchanged."""
     try:
         numbers = column.cast(pa.int64())
     except pa.ArrowException:
@@ -103,7 +116,7 @@ def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def year_of(titles: pa.ChunkedArray) -> pa.Array:
-    """The year in brackets at the end of a title, int32, null where there is none."""
+    """Return the year in brackets at the end of each title, int32, null if there is none."""
     matches = (
         re.search(r"\((\d{4})(?:\s*[-–]\s*\d{0,4})?\)\s*$", title or "") for title in titles.to_pylist()
     )
@@ -111,7 +124,7 @@ def year_of(titles: pa.ChunkedArray) -> pa.Array:
 
 
 def genres_of(column: pa.ChunkedArray) -> pa.Array:
-    """`Comedy|Drama` as a list; `(no genres listed)` is an empty one."""
+    """Split `Comedy|Drama` to a list; `(no genres listed)` becomes an empty one."""
     cut = [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
     return pa.array(
         [[] if parts == ["(no genres listed)"] else parts for parts in cut], pa.list_(pa.string())
@@ -119,7 +132,7 @@ def genres_of(column: pa.ChunkedArray) -> pa.Array:
 
 
 def jagged_lines(path: Path, what: str) -> tuple[list[str], list[list[str]]]:
-    """`user token token ...` a line: users, and their tokens; empty lines are left out."""
+    """Read lines of `user token token ...`. Returns the users and their tokens; empty lines are skipped."""
     try:
         lines = [line.split() for line in lines_of(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
@@ -131,7 +144,7 @@ def jagged_lines(path: Path, what: str) -> tuple[list[str], list[list[str]]]:
 
 
 def whole_numbers(tokens: list[str], what: str) -> np.ndarray:
-    """Tokens as int64; the first that is no whole number is named."""
+    """Convert tokens to int64. Raises DataError that names the first invalid one."""
     try:
         return np.array(tokens, dtype=np.int64) if tokens else np.empty(0, np.int64)
     except (ValueError, OverflowError):

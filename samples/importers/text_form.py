@@ -113,6 +113,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def _head(path: Path, what: str) -> tuple[bytes, bool]:
+    """Read the first bytes of a file, decompressed. Returns them, and whether the file is gzipped. Raises DataError."""
     if not path.is_file():
         raise DataError(f"{what} {path}: no such file.")
     try:
@@ -130,6 +131,7 @@ def _head(path: Path, what: str) -> tuple[bytes, bool]:
 
 
 def _encoding(head: bytes) -> str:
+    """Return utf-8 if the bytes are valid, else cp1252."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         decoder.decode(head, final=False)
@@ -139,6 +141,7 @@ def _encoding(head: bytes) -> str:
 
 
 def _check_json(text: str, path: str | os.PathLike[str], what: str) -> None:
+    """Raise DataError if the first line is not a JSON object."""
     line = lines_of(text)[0]
     try:
         row = json.loads(line)
@@ -151,7 +154,7 @@ def _check_json(text: str, path: str | os.PathLike[str], what: str) -> None:
 
 
 def _delimited(text: str) -> tuple[str, list[list[str]]]:
-    """The delimiter that cuts most lines into the same number of fields, and the first lines cut by it."""
+    """Return the delimiter that splits most lines into the same number of fields, and the first lines split by it."""
     best: tuple[Any, str, list[list[str]]] | None = None
     doubled = [line for line in lines_of(text)[:50] if line]
     if doubled and all("::" in line for line in doubled):
@@ -173,7 +176,7 @@ def _delimited(text: str) -> tuple[str, list[list[str]]]:
 
 
 def _header(records: list[list[str]]) -> tuple[bool, bool]:
-    """(whether the first line holds names, whether that is certain)."""
+    """Return whether the first line holds names, and whether that is certain."""
     first, rest = [field.strip() for field in records[0]], records[1:]
     if any(_TYPED.search(field) for field in first):
         return True, True

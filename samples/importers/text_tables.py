@@ -1,4 +1,4 @@
-"""Tables out of text files: delimited or JSON lines, one file or the parts of a folder, as `text_form` finds them."""
+"""Reads tables from delimited text or JSON lines, one file or the parts of a folder, as `text_form` detects them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _alike(
     types: Mapping[str, Any],
     notes: list[str],
 ) -> list[pa.Table]:
-    """The parts with the same columns and types; a column that is a number in one part and text in another is text."""
+    """Give the parts the same columns and types; a column that is a number in one part and text in another becomes text."""
     names = tables[0].column_names
     for file, table in zip(files, tables, strict=True):
         if set(table.column_names) != set(names):
@@ -152,7 +152,7 @@ def _read_delimited(
     notes: list[str] | None = None,
     first_block: bool = False,
 ) -> pa.Table:
-    """One file; where it is not UTF-8 after all, in an encoding that `notes` names."""
+    """Read one file; if it is not valid UTF-8, use another encoding and add a note."""
     encodings = [form.encoding, *_FALLBACKS]
     error: BaseException | None = None
     for encoding in dict.fromkeys(encodings):
@@ -189,7 +189,7 @@ def _read_delimited(
 
 
 def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = None) -> pa.Table:
-    """An object a line; a column that is a number in one line and text in another becomes text."""
+    """Read one JSON object per line; a column that is a number in one line and text in another becomes text."""
     try:
         with read_bytes(file, form) as source:
             if most_lines is not None:
@@ -223,6 +223,7 @@ def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = No
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Build a table from rows; columns of mixed types become text."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
@@ -237,7 +238,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _with_texts(table: pa.Table, types: Mapping[str, Any]) -> pa.Table:
-    """The table with id columns of floats refused later and of whole numbers as text, as delimited files give them."""
+    """Convert integer id columns to text, as in delimited files; float ids are rejected later."""
     for name in types:
         if name in table.column_names and pa.types.is_integer(table.schema.field(name).type):
             at = table.column_names.index(name)

@@ -1,8 +1,10 @@
-"""Ledger: which places of the seeded order a model has learned from; saved inside the model's commit.
+"""Records which places of the seeded order a model has learned from; it is saved in the model's checkpoint.
 
-A place is leased before it is read and done once the optimizer step that used it is over; what is leased and not done returns.
-Places are kept as roaring bitmaps of ranges, an epoch each: of 1e9 rows in order 0.2 MB, of 10 M half done at random 1.3 MB.
-A place that is leased or done cannot be leased again, so a row counts once or the run says so.
+A place is leased before it is read, and done when the optimizer step that used it is complete; leased places that are not
+done are
+returned. Places are stored as roaring bitmaps of ranges, one per epoch: 0.2 MB for 1e9 rows in order, 1.3 MB for 10 M rows
+of
+which a random half is done. A place that is leased or done cannot be leased again, so no row counts twice unnoticed.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Ledger:
         self._clear()
 
     def _clear(self) -> None:
+        """Reset the ledger to an empty state."""
         self._done: dict[int, BitMap64] = {}
         self._skipped: dict[int, BitMap64] = {}
         self._whole: set[int] = set()  # epochs of which every place is done or skipped
@@ -63,7 +66,7 @@ class Ledger:
         self.filtered = 0  # of the done rows, those that no batch holds
 
     def lease(self, part: Slice) -> None:
-        """Promise a slice to a step. Raises CheckpointError where one of its rows is done or promised."""
+        """Lease a slice to a step. Raises CheckpointError if one of its rows is done or leased."""
         done, leased = self._done.get(part.epoch), self._leased.setdefault(part.epoch, BitMap64())
         again = part.epoch in self._whole or (
             done is not None and done.range_cardinality(part.start, part.stop)
@@ -77,9 +80,15 @@ class Ledger:
         self._leases[part.step, part.part] = part
 
     def apply(self, part: Slice, *, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
-        """A leased slice is done: the optimizer step that used it is over. `skipped`: places of rows that were no good.
+        """Mark a leased slice as done, after the optimizer step that used it.
 
-        Raises CheckpointError where it is not leased: its lease was given to somebody else, or never was.
+        Args:
+            part: The slice.
+            filtered: Rows that a filter removed.
+            skipped: Places of invalid rows.
+
+        Raises:
+            CheckpointError: If the slice is not leased.
         """
         if self._leases.pop((part.step, part.part), None) is None:
             raise CheckpointError(
@@ -94,39 +103,39 @@ class Ledger:
             self._close(part.epoch)
 
     def note(self, part: Slice, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
-        """What is known of a slice before it is done: rows that a filter left out, and places of rows that are no good."""
+        """Record the filtered rows and the places of invalid rows of a slice before it is done."""
         self.filtered += filtered
         if bad := list(skipped):
             self._skipped.setdefault(part.epoch, BitMap64()).update(bad)
 
     def apply_step(self, step: int) -> None:
-        """Every leased slice of a step is done."""
+        """Mark every leased slice of a step as done."""
         for part in [part for (of, _), part in self._leases.items() if of == step]:
             self.apply(part)
 
     def done_rows(self, epoch: int) -> int:
-        """Rows of an epoch that are done."""
+        """Count the rows of an epoch that are done."""
         if epoch in self._whole:
             return self.rows - self.skipped_rows(epoch)
         return len(self._done.get(epoch, BitMap64()) - self._skipped.get(epoch, BitMap64()))
 
     def skipped_rows(self, epoch: int) -> int:
-        """Rows of an epoch that were read and are no good."""
+        """Count the invalid rows of an epoch."""
         return len(self._skipped.get(epoch, ()))
 
     def is_done(self, part: Slice) -> bool:
-        """Whether every row of a slice is done or skipped."""
+        """Return whether every row of a slice is done or skipped."""
         done = self._done.get(part.epoch)
         return part.epoch in self._whole or (done is not None and done.contains_range(part.start, part.stop))
 
     def places(self, epoch: int) -> np.ndarray:
-        """The done places of an epoch, ascending."""
+        """Return the done places of an epoch, ascending."""
         done = BitMap64() if epoch not in self._whole else BitMap64(range(self.rows))
         done |= self._done.get(epoch, BitMap64())
         return np.array((done - self._skipped.get(epoch, BitMap64())).to_array(), np.int64)
 
     def counts(self) -> dict[str, int]:
-        """{"epochs": whole ones, "done", "skipped", "filtered", "leased"}: rows over all epochs."""
+        """Return the number of complete epochs, and the done, skipped, filtered and leased rows over all epochs."""
         epochs = self._whole | set(self._done)
         return {
             "epochs": len(self._whole),
@@ -139,7 +148,7 @@ class Ledger:
     # --- in a commit ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[bytes, bytes]:
-        """(what `ledger.json` says, the bitmaps), as of this call; what is only leased is not in it."""
+        """Return the content of `ledger.json` and the bitmaps as of now; leases are not included."""
         bitmaps, parts = [], []
         for kind, bits in (("done", self._done), ("skipped", self._skipped)):
             for epoch, places in bits.items():
@@ -159,7 +168,16 @@ class Ledger:
         return json.dumps(body).encode(), b"".join(bitmaps)
 
     def restore(self, body: bytes, bitmaps: bytes, where: str = "the commit") -> None:
-        """Go on from a snapshot. Raises CheckpointError that says what differs where it is of other data or of another order."""
+        """Continue from a snapshot.
+
+        Args:
+            body: Content of `ledger.json`.
+            bitmaps: The bitmaps.
+            where: Prefix of error messages.
+
+        Raises:
+            CheckpointError: If the snapshot belongs to other data or another order; the message says what differs.
+        """
         facts: Mapping[str, Any] = json.loads(body)
         if facts["format"] not in _READ_FORMATS:
             known = " and ".join(map(str, _READ_FORMATS))
@@ -194,11 +212,11 @@ class Ledger:
 
     @staticmethod
     def manifest_in(folder: Path) -> Manifest:
-        """The manifest of the data that a commit was trained on."""
+        """Read the manifest of the data that a checkpoint was trained on."""
         return Manifest.from_json(json.loads((folder / "samples" / _NAMES[0]).read_bytes())["manifest"])
 
     def load(self, folder: Path, rank: int = 0) -> None:
-        """Go on from what a commit's folder holds; rank 0 takes over what all ranks noted, whatever their number was."""
+        """Continue from a checkpoint folder; rank 0 takes over the notes of all ranks, independent of their number."""
         body, bitmaps = ((folder / "samples" / name).read_bytes() for name in _NAMES)
         self.restore(body, bitmaps, str(folder))
         if rank:
@@ -211,19 +229,19 @@ class Ledger:
                 self._skipped.setdefault(int(epoch), BitMap64()).update(places)
 
     def notes(self) -> str:
-        """What a rank but the first saw in its own slices, as JSON: rows filtered, places skipped by epoch."""
+        """Return the filtered rows and skipped places of a rank other than the first, as JSON."""
         skipped = {epoch: list(places) for epoch, places in self._skipped.items()}
         return json.dumps({"filtered": self.filtered, "skipped": skipped})
 
     def _close(self, epoch: int) -> None:
-        """Forget the places of an epoch that is whole."""
+        """Replace the places of a complete epoch by a flag."""
         self._whole.add(epoch)
         for places in (self._done, self._leased, self._counted):
             places.pop(epoch, None)
 
 
 def write_snapshot(snapshot: tuple[bytes, bytes], folder: Path) -> list[Path]:
-    """Add a ledger's snapshot to a commit's folder, under samples/; what was written."""
+    """Write a ledger's snapshot to samples/ in a checkpoint folder and return the written paths."""
     make_folder(folder / "samples")
     paths = [folder / "samples" / name for name in _NAMES]
     for path, content in zip(paths, snapshot, strict=True):
@@ -232,7 +250,7 @@ def write_snapshot(snapshot: tuple[bytes, bytes], folder: Path) -> list[Path]:
 
 
 def write_notes(notes: str, rank: int, folder: Path) -> list[Path]:
-    """Add a rank's notes to a commit's folder; what was written."""
+    """Write a rank's notes to a checkpoint folder and return the written paths."""
     make_folder(folder / "samples")
     path = folder / "samples" / _NOTES.format(rank)
     write_whole(path, notes.encode())
@@ -240,5 +258,5 @@ def write_notes(notes: str, rank: int, folder: Path) -> list[Path]:
 
 
 def has_ledger(folder: str | Path) -> bool:
-    """Whether a commit holds a ledger."""
+    """Return whether a checkpoint contains a ledger."""
     return (Path(folder) / "samples" / _NAMES[0]).is_file()

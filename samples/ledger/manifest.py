@@ -1,8 +1,8 @@
-"""Manifest: the files that are read, as they were found: their sizes, row groups and fingerprints.
+"""The manifest of the files that are read: their sizes, row groups and fingerprints when they were found.
 
-A row's id is 64 bits, `file << 40 | row`: the file's number in the manifest and the row's place in the file, before any
-filter. Paths are no part of the manifest's digest, so data may be moved; a file that is listed twice is two files, with rows
-of their own.
+A row's id has 64 bits, `file << 40 | row`: the file's index in the manifest and the row's index in the file before any
+filter.
+Paths are not part of the manifest's digest, so data may be moved. A file that is listed twice counts as two files.
 """
 
 # Shapes: G row groups over all files, N rows.
@@ -25,9 +25,14 @@ FILE_BITS = 40  # rows of a file: 2^40; files: 2^23, so that ids stay positive
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file: where it is, its bytes, the rows of each of its row groups, and a fingerprint of what says what is in it.
+    """One file of a manifest.
 
-    `marks`: for text, the byte where each group begins and the last one ends; empty where the format knows by itself.
+    Attributes:
+        path: Path of the file.
+        bytes: Size of the file.
+        groups: Rows of each row group.
+        fingerprint: Hash that identifies the content.
+        marks: For text, the byte at which each group begins, and the end of the last; empty for other formats.
     """
 
     path: str
@@ -38,29 +43,31 @@ class DataFile:
 
     @property
     def rows(self) -> int:
+        """Rows of the file."""
         return sum(self.groups)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Files in the order in which they number rows. Immutable; two of the same digest hold the same rows."""
+    """Files in the order that numbers their rows. Immutable; manifests with the same digest hold the same rows."""
 
     files: tuple[DataFile, ...]
 
     @classmethod
     def of_rows(cls, name: str, rows: int, fingerprint: str = "") -> Manifest:
-        """One file of rows that are in memory, or in an artifact that its name tells."""
+        """Create a manifest of one virtual file, for rows in memory or in an artifact that its name identifies."""
         return cls((DataFile(name, 0, (rows,), fingerprint),))
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Manifest:
+        """Create a manifest from plain data as `as_json` returns it."""
         fields = (
             {**file, "groups": tuple(file["groups"]), "marks": tuple(file["marks"])} for file in body["files"]
         )
         return cls(tuple(DataFile(**file) for file in fields))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the manifest as plain data."""
         return {"digest": self.digest, "files": [asdict(file) for file in self.files]}
 
     @cached_property
@@ -71,7 +78,7 @@ class Manifest:
 
     @cached_property
     def rows(self) -> int:
-        """Of all files."""
+        """Rows of all files."""
         return sum(file.rows for file in self.files)
 
     @cached_property
@@ -91,26 +98,26 @@ class Manifest:
         return np.concatenate(firsts).astype(np.int64) if firsts else np.zeros(0, np.int64)
 
     def group_in_file(self, group: int) -> int:
-        """The number within its file of a row group."""
+        """Return a row group's index within its file."""
         return group - int(np.searchsorted(self.group_file, self.group_file[group]))
 
     def ids(self, group: int, rows_N: np.ndarray) -> np.ndarray:
-        """The ids [N] int64 of rows of a row group."""
+        """Return the ids [N] int64 of rows of a row group."""
         return (int(self.group_file[group]) << FILE_BITS) + int(self.group_first[group]) + rows_N
 
     def span(self, group: int, start: int, stop: int, epoch: int) -> RowRange:
-        """Rows [start, stop) of a row group as rows of its file."""
+        """Return rows [start, stop) of a row group as rows of its file."""
         first = int(self.group_first[group])
         return RowRange(epoch, int(self.group_file[group]), first + start, first + stop)
 
     def place(self, row_id: int) -> str:
-        """A row in words: file, row group and row."""
+        """Describe a row by file, row group and row."""
         file, row = row_id >> FILE_BITS, row_id & ((1 << FILE_BITS) - 1)
         ends = np.cumsum(self.files[file].groups)
         return f"{self.files[file].path}, row group {int(np.searchsorted(ends, row, 'right'))}, row {row}"
 
     def changes(self, now: Manifest) -> str:
-        """What differs in another manifest, in one line; "" where nothing does."""
+        """Describe in one line how another manifest differs; "" if it does not."""
         if now.digest == self.digest:
             return ""
         if len(now.files) != len(self.files):
@@ -129,6 +136,7 @@ def _differs(what: str, then: Any, now: Any) -> str:
 
 
 def _lost_or_new(then: Sequence[DataFile], now: Sequence[DataFile]) -> str:
+    """Describe the first file that is missing now, and the first one that is new."""
     known, there = {file.fingerprint for file in then}, {file.fingerprint for file in now}
     lost = [file.path for file in then if file.fingerprint not in there]
     new = [file.path for file in now if file.fingerprint not in known]

@@ -39,21 +39,28 @@ class ItemColumn:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What a data set is like.
+    """Statistics of a data set.
 
-    users, items, events   of those that are kept; items: of the catalogue, also those without an event
-    users_of      users_of[n]: users that have n events
-    items_of      items_of[n]: items that have n events
-    first, last   unix seconds; resolution_s: what all differences of times are a multiple of, 0 where all are equal
-    counted       whether times are no times but the events' places in their user's history
-    ties          share of neighbouring events of a user that share a timestamp
-    tied_ends     tied_ends[k - 1, n]: users with more than n events whose event k from the end shares the time of the one before
-    duplicates    events that are there again: same user, item and second
-    repeats       share of events that return to an item of their user
-    implausible   events before 1990 or after the end of next year; 0 where times are counted
-    drift         share of the newest tenth of the events whose item was not seen before it; None where times say nothing
-    kinds, ratings   value -> events; columns: of the items
-    zero_padded   "user" or "item" -> one of its ids, where they are numbers with zeros in front, which are kept as text
+    Attributes:
+        users: Users that are kept.
+        items: Items of the catalogue, including those without events.
+        events: Events that are kept.
+        users_of: users_of[n] is the number of users that have n events.
+        items_of: items_of[n] is the number of items that have n events.
+        first: Unix seconds of the oldest event.
+        last: Unix seconds of the newest event.
+        resolution_s: Greatest common divisor of the differences of times; 0 if all times are equal.
+        counted: Whether times are only the positions of events in their user's history.
+        ties: Share of a user's neighbouring events that share a timestamp.
+        tied_ends: tied_ends[k - 1, n]: users with more than n events whose k-th last event has the time of the one before.
+        duplicates: Events with the same user, item and second as an earlier one.
+        repeats: Share of events that return to an item of their user.
+        drift: Share of the newest tenth of events whose item did not occur before; None if times are not informative.
+        implausible: Events before 1990 or after the end of next year; 0 if times are counted.
+        kinds: Events by kind.
+        ratings: Events by rating.
+        columns: Columns of the items.
+        zero_padded: "user" or "item" -> an example, for ids that are digits with leading zeros and are kept as text.
     """
 
     users: int
@@ -77,29 +84,29 @@ class Profile:
     zero_padded: Mapping[str, str] = field(default_factory=dict)
 
     def length(self, share: float) -> int:
-        """The length of the user that this share of users is at most as long as: 0.5 for the median."""
+        """Return the quantile of user lengths: 0.5 for the median."""
         return _quantile(self.users_of, share)
 
     def users_above(self, events: int) -> int:
-        """Users with more events than this."""
+        """Count the users with more events than this."""
         return int(self.users_of[events + 1 :].sum())
 
     def trained(self, held_out: int) -> int:
-        """Events left to train on where each user that is longer than that gives up so many."""
+        """Count the training events if each longer user has `held_out` events held out."""
         return self.events - held_out * self.users_above(held_out)
 
     def trained_length(self, held_out: int) -> int:
-        """Training events of the median user of such a split; short users train on all they have."""
+        """Return the median number of training events per user of such a split; short users train on all events."""
         lengths = np.arange(len(self.users_of))
         lengths = np.where(lengths > held_out, lengths - held_out, lengths)
         return _quantile(np.bincount(lengths, weights=self.users_of), 0.5)
 
     def tied_tests(self, test: int, held_out: int) -> tuple[int, int]:
-        """Users whose first test event shares the time of the event before it, and all users that are tested."""
+        """Return the users whose first test event has the time of the event before it, and all tested users."""
         return int(self.tied_ends[min(test, ENDS) - 1, min(held_out, LONGEST)]), self.users_above(held_out)
 
     def kept_by(self, item_events: int) -> float:
-        """Share of the events that are of items with at least so many."""
+        """Return the share of events whose item has at least this many."""
         counts = np.arange(len(self.items_of)) * self.items_of
         return float(counts[item_events:].sum() / max(1, self.events))
 
@@ -115,7 +122,18 @@ def measure(
     columns: tuple[ItemColumn, ...] = (),
     zero_padded: Mapping[str, str] | None = None,
 ) -> Profile:
-    """Profile of events in the order of users and time: offsets [U + 1], item [N] in [0, items), time [N] unix seconds."""
+    """Compute the profile of events in the order of users and time.
+
+    Args:
+        offsets: First event of each user [U + 1].
+        item: Item of each event [N], in [0, items).
+        time: Unix seconds of each event [N].
+        items: Number of items.
+        kinds: Events by kind.
+        ratings: Events by rating.
+        columns: Columns of the items.
+        zero_padded: Examples of ids with leading zeros.
+    """
     lengths = np.diff(offsets)
     user = np.repeat(np.arange(len(lengths)), lengths)
     same_user = user[1:] == user[:-1]
@@ -147,7 +165,7 @@ def measure(
 
 
 def scaled(profile: Profile, every: int, occurs: np.ndarray) -> Profile:
-    """The profile of one user in `every` as that of all; occurs [I]: events of each item among all users'."""
+    """Scale the profile of one user in `every` to all users; `occurs` [I] counts each item's events over all users."""
     return replace(
         profile,
         users=profile.users * every,
@@ -163,6 +181,7 @@ def scaled(profile: Profile, every: int, occurs: np.ndarray) -> Profile:
 
 
 def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Count the users whose k-th last event shares the time of the one before; see `Profile`."""
     counts = np.zeros((ENDS, LONGEST + 1), np.int64)
     for k in range(1, ENDS + 1):
         lengths = np.diff(offsets)
@@ -174,6 +193,7 @@ def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def _drift(item: np.ndarray, time: np.ndarray) -> float:
+    """Return the share of the newest events whose item did not occur before."""
     ordered = item[np.argsort(time, kind="stable")]
     cut = len(ordered) - max(1, int(_DRIFT * len(ordered)))
     known = np.zeros(int(item.max(initial=0)) + 1, bool)
@@ -182,6 +202,6 @@ def _drift(item: np.ndarray, time: np.ndarray) -> float:
 
 
 def _quantile(counts: np.ndarray, share: float) -> int:
-    """The value that this share of a histogram is at most; 0 of an empty one."""
+    """Return the quantile of a histogram; 0 for an empty one."""
     total = counts.sum()
     return int(np.searchsorted(np.cumsum(counts), share * total)) if total else 0

@@ -1,7 +1,8 @@
-"""Profiles of tables: only the columns that a profile is of are read, and once a process for what did not change.
+"""Reads profiles of tables: only the needed columns, and only once per process while the files do not change.
 
-Of more than five million events the profile is that of some of the users, drawn by a hash of their ids, all their events with
-them, and counts are scaled up; how often an item occurs is counted over all. Memory does not grow with the events.
+Above five million events, the profile is computed for a sample of the users, drawn by a hash of their ids, and counts are
+scaled
+up; occurrences of items are counted over all events. Memory does not grow with the events.
 """
 
 from __future__ import annotations
@@ -47,9 +48,20 @@ def read_profile(
     where: str | None = None,
     keep: Mapping[str, int] | None = None,
 ) -> Profile:
-    """The profile of what a scenario's `data` names, after `where` and `keep`. Raises DataError and ConfigError.
+    """Read the profile of the data that a scenario names, after `where` and `keep`.
 
-    The tables are read once a process for their paths and times of change; another `keep` reads nothing.
+    Tables are cached by path and modification time, so another `keep` does not read them again.
+
+    Args:
+        interactions: Path of the interactions.
+        items: Path of the items; None if there are none.
+        columns: Column names, or the whole table format.
+        where: Condition on the interactions.
+        keep: Least `item_events` and `user_events`.
+
+    Raises:
+        DataError: If the data are not valid.
+        ConfigError: If an option is not valid.
     """
     arrays = _arrays(interactions, items, columns, where)
     user, item, time, kind, rating, catalogue, item_columns, padded, every, occurs = arrays
@@ -77,7 +89,7 @@ def read_profile(
 def _kept_of_sample(
     user: np.ndarray, item: np.ndarray, occurs: np.ndarray, keep: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `kept_events` in one round: items by how often they occur among all events, then users."""
+    """Filter the events of a sample once, by the items' occurrences in all events, then by users."""
     item_least, user_least = least_events(keep)
     kept = occurs >= item_least
     events = np.flatnonzero(kept[item])
@@ -88,6 +100,7 @@ def _kept_of_sample(
 
 
 def _arrays(interactions: str, items: str | None, columns: Columns, where: str | None) -> tuple[Any, ...]:
+    """Return the arrays of the tables from the cache, or read them."""
     key = (_stamp(interactions, "interactions"), items and _stamp(items, "items"))
     table_format = to_table_format(columns)
     key = (*key, tuple(sorted(table_format.columns.items())), frozenset(table_format.missing), where)
@@ -99,12 +112,13 @@ def _arrays(interactions: str, items: str | None, columns: Columns, where: str |
 
 
 def _stamp(path: str, what: str) -> tuple[Any, ...]:
-    """What tells one state of the files behind a path from another."""
+    """Return path, size and modification time of the files behind a path, as a cache key."""
     system, files = find_parquet(path, what)
     return tuple((info.path, info.size, info.mtime_ns) for info in system.get_file_info(files))
 
 
 def _read(interactions: str, items: str | None, columns: Columns, where: str | None) -> tuple[Any, ...]:
+    """Read the tables as arrays."""
     if count_rows(interactions, "interactions") > MOST_EVENTS:
         return _read_sample(interactions, items, columns, where)
     only = None if where else _ROLES
@@ -125,7 +139,7 @@ def _read(interactions: str, items: str | None, columns: Columns, where: str | N
 
 
 def _of_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
-    """Codes of users, catalogue rows, times, and codes of kinds and ratings with their values."""
+    """Return user codes, catalogue rows, times, and codes of kinds and ratings with their values."""
     user = _codes(table["user_id"])[0]
     kind = _codes(table["event"].cast(pa.string())) if "event" in table.column_names else None
     rating = _ratings(table["rating"]) if "rating" in table.column_names else None
@@ -135,7 +149,7 @@ def _of_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
 def _read_sample(
     interactions: str, items: str | None, columns: Columns, where: str | None
 ) -> tuple[Any, ...]:
-    """As `_read`, of the events of one user in `every`; and how often each item occurs among all events."""
+    """Read the events of one user in `every` as `_read`, and count the occurrences of each item over all events."""
     log = EventLog(interactions, columns)
     catalogue, item_columns = (distinct_items(log, where), ()) if items is None else _items(items, columns)
     index = ItemIndex(catalogue["item_id"].combine_chunks())
@@ -176,13 +190,13 @@ def _zero_padded(ids: Mapping[str, pa.ChunkedArray]) -> Mapping[str, str]:
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """A number for each value [N] int64, and the values."""
+    """Return a code for each value [N] int64, and the values."""
     coded = column.combine_chunks().dictionary_encode()
     return coded.indices.fill_null(-1).to_numpy().astype(np.int64), coded.dictionary.to_pylist()
 
 
 def _ratings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """As `_codes`; where there are many values, as the nearest of their quantiles below."""
+    """Encode ratings as `_codes`; if there are many values, use the nearest quantile below."""
     codes, values = _codes(column)
     if len(values) <= _MANY:
         return codes, values
@@ -193,7 +207,7 @@ def _ratings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 
 def _counts(coded: tuple[np.ndarray, list[Any]] | None, events: np.ndarray) -> dict[Any, int]:
-    """Events of each value, the most frequent first; values that are missing count nowhere."""
+    """Count the events of each value, most frequent first; missing values are not counted."""
     if coded is None:
         return {}
     codes, values = coded
@@ -203,7 +217,7 @@ def _counts(coded: tuple[np.ndarray, list[Any]] | None, events: np.ndarray) -> d
 
 
 def _items(path: str, columns: Columns) -> tuple[pa.Table, tuple[ItemColumn, ...]]:
-    """The ids, and every column that a tokenizer could read, described; columns of numbers by their names alone."""
+    """Read the item ids, and describe every column that a tokenizer could read; number columns are described by name only."""
     schema = parquet_schema(path, "items")
     read = {field.name for field in schema if _kind(field.type) in ("text", "list")}
     named = to_table_format(columns).columns
@@ -218,6 +232,7 @@ def _items(path: str, columns: Columns) -> tuple[pa.Table, tuple[ItemColumn, ...
 
 
 def _described(name: str, column: pa.ChunkedArray) -> ItemColumn:
+    """Describe one column of the items."""
     kind, rows = _kind(column.type), max(1, len(column))
     if kind == "list":
         sizes = pc.list_value_length(column).fill_null(0).to_numpy()
@@ -233,6 +248,7 @@ def _described(name: str, column: pa.ChunkedArray) -> ItemColumn:
 
 
 def _kind(kind: pa.DataType) -> str:
+    """Return text, list, number or other."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if _is_text(value):
         return "text"

@@ -1,4 +1,4 @@
-"""A profile as a person reads it: a short table."""
+"""Formats a profile as a short table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _UNITS = ((604800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, 
 
 
 def profile_text(profile: Profile) -> str:
-    """Lines of what there is."""
+    """Format a profile as lines of text."""
     rows = list(_rows(profile))
     wide = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name.ljust(wide)}  {text}" for name, text in rows)
 
 
 def _rows(p: Profile) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each line."""
     lengths = [p.length(share) for share in (0.1, 0.5, 0.9, 1.0)]
     yield (
         "users",
@@ -50,6 +51,7 @@ def _rows(p: Profile) -> Iterator[tuple[str, str]]:
 
 
 def _times(p: Profile) -> str:
+    """Describe the range and the resolution of the times."""
     if p.counted:
         return "none: the place in the user's history stands for it"
     span = f"{_day(p.first)} to {_day(p.last)}"

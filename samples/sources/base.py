@@ -49,18 +49,20 @@ def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class SampleSource:
-    """One source.
+    """Describes one source.
 
-    open     (request, options) -> Samples, or the dotted path of that function
-    options  its keys in a scenario
-    epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
-    engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
-    targets  whether stages may have a `target:` with it
-    pin      options -> those that a run keeps to from its start on, e.g. the files that a pattern matches then
-    weights  whether its samples carry kinds and columns of events, which a stage's `weight:` and `propensity:` read
-    until    (options, unix seconds from which on data.split holds events out, or None) -> options of a run
-    check    refuses, before a run starts, files that cannot be read as its options say; gets what `until` returns
-    explain  (options, seed, engine) -> lines that say what is read in which order, or the dotted path of that function
+    Attributes:
+        open: (request, options) -> Samples, or the dotted path of that function.
+        options: The source's keys in a scenario.
+        epoch: (options, rows) -> rows of an epoch, given those of the prepared sequences; None for an endless stream.
+        engines: Allowed values of `data.engine`: "local" in the trainer's process, "ray" on Ray Data.
+        targets: Whether stages may have a `target:` with it.
+        pin: options -> the options that a run keeps from its start on, such as the files that a pattern matches then.
+        weights: Whether samples have kinds and columns of events, which a stage's `weight:` and `propensity:` read.
+        until: (options, unix seconds from which on data.split holds events out, or None) -> options of a run.
+        check: Raises an error before a run starts if files cannot be read with the options that `until` returns.
+        explain: (options, seed, engine) -> lines that describe the rows and their order, or the dotted path of that
+            function.
     """
 
     open: str | Callable[..., Samples]
@@ -144,7 +146,9 @@ class Counted(Protocol):
     """
 
     @property
-    def ledger(self) -> Ledger: ...
+    def ledger(self) -> Ledger:
+        """The ledger of the rows."""
+        ...
 
 
 SOURCES = PluginRegistry("source", SampleSource, "nonet.samples.sources")

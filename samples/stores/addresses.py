@@ -43,10 +43,16 @@ def create_store(
 
 
 def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
-    """The store at an address: a folder of packed segments, `lmdb:folder`, `redis://host:port/name`, `hbase://host:port/table`.
+    """Open the store at an address: a folder of packed segments, `lmdb:folder`, `redis://host:port/name`, `hbase://host:port/table`.
 
-    columns: what an HBase table is asked for, name -> "family:qualifier type"; the others know their own. Raises ConfigError,
-    NoStore where nothing is there.
+    Args:
+        use: The address.
+        columns: Columns of an HBase table, name -> "family:qualifier type"; other stores know their columns.
+        **options: Options of the store.
+
+    Raises:
+        ConfigError: If the address or an option is not valid.
+        NoStore: If there is no store at the address.
     """
     scheme, rest = split_address(use)
     cls = find_store_class(scheme)

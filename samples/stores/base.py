@@ -1,11 +1,13 @@
-"""Store: columns by key, and where it keeps them, versions by time; one interface over all backends.
+"""The interface of all stores: columns by key, optionally with versions by time.
 
     store = open_store("/data/items.store")              # a folder of packed segments
     values, offsets = store.multi_get([7, 7, 9], ["price"], as_of=[100, 200, 200])
 
-Key i's row is `values[offsets[i]:offsets[i + 1]]`: one row, or none where the store holds no value of that key. A key that is
-absent is absent, never zero. `as_of` gives the newest version strictly before a time, so a value written in the same second
-as an event is not seen by it.
+The row of key i is `values[offsets[i]:offsets[i + 1]]`: one row, or none if the store has no value of that key. A missing
+key is
+missing, never zero. `as_of` gives the newest version strictly before a time, so an event does not see a value that was
+written in
+the same second.
 """
 
 # Shapes: K keys asked for, R rows that were found, U distinct keys.
@@ -26,7 +28,12 @@ _FORMAT = 1
 
 
 class Rows(NamedTuple):
-    """values: an Arrow batch of R rows, in the order of the keys; offsets [K + 1] int64 into them."""
+    """Rows that a store returned.
+
+    Attributes:
+        values: An Arrow batch of R rows in the order of the keys.
+        offsets: Offsets [K + 1] int64 of each key's row.
+    """
 
     values: pa.RecordBatch
     offsets: np.ndarray
@@ -38,10 +45,17 @@ class Rows(NamedTuple):
 
 
 class Store(ABC):
-    """One store. `name` is what messages call it; `key` int64 or text; `schema` the columns; `versions` whether rows have times.
+    """Base class of stores.
 
-    Every method raises ConfigError or DataError for what the caller asked wrongly, and StoreError where the store cannot be
-    reached or does not answer in time: one line that names it.
+    Every method raises ConfigError or DataError for invalid arguments, and StoreError if the store cannot be reached or
+    does not
+    respond in time; each message is one line that names the store.
+
+    Attributes:
+        name: Name of the store in messages.
+        key: Type of the keys, int64 or text.
+        schema: The columns.
+        versions: Whether rows have times.
     """
 
     name: str
@@ -58,9 +72,12 @@ class Store(ABC):
     """Whether the constructor takes the columns to read as its second argument, because the store does not know its own."""
 
     def multi_get(self, keys: Any, columns: Sequence[str] | None = None, as_of: Any = None) -> Rows:
-        """The rows of keys [K], each key read once however often it is asked for. See the module.
+        """Return the rows of keys [K]; each distinct key is read once. See the module.
 
-        as_of: a time, or times [K], int64 unix seconds; without it the newest version. A key that is missing has no row.
+        Args:
+            keys: Keys [K]; a missing key has no row.
+            columns: Columns to read; None for all.
+            as_of: A time or times [K], int64 unix seconds; None for the newest version.
         """
         array = _array(keys)
         there = ~_missing(array)
@@ -77,29 +94,30 @@ class Store(ABC):
 
     @abstractmethod
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
-        """`multi_get` with keys as int64 [K] or an Arrow array of text, columns that exist, and times [K]."""
+        """Implement `multi_get` for keys as int64 [K] or an Arrow array of text, existing columns, and times [K]."""
 
     @abstractmethod
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
-        """Write rows [K] of some or all columns; `times` [K] unix seconds where the store has versions."""
+        """Write rows [K]; `times` [K] are unix seconds if the store has versions."""
 
     @abstractmethod
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows as batches of `key`, `time` where there are versions, and the columns."""
+        """Iterate over all rows as batches of `key`, `time` (if there are versions), and the columns."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """keys, rows, bytes and what else it knows of itself."""
+        """Return keys, rows, bytes and other statistics."""
 
     def close(self) -> None:  # noqa: B027  most have nothing to let go
-        """Let files and connections go."""
+        """Close files and connections."""
 
     # --- what backends share ----------------------------------------------------------------------------------------
 
     def checked_keys(self, keys: Any) -> Any:
-        """Keys as int64 [K], or text as an Arrow array [K], exact to their last bit.
+        """Convert keys to int64 [K] or an Arrow text array [K] without loss.
 
-        Raises DataError for keys of another type, missing ones, and whole numbers above 2^63.
+        Raises:
+            DataError: If keys have another type, are missing, or are integers above 2^63.
         """
         array = _array(keys)
         if missing := int(_missing(array).sum()):
@@ -122,7 +140,7 @@ class Store(ABC):
         return values.astype(np.int64)
 
     def checked_columns(self, columns: Sequence[str] | None) -> list[str]:
-        """Columns that the store has. Raises ConfigError that names one that it has not."""
+        """Return the given columns, or all. Raises ConfigError for a column that does not exist."""
         there = self.schema.names
         for name in columns or ():
             if name not in there:
@@ -132,7 +150,7 @@ class Store(ABC):
         return list(there if columns is None else columns)
 
     def checked_values(self, values: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-        """Values to be written, of the store's types. Raises DataError for another type or width."""
+        """Convert values to the types of the store. Raises DataError for another type or a missing column."""
         table = pa.Table.from_batches([values]) if isinstance(values, pa.RecordBatch) else values
         self.checked_columns(table.column_names)
         if missing := [name for name in self.schema.names if name not in table.column_names]:
@@ -148,14 +166,14 @@ class Store(ABC):
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def checked_put(self, keys: Any, values: pa.Table | pa.RecordBatch) -> tuple[Any, pa.RecordBatch]:
-        """Keys [K] and rows [K] to be written. Raises DataError where their numbers differ."""
+        """Check keys [K] and rows [K] that are to be written. Raises DataError if their numbers differ."""
         asked, rows = self.checked_keys(keys), self.checked_values(values)
         if len(asked) != len(rows):
             raise DataError(f"{self.name}: {len(asked)} keys for {len(rows)} rows")
         return asked, rows
 
     def checked_times(self, times: Any, rows: int) -> np.ndarray | None:
-        """Times of versions [K] int64; None where the store has none. Raises ConfigError where the two do not go together."""
+        """Return versions' times [K] int64, None without versions. Raises ConfigError if times and store do not match."""
         if (times is None) == self.versions:
             need = "wants a time for each row" if self.versions else "has no versions: write without times"
             raise ConfigError(f"{self.name} {need}")
@@ -164,6 +182,7 @@ class Store(ABC):
         return np.broadcast_to(np.asarray(times, np.int64), rows)
 
     def _before(self, as_of: Any, rows: int) -> np.ndarray | None:
+        """Broadcast `as_of` to times [K]; None for the newest version. Raises ConfigError if the store has no versions."""
         if as_of is None:
             return None
         if not self.versions:
@@ -174,11 +193,11 @@ class Store(ABC):
 
 
 class NoStore(ConfigError):
-    """Nothing is at the address yet."""
+    """Raised when there is no store at an address."""
 
 
 class Description(NamedTuple):
-    """What a store writes of itself: its columns, the type of its keys (int64 or text), whether rows have times."""
+    """The description that a store saves: its columns, the type of its keys (int64 or text), and whether rows have times."""
 
     schema: pa.Schema
     key: pa.DataType
@@ -186,7 +205,7 @@ class Description(NamedTuple):
 
     @classmethod
     def checked(cls, schema: pa.Schema, key: pa.DataType, versions: bool, what: str) -> Description:
-        """Of a store to be made. Raises DataError for keys of another type."""
+        """Describe a store that is to be created. Raises DataError for an unsupported type of keys."""
         text = pa.types.is_string(key) or pa.types.is_large_string(key)
         if not text and not pa.types.is_integer(key):
             raise DataError(f"{what}: keys are whole numbers or text, got {key}")
@@ -194,7 +213,7 @@ class Description(NamedTuple):
         return cls(pa.schema(fields), pa.string() if text else pa.int64(), versions)
 
     def written(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the description as plain data for JSON."""
         return {
             "format": _FORMAT,
             "key": "text" if pa.types.is_string(self.key) else "int64",
@@ -205,7 +224,7 @@ class Description(NamedTuple):
 
     @classmethod
     def read(cls, written: Mapping[str, Any], what: str) -> Description:
-        """From JSON. Raises ConfigError for another format."""
+        """Read a description from plain data. Raises ConfigError for another format."""
         if written.get("format") != _FORMAT:
             raise ConfigError(
                 f"{what}: format {written.get('format')}, this Nonet reads {_FORMAT}; write the store again"
@@ -216,7 +235,7 @@ class Description(NamedTuple):
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """A type with small offsets: string for large_string, list for large_list."""
+    """Return the type with 32-bit offsets: string for large_string, list for large_list."""
     if pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_large_binary(kind):
@@ -227,7 +246,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def aligned(values: pa.RecordBatch, row_K: np.ndarray) -> Rows:
-    """Rows in the order of keys, out of distinct ones: row_K [K] is each key's row, -1 where it has none."""
+    """Order distinct rows by keys; row_K [K] is the row of each key, -1 for none."""
     found = row_K >= 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(found)])
     index = row_K[found]
@@ -237,7 +256,7 @@ def aligned(values: pa.RecordBatch, row_K: np.ndarray) -> Rows:
 
 
 def distinct(keys: Any) -> tuple[Any, np.ndarray]:
-    """Distinct keys [U] in ascending order, and the place of each key among them [K]."""
+    """Return the distinct keys [U] in ascending order, and the index of each key among them [K]."""
     if isinstance(keys, np.ndarray):
         return np.unique(keys, return_inverse=True)
     values, place = np.unique(np.array(keys.to_pylist(), dtype=object), return_inverse=True)
@@ -245,7 +264,7 @@ def distinct(keys: Any) -> tuple[Any, np.ndarray]:
 
 
 def _array(keys: Any) -> Any:
-    """Keys as one Arrow or NumPy array, without rounding: a missing one beside whole numbers makes no floats."""
+    """Convert keys to one Arrow or NumPy array without rounding: None beside integers does not turn them into floats."""
     if isinstance(keys, (pa.Array, np.ndarray)):
         return keys
     if isinstance(keys, pa.ChunkedArray):
@@ -257,7 +276,7 @@ def _array(keys: Any) -> Any:
 
 
 def _missing(array: Any) -> np.ndarray:
-    """Which keys are missing [K] bool."""
+    """Return which keys are missing [K] bool."""
     if isinstance(array, np.ndarray):
         objects = array.dtype.kind == "O"
         return (

@@ -1,7 +1,7 @@
-"""Cells: the values of one column as bytes, as HBase has them, and as Arrow; a value of another width is named.
+"""Converts the values of one column between the bytes in HBase and Arrow, and names values of a wrong width.
 
-text     UTF-8                        int64, int32, float64, float32   big-endian, as HBase's own Bytes class writes them
-number   a number written as text     list<int64>, list<int32>, ...    the same one after the other
+text     UTF-8                        int64, int32, float64, float32   big-endian, as written by HBase's Bytes class
+number   a number written as text     list<int64>, list<int32>, ...    the values concatenated
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("text", "number", *_FIXED, *(f"list<{name}>" for name in _FIXED))
 
 @dataclass(frozen=True)
 class Cells:
-    """How the values of one column are written; kind: one of `KINDS`."""
+    """Encoding of one column's values; `kind` is one of `KINDS`."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ class Cells:
 
     @property
     def type(self) -> pa.DataType:
-        """As Arrow has it."""
+        """The Arrow type of the column."""
         if self.kind == "text":
             return pa.string()
         if self.kind == "number":
@@ -50,7 +50,7 @@ class Cells:
         return pa.list_(_FIXED[self.kind[5:-1]][1])
 
     def decode(self, values: Sequence[bytes | None], keys: Sequence[bytes], what: str) -> pa.Array:
-        """Values [R], null where there is None. Raises DataError that names the first of another width or kind, by its key."""
+        """Decode values [R], null for None. Raises DataError that names the first invalid one by its key."""
         there = [value for value in values if value is not None]
         try:
             made = self._decoded(there)
@@ -71,7 +71,7 @@ class Cells:
         return made.take(pa.array(place, mask=np.array([value is None for value in values])))
 
     def encode(self, column: pa.Array) -> list[bytes | None]:
-        """The bytes of each value; None for null."""
+        """Encode each value as bytes; None for null."""
         values = column.to_pylist()
         if self.kind == "text":
             return [None if value is None else value.encode() for value in values]
@@ -81,6 +81,7 @@ class Cells:
         return [None if value is None else np.array(value, dtype).tobytes() for value in values]
 
     def _decoded(self, values: list[bytes]) -> pa.Array | None:
+        """Decode values that are not missing; None if one has a wrong width."""
         if self.kind == "text":
             return pa.array(values, pa.binary()).cast(pa.string())
         if self.kind == "number":

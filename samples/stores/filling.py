@@ -1,4 +1,4 @@
-"""Filling a store from Parquet, a part at a time."""
+"""Fills a store from Parquet, one part at a time."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Filling:
-    """What of a Parquet path goes into a store.
+    """Describes what of a Parquet path is written to a store.
 
-    key      the column of keys; time: that of versions' times
-    columns  those that are kept, all others by default; for HBase name -> "family:qualifier type"
+    Attributes:
+        source: Path of the Parquet files.
+        key: Column of keys.
+        time: Column of the versions' times; None for a store without versions.
+        columns: Columns to write, by default all others; for HBase name -> "family:qualifier type".
+        options: Options of the store.
     """
 
     source: str | os.PathLike[str]
@@ -49,7 +53,12 @@ class Filling:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def pack(self, use: str, progress: Progress | None = None) -> tuple[Store, int]:
-        """Make the store (HBase: open it) and write every row; the store and how many. Raises ConfigError, DataError."""
+        """Create the store (HBase: open it) and write every row. Returns the store and the number of rows.
+
+        Raises:
+            ConfigError: If a column does not exist, or the store already exists.
+            DataError: If a row has no key or no time.
+        """
         schema = self._schema()
         if use.startswith("hbase:"):
             return self.put(open_store(use, self._mapped(), **self.options), progress)
@@ -71,7 +80,7 @@ class Filling:
             raise
 
     def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
-        """Write every row into a store that is there; the store and how many."""
+        """Write every row to an existing store. Returns the store and the number of rows."""
         schema, done, unit = self._schema(), 0, None
         names = [name for name in self._kept(schema) if name in store.schema.names]
         total = self._count()
@@ -100,6 +109,7 @@ class Filling:
     def _seconds(
         self, column: pa.ChunkedArray, name: str, unit: str | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Convert times to unix seconds. Raises DataError if they are missing or not times."""
         if column.null_count:
             raise DataError(f"{self.source}: column {name!r} has {column.null_count} rows without a time")
         try:
@@ -113,6 +123,7 @@ class Filling:
         return self.columns
 
     def _schema(self) -> pa.Schema:
+        """Read the schema of the files. Raises ConfigError if a column does not exist."""
         schema = parquet_schema(self.source, "rows")
         for name in (self.key, self.time, *(self.columns or ())):
             if name is not None and name not in schema.names:
@@ -132,7 +143,7 @@ class Filling:
         return sum(parquet_footer(system, file, "rows").num_rows for file in files)
 
     def _parts(self, names: list[str]) -> Iterator[pa.Table]:
-        """The rows in parts of about four million."""
+        """Yield the rows in parts of about four million."""
         found, whole = find_files(self.source, "rows"), self._schema()
         schema = pa.schema([whole.field(name) for name in dict.fromkeys(names)])
         waiting: list[pa.Table] = []
@@ -160,13 +171,13 @@ def _newest_of_second(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> n
 
 
 def _local_folder(use: str) -> Path | None:
-    """The folder of a store that is one; None for a server."""
+    """Return the folder of a local store; None for a server."""
     path = use.removeprefix("lmdb:")
     return None if "://" in path else Path(path)
 
 
 def got(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:
-    """Each key's row as Python has it, None where there is none; `keys` as typed. Raises DataError for text that is no number."""
+    """Return each key's row as Python values, None if there is none. Raises DataError for text that is not an integer."""
     typed: Any = list(keys)
     if pa.types.is_integer(store.key):
         try:

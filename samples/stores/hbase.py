@@ -79,6 +79,7 @@ class HBaseStore(Store):
         self._check()
 
     def _check(self) -> None:
+        """Check that the table and the column families exist, and read how many versions they keep."""
         tables = self._wire.read(lambda connection: connection.tables())
         if self._table not in tables:
             known = [table.decode(errors="replace") for table in tables]
@@ -104,7 +105,7 @@ class HBaseStore(Store):
                 )
 
     def checked_keys(self, keys: Any) -> Any:
-        """Row keys: text, or whole numbers as the decimal text that they are written as."""
+        """Convert keys to row keys: text, or integers as decimal text."""
         if pa.types.is_integer(self.key):
             return super().checked_keys(keys)
         array = (
@@ -115,6 +116,7 @@ class HBaseStore(Store):
         return super().checked_keys(array.astype(str) if array.dtype.kind in "iu" else array)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """Return the rows of keys, newest or as of a time per key."""
         values, place = distinct(keys)
         rows = self._row_keys(values)
         newest = self._newest(rows, columns)
@@ -129,7 +131,7 @@ class HBaseStore(Store):
     def _as_of(
         self, rows: list[bytes], newest: list[Any], columns: list[str], place: np.ndarray, before: np.ndarray
     ) -> Rows:
-        """Each asked key's row as of its time; a slot is a row's column."""
+        """Return each key's row as of its time; a slot is one column of one row."""
         sources = [self._cells[name][0] for name in columns]
         slots = (place[:, None] * len(columns) + np.arange(len(columns))).reshape(-1)
         search = VersionSearch(slots, np.repeat(before, len(columns)), len(rows) * len(columns))
@@ -195,7 +197,7 @@ class HBaseStore(Store):
             search.add_versions(slots, cells)
 
     def _newest(self, rows: list[bytes], columns: list[str]) -> list[Any]:
-        """The newest cells of distinct rows, {source: (value, time)}; None for a row that is not there."""
+        """Read the newest cells of distinct rows, {source: (value, time)}; None for a missing row."""
         wanted = [self._cells[name][0] for name in columns]
         parts = [rows[at : at + self._batch] for at in range(0, len(rows), self._batch)]
 
@@ -218,6 +220,7 @@ class HBaseStore(Store):
         )
 
     def _decoded(self, rows: list[bytes], found: list[Any], columns: list[str]) -> pa.RecordBatch:
+        """Decode cells to a record batch."""
         arrays = []
         for name in columns:
             source, cells = self._cells[name]
@@ -232,6 +235,7 @@ class HBaseStore(Store):
         return [key.encode() for key in keys.to_pylist()]
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
+        """Write rows; values of one time are sent together."""
         asked, batch = self.checked_keys(keys), self.checked_values(values)
         when = (
             np.broadcast_to(np.asarray(times if times is not None else 0, np.int64), len(batch)) * self._scale
@@ -257,7 +261,7 @@ class HBaseStore(Store):
             self._wire.write(write)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The newest version of every row, in the order of row keys."""
+        """Iterate over the newest version of every row in the order of row keys."""
         names = self.checked_columns(columns)
         sources, start = [self._cells[name][0] for name in names], b""
         while True:
@@ -290,10 +294,12 @@ class HBaseStore(Store):
             start = rows[-1] + b"\0"
 
     def stats(self) -> dict[str, Any]:
+        """Return the number of keys, the retries and the server."""
         keys = sum(len(batch) for batch in self.scan(self.schema.names[:1]))
         return {"keys": keys, "retries": self._wire.retries, "place": str(self._wire.place)}
 
     def close(self) -> None:
+        """Close the connections and the reader threads."""
         self._wire.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -307,7 +313,7 @@ def _named(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict
 
 
 def _cell(name: str, source: str, family: str, what: str) -> tuple[bytes, Cells]:
-    """Of "family:qualifier type": the column's bytes, and how its values are written."""
+    """Parse "family:qualifier type" to the column's bytes and the encoding of its values."""
     where, _, kind = source.partition(" ")
     where = where if ":" in where else f"{family}:{where}"
     try:

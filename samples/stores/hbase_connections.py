@@ -1,7 +1,8 @@
-"""Connections to an HBase Thrift 1 server: pooled, opened again when they idled, reads repeated a bounded number of times.
+"""Connections to an HBase Thrift 1 server: pooled, reopened after idling, with a bounded number of read retries.
 
-A connection that waited longer than `idle_s` is opened anew, for servers close idle ones (60 s by default) and say nothing. A
-read that fails on the wire is tried on a fresh connection, `attempts` times with back-off; a write never is.
+A connection that was idle for more than `idle_s` is reopened, because servers close idle ones (after 60 s by default)
+silently. A
+read that fails on the wire is retried on a new connection, `attempts` times with back-off; a write is never retried.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nonet.errors import ConfigError, DataError, StoreError
 
 @dataclass(frozen=True)
 class HBasePlace:
-    """Where and how: transport buffered or framed, protocol binary or compact, as the server was started."""
+    """Address and protocol of a server: transport buffered or framed, protocol binary or compact."""
 
     host: str
     port: int
@@ -35,7 +36,7 @@ class HBasePlace:
 
 
 class HBaseConnections:
-    """The pool of one process; `name` opens every message."""
+    """The connection pool of one process; `name` is the prefix of messages."""
 
     def __init__(self, place: HBasePlace, name: str):
         self.place, self.name = place, name
@@ -44,7 +45,7 @@ class HBaseConnections:
         self.retries = 0
 
     def read(self, call: Callable[[Any], Any]) -> Any:
-        """What `call(connection)` gives. Raises StoreError once every attempt failed, ConfigError for what is not there."""
+        """Return the result of `call(connection)`, with retries. Raises StoreError if every attempt failed."""
         last: BaseException | None = None
         for attempt in range(self.place.attempts):
             try:
@@ -59,7 +60,7 @@ class HBaseConnections:
         raise StoreError(self._lost(last, self.place.attempts)) from last
 
     def write(self, call: Callable[[Any], Any]) -> Any:
-        """The same, once."""
+        """Return the result of `call(connection)` without retries. Raises StoreError."""
         try:
             return self._once(call)
         except self._errors as error:
@@ -68,11 +69,12 @@ class HBaseConnections:
             ) from error
 
     def close(self) -> None:
-        """Close those that wait."""
+        """Close the idle connections."""
         while not self._idle.empty():
             _close(self._idle.get_nowait()[1])
 
     def _once(self, call: Callable[[Any], Any]) -> Any:
+        """Call on a pooled connection; close it if the call fails."""
         connection = self._taken()
         try:
             answer = call(connection)
@@ -83,6 +85,7 @@ class HBaseConnections:
         return answer
 
     def _taken(self) -> Any:
+        """Return a connection that is not idle for too long, or open one."""
         while True:
             try:
                 since, connection = self._idle.get_nowait()
@@ -93,6 +96,7 @@ class HBaseConnections:
             _close(connection)
 
     def _opened(self) -> Any:
+        """Open a connection."""
         import happybase
 
         place = self.place
@@ -105,7 +109,7 @@ class HBaseConnections:
         )
 
     def _told(self, error: BaseException) -> BaseException:
-        """What the server itself said is no matter of the wire."""
+        """Convert errors that the server reports to Nonet errors; return others unchanged."""
         import Hbase_thrift  # pyright: ignore[reportMissingImports]  happybase makes it out of its IDL
         from thriftpy2.thrift import TApplicationException
 
@@ -120,6 +124,7 @@ class HBaseConnections:
         return error
 
     def _lost(self, error: BaseException | None, attempts: int) -> str:
+        """Describe a server that does not respond."""
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         times = f"in {attempts} attempts" if attempts > 1 else "once"
         return (
@@ -129,6 +134,7 @@ class HBaseConnections:
 
 
 def _wire_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of a broken connection. Raises ConfigError if happybase is not installed."""
     try:
         import happybase  # noqa: F401  its IDL too
         from thriftpy2.protocol.exc import TProtocolException

@@ -1,8 +1,10 @@
-"""Join: item and user columns out of stores, read for samples as they are made, each as of its sample's time.
+"""Joins item and user columns from stores to samples as they are made, each as of its sample's time.
 
-`Join` reads one store. `Joins` are those of a run: they open their stores in the process that reads, and give columns as
-models have them (`event_columns`) and as rewards have them (`beam_columns`). What a store does not hold is missing: NONE for
-an id, NaN for a number, "" for text; never zero.
+`Join` reads one store. `Joins` holds those of a run: it opens their stores in the process that reads, and returns columns
+for
+models (`event_columns`) and for rewards (`beam_columns`). Missing values are NONE for an id, NaN for a number and "" for
+text,
+never zero.
 """
 
 # Shapes: N events or keys, U prompts, W beams.
@@ -30,10 +32,13 @@ ITEM, USER = "item", "user"
 class JoinSetup:
     """One join of a run, as plain data.
 
-    on       "item" or "user": what the store's keys are the ids of
-    use      the store's address (`open_store`), with its `options`
-    columns  names, or name in the run -> name in the store (HBase: "family:qualifier type")
-    as_of    "time": as of each event's own time; "newest"; None: by time where the store has versions
+    Attributes:
+        name: Name of the join in the scenario.
+        on: "item" or "user": what the store's keys identify.
+        use: The store's address (`open_store`).
+        columns: Names, or name in the run -> name in the store (HBase: "family:qualifier type").
+        as_of: "time" for each event's own time, "newest", or None for time if the store has versions.
+        options: Options of the store.
     """
 
     name: str
@@ -51,7 +56,7 @@ class JoinSetup:
         )
 
     def open(self) -> Join:
-        """The join over its opened store. Raises ConfigError that names the key of the scenario."""
+        """Open the store and return its join. Raises ConfigError that names the key of the scenario."""
         try:
             store = open_store(self.use, self.columns, **self.options)
             names = {name: name for name in self.sources} if self.use.startswith("hbase:") else self.sources
@@ -61,7 +66,16 @@ class JoinSetup:
 
 
 class Join:
-    """Columns of one store, aligned to keys. columns: name -> name in the store. Raises ConfigError for what is not there."""
+    """Columns of one store, aligned to keys.
+
+    Args:
+        store: The opened store.
+        columns: Name -> name in the store.
+        as_of: "time", "newest", or None for time if the store has versions.
+
+    Raises:
+        ConfigError: If a column does not exist, or the store cannot be read as of a time.
+    """
 
     def __init__(self, store: Store, columns: Mapping[str, str], as_of: str | None = None):
         store.checked_columns(list(columns.values()))
@@ -104,7 +118,7 @@ class Join:
         return {name: plain(self.store.schema.field(source).type) for name, source in self.columns.items()}
 
     def read(self, keys: Any, times: np.ndarray) -> dict[str, pa.Array]:
-        """The columns of keys [N] as of times [N] int64 unix seconds, null where the store has none."""
+        """Read the columns of keys [N] as of times [N] int64 unix seconds; missing values are null."""
         began = time.perf_counter()
         values, offsets = self.store.multi_get(
             keys, list(dict.fromkeys(self.columns.values())), times if self.timed else None
@@ -146,20 +160,25 @@ class Joins:
 
     @property
     def names(self) -> list[str]:
-        """Columns that samples get."""
+        """Names of the columns that samples get."""
         return [name for setup in self.setups for name in setup.sources]
 
     def opened(self, setup: JoinSetup) -> Join:
-        """One of them, open."""
+        """Return one join, opening its store on first use."""
         with self._opening:
             if setup.name not in self._opened:
                 self._opened[setup.name] = setup.open()
             return self._opened[setup.name]
 
     def event_columns(self, items: Any, users: Any, times: np.ndarray) -> dict[str, np.ndarray]:
-        """By name [N]: ids int64 (text hashed, NONE where missing), other numbers float32 (NaN where missing).
+        """Return columns of events [N]: ids int64 (text hashed, NONE if missing), other numbers float32 (NaN if missing).
 
-        items, users: their own ids [N]; times [N]: each event's; lists stay out, for models read none.
+        List columns are omitted because models do not read them.
+
+        Args:
+            items: Own ids of the items [N].
+            users: Own ids of the users [N].
+            times: Unix seconds of the events [N].
         """
         columns = {}
         for setup in self.setups:
@@ -177,7 +196,7 @@ class Joins:
         return [f"data.join.{name}: {text}" for name, text in said if text]
 
     def kinds(self) -> dict[str, str]:
-        """What models read of them: name -> "int64" or "float32"."""
+        """Return the type of each column that models read: "int64" or "float32"."""
         kinds = {}
         for setup in self.setups:
             for name, kind in self.opened(setup).schema.items():
@@ -193,9 +212,14 @@ class Joins:
         user_id: np.ndarray,
         times: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """Item columns [U, W] and user columns [U] as of each prompt's time [U]: float64 with NaN, or text with "".
+        """Return item columns [U, W] and user columns [U] as of each prompt's time: float64 with NaN, or text with "".
 
-        item_id [U, W], valid [U, W]: where there is no beam, nothing is read.
+        Args:
+            names: Columns to read.
+            item_id: Own ids of the items [U, W].
+            valid: Where there is a beam [U, W] bool; elsewhere nothing is read.
+            user_id: Own ids of the users [U].
+            times: Unix seconds of the prompts [U].
         """
         columns: dict[str, np.ndarray] = {}
         for setup in self.setups:
@@ -217,7 +241,7 @@ class Joins:
         return columns
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close the stores that were opened."""
         for join in self._opened.values():
             join.store.close()
         self._opened.clear()
@@ -238,6 +262,7 @@ def _for_models(column: pa.Array) -> np.ndarray:
 
 
 def _for_rewards(column: pa.Array) -> np.ndarray:
+    """Convert a column to float64, or to text with lists joined by `|`."""
     if pa.types.is_nested(column.type):
         return np.array(["|".join(map(str, row or ())) for row in column.to_pylist()], dtype=np.str_)
     if _is_text(column.type):

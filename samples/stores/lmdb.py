@@ -32,7 +32,15 @@ _NEWEST = np.iinfo(np.int64).max
 
 
 class LMDBStore(Store):
-    """A folder. map_gb: how large the environment may grow; it takes disk only as it fills. Raises ConfigError."""
+    """A store in an LMDB folder.
+
+    Args:
+        folder: The folder.
+        map_gb: Largest size of the environment; disk space is used only as it fills.
+
+    Raises:
+        ConfigError: If the folder is not a store of Nonet.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], *, map_gb: float = 256):
         self._folder = Path(folder)
@@ -60,7 +68,7 @@ class LMDBStore(Store):
         versions: bool = False,
         map_gb: float = 256,
     ) -> LMDBStore:
-        """An empty store. Raises ConfigError where there is one."""
+        """Create an empty store. Raises ConfigError if there is one already."""
         place, name = Path(folder), f"store lmdb:{folder}"
         if (place / "data.mdb").exists():
             raise ConfigError(f"{name}: there is one already; put into it, or give another folder")
@@ -73,7 +81,7 @@ class LMDBStore(Store):
         return cls(place, map_gb=map_gb)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
-        """All rows or none, in one transaction."""
+        """Write all rows or none, in one transaction."""
         asked, rows = self.checked_put(keys, values)
         when = self.checked_times(times, len(rows))
         places = self._places(asked, when)
@@ -81,6 +89,7 @@ class LMDBStore(Store):
             writing.cursor().putmulti(zip(places, self._codec.encode(rows), strict=True), overwrite=True)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """Return the rows of keys, newest or as of a time per key."""
         if self.versions:
             return self._versions(keys, columns, before)
         values, place = distinct(keys)
@@ -92,7 +101,7 @@ class LMDBStore(Store):
         return aligned(self._codec.decode([row for _, row in found], columns), row_U[place])
 
     def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
-        """One step back from each (key, time); a pair that is asked twice is read once."""
+        """Step back once from each (key, time); a pair that occurs twice is read once."""
         when = np.full(len(keys), _NEWEST) if before is None else before
         places = self._places(keys, when)
         rows: list[bytes] = []
@@ -111,6 +120,7 @@ class LMDBStore(Store):
         return aligned(self._codec.decode(rows, columns), row_K)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Iterate over all rows in the order of keys."""
         names = self.checked_columns(columns)
         after: bytes | None = None
         while True:
@@ -129,6 +139,7 @@ class LMDBStore(Store):
             yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
 
     def stats(self) -> dict[str, Any]:
+        """Return the number of keys and rows, and the bytes on disk."""
         with self._env.begin(db=self._rows) as reading:
             rows = reading.stat()["entries"]
         keys = rows
@@ -137,6 +148,7 @@ class LMDBStore(Store):
         return {"keys": keys, "rows": rows, "bytes": (self._folder / "data.mdb").stat().st_blocks * 512}
 
     def _places(self, keys: Any, times: np.ndarray | None) -> list[bytes]:
+        """Return the bytes of each key, followed by its time. Raises ConfigError for an unsupported text."""
         names = key_bytes(keys)
         for name in names if isinstance(keys, pa.Array) else ():
             if len(name) > _LONGEST or b"\0" in name or not name:
@@ -150,7 +162,7 @@ class LMDBStore(Store):
 
     @contextmanager
     def _wrote(self) -> Iterator[None]:
-        """Says in one line what LMDB could not write."""
+        """Convert LMDB's write errors to StoreError."""
         import lmdb
 
         try:
@@ -168,6 +180,7 @@ _OPENING = Lock()
 
 
 def _opened(folder: Path, map_gb: float, name: str) -> Any:
+    """Open the environment of a folder once per process. Raises ConfigError."""
     try:
         import lmdb
     except ImportError:

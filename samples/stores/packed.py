@@ -1,8 +1,12 @@
-"""PackedStore: immutable segments in memory-mapped files, written once; a later segment wins over an earlier one.
+"""A store of immutable segments in memory-mapped files; a later segment takes precedence over an earlier one.
 
-A segment is sorted by key, then time: `keys.npy` [U] distinct, `first.npy` [U + 1] the first row of each, `times.npy` [R] where
-there are versions, and `rows.arrow`, one Arrow batch that nobody copies. A read is a binary search and one gather, without a
-Python object a key. Beyond eight segments `put` writes all of them as one. One writer at a time; readers see whole segments.
+A segment is sorted by key, then time: `keys.npy` [U] holds distinct keys, `first.npy` [U + 1] the first row of each,
+`times.npy`
+[R] the times if there are versions, and `rows.arrow` one Arrow batch that is never copied. A read is one binary search and
+one
+gather, without a Python object per key. With more than eight segments, `put` merges all of them. There may be one writer at
+a
+time; readers see complete segments.
 """
 
 # Shapes: K keys asked for, U distinct keys of a segment, R its rows.
@@ -32,7 +36,7 @@ _SCANNED = 1 << 16
 
 
 class PackedStore(Store):
-    """A folder. Raises ConfigError where it holds no store that this version reads."""
+    """A store in a folder. Raises ConfigError if the folder holds no store that this version reads."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = Path(folder)
@@ -49,6 +53,7 @@ class PackedStore(Store):
             ) from None
 
     def _read(self, meta: dict[str, Any]) -> None:
+        """Read the description and open the segments."""
         self._described = Description.read(meta, self.name)
         self.schema, self.key, self.versions = self._described
         self._names: list[str] = meta["segments"]
@@ -61,7 +66,7 @@ class PackedStore(Store):
     def create(
         cls, folder: str | os.PathLike[str], schema: pa.Schema, *, key: pa.DataType, versions: bool = False
     ) -> PackedStore:
-        """An empty store; its columns are those of the schema. Raises ConfigError where there is one."""
+        """Create an empty store with the columns of a schema. Raises ConfigError if there is one already."""
         place = Path(folder)
         if (place / _META).exists():
             raise ConfigError(f"store {place}: there is one already; put into it, or give another folder")
@@ -71,6 +76,7 @@ class PackedStore(Store):
         return cls(place)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
+        """Write rows as a new segment; merge the segments if there are too many."""
         asked, rows = self.checked_put(keys, values)
         when = self.checked_times(times, len(rows))
         if not len(rows):
@@ -82,7 +88,7 @@ class PackedStore(Store):
             self._merge()
 
     def refresh(self) -> None:
-        """See the segments that another process has written since."""
+        """Open the segments that another process has written since."""
         self._read(json.loads((self._folder / _META).read_text()))
 
     def _publish(self) -> None:
@@ -90,7 +96,7 @@ class PackedStore(Store):
         self.refresh()
 
     def _merge(self) -> None:
-        """All segments as one. Files of the old ones go; readers keep what they have mapped."""
+        """Merge all segments and delete the old files; readers keep what they have mapped."""
         old, parts = list(self._names), list(self.scan())
         table = pa.Table.from_batches(parts)
         rows = table.select(self.schema.names).combine_chunks().to_batches()[0]
@@ -102,6 +108,7 @@ class PackedStore(Store):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """Return the rows of keys, newest or as of a time per key."""
         numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
         if len(self._segments) == 1:
             segment = self._segments[0]
@@ -118,7 +125,7 @@ class PackedStore(Store):
         return self._of_several(columns, best[0], best[1])
 
     def _of_several(self, columns: list[str], segment_K: np.ndarray, row_K: np.ndarray) -> Rows:
-        """Rows out of several segments."""
+        """Gather rows from several segments."""
         place, parts, count = np.full(len(row_K), -1, np.int64), [], 0
         for at, segment in enumerate(self._segments):
             mine = np.flatnonzero(segment_K == at)
@@ -130,6 +137,7 @@ class PackedStore(Store):
         return aligned(whole, place)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Iterate over all rows in the order of key and time."""
         names = self.checked_columns(columns)
         if len(self._segments) == 1:
             yield from self._segments[0].scan(names)
@@ -141,7 +149,7 @@ class PackedStore(Store):
         yield from table.take(pa.array(self._winning(table))).combine_chunks().to_batches(_SCANNED)
 
     def _winning(self, table: pa.Table) -> np.ndarray:
-        """Rows of a scan in order of key and time; of rows that are the same version the later segment's."""
+        """Return the rows of a scan in order of key and time; of duplicate versions only the later segment's."""
         order = np.arange(len(table))
         numbers = as_numbers(table["key"].combine_chunks())
         time = table["time"].to_numpy() if self.versions else np.zeros(len(table), np.int64)
@@ -151,6 +159,7 @@ class PackedStore(Store):
         return order[last]
 
     def stats(self) -> dict[str, Any]:
+        """Return the number of keys, rows and segments, and the bytes on disk."""
         keys = [segment.keys for segment in self._segments]
         return {
             "keys": len(np.unique(np.concatenate([np.empty(0, np.int64), *keys]))),
@@ -188,7 +197,7 @@ class Segment:
             return pa.ipc.open_file(source).get_batch(0)
 
     def rows_of(self, numbers: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """The row of each key [K], -1 where there is none, or none before its time."""
+        """Return the row of each key [K], -1 if there is none, or none before its time."""
         place = np.searchsorted(self.keys, numbers)
         place = np.minimum(place, len(self.keys) - 1)
         there = self.keys[place] == numbers
@@ -200,7 +209,7 @@ class Segment:
         return np.where(there & (high > low), high - 1, -1)
 
     def scan(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Its rows with their keys and times."""
+        """Iterate over the rows with their keys and times."""
         names = self.batch.schema.names
         for start in range(0, len(self.batch), _SCANNED):
             part = self.batch.slice(start, _SCANNED)
@@ -220,7 +229,7 @@ class Segment:
 
 
 def aligned_rows(segment: Segment, columns: list[str], row_K: np.ndarray) -> Rows:
-    """Rows of a segment for keys, one gather."""
+    """Gather the rows of a segment for keys."""
     found = row_K >= 0
     offsets = np.zeros(len(row_K) + 1, np.int64)
     np.cumsum(found, out=offsets[1:])
@@ -229,7 +238,7 @@ def aligned_rows(segment: Segment, columns: list[str], row_K: np.ndarray) -> Row
 
 
 def _last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Past the last row in [low, high) whose time is before `before`, all keys at once."""
+    """Return one past the last row in [low, high) whose time is before `before`, for all keys at once."""
     left, right = low.copy(), high.copy()
     for _ in range(int((high - low).max(initial=0)).bit_length()):
         open_ = left < right
@@ -241,7 +250,7 @@ def _last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: n
 
 
 def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarray | None, what: str) -> str:
-    """Write rows as a segment of their own, whole or not at all; its name. Raises DataError for a version that is there twice."""
+    """Write rows as a new segment atomically and return its name. Raises DataError for a duplicate version."""
     numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
     when = np.zeros(len(numbers), np.int64) if times is None else times
     order = np.lexsort((when, numbers))
@@ -279,11 +288,12 @@ def _write_meta(folder: Path, described: Description, segments: Sequence[str]) -
 
 
 def _wide(schema: pa.Schema) -> pa.Schema:
-    """Large offsets for everything of variable length: a segment is one batch, of any size."""
+    """Use large offsets for all types of variable length, because a segment is one batch of any size."""
     return pa.schema([pa.field(field.name, _wide_type(field.type)) for field in schema])
 
 
 def _wide_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type with 64-bit offsets."""
     kind = plain(kind)
     if pa.types.is_string(kind):
         return pa.large_string()

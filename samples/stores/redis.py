@@ -53,7 +53,7 @@ class RedisStore(Store):
     def create(
         cls, address: str, schema: pa.Schema, *, key: pa.DataType, versions: bool = False, **options: Any
     ) -> RedisStore:
-        """An empty store. Raises ConfigError where there is one."""
+        """Create an empty store. Raises ConfigError if there is one already."""
         name, place, prefix = _parsed(address)
         described = Description.checked(schema, key, versions, name)
         RowCodec(described.schema, name)
@@ -70,7 +70,7 @@ class RedisStore(Store):
         return cls(address, **options)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
-        """In batches, each of which is there whole or not at all; a version that is written again replaces the one before."""
+        """Write rows in atomic batches; a version that is written again replaces the one before."""
         asked, rows = self.checked_put(keys, values)
         when = self.checked_times(times, len(rows))
         if when is not None and len(when) and np.abs(when).max() >= _EXACT:
@@ -83,6 +83,7 @@ class RedisStore(Store):
             )
 
     def _write(self, names: list[str], cells: list[bytes], times: np.ndarray | None) -> None:
+        """Write one batch in a transaction."""
         with self._server.pipeline(transaction=True) as sent:
             if times is None:
                 sent.mset(dict(zip(names, cells, strict=True)))
@@ -94,6 +95,7 @@ class RedisStore(Store):
             sent.execute()
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """Return the rows of keys, newest or as of a time per key."""
         if self.versions:
             return self._versions(keys, columns, before)
         values, place = distinct(keys)
@@ -104,7 +106,7 @@ class RedisStore(Store):
         return self._rows(found, columns, place)
 
     def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
-        """The newest before each (key, time); a pair that is asked twice is read once."""
+        """Return the newest version before each (key, time); a pair that occurs twice is read once."""
         names = self._names(keys)
         until: list[int | None] = [None] * len(names) if before is None else before.tolist()
         pairs = list(zip(names, until, strict=True))
@@ -124,6 +126,7 @@ class RedisStore(Store):
             return asked.execute()
 
     def _rows(self, found: list[bytes | None], columns: list[str], place: np.ndarray) -> Rows:
+        """Decode the rows that were found and align them to the keys."""
         there = np.array([row is not None for row in found], bool)
         row_U = np.where(there, np.cumsum(there) - 1, -1)
         return aligned(
@@ -132,7 +135,7 @@ class RedisStore(Store):
         )
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """In the server's own order; a row that is written meanwhile may come twice, or not."""
+        """Iterate over all rows in the server's order; a row that is written meanwhile may occur twice or not at all."""
         names, cursor = self.checked_columns(columns), 0
         while True:
             cursor, keys = self._asked(
@@ -144,6 +147,7 @@ class RedisStore(Store):
                 return
 
     def _scanned(self, keys: list[bytes], names: list[str]) -> pa.RecordBatch:
+        """Read the rows of some keys of a scan."""
         if self.versions:
             with self._server.pipeline(transaction=False) as asked:
                 for key in keys:
@@ -163,6 +167,7 @@ class RedisStore(Store):
         return pa.RecordBatch.from_pydict({"key": key} | fixed | {name: whole.column(name) for name in names})
 
     def stats(self) -> dict[str, Any]:
+        """Return the number of keys and rows, and the server."""
         seen: dict[Any, int] = {}
         for part in self.scan(self.schema.names[:1]):
             for key in part["key"].to_pylist():
@@ -171,6 +176,7 @@ class RedisStore(Store):
         return {"keys": len(seen), "rows": rows, "place": self._place}
 
     def close(self) -> None:
+        """Close the connection."""
         self._server.close()
 
     def _names(self, keys: Any) -> list[str]:
@@ -184,7 +190,7 @@ class RedisStore(Store):
 
 
 def _told(call: Callable[[], Any], name: str, attempts: int, timeout_s: float) -> Any:
-    """What a call gives; in one line what went wrong."""
+    """Return the result of a call; convert Redis errors to one-line Nonet errors."""
     import redis
 
     try:
@@ -201,7 +207,7 @@ def _told(call: Callable[[], Any], name: str, attempts: int, timeout_s: float) -
 
 
 def _parsed(address: str) -> tuple[str, str, str]:
-    """(the store's name in messages, host:port, the name in the server)."""
+    """Parse an address to the store's name in messages, host:port, and the name in the server."""
     where, _, prefix = address.partition("/")
     host, _, port = where.partition(":")
     if not host or not (port or "6379").isdecimal() or not re.fullmatch(r"[\w.:-]+", prefix):
@@ -212,6 +218,7 @@ def _parsed(address: str) -> tuple[str, str, str]:
 
 
 def _connected(place: str, db: int, timeout_s: float, attempts: int, name: str) -> Any:
+    """Connect to the server with retries. Raises ConfigError if redis is not installed."""
     try:
         import redis
         from redis.backoff import EqualJitterBackoff

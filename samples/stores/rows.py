@@ -1,7 +1,8 @@
-"""RowCodec: whole rows as bytes, for stores that keep one value a key.
+"""Encodes whole rows as bytes, for stores that keep one value per key.
 
-A row is the byte lengths of its columns (int32, -1 where it has none), then their values one after the other, little-endian.
-Both ways work on all rows at once; no Python object is made of a value.
+A row consists of the byte lengths of its columns (int32, -1 for null) and their values, concatenated and little-endian. All
+rows
+are converted at once; no Python object is created per value.
 """
 
 # Shapes: R rows, C columns, B bytes of all rows.
@@ -20,7 +21,7 @@ KINDS = "whole numbers, floats, text, bytes, and lists of numbers"
 
 
 class RowCodec:
-    """Rows of a schema as bytes. `name`: the store, for messages. Raises DataError for a type that it cannot write."""
+    """Converts rows of a schema to bytes. `name` is the store in messages. Raises DataError for an unsupported type."""
 
     def __init__(self, schema: pa.Schema, name: str):
         self.schema, self._name = schema, name
@@ -29,7 +30,7 @@ class RowCodec:
                 raise DataError(f"{name}: column {field.name!r} is {field.type}; such a store holds {KINDS}")
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Each row [R] as bytes."""
+        """Encode each row [R] as bytes."""
         columns = [_flat(rows.column(at)) for at in range(rows.num_columns)]
         length_RC = np.stack([np.where(valid, sizes, -1) for _, sizes, valid in columns], 1).astype(_LENGTH)
         head = _LENGTH.itemsize * len(columns)
@@ -46,7 +47,7 @@ class RowCodec:
         return [whole[end - size : end] for end, size in zip(end_R.tolist(), size_R.tolist(), strict=True)]
 
     def decode(self, rows: Sequence[bytes], columns: Sequence[str]) -> pa.RecordBatch:
-        """Columns of rows [R]. Raises DataError for bytes that this schema did not write."""
+        """Decode columns of rows [R]. Raises DataError for bytes that were not written with this schema."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         buffer = np.frombuffer(b"".join(rows), np.uint8)
         head = _LENGTH.itemsize * len(self.schema)
@@ -69,6 +70,7 @@ class RowCodec:
     def _array(
         self, name: str, kind: pa.DataType, flat: np.ndarray, sizes: np.ndarray, valid: np.ndarray
     ) -> pa.Array:
+        """Build one column from the concatenated bytes of its values."""
         bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
         width = _width(kind)
         if pa.types.is_list(kind) or not width:
@@ -95,7 +97,7 @@ class RowCodec:
 
 
 def key_bytes(keys: np.ndarray | pa.Array) -> list[bytes]:
-    """Keys [K] as bytes whose order is that of the keys: whole numbers as eight, text as UTF-8."""
+    """Encode keys [K] as bytes with the same order: integers as eight bytes, text as UTF-8."""
     if isinstance(keys, np.ndarray):
         whole = (keys.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
         return [whole[at : at + 8] for at in range(0, len(whole), 8)]
@@ -103,7 +105,7 @@ def key_bytes(keys: np.ndarray | pa.Array) -> list[bytes]:
 
 
 def keys_of(found: Sequence[bytes], key: pa.DataType) -> pa.Array:
-    """Keys again, of `key_bytes`."""
+    """Decode keys that `key_bytes` encoded."""
     if pa.types.is_string(key):
         return pa.array([each.decode() for each in found], pa.string())
     numbers = np.frombuffer(b"".join(found), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
@@ -117,13 +119,13 @@ def _known(kind: pa.DataType) -> bool:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a number; 0 for what is no number."""
+    """Return the bytes of a number; 0 for other types."""
     whole = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return kind.bit_width // 8 if whole else 0
 
 
 def _flat(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(bytes of all values, the byte count of each [R], which are there [R])."""
+    """Return the bytes of all values, the byte count of each [R], and which are not null [R]."""
     kind, valid = column.type, column.is_valid().to_numpy(zero_copy_only=False)
     if width := _width(kind):
         there = column.drop_null().to_numpy(zero_copy_only=False)
@@ -143,7 +145,7 @@ def _flat(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Every place in [start, start + size) of each, one after the other."""
+    """Return every index in [start, start + size) of each range, concatenated."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) + np.repeat(starts - ends + sizes, sizes)

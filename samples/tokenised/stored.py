@@ -1,7 +1,8 @@
-"""StoredSequences: each user's tokenised events under the user's id, in any store that can be written (`data.sequences`).
+"""Stores each user's tokenised events under the user's id in any writable store (`data.sequences`).
 
-The tokenise stage writes them once, under an address of its own for each data set and tokenizer, so that a resumed run finds
-what it needs. Who trains reads the events that the run was made of; who recommends reads all, those that were appended too.
+The tokenise stage writes them once, under a separate address for each data set and tokenizer, so that a resumed run finds
+them.
+Training reads the events that the run was made of; serving reads all events, including appended ones.
 """
 
 # Shapes: U users, N events, I items, L levels of a semantic id.
@@ -34,13 +35,18 @@ _COLUMN, _TARGET = "column:", "target:"
 
 @dataclass(frozen=True, slots=True)
 class StoredSequences:
-    """Where they lie: `use`, an address to which the data's own hash is added, and the store's options."""
+    """The location of stored sequences.
+
+    Attributes:
+        use: An address, to which a hash of the data is added.
+        options: Options of the store.
+    """
 
     use: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def address(self, folders: Mapping[str, str]) -> str:
-        """Of the sequences and semantic ids in these artifacts' folders."""
+        """Return the address for the sequences and semantic ids in these artifact folders."""
         marks = [Path(folders[kind]).name.rpartition("-")[2] for kind in ("sequences", "sids")]
         return "-".join([self.use.rstrip("/"), *marks])
 
@@ -62,12 +68,17 @@ class StoredSequences:
         return use
 
     def opened(self, folders: Mapping[str, str], seq: Sequences) -> UserEvents:
-        """The store, for reading. Raises ConfigError where the tokenise stage has not written it."""
+        """Open the store for reading. Raises ConfigError if the tokenise stage has not written it."""
         return UserEvents(open_store(self.address(folders), **self.options), seq)
 
 
 class UserEvents:
-    """Events of users by id; seq: the run's own sequences, whose users and columns these are."""
+    """The stored events of users by id.
+
+    Args:
+        store: The opened store.
+        seq: The run's own sequences, which define the users and columns.
+    """
 
     def __init__(self, store: Store, seq: Sequences):
         self.store, self._seq = store, seq
@@ -120,6 +131,7 @@ class UserEvents:
             flat.close()
 
     def _mapped(self, folder: Path) -> Sequences:
+        """Map the copied files as sequences."""
         arrays = {
             name: np.load(folder / f"{number}.npy", mmap_mode="r")
             for number, name in enumerate(self._columns)
@@ -131,7 +143,7 @@ class UserEvents:
         return seq
 
     def of(self, user: Any) -> dict[str, Any] | None:
-        """All events of a user, appended ones last: item, time, event [n], columns name -> [n]; None where there is none."""
+        """Return all events of a user: item, time, event [n], and columns by name [n]; None for an unknown user."""
         try:
             values, offsets = self.store.multi_get([self._typed(user)], self._columns)
         except DataError:
@@ -143,9 +155,19 @@ class UserEvents:
         return {name: found[name] for name in ("item", "time", "event")} | {"columns": columns}
 
     def append(self, users: list[Any], events: Mapping[str, np.ndarray], sids: np.ndarray) -> int:
-        """Add events [N] behind those that their users [N] have; item, time, event, and columns by `column:` names; sids [I, L].
+        """Append events [N] to their users [N]. There must be only one writer at a time.
 
-        Users who are not there get a row. One writer at a time. How many rows were written. Raises DataError, StoreError.
+        Args:
+            users: User id of each event [N].
+            events: item, time, event, and columns by `column:` names, each [N].
+            sids: Semantic ids [I, L].
+
+        Returns:
+            The number of rows written. Unknown users get a new row.
+
+        Raises:
+            DataError: If a user id has the wrong type.
+            StoreError: If the store cannot be reached.
         """
         order = np.argsort(np.array([str(user) for user in users], object), kind="stable")
         names = [str(users[at]) for at in order]
@@ -171,6 +193,7 @@ class UserEvents:
         return self.store.schema.field(name).type.value_type
 
     def _typed(self, user: Any) -> Any:
+        """Convert a user id to the type of the store's keys. Raises DataError."""
         if pa.types.is_string(self.store.key):
             return str(user)
         try:
@@ -182,7 +205,7 @@ class UserEvents:
         return number
 
     def _part(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Events of users [start, stop), those that the run was made of, one after the other."""
+        """Return the events of users [start, stop) that the run was made of, concatenated."""
         ids = _ids(self._seq, start, stop)
         values, offsets = self.store.multi_get(ids, self._columns)
         lengths = np.diff(self._seq.offsets[start : stop + 1])
@@ -212,6 +235,7 @@ class UserEvents:
 
 
 def _schema(seq: Sequences) -> pa.Schema:
+    """Return the schema of the store for these sequences."""
     columns = {
         _COLUMN + name: pa.int64() if values.dtype.kind == "i" else pa.float32()
         for name, values in seq.columns.items()
@@ -238,6 +262,7 @@ def _rows(seq: Sequences, start: int, stop: int) -> pa.Table:
 
 
 def _ids(seq: Sequences, start: int, stop: int) -> Any:
+    """Return the ids of users [start, stop) as keys of the store."""
     ids = seq.user_id[start:stop]
     return (
         pa.array([str(user) for user in ids.tolist()], pa.string())
@@ -247,7 +272,7 @@ def _ids(seq: Sequences, start: int, stop: int) -> Any:
 
 
 def _parts(seq: Sequences) -> Iterator[tuple[int, int]]:
-    """Ranges of users of about four million events."""
+    """Yield ranges of users with about four million events."""
     start, users = 0, len(seq)
     while start < users:
         stop = int(np.searchsorted(seq.offsets, seq.offsets[start] + _PART, "right")) - 1
