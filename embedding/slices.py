@@ -1,8 +1,8 @@
-"""Which shard owns a key.
+"""The assignment of keys to shards.
 
-A key's slice is `splitmix64(key) >> 48`, one of 65,536. A `SliceMap` gives every slice a shard and carries a version, so
-moving rows to another number of shards is an edit of this table and never of a key's hash. The slices are RecIS's
-idea; the mixer is Steele, Lea and Flood, OOPSLA 2014.
+A key's slice is `splitmix64(key) >> 48`, one of 65,536. A `SliceMap` assigns a shard to every slice and has a
+version, so that moving rows to another number of shards changes this map and never the hash of a key. The slices
+are an idea of RecIS; the mixer is by Steele, Lea and Flood, OOPSLA 2014.
 """
 
 # Shapes: N keys.
@@ -25,7 +25,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:
-    """The next output of SplitMix64 from each state [N], as uint64 [N]. No two keys collide."""
+    """Compute the next output of SplitMix64 from each state [N], as uint64 [N]; it is a bijection."""
     mixed = np.atleast_1d(np.asarray(values)).astype(np.uint64, copy=False) + _GAMMA
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
@@ -33,13 +33,13 @@ def splitmix64(values: np.ndarray) -> np.ndarray:
 
 
 def compute_slices(keys: np.ndarray) -> np.ndarray:
-    """The slice of each int64 key [N], in 0..65,535, as int64 [N]."""
+    """Compute the slice of each int64 key [N], in 0..65,535, as int64 [N]."""
     return (splitmix64(keys) >> np.uint64(48)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceMove:
-    """Slices [start, stop) that go from one shard to another."""
+    """A move of the slices [start, stop) from one shard to another."""
 
     start: int
     stop: int
@@ -48,7 +48,10 @@ class SliceMove:
 
 
 class SliceMap:
-    """65,536 slices dealt to `shards`: evenly in contiguous blocks, or by `owners` [65536]; never changed in place."""
+    """An immutable assignment of 65,536 slices to shards.
+
+    The slices are divided evenly into contiguous blocks, or assigned by `owners` [65536].
+    """
 
     __slots__ = ("_dealt_evenly", "owners", "shards", "version")
 
@@ -61,7 +64,7 @@ class SliceMap:
         self.shards, self.version, self._dealt_evenly = shards, version, owners is None
         if self.owners.shape != (SLICES,) or int(self.owners.max()) >= shards:
             raise ConfigError(
-                f"a slice map of {shards} shards wants {SLICES} owners below {shards}, "
+                f"a slice map of {shards} shards needs {SLICES} owners below {shards}, "
                 f"got {list(self.owners.shape)} up to {int(self.owners.max())}"
             )
         self.owners.setflags(write=False)
@@ -76,24 +79,28 @@ class SliceMap:
     __hash__ = None  # type: ignore[assignment]
 
     def get_slices(self, shard: int) -> range:
-        """The slices that this shard owns, when they are one block. Raises ConfigError when they are several."""
+        """Return the slices that a shard owns, if they are one block.
+
+        Raises:
+            ConfigError: If the shard owns several blocks.
+        """
         if self._dealt_evenly:
             return range(SLICES * shard // self.shards, SLICES * (shard + 1) // self.shards)
         ranges = self.get_ranges(shard)
         if len(ranges) > 1:
-            raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices: ask ranges() for them")
+            raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices: call ranges() for them")
         return ranges[0] if ranges else range(0)
 
     def get_ranges(self, shard: int) -> list[range]:
-        """The blocks of slices that this shard owns, in order."""
+        """Return the blocks of slices that a shard owns, in order."""
         return find_runs(self.owners == shard)
 
     def find_owners(self, keys: np.ndarray) -> np.ndarray:
-        """The shard of each int64 key [N], as int64 [N]."""
+        """Return the shard of each int64 key [N], as int64 [N]."""
         return self.owners[compute_slices(keys)].astype(np.int64)
 
     def plan_moves(self, target: SliceMap, max_slices: int = SLICES) -> list[SliceMove]:
-        """What must move to become `target`, in blocks of at most `most` slices."""
+        """List the moves that lead to `target`, in blocks of at most `max_slices` slices."""
         pairs = self.owners.astype(np.int64) * SLICES + target.owners
         edges = [0, *(np.flatnonzero(np.diff(pairs)) + 1).tolist(), SLICES]
         return [
@@ -106,7 +113,7 @@ class SliceMap:
         ]
 
     def apply_moves(self, moves: Iterable[SliceMove]) -> SliceMap:
-        """The map after these moves, one version on."""
+        """Return the map after these moves, with the next version."""
         owners = self.owners.copy()
         for move in moves:
             owners[move.start : move.stop] = move.target
@@ -115,19 +122,19 @@ class SliceMap:
 
 @cache
 def _assign_evenly(shards: int) -> np.ndarray:
-    """The owner of each slice when blocks differ in size by at most one."""
+    """Compute the owner of each slice if blocks differ in size by at most one."""
     starts = SLICES * np.arange(1, shards, dtype=np.int64) // shards
     return np.searchsorted(starts, np.arange(SLICES), side="right").astype(np.uint16)
 
 
 def find_runs(slice_mask: np.ndarray) -> list[range]:
-    """The ranges of True in a mask [65536]."""
+    """Return the ranges of True in a mask [65536]."""
     edges = np.flatnonzero(np.diff(slice_mask.astype(np.int8), prepend=0, append=0)).tolist()
     return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def is_within(keys: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
-    """Which keys [N] have their slice in one of the ranges, as bool [N]."""
+    """Return which keys [N] have their slice in one of the ranges, as bool [N]."""
     member = np.zeros(SLICES, dtype=bool)
     for block in ranges:
         member[block.start : block.stop] = True

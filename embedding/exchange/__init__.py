@@ -1,4 +1,4 @@
-"""All2All: who owns which key, and how rows and gradients travel between ranks."""
+"""The all-to-all exchanges of keys, rows and gradients between the ranks of a sparse world."""
 
 import lazy_loader
 

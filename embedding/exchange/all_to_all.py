@@ -1,13 +1,14 @@
-"""The exchanges of a sparse world: keys to the owners with the header in front, rows or gradients after them.
+"""The exchanges of a sparse world: keys with a header to their owners, then rows or gradients.
 
-An exchange is two all-to-alls where header, counts, keys and rows would be four: a block of fixed length carries the
-header, the count and the keys, and its length is the most keys that lately followed the same exchange, plus an eighth. Both
-ends know that count, so they agree without asking; keys that do not fit follow in one more all-to-all. Buffers are kept
-between exchanges; ranks that are all on one machine may exchange through shared memory (`local_wire`). The waits' deadline is
-the process group's timeout; a rank that is gone is named in WorkerLost.
+An exchange takes two all-to-alls instead of four for header, counts, keys and rows: a block of fixed length carries
+the header, the count and the keys. The length of a block is the largest number of keys that recently followed the
+same exchange, plus an eighth. Both ends know that number, so they agree without communication; keys that do not fit
+follow in one more all-to-all. Buffers are reused between exchanges. Ranks that are all on one machine can exchange
+through shared memory (`local_wire`). The process group's timeout limits every wait; WorkerLost names the ranks that
+are missing.
 """
 
-# Shapes: W ranks, U keys of this rank, M keys that this rank is asked for, D width, B bytes a row on the wire.
+# Shapes: W ranks, U keys of this rank, M keys requested from this rank, D width, B bytes per row in transit.
 
 from __future__ import annotations
 
@@ -45,7 +46,13 @@ Fill = Callable[[Tensor, Callable[[int], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """What this rank is asked for: the header, keys [M] in rank order, how many each rank asks [W]."""
+    """The request that this rank receives.
+
+    Attributes:
+        header: The header that all trainers sent.
+        keys: Requested keys in the order of the ranks, int64 [M].
+        counts: The number of keys from each rank [W].
+    """
 
     header: ExchangeHeader
     keys: np.ndarray
@@ -54,7 +61,7 @@ class KeyRequest:
 
 @dataclass(slots=True)
 class ExchangeTraffic:
-    """Bytes that this rank gave to the wire, headers and padding included, and the collectives it took part in."""
+    """The bytes that this rank sent, including headers and padding, and the number of its collectives."""
 
     key_bytes: int = 0
     row_bytes: int = 0
@@ -63,7 +70,7 @@ class ExchangeTraffic:
 
 @dataclass(slots=True)
 class _BlockCapacity:
-    """Keys a block has room for, by rank [W]: given to each, got from each."""
+    """The number of keys that fit into a block, by rank [W]: for sent and for received blocks."""
 
     given: list[int]
     got: list[int]
@@ -71,11 +78,12 @@ class _BlockCapacity:
 
 @dataclass(slots=True)
 class _GrowingBuffer:
-    """Memory that is kept between exchanges and only grows."""
+    """A buffer that is reused between exchanges and only grows."""
 
     data: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a view of the buffer with this shape and dtype, after growing it if necessary."""
         need = math.prod(shape) * dtype.itemsize
         if need > len(self.data):
             self.data = torch.empty(max(need, 3 * len(self.data) // 2), dtype=torch.uint8)
@@ -83,12 +91,12 @@ class _GrowingBuffer:
 
 
 class Wire:
-    """This rank's end of the exchanges; all ranks call `exchange_keys` and then `exchange_rows` in the same order."""
+    """One rank's end of the exchanges; all ranks call `exchange_keys` and then `exchange_rows` in the same order."""
 
     def __init__(self, layout: RankLayout, group: Any, names: Sequence[str], local: bool = False):
         self._layout, self._group, self._names = layout, group, names
         self._local: LocalWire | None = None
-        self._may_be_local = local  # asked once, before the first exchange, which all ranks take part in
+        self._may_be_local = local  # Used once, before the first exchange, in which all ranks take part.
         self._rooms: dict[tuple[int, int], _BlockCapacity] = {}
         self._last = (0, 0)
         self._pulled: dict[int, tuple[KeyRequest, np.ndarray]] = {}
@@ -104,9 +112,21 @@ class Wire:
         own: np.ndarray = _NO_KEYS,
         meanwhile: Callable[[], None] | None = None,
     ) -> KeyRequest:
-        """Send keys to their owners; a shard gives None twice. `same`: the keys of this rank's last pull of the table.
+        """Send keys to their owners and receive the keys that other ranks request.
 
-        `own`: keys of the route that this rank looks up itself, in `meanwhile`, while the others' keys travel.
+        Args:
+            header: The header of this exchange; None on a shard.
+            route: The route of the keys; None on a shard.
+            same: Whether the keys are those of this rank's last pull of the table.
+            own: Keys of the route that this rank looks up itself.
+            meanwhile: A function to call while the keys of the other ranks are in transit.
+
+        Returns:
+            The request that this rank receives.
+
+        Raises:
+            NonetError: If the trainers sent different headers.
+            WorkerLost: If a rank is missing or late.
         """
         keys, counts = (_NO_KEYS, self._nobody) if route is None or same else (route.keys, route.counts)
         if len(own):
@@ -124,7 +144,7 @@ class Wire:
             block[WORDS : WORDS + min(n, len(block) - WORDS)] for block, n in zip(blocks, coming, strict=True)
         ]
         if any(head[MORE] for head in heads):
-            parts = [part.copy() for part in parts]  # the next exchange may overwrite them
+            parts = [part.copy() for part in parts]  # The next exchange may overwrite them.
             parts = self._exchange_overflow(parts, coming, keys, counts, room)
         self._rooms[self._last] = _BlockCapacity(
             _grow_capacity(counts, room.given), _grow_capacity(coming, room.got)
@@ -140,9 +160,17 @@ class Wire:
         got_counts: list[int],
         into: Tensor | None = None,
     ) -> Tensor:
-        """Send rows [sum(given_counts), D] and receive [sum(got_counts), D], `into` where given.
+        """Send rows [sum(given_counts), D] and receive rows [sum(got_counts), D].
 
-        Else the result lives until the next call.
+        Args:
+            given: Rows to send, in the order of the ranks.
+            codec: The codec of the rows in transit.
+            given_counts: The number of rows to send to each rank [W].
+            got_counts: The number of rows to receive from each rank [W].
+            into: The tensor to write to, used only with the fp32 codec.
+
+        Returns:
+            The received rows; without `into`, they are valid until the next call.
         """
         dim = given.shape[1]
         exact = codec.name == "fp32"
@@ -153,17 +181,21 @@ class Wire:
         return got if exact else codec.decode(got, dim)
 
     def allocate_rows(self, count: int, dim: int) -> Tensor:
-        """float32 [count, dim] that lives until the next exchange of rows."""
+        """Return float32 [count, dim] memory that is valid until the next exchange of rows."""
         return self._buffers["rows"].take((count, dim), torch.float32)
 
     def can_stream(self, codec: Codec) -> bool:
-        """Return whether `stream_rows` and `gather_rows` look up later rows while earlier ones are read; all ranks agree."""
+        """Return whether `stream_rows` and `gather_rows` can be used, which overlap look-ups with the transfer."""
         return codec.name == "fp32" and self._connect_local() is not None
 
     def stream_rows(self, counts: list[int], dim: int, fill: Fill) -> None:
-        """Send every rank its rows, float32 [counts, dim], which `fill` writes into the tensor it is given.
+        """Send every rank its rows, float32 [counts, dim]; `gather_rows` or `finish_stream` must follow.
 
-        `fill` says how many of the first ones are there whenever it likes. `gather_rows` or `finish_stream` must follow.
+        Args:
+            counts: The number of rows for each rank [W].
+            dim: The width of a row.
+            fill: A function that writes the rows to the tensor that it gets, and may report at any time how many
+                are complete.
         """
         local, width = self._require_local(), 4 * dim
         out = torch.from_numpy(local.get_outgoing(sum(counts) * width).view(np.float32).reshape(-1, dim))
@@ -173,14 +205,14 @@ class Wire:
         fill(out, lambda rows: local.publish_bytes(rows * width))
 
     def gather_rows(self, route: KeyRoute, own: Tensor) -> Tensor:
-        """Rows [N, D] of the asked keys, as the others send them; `own` [.., D] are those of this rank's own keys."""
+        """Receive the rows [N, D] of the requested keys; `own` [.., D] are the rows of this rank's own keys."""
         out = torch.empty(len(route.place), own.shape[1])
         with self._translate_errors():
             self._require_local().gather(route.place, route.counts, own, out)
         return out
 
     def finish_stream(self) -> None:
-        """End an exchange whose rows go to others."""
+        """Finish an exchange in which this rank only sends rows."""
         with self._translate_errors():
             self._require_local().finish()
 
@@ -191,7 +223,7 @@ class Wire:
         return got
 
     def exchange_blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
-        """Send uint8 arrays, one to each rank [W], and receive one of each."""
+        """Send one uint8 array to each rank [W] and receive one from each."""
         sizes = torch.tensor([len(blob) for blob in given], dtype=torch.int64)
         coming = torch.empty_like(sizes)
         every = [1] * self._layout.world
@@ -201,7 +233,7 @@ class Wire:
         return _split_views(got.numpy(), coming.tolist())
 
     def forget_pulls(self) -> None:
-        """No push may refer to a pull from before this: the keys' owners have changed."""
+        """Forget earlier pulls after the owners of keys have changed, so that no push refers to them."""
         self._pulled.clear()
 
     def _fill_blocks(
@@ -212,6 +244,7 @@ class Wire:
         room: list[int],
         flags: tuple[int, int],
     ) -> np.ndarray:
+        """Write the blocks of an exchange: header, count, flags and the keys that fit."""
         blocks = self._allocate_blocks(sum(room) + WORDS * len(room))
         words = header.to_words() if header else [0] * COUNT
         at, start = 0, 0
@@ -223,7 +256,7 @@ class Wire:
         return blocks
 
     def _allocate_blocks(self, words: int) -> np.ndarray:
-        """int64 [words], to be sent without a copy where that can be."""
+        """Return int64 [words] memory, which can be sent without a copy if the ranks share memory."""
         local = self._connect_local()
         if local is None:
             return self._buffers["given"].take((words,), torch.int64).numpy()
@@ -232,7 +265,7 @@ class Wire:
     def _exchange_blocks(
         self, outgoing: np.ndarray, room: _BlockCapacity, meanwhile: Callable[[], None] | None
     ) -> list[np.ndarray]:
-        """The blocks, int64, that all ranks send; they last until the next exchange."""
+        """Exchange the blocks and return those of all ranks, int64; they are valid until the next exchange."""
         sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
         local = self._connect_local()
         if local is None:
@@ -252,7 +285,7 @@ class Wire:
         self.traffic.collectives += 1
 
     def _connect_local(self) -> LocalWire | None:
-        """The wire through shared memory, where it is wanted and can be."""
+        """Return the shared-memory wire if it is enabled and available; the first call connects it."""
         if self._may_be_local:
             self._may_be_local = False
             with self._translate_errors():
@@ -271,7 +304,7 @@ class Wire:
         counts: list[int],
         room: _BlockCapacity,
     ) -> list[np.ndarray]:
-        """The keys that had no room in the blocks, in one more all-to-all."""
+        """Exchange the keys that did not fit into the blocks in one more all-to-all."""
         left = [max(count - space, 0) for count, space in zip(counts, room.given, strict=True)]
         late = [max(count - space, 0) for count, space in zip(coming, room.got, strict=True)]
         pieces = zip(_split_views(keys, counts), left, strict=True)
@@ -281,7 +314,7 @@ class Wire:
         return [np.concatenate(pair) for pair in zip(parts, _split_views(got.numpy(), late), strict=True)]
 
     def _remove_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
-        """Keys and counts less those of this rank."""
+        """Remove this rank's own keys from keys and counts."""
         rank = self._layout.rank
         start = sum(counts[:rank])
         left = np.concatenate([keys[:start], keys[start + counts[rank] :]])
@@ -290,6 +323,7 @@ class Wire:
     def _make_request(
         self, header: ExchangeHeader, parts: list[np.ndarray], same: list[bool], own: np.ndarray
     ) -> KeyRequest:
+        """Build the request from the received parts, using the keys of the last pull for ranks that refer to it."""
         if any(same):
             before, before_own = self._pulled[header.table]
             pulled = _split_views(before.keys, before.counts)
@@ -309,6 +343,7 @@ class Wire:
         sent_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
+        """Run one all-to-all through shared memory or the process group."""
         self._count(sent.nbytes, keys=sent.dtype == torch.int64)
         local = self._connect_local()
         with self._translate_errors():
@@ -324,12 +359,14 @@ class Wire:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Convert the errors of a collective to WorkerLost."""
         try:
             yield
         except RuntimeError as cause:
             raise self._make_worker_lost(cause) from cause
 
     def _make_worker_lost(self, cause: RuntimeError) -> WorkerLost:
+        """Build a WorkerLost error that names the missing ranks."""
         first_line = str(cause).splitlines()[0]
         missing = find_missing_ranks(self._layout.rank, self._layout.world)
         who = f"; no sign of life from {missing}" if missing else ""
@@ -340,7 +377,7 @@ class Wire:
 
 
 def _split_views(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Views of consecutive parts."""
+    """Split an array into views of consecutive parts."""
     parts, start = [], 0
     for size in sizes:
         parts.append(array[start : start + size])
@@ -349,7 +386,7 @@ def _split_views(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
 
 
 def _grow_capacity(counts: list[int], room: list[int]) -> list[int]:
-    """Room for these counts and an eighth more; what is not used shrinks slowly."""
+    """Compute the capacities for the next exchange: these counts plus an eighth; unused capacity shrinks slowly."""
     return [
         max(count + count // 8 + 16 if count else 0, space - (space + 7) // 8)
         for count, space in zip(counts, room, strict=True)

@@ -1,8 +1,8 @@
-"""How rows and gradients look on the wire: fp32 as they are, fp16, bf16, or int8 with a scale a row.
+"""The formats of rows and gradients in transit: fp32, fp16, bf16, or int8 with one scale per row.
 
-Encoded rows are uint8 [M, B], so one all-to-all serves every codec. fp32 is exact; int8 rounds to the nearest of 255
-levels of the row's largest magnitude, so its error is at most 1/254 of that. A row that is not finite in int8 would be
-silently wrong: it is a DataError.
+Encoded rows are uint8 [M, B], so that one all-to-all serves every codec. fp32 is exact. int8 rounds to the nearest
+of 255 levels of the row's largest magnitude, so its error is at most 1/254 of it; rows that are not finite raise
+DataError instead of being silently wrong.
 """
 
 # Shapes: M rows, D width, B bytes a row.
@@ -18,12 +18,19 @@ from torch import Tensor
 from nonet.errors import ConfigError, DataError
 
 _SCALE_BYTES = 4
-_LEAST_SCALE = 1e-37  # smaller floats lose digits: such rows come back to within half of it
+_LEAST_SCALE = 1e-37  # Smaller floats lose digits: such rows are decoded to within half of it.
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`encode` makes uint8 [M, B] of float32 [M, D], `decode` makes float32 [M, D] of them; B = row_bytes(D)."""
+    """A format of rows in transit.
+
+    Attributes:
+        name: The codec's name.
+        row_bytes: Computes B, the bytes of an encoded row, from D.
+        encode: Converts float32 [M, D] to uint8 [M, B].
+        decode: Converts uint8 [M, B] and D to float32 [M, D].
+    """
 
     name: str
     row_bytes: Callable[[int], int]
@@ -32,7 +39,11 @@ class Codec:
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of this name. Raises ConfigError that lists the others."""
+    """Return the codec of this name.
+
+    Raises:
+        ConfigError: If there is none of this name; the message lists the names.
+    """
     try:
         return _CODECS[name]
     except KeyError:
@@ -40,12 +51,13 @@ def get_codec(name: str) -> Codec:
 
 
 def _view_bytes(rows: Tensor) -> Tensor:
-    if not len(rows):  # torch leaves such tensors with strides that cannot be viewed as bytes
+    if not len(rows):  # Empty tensors can have strides that cannot be viewed as bytes.
         return torch.empty(0, rows.shape[1] * rows.element_size(), dtype=torch.uint8)
     return rows.contiguous().view(torch.uint8)
 
 
 def _make_half_codec(name: str, dtype: torch.dtype) -> Codec:
+    """Build the codec of a half-precision dtype, which clamps values to the dtype's range."""
     largest = torch.finfo(dtype).max
 
     def encode(rows: Tensor) -> Tensor:
@@ -58,10 +70,11 @@ def _make_half_codec(name: str, dtype: torch.dtype) -> Codec:
 
 
 def _encode_int8(rows: Tensor) -> Tensor:
-    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_LEAST_SCALE)  # NaN stays NaN
+    """Encode rows as int8 levels followed by their float32 scales."""
+    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_LEAST_SCALE)  # NaN stays NaN.
     if not bool(torch.isfinite(scale).all()):
         bad = torch.nonzero(~torch.isfinite(scale[:, 0]))[:3, 0].tolist()
-        raise DataError(f"rows {bad} of {len(rows)} are not finite and cannot travel as int8; send fp32")
+        raise DataError(f"rows {bad} of {len(rows)} are not finite and cannot be sent as int8; use fp32")
     levels = torch.round(rows / scale).to(torch.int8)
     return torch.cat([levels.view(torch.uint8), _view_bytes(scale)], dim=1)
 

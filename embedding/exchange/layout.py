@@ -1,13 +1,11 @@
-"""Which ranks train and which hold rows.
+"""The layout of a sparse world: which ranks train and which store rows.
 
-One: a single process does both, without a process group. Fused: every rank does both. Apart: trainers come
-first, shards after them. Everything else about a sparse world follows from these two ranges.
+Single: one process does both, without a process group. Fused: every rank does both. Apart: trainers come first,
+then shards. Everything else about a sparse world follows from these two ranges.
 
-Which ranks of a broken sparse world are gone.
-
-When an exchange breaks, every survivor leaves a mark in the rendezvous store and waits a second for the marks of the
-others; ranks without one are named. It is an aid to people, never a decision: without a store, or when the store is
-gone with its rank, nobody is named.
+`find_missing_ranks` names the missing ranks of a broken sparse world. When an exchange fails, every survivor sets a
+mark in the rendezvous store and waits a second for the marks of the others; ranks without a mark are named. This
+only informs people and decides nothing: without a store, or if the store is lost with its rank, no rank is named.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Ranks 0..world-1: trainers and shards are ranges of them, equal when fused and disjoint when apart."""
+    """The ranks 0..world-1: trainers and shards are ranges of them, equal if fused and disjoint if apart."""
 
     rank: int
     trainers: range
@@ -28,24 +26,24 @@ class RankLayout:
 
     @classmethod
     def single(cls) -> RankLayout:
-        """One process that trains and holds every row."""
+        """Create the layout of one process that trains and stores every row."""
         return cls(0, range(1), range(1))
 
     @classmethod
     def fused(cls, rank: int, world: int) -> RankLayout:
-        """Every rank trains and holds its share of the rows."""
+        """Create a layout in which every rank trains and stores its share of the rows."""
         return cls(_check_rank(rank, world), range(world), range(world))
 
     @classmethod
     def separate(cls, rank: int, trainers: int, shards: int) -> RankLayout:
-        """Ranks 0..trainers-1 train, the `shards` ranks after them hold the rows."""
+        """Create a layout in which ranks 0..trainers-1 train and the `shards` ranks after them store the rows."""
         if trainers < 1 or shards < 1:
             raise ConfigError(f"a sparse world needs a trainer and a shard, got {trainers} and {shards}")
         return cls(_check_rank(rank, trainers + shards), range(trainers), range(trainers, trainers + shards))
 
     @property
     def world(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return max(self.trainers.stop, self.shards.stop)
 
     @property
@@ -80,7 +78,7 @@ _GRACE_S = 1.0
 
 
 def find_missing_ranks(rank: int, world: int) -> str:
-    """The ranks that left no mark within a second, e.g. "rank 1", or nothing."""
+    """Name the ranks that set no mark within a second, for example "rank 1"; "" if there are none."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     try:

@@ -1,10 +1,9 @@
-"""Where a batch's keys go: each distinct key once, sorted by the rank that owns it.
+"""The routes of a batch's keys: each distinct key once, sorted by the rank that owns it.
 
-`make_route` is pure. A key is found to be a duplicate by stamping positions into cells of its hash, the very hash that gives
-the slice: no sort over keys. Cells hold positions and never keys, so every key value is legal. 8,192 keys take
-0.24 ms in NumPy; `fast_route` gives the same route by C++.
-
-The router in C++, or NumPy's where the core is not to be had; both give the same route.
+`make_route` is pure. Duplicates are found without a sort, by writing positions into cells addressed by the hash
+that also gives the slice. Cells contain positions and never keys, so that every key value is legal. 8,192 keys take
+0.24 ms in NumPy. `select_router` returns the C++ router, or the NumPy one if the core is unavailable; both give the
+same route.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-# Shapes: N keys asked for, U distinct ones, W ranks.
+# Shapes: N requested keys, U distinct keys, W ranks.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +28,14 @@ _SLICE_SHIFT = np.uint64(48)
 
 @dataclass(frozen=True, slots=True)
 class KeyRoute:
-    """Distinct keys [U] sorted by owner, how many go to each rank [W], and where each asked key stands among them [N]."""
+    """The distinct keys of a batch by owner, and how to map them back to the requested keys.
+
+    Attributes:
+        asked: The requested keys [N].
+        keys: The distinct keys, sorted by owner [U].
+        counts: The number of distinct keys for each rank [W].
+        place: The position of each requested key among the distinct ones [N].
+    """
 
     asked: np.ndarray
     keys: np.ndarray
@@ -38,18 +44,24 @@ class KeyRoute:
 
     @property
     def distinct(self) -> bool:
-        """Whether no key was asked for twice."""
+        """Whether no key was requested twice."""
         return len(self.keys) == len(self.place)
 
     def select_keys(self, key_mask: np.ndarray) -> KeyRoute:
-        """The route of some of the distinct keys, `chosen` [U] bool, each asked for once."""
+        """Return the route of the distinct keys that the mask `key_mask` [U] selects, each requested once."""
         keys, stop = self.keys[key_mask], np.cumsum(self.counts)
         until = np.concatenate([[0], np.cumsum(key_mask)])
         counts = [int(until[end] - until[end - count]) for end, count in zip(stop, self.counts, strict=True)]
         return KeyRoute(keys, keys, counts, np.arange(len(keys)))
 
     def move_to_end(self, start: int, count: int, unchanged: bool) -> KeyRoute:
-        """The route when the `count` rows from `start` stand behind all others; `first`: when they stay where they are."""
+        """Return the route after a block of rows has moved behind all others.
+
+        Args:
+            start: The first row of the block.
+            count: The number of rows in the block.
+            unchanged: Whether the rows stay where they are.
+        """
         stop = start + count
         if unchanged or not count or stop == len(self.keys):
             return self
@@ -59,25 +71,33 @@ class KeyRoute:
         return KeyRoute(self.asked, self.keys, self.counts, to[self.place])
 
     def spread_rows(self, rows: Tensor) -> Tensor:
-        """Rows [U, D] of the distinct keys as rows [N, D] of the asked ones."""
+        """Expand rows [U, D] of the distinct keys to rows [N, D] of the requested keys."""
         return rows.index_select(0, torch.from_numpy(self.place))
 
     def sum_gradients(self, grads: Tensor) -> Tensor:
-        """Gradients [N, D] summed over equal keys in position order: [U, D]."""
+        """Sum gradients [N, D] over equal keys in position order and return [U, D]."""
         place = torch.from_numpy(self.place)
         if self.distinct:
             return torch.empty_like(grads).index_copy_(0, place, grads)
         return grads.new_zeros(len(self.keys), grads.shape[1]).index_add_(0, place, grads)
 
 
-# (keys [N], owner of each slice [65536] uint16, shards) -> distinct keys [U] by owner, keys a shard, place [N]
+# (keys [N], owner of each slice [65536] uint16, shards) -> distinct keys [U] by owner, keys per shard, place [N]
 Router = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def make_route(
     keys: np.ndarray, slices: SliceMap, world: int, first: int = 0, router: Router | None = None
 ) -> KeyRoute:
-    """The route of keys [N] to shards that are the ranks `first`... of `world`."""
+    """Compute the route of keys to shards.
+
+    Args:
+        keys: Requested keys, int64 [N].
+        slices: The map of slices to shards.
+        world: W, the number of ranks.
+        first: The rank of the first shard.
+        router: The router; `route_with_numpy` by default.
+    """
     all_keys = keys.copy()
     sorted_keys, of_shards, place = (router or route_with_numpy)(all_keys, slices.owners, slices.shards)
     counts = [0] * world
@@ -88,7 +108,16 @@ def make_route(
 def route_with_numpy(
     keys: np.ndarray, owners: np.ndarray, shards: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The router in NumPy."""
+    """Find the distinct keys and sort them by owner, in NumPy.
+
+    Args:
+        keys: Requested keys, int64 [N].
+        owners: The owner of each slice, uint16 [65536].
+        shards: The number of shards.
+
+    Returns:
+        The distinct keys [U] by owner, the number of keys per shard, and each requested key's place [N].
+    """
     mixed = splitmix64(keys)
     alike = _find_representatives(keys, mixed)
     distinct = np.flatnonzero(alike == np.arange(len(keys)))
@@ -100,7 +129,7 @@ def route_with_numpy(
 
 
 def _find_representatives(keys: np.ndarray, mixed: np.ndarray) -> np.ndarray:
-    """For each key the position [N] of one that equals it, the same for all equal ones."""
+    """Return for each key the position [N] of a key equal to it, the same one for all equal keys."""
     positions = np.arange(len(keys))
     alike = positions.copy()
     open_, shift = positions, 0
@@ -108,12 +137,12 @@ def _find_representatives(keys: np.ndarray, mixed: np.ndarray) -> np.ndarray:
         bits = max(4, int(4 * open_.size - 1).bit_length())
         cells = ((mixed[open_] >> np.uint64(shift)) & np.uint64((1 << bits) - 1)).astype(np.int64)
         stamps = np.empty(1 << bits, dtype=np.int64)
-        stamps[cells[::-1]] = open_[::-1]  # the last write stays, so the first position stands for the key
+        stamps[cells[::-1]] = open_[::-1]  # The last write wins, so the first position represents the key.
         first = stamps[cells]
         alike[open_] = first
         open_ = open_[keys[first] != keys[open_]]
         shift = (shift + 7) % 40
-        if shift == 0:  # every window of the hash was tried: remix, so that the loop ends for any keys
+        if shift == 0:  # Every window of the hash was tried: mix again, so that the loop ends for any keys.
             mixed = splitmix64(mixed)
     return alike
 
@@ -122,13 +151,13 @@ _MOST = 1 << 30
 
 
 class _ScratchMemory(threading.local):
-    """Scratch memory of a thread, which only grows: to ask for it anew takes a third of a route's time."""
+    """Scratch memory of a thread, which only grows: a new allocation would take a third of a route's time."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def reserve(self, count: int) -> list[int]:
-        """Addresses of the cells, keys and shards of a batch of so many keys."""
+        """Return the addresses of the cells, keys and shards for a batch of `count` keys."""
         if count > self._count:
             self._kept = (
                 np.empty(_count_cells(count), np.int32),
@@ -145,7 +174,7 @@ def _count_cells(count: int) -> int:
 
 @cache
 def select_router() -> Router:
-    """The C++ router; `route_with_numpy` where there is no core."""
+    """Return the C++ router, or `route_with_numpy` if there is no core."""
     try:
         call = load_library().nonet_route
     except NativeUnavailable:

@@ -1,15 +1,17 @@
-"""All-to-alls between ranks of one machine: payloads in shared memory, a letter about each on the receiver's board.
+"""All-to-alls between the ranks of one machine: payloads in shared memory, message headers in the receiver's mailbox.
 
-A byte is copied once into memory that its receiver has mapped and once out of it, where loopback TCP copies it through the
-kernel in packets; not even once at the sender where it writes into `get_outgoing`. An exchange is one call of the core
-(native/exchange.cpp) without the GIL, so other threads of the process disturb it little. Every rank writes to every other
-one, even when it has nothing for it, so ranks stay in step: who has everyone's letter of exchange n + 1 knows that all have
-read those of n, hence two halves of memory a rank are enough. Rows may be copied out while later ones are still written
-(`announce`, `gather`). A peer that dies hangs up its socket, which ends the others' waits. Nothing has a name in the file
-system, so nothing is left behind.
+A byte is copied once into memory that the receiver has mapped and once out of it, where loopback TCP copies it
+through the kernel in packets. A sender that writes to `get_outgoing` saves the first copy. An exchange is one call
+of the core (native/exchange.cpp) without the GIL, so that it disturbs other threads of the process little.
+
+Every rank posts a header to every other rank, even without a payload, so that ranks stay in step: a rank that has
+all headers of exchange n + 1 knows that all ranks have read exchange n. Two halves of memory per rank are therefore
+enough. Rows may be copied out while later ones are still being written (`announce`, `gather`). The socket of a peer
+that dies is closed, which ends the waits of the others. Nothing has a name in the file system, so nothing is left
+behind.
 """
 
-# Shapes: W ranks, N rows asked for.
+# Shapes: W ranks, N requested rows.
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ _NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
 class _RanksStruct(ctypes.Structure):
-    """nonet::Ranks."""
+    """The ctypes layout of `nonet::Ranks`."""
 
     _fields_ = [
         ("rank", c_int64), ("world", c_int64), ("boards", c_void_p), ("sockets", c_void_p), ("timeout_ns", c_int64),
@@ -46,7 +48,7 @@ class _RanksStruct(ctypes.Structure):
 
 
 class _Int64Array:
-    """int64 [count] and its address, which NumPy takes a microsecond to say."""
+    """An int64 [count] array with its address, which takes NumPy a microsecond to compute."""
 
     def __init__(self, count: int):
         self.array = np.zeros(count, dtype=np.int64)
@@ -54,14 +56,14 @@ class _Int64Array:
 
 
 class LocalWire:
-    """This rank's end; made by `connect`."""
+    """One rank's end of the exchanges through shared memory, created by `connect`."""
 
     def __init__(self, rank: int, peers: dict[int, socket.socket], timeout_s: float):
         world = len(peers) + 1
         self._rank, self._peers, self._world = rank, peers, world
         self._quick, self._core = _load_core()
         self._boards = self._swap_boards(self._core.nonet_board_bytes(world))
-        # What the peers' letters say, and where their rows begin.
+        # The contents of the peers' headers, and where their rows begin.
         self._at, self._count, self._size = (_Int64Array(world) for _ in range(3))
         self._counts, self._starts, self._rows = (
             _Int64Array(world),
@@ -78,11 +80,11 @@ class LocalWire:
         )
         self._timeout_s, self._number = timeout_s, 0
         self._file, self._memory = -1, _NO_BYTES
-        self._told = 0  # the size of our memory that the peers have been told
+        self._told = 0  # The size of this rank's memory that the peers know.
         self._theirs = [_NO_BYTES] * world
 
     def get_outgoing(self, nbytes: int) -> np.ndarray:
-        """Memory, uint8 [nbytes], that the next exchange sends."""
+        """Return memory, uint8 [nbytes], whose contents the next exchange sends."""
         if 2 * nbytes > len(self._memory):
             self._grow(2 * max(nbytes * 3 // 2, _LEAST_BYTES))
         at = self._get_half_offset(self._number + 1)
@@ -96,7 +98,18 @@ class LocalWire:
         given_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """What `dist.all_to_all_single` does; RuntimeError when a peer is gone or late."""
+        """Exchange rows as `dist.all_to_all_single` does.
+
+        Args:
+            got: The tensor that receives the rows.
+            given: The rows to send.
+            got_counts: The number of rows to receive from each rank [W].
+            given_counts: The number of rows to send to each rank [W].
+            meanwhile: A function to call while the rows are in transit.
+
+        Raises:
+            RuntimeError: If a peer is missing or late.
+        """
         sent, width = _view_bytes(given), _count_row_bytes(given)
         self.get_outgoing(len(sent))[:] = sent
         parts = self.swap([count * width for count in given_counts], meanwhile)
@@ -107,9 +120,14 @@ class LocalWire:
             start += len(part)
 
     def swap(self, counts: list[int], meanwhile: Callable[[], None] | None = None) -> list[np.ndarray]:
-        """Send what `get_outgoing` gave last, so many bytes to each rank [W]; the bytes [n] that each rank sends.
+        """Send the memory that `get_outgoing` returned last, and receive the payloads of all ranks.
 
-        These lie where they came until this rank begins its next exchange.
+        Args:
+            counts: The number of bytes to send to each rank [W].
+            meanwhile: A function to call while the payloads are in transit.
+
+        Returns:
+            The bytes [n] from each rank [W], valid until this rank begins its next exchange.
         """
         own = self._get_half_offset(self._number + 1) + sum(counts[: self._rank])
         self._post(counts, True)
@@ -120,24 +138,31 @@ class LocalWire:
         return came
 
     def announce(self, counts: list[int]) -> None:
-        """Begin an exchange whose bytes are not there yet: counts [W] of what `get_outgoing` gave last, none of them our own.
+        """Begin an exchange whose payload is not written yet; `gather` or `finish` ends it.
 
-        `publish_bytes` says when they are there; `gather` or `finish` ends the exchange.
+        Args:
+            counts: The number of bytes for each rank [W] in the memory that `get_outgoing` returned last, 0 for
+                this rank. `publish_bytes`
+                reports when they are written.
         """
         self._post(counts, False)
 
     def publish_bytes(self, nbytes: int) -> None:
-        """The first bytes of those that were announced are there."""
+        """Report that the first `nbytes` of the announced bytes are written."""
         self._quick.nonet_tell(self._ranks, self._number, nbytes)
 
     def finish(self) -> None:
-        """Wait for the peers' announcements where nothing was asked for."""
+        """Wait for the announcements of the peers without reading rows."""
         self._await()
 
     def gather(self, place: np.ndarray, counts: list[int], own: Tensor, out: Tensor) -> None:
-        """Rows that the peers announced, as they come: row i of `out` [N, D] is number place[i] of all ranks' rows.
+        """Copy the rows that the peers announced, as they are written.
 
-        counts [W]: how many rows each rank has of them; this rank's are `own`, of the type of `out`.
+        Args:
+            place: For row i of `out`, its number among the rows of all ranks, int64 [N].
+            counts: The number of rows from each rank [W].
+            own: This rank's rows, of the dtype of `out`.
+            out: The tensor to write to [N, D].
         """
         came, width = self._await(), _count_row_bytes(out)
         for rank, part in enumerate(came):
@@ -154,7 +179,7 @@ class LocalWire:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections and the memory file."""
         for peer in self._peers.values():
             peer.close()
         if self._file >= 0:
@@ -164,6 +189,7 @@ class LocalWire:
     __del__ = close
 
     def _post(self, counts: list[int], ready: bool) -> None:
+        """Post the header of the next exchange to every rank, and the memory file if it is new."""
         self._number += 1
         if self._told != len(self._memory):
             for rank, peer in self._peers.items():
@@ -183,7 +209,7 @@ class LocalWire:
         )
 
     def _await(self) -> list[np.ndarray]:
-        """The bytes that the peers' letters tell of; none for this rank."""
+        """Wait for the peers' headers and return the bytes that they describe; none for this rank."""
         self._check_code(
             self._core.nonet_await(self._ranks, self._number, self._at.at, self._count.at, self._size.at)
         )
@@ -198,7 +224,7 @@ class LocalWire:
         return came
 
     def _map_peer_memory(self, rank: int, size: int) -> np.ndarray:
-        """The peer's new memory, of which it sent the file before the letter."""
+        """Map a peer's new memory, whose file it sent before the header."""
         try:
             message, files, *_ = socket.recv_fds(self._peers[rank], len(b"memory"), 1)
         except OSError as error:
@@ -215,24 +241,25 @@ class LocalWire:
             raise RuntimeError(f"rank {rank} sent {got} bytes where {expected} were expected")
 
     def _check_code(self, code: int) -> None:
+        """Convert a negative code of the core to an error."""
         if code <= -1 - self._world:
             raise RuntimeError(f"rank {-1 - self._world - code} closed its connection")
         if code < 0:
             raise RuntimeError(f"no message from rank {-1 - code} in {self._timeout_s:g} s")
 
     def _get_half_offset(self, number: int) -> int:
-        """Where the memory of this exchange begins."""
+        """Return the offset of the half of the memory that an exchange uses."""
         return (number & 1) * len(self._memory) // 2
 
     def _grow(self, size: int) -> None:
-        """New memory; the old one lives on where a peer still reads it."""
+        """Allocate new memory; the old memory stays valid where a peer still reads it."""
         if self._file >= 0:
             os.close(self._file)
         self._file = _create_memory_file(size)
         self._memory = _map_file(self._file, size)
 
     def _swap_boards(self, nbytes: int) -> list[np.ndarray]:
-        """Every rank's board, mapped; ours goes to all."""
+        """Exchange the mailboxes and return those of all ranks, mapped."""
         file = _create_memory_file(nbytes)
         own = _map_file(file, nbytes)
         for peer in self._peers.values():
@@ -248,7 +275,7 @@ class LocalWire:
 
 @cache
 def _load_core() -> tuple[Any, Any]:
-    """The core twice: for calls that take less time than to give the GIL away, and for calls that wait."""
+    """Load the core twice: with the GIL for calls shorter than releasing it, and without it for calls that wait."""
     core = load_library()
     quick = ctypes.PyDLL(core._name, handle=core._handle)
     ranks = at = c_void_p
@@ -272,7 +299,11 @@ def _has_core() -> bool:
 
 
 def connect(rank: int, group: Any) -> LocalWire | None:
-    """Every rank of the group calls it at once: a LocalWire when all are on this machine and can connect, else None on all."""
+    """Connect the ranks of a group through shared memory; every rank of the group calls it at the same time.
+
+    Returns:
+        A LocalWire if all ranks are on this machine and can connect; else None on all ranks.
+    """
     world = dist.get_world_size(group)
     if dist.get_backend(group) != "gloo" or not hasattr(os, "memfd_create"):
         return None
@@ -297,7 +328,7 @@ def connect(rank: int, group: Any) -> LocalWire | None:
 
 
 def _connect_peers(rank: int, door: socket.socket, everyone: list[Any]) -> dict[int, socket.socket] | None:
-    """A connection to every other rank: to lower ones we go, higher ones come; both show the token they were told."""
+    """Connect to every lower rank and accept every higher one; both sides check the exchanged token."""
     peers: dict[int, socket.socket] = {}
     try:
         for other, (_, address, token) in enumerate(everyone[:rank]):
@@ -310,7 +341,7 @@ def _connect_peers(rank: int, door: socket.socket, everyone: list[Any]) -> dict[
             peer.settimeout(_CONNECT_S)
             hello = peer.recv(_TOKEN_BYTES + 8)
             if hello[:_TOKEN_BYTES] != everyone[rank][2]:
-                peer.close()  # nobody of this world
+                peer.close()  # A connection from outside this world.
                 continue
             peers[struct.unpack("<q", hello[_TOKEN_BYTES:])[0]] = peer
     except OSError:
@@ -321,11 +352,13 @@ def _connect_peers(rank: int, door: socket.socket, everyone: list[Any]) -> dict[
 
 
 def _get_machine_id() -> str:
+    """Return an identifier of this machine and its boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
 
 
 def _get_timeout_s(group: Any) -> float:
+    """Return the timeout of a process group in seconds."""
     known = group or dist.group.WORLD
     assert known is not None
     backend = known._get_backend(torch.device("cpu"))
@@ -333,7 +366,7 @@ def _get_timeout_s(group: Any) -> float:
 
 
 def _create_memory_file(size: int) -> int:
-    """Memory with a file descriptor, which other processes can map."""
+    """Create memory with a file descriptor, which other processes can map."""
     file = os.memfd_create("nonet-wire")
     os.ftruncate(file, size)
     return file
@@ -344,7 +377,7 @@ def _map_file(file: int, size: int) -> np.ndarray:
 
 
 def _view_bytes(tensor: Tensor) -> np.ndarray:
-    """A contiguous tensor's bytes, a view."""
+    """Return a view of a contiguous tensor's bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else _NO_BYTES
 
 

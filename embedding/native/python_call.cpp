@@ -177,7 +177,7 @@ constexpr PyCFunction method(Function* function) {
 PyMethodDef methods[] = {
     {"lookup", method(lookup), METH_FASTCALL | METH_KEYWORDS,
      "lookup($self, keys, *, train, step=None, out=None)\n--\n\n"
-     "A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."},
+     "Read rows; absent keys get a row if `train` and admitted, else they read the default row."},
     {"_push", method(push), METH_FASTCALL | METH_KEYWORDS,
      "_push($self, keys, grads, before, step, lr)\n--\n\nApply gradients; the core's code, negative where it could not."},
 };

@@ -1,7 +1,7 @@
-"""What the native table and its NumPy twin share: names, first values, export, load and the hash of everything.
+"""The part that the native table and the NumPy table share: names, initial values, export, load and the state hash.
 
-The twins differ in how rows are found, moved and forgotten; whatever leaves or enters a table goes through here, so
-the bytes are the same.
+The two tables differ in how rows are found, updated and removed. All data that leaves or enters a table passes
+through this class, so that both produce the same bytes.
 """
 
 # Shapes: N keys, R rows held, D width, S numbers of optimizer state in a row.
@@ -37,10 +37,13 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class BaseTable(ABC):
-    """A sparse table's public face; how rows are found, moved and forgotten is the subclass's.
+    """The public interface of a sparse table; subclasses implement how rows are found, updated and removed.
 
-    `evicted` counts the rows that the table's own policy has let go. `step` is the last step applied; steps count over
-    the whole run and never go back, since `export(since=...)` relies on them.
+    Attributes:
+        evicted: The number of rows that the table's own policy has removed.
+        step: The last step applied. Steps count over the whole run and never decrease, because `export(since=...)`
+            relies
+            on them.
     """
 
     def __init__(self, name: str, dim: int, *, seed: int, **settings):
@@ -55,7 +58,7 @@ class BaseTable(ABC):
 
     @classmethod
     def from_spec(cls, name: str, spec: TableSpec, seed: int) -> Self:
-        """The table that `spec` describes."""
+        """Create the table that `spec` describes."""
         return cls(name, seed=seed, **{field.name: getattr(spec, field.name) for field in fields(spec)})
 
     @abstractmethod
@@ -64,35 +67,59 @@ class BaseTable(ABC):
     @property
     @abstractmethod
     def keys(self) -> np.ndarray:
-        """The keys held [R], in no promised order; not to be written to."""
+        """The keys of all rows [R], in unspecified order; read-only."""
 
     @property
     @abstractmethod
     def absent(self) -> int:
-        """Positions of reading lookups whose key has no row, answered with the default row."""
+        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget every row, and count steps from 0 again."""
+        """Delete every row and reset the step to 0."""
 
     @abstractmethod
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+
+        Args:
+            keys: Keys as int64 [N]; duplicates are allowed.
+            train: Whether absent keys get a row.
+            step: The step in which these rows are trained; the next one by default.
+
+        Returns:
+            A copy of the rows, float32 [N, D].
+        """
 
     @abstractmethod
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            step: The step, not below that of an earlier call.
+            lr: A learning rate that overrides the spec's.
+        """
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows held, their state, keys and steps (and what the policy counts)."""
+        """The bytes of all rows with their state, keys, steps and policy counters."""
         return len(self) * self.spec.row_bytes
 
     def export(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[pa.Table]:
-        """The rows of these slices made or changed after step `since`, by slice and key, 65,536 at a time.
+        """Yield the rows of slices as Arrow tables, by slice and key, 65,536 rows at a time.
 
-        Before them, given `since`, the keys that went after it (op delete); after them, where admission counts, the
-        keys that still wait for a row (op wait). The order depends on the keys alone: equal tables export equal bytes.
+        The order depends on the keys alone: equal tables export equal bytes.
+
+        Args:
+            slices: The slices to export.
+            since: Only rows that were created or changed after this step, preceded by the keys that were deleted
+                after it (op
+                delete). None: all rows.
+
+        Yields:
+            Tables of rows; last, if admission counts, tables of the keys that still wait for a row (op wait).
         """
         if since is not None:
             yield from self._export_deletes(slices, since)
@@ -102,7 +129,7 @@ class BaseTable(ABC):
             yield from self._export_waiting(slices, since)
 
     def load(self, tables: Iterable[pa.Table], slices: range = ALL_SLICES) -> None:
-        """Upsert or delete the rows of `export`'s tables whose key lies in `slices`; later tables win."""
+        """Upsert or delete the exported rows whose key lies in `slices`; later tables override earlier ones."""
         for table in tables:
             part = from_arrow_table(table, self.name, self.dim, self._state_width, waiting=True)
             place = compute_slices(part.key)
@@ -119,12 +146,12 @@ class BaseTable(ABC):
                 self._set_waiting(queue.key, queue.step)
 
     def list_touched_since(self, step: int) -> np.ndarray:
-        """Keys of the rows made or changed after `step`, sorted."""
+        """Return the keys of the rows created or changed after `step`, sorted."""
         parts = [part.key for part in self._iterate_rows(ALL_SLICES, step)]
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
 
     def hash_state(self) -> str:
-        """A sha256 over keys, rows, optimizer state and steps, the same for any order of arrival."""
+        """Compute a SHA-256 over keys, rows, optimizer state and steps, independent of the order of arrival."""
         parts = list(self._iterate_rows(ALL_SLICES, None))
         empty = RowColumns(
             np.empty(0, np.int64), np.empty((0, self.dim), np.float32), np.empty((0, self._state_width), np.float32),
@@ -141,7 +168,7 @@ class BaseTable(ABC):
         return digest.hexdigest()
 
     def compute_initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        """The first values [N, D] of the rows of these keys: uniform in [-init_scale, init_scale), as stored."""
+        """Compute the initial rows [N, D] of keys [N], uniform in [-init_scale, init_scale) and rounded."""
         stream = splitmix64(keys.astype(np.uint64) ^ self._base)
         columns = np.arange(1, self.dim + 1, dtype=np.uint64) * _GOLDEN
         bits = splitmix64(stream[:, None] + columns[None, :]) >> np.uint64(40)
@@ -149,19 +176,21 @@ class BaseTable(ABC):
         return self._round_to_stored(unit * np.float32(self.spec.init_scale))
 
     def _round_to_stored(self, rows: np.ndarray) -> np.ndarray:
-        """Rows rounded as the table stores them, as float32."""
+        """Round rows to the table's dtype and return them as float32."""
         half = _HALVES.get(self.spec.dtype)
         return rows if half is None else torch.from_numpy(rows).to(half).to(torch.float32).numpy()
 
     def _resolve_lr(self, lr: float | None) -> float:
+        """Return the learning rate of a step: `lr`, or the spec's if it is None."""
         rate = self.spec.lr if lr is None else lr
         if rate == 0 and self.spec.optimizer == "ftrl":
             raise ConfigError(
-                f"table {self.name!r}: ftrl divides by its rate, which must be above 0, got 0; let its schedule end above it"
+                f"table {self.name!r}: ftrl divides by the learning rate, which must be above 0, got 0; end the schedule above 0"
             )
         return rate
 
     def _check_step(self, step: int) -> None:
+        """Raise ConfigError if `step` is below the table's step."""
         if step < self.step:
             raise ConfigError(
                 f"table {self.name!r} was applied at step {self.step} and then at step {step}; "
@@ -169,28 +198,32 @@ class BaseTable(ABC):
             )
 
     def _make_missing_row_error(self, lost: np.ndarray) -> DataError:
+        """Build the error for gradients of keys that have no row."""
         return DataError(
             f"table {self.name!r} got gradients for {len(lost)} keys that have no row, first "
             f"{lost[:5].tolist()}; look keys up with train=True before applying gradients to them"
         )
 
     def _check_grads(self, keys: np.ndarray | Tensor, grads: Tensor) -> None:
+        """Raise DataError unless gradients are real and of shape [N, D]."""
         if tuple(grads.shape) != (len(keys), self.dim):
             raise DataError(
-                f"table {self.name!r} wants gradients [{len(keys)}, {self.dim}], got {list(grads.shape)}"
+                f"table {self.name!r} needs gradients of shape [{len(keys)}, {self.dim}], got {list(grads.shape)}"
             )
         if grads.is_complex():
             raise DataError(
-                f"table {self.name!r} wants real gradients, got {grads.dtype}; take their real part"
+                f"table {self.name!r} needs real gradients, got {grads.dtype}; take their real part"
             )
 
     def _export_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
+        """Yield tables of the keys that were deleted after step `since` and have no row now."""
         keys, steps = self.deleted.list_since(since)
         place = compute_slices(keys)
         gone = (place >= slices.start) & (place < slices.stop) & ~self._contains(keys)
         yield from self._export_keys_without_rows(keys[gone], steps[gone], DELETE)
 
     def _export_waiting(self, slices: range, since: int | None) -> Iterator[pa.Table]:
+        """Yield tables of the keys that wait for a row and were requested after step `since`."""
         keys, packed = self._list_waiting()
         place = compute_slices(keys)
         mine = (place >= slices.start) & (place < slices.stop)
@@ -200,6 +233,7 @@ class BaseTable(ABC):
         yield from self._export_keys_without_rows(keys[mine][order], packed[mine][order], WAIT)
 
     def _export_keys_without_rows(self, keys: np.ndarray, steps: np.ndarray, op: str) -> Iterator[pa.Table]:
+        """Yield tables of keys with zeros for rows and the given `op`."""
         for start in range(0, len(keys), EXPORT_ROWS):
             part = slice(start, start + EXPORT_ROWS)
             count = len(keys[part])
@@ -211,29 +245,33 @@ class BaseTable(ABC):
 
     @abstractmethod
     def _iterate_rows(self, slices: range, since: int | None) -> Iterator[RowColumns]:
-        """The rows of these slices changed after `since`, by slice and key, at most 65,536 at a time."""
+        """Yield the rows of these slices changed after `since`, by slice and key, at most 65,536 at a time."""
 
     @abstractmethod
     def _contains(self, keys: np.ndarray) -> np.ndarray:
-        """Which keys [N] have a row."""
+        """Return which keys [N] have a row, as bool [N]."""
 
     @abstractmethod
     def _upsert(self, rows: RowColumns) -> None: ...
 
     @abstractmethod
     def _delete(self, keys: np.ndarray) -> None:
-        """Forget the rows of these keys, and that they wait for one."""
+        """Delete the rows of these keys and their admission counts."""
 
     @abstractmethod
     def _list_waiting(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys that wait for a row, and for each its last step << 32 | steps counted."""
+        """Return the keys that wait for a row, and for each `last step << 32 | steps counted`."""
 
     @abstractmethod
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None: ...
 
 
 def to_int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:
-    """Keys [N] as NumPy; DataError when they are not int64 [n]."""
+    """Convert keys to a NumPy array.
+
+    Raises:
+        DataError: If the keys are not int64 [N].
+    """
     if not hasattr(keys, "dtype"):
         raise DataError(
             f"sparse keys must be a tensor or array of int64 [n], got a {type(keys).__name__}; convert it first"

@@ -1,9 +1,10 @@
-"""Rows with everything they own, by key or by slice, as plain arrays: what checkpoints, moves and pipelines carry.
+"""Read and write rows with their complete state as plain arrays, by key or by slice.
 
-They come from a table's own arrays without a detour through Arrow: 2 M rows of width 64 in half a second.
+Checkpoints, resharding and pipelines use these functions. They read a table's own arrays without a conversion to
+Arrow: 2 M rows of width 64 take half a second.
 """
 
-# Shapes: N keys asked for, R rows given, D width, S numbers of optimizer state in a row, B bytes of a packed row.
+# Shapes: N requested keys, R returned rows, D width, S numbers of optimizer state in a row, B bytes of a packed row.
 
 from __future__ import annotations
 
@@ -29,12 +30,23 @@ _NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
 
 
 def get_state_width(spec: TableSpec) -> int:
-    """Numbers of optimizer state in a row."""
+    """Compute how many numbers of optimizer state a row has."""
     return get_row_optimizer(spec.optimizer).state_width(spec.dim)
 
 
 def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
-    """The rows of keys [N] with state and step, in that order; a key that has no row is marked deleted."""
+    """Read the rows of keys with their optimizer state and step, in the order of the keys.
+
+    Args:
+        table: The table to read.
+        keys: Keys as int64 [N].
+
+    Returns:
+        N rows; a key that has no row is marked as deleted.
+
+    Raises:
+        ConfigError: If this kind of table cannot be read by key.
+    """
     if isinstance(table, NativeTable):
         return _take_native(table, keys)
     if isinstance(table, NumPyTable):
@@ -43,12 +55,13 @@ def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
         if not len(table):
             return make_absent_rows(table.spec, keys)
         return RowColumns(keys, table._rows[at], table._state[at], table._touched[at], places < 0)
-    if hasattr(table, "take"):  # a table of several tiers
+    if hasattr(table, "take"):  # A table of several tiers.
         return table.take(keys)  # type: ignore[attr-defined]
-    raise ConfigError(f"rows cannot be taken by key out of a {type(table).__name__}")
+    raise ConfigError(f"rows of a {type(table).__name__} cannot be read by key")
 
 
 def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
+    """Read the rows of keys [N] from a native table."""
     key_array = np.require(keys, requirements=["C", "W"])
     places = np.empty(len(key_array), dtype=np.int64)
     core, handle = table._core, table._handle
@@ -63,7 +76,17 @@ def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
 
 
 def iterate_changes(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
-    """The rows of these slices that changed after step `since`, by slice and key; then, given `since`, what went."""
+    """Yield the rows of slices by slice and key, with what an incremental export adds.
+
+    Args:
+        table: The table to read.
+        slices: The slices to read.
+        since: Only rows that changed after this step, followed by the keys that were deleted after it. None: all
+            rows.
+
+    Yields:
+        Rows, then deleted keys, then keys that wait for admission.
+    """
     yield from iterate_rows(table, slices, since)
     if since is not None:
         yield from _to_columns(table, table._export_deletes(slices, since))
@@ -71,11 +94,11 @@ def iterate_changes(table: BaseTable, slices: range, since: int | None = None) -
 
 
 def iterate_rows(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
-    """The rows of these slices that changed after step `since`, by slice and key."""
+    """Yield the rows of these slices that changed after step `since`, by slice and key."""
     if not isinstance(table, NativeTable):
         yield from table._iterate_rows(slices, since)
         return
-    # As many slices a call as list a million rows, 16 MB: calls for 64 slices each would take longer than the walk.
+    # One call lists about a million rows (16 MB): calls for 64 slices each would take longer than the walk itself.
     many = max(1, SLICES * _LISTED_ROWS // max(1, len(table)))
     after = np.iinfo(np.int64).min if since is None else since
     for start in range(slices.start, slices.stop, many):
@@ -86,7 +109,7 @@ def iterate_rows(table: BaseTable, slices: range, since: int | None = None) -> I
 def iterate_waiting(
     table: BaseTable, slices: range = ALL_SLICES, since: int | None = None
 ) -> Iterator[RowColumns]:
-    """The keys that are counted and have no row yet."""
+    """Yield the keys that admission counts and that have no row yet."""
     if not table.spec.admits_all:
         yield from _to_columns(table, table._export_waiting(slices, since))
 
@@ -97,7 +120,7 @@ def _to_columns(table: BaseTable, parts: Iterable[pa.Table]) -> Iterator[RowColu
 
 
 def join_rows(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
-    """One after the other; every optional column that one of them has."""
+    """Concatenate parts; an optional column is kept if any part has it."""
     if not parts:
         return RowColumns(np.empty(0, np.int64), *_make_blank_columns(spec, 0), np.empty(0, dtype=bool))
     if len(parts) == 1:
@@ -118,19 +141,19 @@ def join_rows(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
 
 
 def sort_by_slice(part: RowColumns) -> RowColumns:
-    """The same rows sorted by slice and key, deletes and waits after the rows."""
+    """Sort rows by slice and key, with deleted and waiting keys after the rows."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
     return part.select(np.lexsort((part.key, compute_slices(part.key), part.deleted + 2 * waiting)))
 
 
 def put_rows(table: BaseTable, part: RowColumns, slices: range | None = None) -> None:
-    """Write these rows into a table, deletes first."""
+    """Write rows into a table, the deletes first; with `slices`, only the rows of these slices."""
     parts = to_arrow(part)
     table.load(parts) if slices is None else table.load(parts, slices)
 
 
 def to_arrow(part: RowColumns) -> Iterator[pa.Table]:
-    """The same rows as the protocol's tables."""
+    """Convert rows to Arrow tables as the SparseTable protocol defines them, one per op."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
     for op, chosen in ((DELETE, part.deleted), (UPSERT, ~part.deleted & ~waiting), (WAIT, waiting)):
         if chosen.any():
@@ -139,12 +162,12 @@ def to_arrow(part: RowColumns) -> Iterator[pa.Table]:
 
 
 def count_packed_bytes(spec: TableSpec) -> int:
-    """B: the row, its state, its step and whether it is absent."""
+    """Compute B, the bytes of a packed row: its numbers, its state, its step and whether it is absent."""
     return 4 * (spec.dim + get_state_width(spec)) + 16
 
 
 def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
-    """The rows of keys [N] as bytes [N, B], made where absent."""
+    """Return the rows of keys [N] as bytes [N, B], after creating absent rows."""
     if isinstance(table, NativeTable):
         return table.take_packed(keys, count_packed_bytes(table.spec))
     if not len(keys):
@@ -160,7 +183,15 @@ def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
 
 
 def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
-    """Write what `take_packed` gave for these keys, absent ones apart; the table's step is at least that of its rows."""
+    """Write rows that `take_packed` returned, except absent ones.
+
+    The table's step is raised to at least the largest step of these rows.
+
+    Args:
+        table: The table to write to.
+        keys: Keys as int64 [N].
+        data: Packed rows as uint8 [N, B].
+    """
     if isinstance(table, NativeTable):
         table.put_packed(keys, data)
         return
@@ -171,6 +202,7 @@ def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
 
 
 def _unpack(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
+    """Convert packed rows [N, B] to columns."""
     raw = data.numpy()
     row, state = 4 * spec.dim, 4 * get_state_width(spec)
 
@@ -186,7 +218,7 @@ def _unpack(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
 
 
 def make_absent_rows(spec: TableSpec, keys: np.ndarray, step: np.ndarray | None = None) -> RowColumns:
-    """Keys that have no row, since `step`."""
+    """Build deleted rows for keys that have no row, as of `step` [N] or 0."""
     row, state, zero = _make_blank_columns(spec, len(keys))
     return RowColumns(keys, row, state, zero if step is None else step, np.ones(len(keys), dtype=bool))
 

@@ -1,7 +1,6 @@
-"""Which table a run uses: the C++ core, or its NumPy twin where the core cannot be had; never silently.
+"""Choose a run's table implementation: the C++ core, or the NumPy tables with a warning if the core is unavailable.
 
-`make_table` is the one place that decides, once a process. `get_core_status` says what it decided and why, for plans and
-metrics; the twin is announced by one warning.
+`make_table` decides once per process. `get_core_status` returns the decision and its reason for plans and metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +17,13 @@ from nonet.embedding.tables.spec import TableSpec
 
 @dataclass(frozen=True, slots=True)
 class CoreStatus:
-    """`native`: the C++ core runs, with the instructions of `isa`; else `reason` says why the NumPy twin does."""
+    """Which implementation of sparse tables this process uses.
+
+    Attributes:
+        native: Whether the C++ core is used.
+        isa: The instruction set of the C++ core.
+        reason: Why the NumPy tables are used instead.
+    """
 
     native: bool
     isa: str
@@ -31,12 +36,12 @@ class CoreStatus:
 
 
 class SlowTablesWarning(UserWarning):
-    """Sparse tables run on the NumPy twin."""
+    """A warning that sparse tables run on NumPy."""
 
 
 @cache
 def get_core_status() -> CoreStatus:
-    """What sparse tables of this process run on."""
+    """Return which implementation the sparse tables of this process use."""
     try:
         return CoreStatus(True, load_library().nonet_isa(None).decode(), "")
     except NativeUnavailable as reason:
@@ -44,7 +49,7 @@ def get_core_status() -> CoreStatus:
 
 
 def make_table(name: str, spec: TableSpec, seed: int) -> BaseTable:
-    """The table that `spec` describes, on the core; on the NumPy twin, with one warning, where there is no core."""
+    """Create the table that `spec` describes on the C++ core, or, with one warning, on NumPy if there is no core."""
     if get_core_status().native:
         from nonet.embedding.tables.native_table import NativeTable
 

@@ -1,9 +1,9 @@
-"""The C++ core as a library: found, checked, and where need be compiled, once per node.
+"""Find, check and, if necessary, compile the shared library of the C++ core, once per node.
 
-A library that was built with the package is taken when it is of this machine's architecture, speaks this ABI, has every
-function that its sources declare and is not older than they are; else the sources are compiled into the user's cache
-(about 3 s) under a lock, so that of the many workers of a node one compiles and the others wait. Nothing is linked but
-the C library: a new torch or Python changes nothing.
+A library that was built with the package is used if it fits this machine's architecture, has this ABI, exports
+every function that its sources declare and is not older than them. Otherwise the sources are compiled into the
+user's cache (about 3 s) under a lock, so that one of the workers on a node compiles and the others wait. The
+library links nothing but the C library, so that a new version of torch or Python does not require a new build.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _FLAGS = (
 )  # fmt: skip
 _COMPILE_S = 300
 _EXPORTED = re.compile(r"^NONET_API[^({;]*?\b(nonet_\w+)\(", re.MULTILINE)
-_SLACK_S = 60  # unpacking a wheel gives its files times that differ by seconds
+_SLACK_S = 60  # Unpacking a wheel gives its files times that differ by seconds.
 _FIELDS = {"rows": 0, "evicted": 1, "refused": 2, "dropped": 3, "waiting": 4, "bytes": 5, "absent": 6}
 
 
 class NativeUnavailable(NonetError):
-    """There is no usable library and none can be built; the message says why."""
+    """There is no usable native library and none can be built; the message gives the reason."""
 
 
 class PolicyStruct(ctypes.Structure):
-    """nonet::Policy."""
+    """The ctypes layout of `nonet::Policy`."""
 
     _fields_ = [
         ("evict", c_int32),
@@ -59,7 +59,7 @@ class PolicyStruct(ctypes.Structure):
 
 
 class ConfigStruct(ctypes.Structure):
-    """nonet::Config."""
+    """The ctypes layout of `nonet::Config`."""
 
     _fields_ = [
         ("width", c_int64),
@@ -75,15 +75,20 @@ class ConfigStruct(ctypes.Structure):
 
 
 def register_finalizer(owner: object, *call: Any) -> weakref.finalize[..., Any]:
-    """Call `call[0](*call[1:])` when `owner` goes; not when Python ends, for a daemon thread may still be in the core."""
+    """Call `call[0](*call[1:])` when `owner` is garbage-collected.
+
+    The call is not made at interpreter exit, because a daemon thread may still be in the core then.
+    """
     finalizer = weakref.finalize(owner, *call)
     finalizer.atexit = False
     return finalizer
 
 
 class CoreCounters:
-    """What a table counts, written by the core in place: rows, evicted (not yet taken), refused, dropped, waiting,
-    bytes, absent."""
+    """The counters of a native table, which the core updates in place.
+
+    The names are rows, evicted (not yet taken), refused, dropped, waiting, bytes and absent.
+    """
 
     def __init__(self) -> None:
         self.words = (c_int64 * len(_FIELDS))()
@@ -94,9 +99,13 @@ class CoreCounters:
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """The core, ready to call. Raises NativeUnavailable with the reason."""
+    """Load the native core.
+
+    Raises:
+        NativeUnavailable: If there is no usable library, with the reason.
+    """
     if os.environ.get("NONET_CORE") == "numpy":
-        raise NativeUnavailable("NONET_CORE=numpy asks for the NumPy twin")
+        raise NativeUnavailable("NONET_CORE=numpy selects the NumPy tables")
     reasons = []
     for path in list_packaged():
         core, reason = _open_library(path)
@@ -110,12 +119,12 @@ def load_library() -> ctypes.CDLL:
 
 
 def list_packaged() -> list[Path]:
-    """The libraries that came with the package."""
+    """List the libraries that were installed with the package."""
     return sorted(_HERE.glob("_core*.so"))
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler to build with: $CXX, else the first of c++, g++ and clang++ on the path."""
+    """Find the C++ compiler to build with: $CXX, else the first of c++, g++ and clang++ on the path."""
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     return next((path for name in compilers if (path := shutil.which(name))), None)
 
@@ -127,27 +136,33 @@ def get_cache_folder() -> Path:
 
 
 def list_sources() -> list[Path]:
-    """Every file of the core, in a fixed order."""
+    """List the source files of the core in a fixed order."""
     return sorted(path for path in (_HERE / "native").iterdir() if path.suffix in (".h", ".cpp"))
 
 
 def list_declared() -> list[str]:
-    """The functions that the sources export."""
+    """List the names of the functions that the sources export."""
     units = [path.read_text() for path in list_sources() if path.suffix == ".cpp"]
     return sorted({name for unit in units for name in _EXPORTED.findall(unit)})
 
 
 def make_compile_command(cxx: str, out: Path, *extra_flags: str) -> list[str]:
-    """The command that builds the core into the shared library `out`."""
+    """Build the command line that compiles the core into the shared library `out`."""
     units = [str(path) for path in list_sources() if path.suffix == ".cpp"]
     return [cxx, *_FLAGS, *_get_python_include(), *extra_flags, "-shared", *units, "-o", str(out)]
 
 
 def install_fast_methods(table: type, lookup: str, push: str) -> None:
-    """Give a class of tables methods `lookup` and `_push` that take plain keys (int64 [N], contiguous, in host memory, a
-    torch.Tensor or an ndarray) without Python or ctypes between, and leave all else to its methods of these names.
+    """Give a table class native methods for plain keys, which bypass Python and ctypes.
 
-    Nothing happens where the library or torch has not what it takes.
+    Plain keys are int64 [N], contiguous and in host memory, as a torch.Tensor or an ndarray. Other keys are passed
+    to the methods named by `lookup` and `push`. Nothing happens if the library or torch lacks what the native
+    methods need.
+
+    Args:
+        table: The class that gets the methods.
+        lookup: The name of its general lookup method.
+        push: The name of its general push method.
     """
     bind = ctypes.PYFUNCTYPE(c_void_p, c_int32, *[ctypes.py_object] * 4)(
         ("nonet_python_method", load_library())
@@ -164,27 +179,28 @@ def _get_python_include() -> list[str]:
 
 
 def _open_library(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
+    """Load the library at `path` and check it; return it, or None and the reason why it cannot be used."""
     if not fresh and path.stat().st_mtime + _SLACK_S < max(
         source.stat().st_mtime for source in list_sources()
     ):
         return None, "older than its sources"
     try:
         opened = ctypes.CDLL(str(path))
-    except OSError as error:  # another architecture, another libc, a torn file
+    except OSError as error:  # Another architecture, another libc or a truncated file.
         return None, str(error)
     try:
         speaks = opened.nonet_abi(), opened.nonet_config_bytes()
     except AttributeError:
         return None, "not a library of Nonet's core"
     if speaks != (ABI, ctypes.sizeof(ConfigStruct)):
-        return None, f"speaks ABI {speaks[0]}, this version wants {ABI}"
+        return None, f"has ABI {speaks[0]}, this version needs {ABI}"
     if missing := [name for name in list_declared() if not hasattr(opened, name)]:
         return None, f"has no {', '.join(missing)}"
     return _bind_signatures(opened), ""
 
 
 def _get_compiled(reasons: list[str]) -> Path:
-    """The library for this machine in the cache, compiled if it isn't there yet."""
+    """Return the path of this machine's library in the cache, after compiling it if it is missing."""
     cxx = find_compiler()
     if cxx is None:
         tried = "; ".join(reasons) or "no library came with the package"
@@ -201,12 +217,13 @@ def _get_compiled(reasons: list[str]) -> Path:
                 _compile_library(cxx, out)
     except OSError as error:
         raise NativeUnavailable(
-            f"cannot write {folder}: {error}; set NONET_CACHE to a folder that can"
+            f"cannot write {folder}: {error}; set NONET_CACHE to a writable folder"
         ) from error
     return out
 
 
 def _compile_library(cxx: str, out: Path) -> None:
+    """Compile the core and move the library to `out` atomically."""
     with replace_file(out) as made:
         try:
             subprocess.run(
@@ -222,7 +239,7 @@ def _compile_library(cxx: str, out: Path) -> None:
 
 
 def _compute_digest(cxx: str) -> str:
-    """A name for these sources, this compiler and these flags."""
+    """Compute an identifier of these sources, this compiler and these flags."""
     digest = hashlib.sha256(f"{cxx} {_FLAGS} {platform.libc_ver()} {_get_python_include() != []}".encode())
     version = subprocess.run([cxx, "--version"], capture_output=True, check=False, timeout=30).stdout
     digest.update(version)
@@ -232,13 +249,14 @@ def _compute_digest(cxx: str) -> str:
 
 
 def _bind_signatures(opened: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the argument and result types of the core's functions."""
     pointer, i64 = c_void_p, c_int64
     signatures = {
         "isa": (c_char_p, c_char_p),
         "table_new": (pointer, POINTER(ConfigStruct), c_char_p),
         "table_free": (None, pointer),
         "table_clear": (c_int32, pointer),
-        # Each step's calls say pointer for a 64-bit number too: ctypes takes 0.1 us less for each.
+        # Functions called in each step declare 64-bit numbers as pointers too, which saves ctypes 0.1 us each.
         "table_look": (i64, pointer, pointer, pointer, pointer),
         "table_lookup": (i64, pointer, pointer, pointer, pointer, pointer),
         "table_apply": (i64, pointer, pointer, pointer, pointer, pointer, pointer, c_double),

@@ -1,8 +1,9 @@
-"""Sparse rows in C++: the table that runs, equal to its NumPy twin bit for bit.
+"""The sparse table in C++: the table that runs use, equal to the NumPy table bit for bit.
 
-A reader's lookup costs 1 us and then waits for memory: 64 keys of width 64 take 2 us, 6 on cold caches; 8,192 unbounded ids 0.7
-to 1.2 times as long as torch's index_select of dense rows, a train step a quarter of FBGEMM's (bench/embedding/suite.py).
-The GIL is released while the core works, but for reading 256 keys or fewer; one lock a table keeps readers and a writer apart.
+A read-only lookup has an overhead of 1 us and is otherwise bound by memory: 64 keys of width 64 take 2 us, or 6 us
+on cold caches; 8,192 ids take 0.7 to 1.2 times as long as torch's index_select of dense rows, and a train step a
+quarter of FBGEMM's (bench/embedding/suite.py). The GIL is released while the core works, except for reads of at
+most 256 keys. One lock per table separates readers and a writer.
 """
 
 # Shapes: N keys, D width, S numbers of optimizer state in a row.
@@ -33,17 +34,20 @@ from nonet.embedding.tables.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import DataError, NonetError
 
 _NO_MEMORY, _ABSENT_KEYS = -1, -2
-_SHIFT = 48  # hash bits below a slice
+_SHIFT = 48  # The number of hash bits below the slice.
 _PART_SLICES = (
-    64  # an export looks at the rows of this many slices at a time, so it never lists a whole table
+    64  # An export reads the rows of this many slices at a time, so that it never lists a whole table.
 )
 _I64, _F32 = torch.int64, torch.float32
-# Takes 0.6 us; torch.empty with a shape and a dtype 1.2.
+# This takes 0.6 us; torch.empty with a shape and a dtype takes 1.2 us.
 _new_rows = torch.empty(0, dtype=torch.float32).new_empty
 
 
 class NativeTable(BaseTable):
-    """The SparseTable protocol on the C++ core; `isa` ("baseline", "avx2", "avx512") is for tests, the best by default."""
+    """A sparse table on the C++ core.
+
+    The argument `isa` ("baseline", "avx2", "avx512") is for tests; the best instruction set is the default.
+    """
 
     def __init__(self, name: str, dim: int, *, seed: int, isa: str = "", **settings):
         super().__init__(name, dim, seed=seed, **settings)
@@ -56,7 +60,7 @@ class NativeTable(BaseTable):
         if not handle:
             raise _make_memory_error(self)
         self._handle = handle
-        # No garbage collector looks at an array: in a cycle the core outlives the finalizers, which may still look rows up.
+        # The garbage collector does not track arrays: in a cycle the core outlives the finalizers, which may still look up rows.
         self._end = np.empty(0)
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
@@ -67,32 +71,32 @@ class NativeTable(BaseTable):
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys held [R], by slice."""
+        """The keys of all rows [R], by slice."""
         parts = [part.key for part in self._iterate_rows(ALL_SLICES, None)]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory taken: rows, index and what waits, without the scratch of the largest batch."""
+        """The bytes of rows, index and admission counts, without the scratch space of the batches."""
         return self._counters["bytes"]
 
     @property
     def absent(self) -> int:
-        """Positions of reading lookups whose key has no row, answered with the default row."""
+        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
         return self._counters["absent"]
 
     @property
     def refused(self) -> int:
-        """Positions of training lookups that read the default row because their key was not admitted."""
+        """The number of positions in training lookups that read the default row because their key was not admitted."""
         return self._counters["refused"] - self._refused
 
     @property
     def dropped(self) -> int:
-        """Positions of gradients whose key had no row, because it was not admitted or had been evicted."""
+        """The number of gradient positions whose key had no row, because it was not admitted or was evicted."""
         return self._counters["dropped"] - self._dropped
 
     def clear(self) -> None:
-        """Forget every row, and count steps from 0 again."""
+        """Delete every row and reset the step to 0."""
         if self._core.nonet_table_clear(self._handle):
             raise _make_memory_error(self)
         self.step = 0
@@ -102,9 +106,16 @@ class NativeTable(BaseTable):
     def lookup(
         self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default.
+        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
 
-        `out`, float32 [N, D] and contiguous, saves the allocation; rows given without it cannot be resized.
+        Args:
+            keys: Keys as int64 [N]; duplicates are allowed.
+            train: Whether absent keys get a row.
+            step: The step in which these rows are trained; the next one by default.
+            out: A contiguous float32 tensor [N, D] in host memory to write to, which saves the allocation.
+
+        Returns:
+            A copy of the rows, float32 [N, D]; without `out`, a tensor that cannot be resized.
         """
         key_tensor = keys if _is_plain(keys) else _to_tensor(keys)
         count = key_tensor.numel()
@@ -118,7 +129,14 @@ class NativeTable(BaseTable):
         return rows
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            step: The step, not below that of an earlier call.
+            lr: A learning rate that overrides the spec's.
+        """
         before, step = self.step, index(step)
         if step < before:
             self._check_step(step)
@@ -130,7 +148,7 @@ class NativeTable(BaseTable):
             self._take_evicted(step)
 
     def _push(self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float) -> int:
-        """Hand gradients to the core; its code, negative where it could not take them."""
+        """Pass gradients to the core and return its code, which is negative after an error."""
         key_tensor = keys if _is_plain(keys) else _to_tensor(keys)
         count = key_tensor.numel()
         if grads.shape != (count, self.dim) or grads.is_complex():
@@ -139,10 +157,13 @@ class NativeTable(BaseTable):
             grads = grads.detach().to("cpu", _F32).contiguous()
         return self._apply(self._handle, key_tensor.data_ptr(), count, grads.data_ptr(), before, step, lr)
 
-    _general, _general_push = lookup, _push  # what is left to Python, see `_install_fast_methods`
+    _general, _general_push = (
+        lookup,
+        _push,
+    )  # The fallbacks of the native methods, see `_install_fast_methods`.
 
     def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
-        """The rows of keys [N] as bytes [N, record], made where absent: see `bulk.take_packed`."""
+        """Return the rows of keys [N] as bytes [N, record], after creating absent rows: see `bulk.take_packed`."""
         key_array, out = _to_array(keys), torch.empty(len(keys), record, dtype=torch.uint8)
         code = self._core.nonet_table_take(
             self._handle, _get_address(key_array), len(key_array), out.data_ptr(), self.step + 1
@@ -152,7 +173,7 @@ class NativeTable(BaseTable):
         return out
 
     def put_packed(self, keys: np.ndarray, data: Tensor) -> None:
-        """Write what `take_packed` gave for these keys; the table's step is at least that of its rows."""
+        """Write rows that `take_packed` returned for these keys, and raise the table's step to at least theirs."""
         key_array, data = _to_array(keys), data.contiguous()
         last = self._core.nonet_table_enter(
             self._handle, _get_address(key_array), len(key_array), data.data_ptr()
@@ -162,6 +183,7 @@ class NativeTable(BaseTable):
         self.step = max(self.step, last)
 
     def _check_out(self, out: Tensor, keys: Tensor) -> Tensor:
+        """Return `out` if rows can be written to it, else raise DataError."""
         count = len(keys)
         if (
             out.dtype is not _F32
@@ -170,24 +192,26 @@ class NativeTable(BaseTable):
             or not out.is_cpu
         ):
             raise DataError(
-                f"table {self.name!r} writes float32 [{count}, {self.dim}], contiguous, in host memory; "
-                f"out is {out.dtype} {list(out.shape)} on {out.device}"
+                f"table {self.name!r} needs `out` as contiguous float32 [{count}, {self.dim}] in host memory; "
+                f"got {out.dtype} {list(out.shape)} on {out.device}"
             )
         apart = keys.data_ptr() - out.data_ptr()
         if -keys.nbytes < apart < out.nbytes:
             raise DataError(
-                f"table {self.name!r} cannot write rows over their keys: out shares memory with them; "
-                "give it memory of its own"
+                f"table {self.name!r} cannot write rows over their keys: `out` shares memory with the keys; "
+                "pass a separate tensor"
             )
         return out
 
     def _make_error(self, code: int, keys: Tensor | np.ndarray) -> NonetError:
+        """Convert a negative code of `_push` to an exception."""
         if code == _ABSENT_KEYS:
             unique = np.unique(to_int64_keys(keys))
             return self._make_missing_row_error(unique[~self._contains(unique)])
         return _make_memory_error(self)
 
     def _take_evicted(self, step: int) -> None:
+        """Record the keys that the core has evicted as deleted at `step`."""
         gone = np.empty(self._counters["evicted"], dtype=np.int64)
         self._core.nonet_table_take_evicted(self._handle, _get_address(gone))
         self.deleted.add(gone, step)
@@ -200,6 +224,7 @@ class NativeTable(BaseTable):
             yield from self._read_hash_range(start << _SHIFT, (stop << _SHIFT) - 1, after)
 
     def _read_hash_range(self, low: int, high: int, since: int) -> Iterator[RowColumns]:
+        """Yield the rows whose hash lies in [low, high] and that changed after `since`."""
         chosen = ctypes.c_void_p()
         count = self._core.nonet_table_choose(self._handle, low, high, since, ctypes.byref(chosen))
         if count < 0:
@@ -211,6 +236,7 @@ class NativeTable(BaseTable):
             self._core.nonet_chosen_free(chosen)
 
     def _read_chosen(self, chosen: int, start: int, count: int) -> RowColumns:
+        """Read `count` rows of the core's list `chosen` from position `start`."""
         first = chosen + 16 * start  # {key, row}
         key = np.ctypeslib.as_array((ctypes.c_int64 * (2 * count)).from_address(first))[::2].copy()
         row, state = (np.empty((count, width), dtype=np.float32) for width in (self.dim, self._state_width))
@@ -261,11 +287,12 @@ class NativeTable(BaseTable):
 
 @cache
 def _install_fast_methods() -> None:
-    """Let C do what it can of lookups and pushes; the methods above say what is meant, and do the rest."""
+    """Bind the C methods for plain keys, which call the Python methods above for all others."""
     install_fast_methods(NativeTable, "_general", "_general_push")
 
 
 def _make_config(table: NativeTable) -> ConfigStruct:
+    """Build the core's configuration of a table."""
     spec: TableSpec = table.spec
     policy = PolicyStruct(
         1 + EVICTIONS.index(spec.evict) if spec.evict else 0,
@@ -294,7 +321,7 @@ def _make_config(table: NativeTable) -> ConfigStruct:
 
 
 def _is_plain(keys: Tensor | np.ndarray) -> TypeGuard[Tensor]:
-    """Whether the core can read these keys where they lie."""
+    """Return whether the core can read these keys in place."""
     return (
         type(keys) is Tensor
         and keys.dtype is _I64
@@ -309,7 +336,7 @@ def _to_tensor(keys: Tensor | np.ndarray) -> Tensor:
 
 
 def _to_array(values: np.ndarray) -> np.ndarray:
-    """Contiguous and writable, which is what torch takes without a warning."""
+    """Return a contiguous and writable array, which torch accepts without a warning."""
     return np.require(values, requirements=["C", "W"])
 
 
@@ -319,6 +346,6 @@ def _get_address(array: np.ndarray) -> int:
 
 def _make_memory_error(table: BaseTable) -> NonetError:
     return NonetError(
-        f"table {table.name!r} found no memory for more rows; it holds {len(table)} of {table.spec.row_bytes} bytes: "
-        "give it a budget (budget_bytes and evict), more shards, or a machine with more memory"
+        f"table {table.name!r} has no memory for more rows; it has {len(table)} rows of {table.spec.row_bytes} bytes: "
+        "set a budget (budget_bytes and evict), or use more shards or a machine with more memory"
     )

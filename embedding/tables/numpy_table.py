@@ -1,27 +1,24 @@
-"""Sparse rows in NumPy: the oracle of the native table, and the table where there is no compiler.
+"""The sparse table in NumPy: the reference for the native table, and the table used if there is no compiler.
 
-A row's first values are a pure function of (seed, table, key), so they are the same under any sharding and
-any order of arrival. On one core 5,000 keys of width 32 take 0.3 ms to look up and 1.1 ms to apply
-(rowwise_adagrad).
+A row's initial values are a pure function of (seed, table, key), so they are the same under any sharding and any
+order of arrival. On one core 5,000 keys of width 32 take 0.3 ms to look up and 1.1 ms to apply (rowwise_adagrad).
 
-From 64-bit keys to dense row numbers: open addressing with linear probing, in NumPy.
-
-Rows are numbered 0, 1, 2, ... in the order of arrival and every cell between a key's home and its place is
-taken, so a search may stop at the first empty cell. Cells hold row numbers, not keys, so that no key value is
-reserved. Vectorised over the batch: the Python loop runs once for each probe length, about five times at most
-half full.
+`KeyIndex` maps 64-bit keys to dense row numbers by open addressing with linear probing. Rows are numbered 0, 1, 2,
+... in the order of arrival, and every cell between a key's home and its place is occupied, so a search may stop at
+the first empty cell. Cells contain row numbers, not keys, so that no key value is reserved. Operations are
+vectorised over the batch: the Python loop runs once per probe length, about five times at a load factor of at most
+one half.
 """
 
 from __future__ import annotations
 
-# Shapes: N keys, R rows held, D width, S numbers of optimizer state in a row.
+# Shapes: N requested keys, R rows in the table, D width, S numbers of optimizer state in a row.
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# Shapes: N keys asked for, R rows held.
 from nonet.embedding import compute_slices, splitmix64
 from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, to_int64_keys
 from nonet.embedding.tables.optimizer import OptimizerSettings
@@ -30,7 +27,7 @@ from nonet.embedding.tables.rows import RowColumns
 
 
 class NumPyTable(BaseTable):
-    """The SparseTable protocol on NumPy arrays; numbers are float32, rounded where the table stores halves."""
+    """A sparse table on NumPy arrays; numbers are float32, rounded if the table's dtype is a half format."""
 
     def __init__(self, name: str, dim: int, *, seed: int, **settings):
         super().__init__(name, dim, seed=seed, **settings)
@@ -42,16 +39,16 @@ class NumPyTable(BaseTable):
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys held [R], in no promised order; a view, not to be written to."""
+        """The keys of all rows [R], in unspecified order; a read-only view."""
         return self._index.keys
 
     @property
     def absent(self) -> int:
-        """Positions of reading lookups whose key has no row, answered with the default row."""
+        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
         return self._absent
 
     def clear(self) -> None:
-        """Forget every row, and count steps from 0 again."""
+        """Delete every row and reset the step to 0."""
         self.step, self.refused, self.dropped = 0, 0, 0
         self.deleted.clear()
         self._index = KeyIndex()
@@ -61,7 +58,16 @@ class NumPyTable(BaseTable):
         self._touched, self._seen, self._uses = (np.empty(0, dtype=np.int64) for _ in range(3))
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+
+        Args:
+            keys: Keys as int64 [N]; duplicates are allowed.
+            train: Whether absent keys get a row.
+            step: The step in which these rows are trained; the next one by default.
+
+        Returns:
+            A copy of the rows, float32 [N, D].
+        """
         key_array = to_int64_keys(keys)
         step = self.step + 1 if step is None else step
         places = self._index.find(key_array)
@@ -78,7 +84,14 @@ class NumPyTable(BaseTable):
         return torch.from_numpy(rows)
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            step: The step, not below that of an earlier call.
+            lr: A learning rate that overrides the spec's.
+        """
         key_array = to_int64_keys(keys)
         self._check_grads(key_array, grads)
         before, rate = self.step, self._resolve_lr(lr)
@@ -88,7 +101,7 @@ class NumPyTable(BaseTable):
         if (rows < 0).any() and self.spec.admits_all and not self.spec.evicts:
             raise self._make_missing_row_error(unique[rows < 0])
         self.step = step
-        # index_add_ adds along dimension 0 one position after another: the order the protocol promises.
+        # index_add_ adds along dimension 0 in position order, as the protocol requires.
         summed = torch.zeros(len(unique), self.dim)
         summed.index_add_(0, torch.from_numpy(inverse), grads.detach().to(torch.float32))
         present = rows >= 0
@@ -99,11 +112,12 @@ class NumPyTable(BaseTable):
             self._evict_due(before, step)
 
     def _create_rows(self, keys: np.ndarray, step: int) -> None:
+        """Create rows for those of these distinct keys that are admitted."""
         keys = keys[self._admission.admit(keys, step)]
         rows = self._append_rows(keys)
         self._rows[rows] = self.compute_initial_rows(keys)
         self._state[rows] = 0
-        # A row made for a step is part of that step's changes.
+        # A row created for a step belongs to that step's changes.
         self._touched[rows] = step
         self._seen[rows], self._uses[rows] = 0, 0
 
@@ -112,6 +126,7 @@ class NumPyTable(BaseTable):
         self._seen[rows] = step
 
     def _append_rows(self, keys: np.ndarray) -> np.ndarray:
+        """Add keys to the index, grow the arrays and return the new row numbers."""
         rows = self._index.add(keys)
         if len(self) > len(self._rows):
             capacity = max(len(self), 2 * len(self._rows), 1024)
@@ -120,6 +135,7 @@ class NumPyTable(BaseTable):
         return rows
 
     def _update_rows(self, rows: np.ndarray, grads: np.ndarray, lr: float) -> None:
+        """Apply one optimizer step to rows by number."""
         values, state = self._rows[rows], self._state[rows]
         spec = self.spec
         step = OptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
@@ -127,6 +143,7 @@ class NumPyTable(BaseTable):
         self._rows[rows], self._state[rows] = self._round_to_stored(values), state
 
     def _evict_due(self, before: int, step: int) -> None:
+        """Evict expired rows and those over a group's quota after a step."""
         if self.spec.ttl_steps:
             self._evict(find_expired(self.spec, self.keys, self._seen[: len(self)], before, step), step)
             due = find_due_slices(self.spec.ttl_steps, before, step)
@@ -138,6 +155,7 @@ class NumPyTable(BaseTable):
             )
 
     def _evict(self, rows: np.ndarray, step: int) -> None:
+        """Delete rows by number and record them as deleted."""
         gone = self.keys[rows].copy()
         self._delete(gone)
         self.deleted.add(gone, step)
@@ -203,7 +221,7 @@ _ABSENT = -1
 
 
 class KeyIndex:
-    """Distinct int64 keys, any value, numbered in the order they came."""
+    """An index of distinct int64 keys of any value, numbered in the order of insertion."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -215,11 +233,11 @@ class KeyIndex:
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys by row number [R]; a view, not to be written to."""
+        """The keys by row number [R]; a read-only view."""
         return self._keys[: self._count]
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The row of each key [N], -1 where the key is absent."""
+        """Return the row number of each key [N], -1 if the key is absent."""
         rows = np.full(len(keys), _ABSENT, dtype=np.int64)
         open_ = np.arange(len(keys))
         cells = self._compute_home(keys)
@@ -233,7 +251,7 @@ class KeyIndex:
         return rows
 
     def add(self, keys: np.ndarray) -> np.ndarray:
-        """Give new rows to keys [N] that are distinct and absent; returns their row numbers."""
+        """Insert keys [N] that are distinct and absent, and return their row numbers."""
         rows = np.arange(self._count, self._count + len(keys), dtype=np.int64)
         self._reserve(self._count + len(keys))
         self._keys[rows] = keys
@@ -242,7 +260,7 @@ class KeyIndex:
         return rows
 
     def keep_rows(self, rows: np.ndarray) -> None:
-        """Forget every key but those of these rows, and number these anew in the given order."""
+        """Remove every key except those of these rows, and renumber them in the given order."""
         keys = self.keys[rows]
         self.__init__()
         self.add(keys)
@@ -251,6 +269,7 @@ class KeyIndex:
         return (splitmix64(keys) & np.uint64(len(self._cells) - 1)).astype(np.int64)
 
     def _reserve(self, count: int) -> None:
+        """Grow the arrays to `count` keys at a load factor of at most one half."""
         if count > len(self._keys):
             larger = np.empty(max(count, 2 * len(self._keys)), dtype=np.int64)
             larger[: self._count] = self.keys
@@ -263,6 +282,7 @@ class KeyIndex:
             self._place(np.arange(self._count, dtype=np.int64))
 
     def _place(self, rows: np.ndarray) -> None:
+        """Insert rows into the cells by linear probing."""
         cells = self._compute_home(self._keys[rows])
         while rows.size:
             free = self._cells[cells] == _ABSENT

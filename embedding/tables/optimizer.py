@@ -1,12 +1,12 @@
-"""One optimizer step on the rows that a batch touched.
+"""Row optimizers: one optimizer step on the rows of a batch.
 
-Rows that were not touched do not move and their state does not age: Adam is lazy and counts steps for each
-row. On touched rows sgd, adagrad and adam are torch's formulas; rowwise_adagrad (FBGEMM) keeps one number a
-row, the running sum of mean squared gradients; ftrl is McMahan's (KDD 2013). Weight decay is decoupled (AdamW's)
-and falls on touched rows only; so adamw is adam under the name that people look for.
+Rows that are not in the batch do not change and their state does not age: Adam is lazy and counts steps per row.
+sgd, adagrad and adam use torch's formulas. rowwise_adagrad (FBGEMM) has one number of state per row, the running
+sum of mean squared gradients. ftrl is McMahan's (KDD 2013). Weight decay is decoupled (as in AdamW) and applies
+only to the rows of the batch, so adamw is another name for adam.
 
-Every formula is written in the order of float32 operations that native/rules.h has, so that both give the same bits:
-a sum over a row's width runs in 16 lanes that are added as a tree, powers are by squaring.
+Every formula uses the order of float32 operations of native/rules.h, so that both produce the same bits: a sum over
+a row's width runs in 16 lanes that are added as a tree, and powers are computed by squaring.
 """
 
 # Shapes: N touched rows, D width, S numbers of optimizer state in a row.
@@ -26,7 +26,15 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """The numbers of one step: learning rate, eps, decoupled weight decay, the most a gradient's norm may be, FTRL's."""
+    """The hyperparameters of one optimizer step.
+
+    Attributes:
+        lr: The learning rate.
+        eps: The optimizer's eps.
+        weight_decay: Decoupled weight decay.
+        clip: The largest norm of a row's gradient; 0: no limit.
+        l1, l2: The penalties of FTRL.
+    """
 
     lr: float
     eps: float
@@ -42,7 +50,16 @@ Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, OptimizerSettings], None]
 
 @dataclass(frozen=True, slots=True)
 class RowOptimizer:
-    """A rule, the floats of state it keeps in a row of width D, its usual eps and its number in the native core."""
+    """An update rule and the size of its state.
+
+    Attributes:
+        name: The name in a TableSpec.
+        rule: The function that updates rows and state in place.
+        width_factor: Numbers of state per number of the row.
+        extra: Further numbers of state per row.
+        eps: The default eps.
+        number: The rule's number in the native core.
+    """
 
     name: str
     rule: Rule
@@ -52,11 +69,18 @@ class RowOptimizer:
     number: int
 
     def state_width(self, dim: int) -> int:
-        """S for rows of width `dim`."""
+        """Compute S, the numbers of optimizer state in a row of width `dim`."""
         return self.width_factor * dim + self.extra
 
     def apply(self, rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
-        """Move rows and state by gradients, all in place (grads too, where they are clipped)."""
+        """Update rows and state by gradients, in place.
+
+        Args:
+            rows: Rows, float32 [N, D].
+            state: Optimizer state, float32 [N, S].
+            grads: Gradients, float32 [N, D]; overwritten if they are clipped.
+            step: The hyperparameters of this step.
+        """
         if step.clip > 0:
             norm = np.sqrt(sum_squares(grads))
             with np.errstate(divide="ignore"):
@@ -68,7 +92,11 @@ class RowOptimizer:
 
 
 def get_row_optimizer(name: str) -> RowOptimizer:
-    """The optimizer of this name; ConfigError names the others."""
+    """Return the optimizer of this name.
+
+    Raises:
+        ConfigError: If there is none of this name; the message lists the names.
+    """
     try:
         return _OPTIMIZERS[name]
     except KeyError:
@@ -77,7 +105,7 @@ def get_row_optimizer(name: str) -> RowOptimizer:
 
 
 def sum_squares(grads: np.ndarray) -> np.ndarray:
-    """The sum of squares of each row [N]: element i in lane i mod 16, lanes added as a tree."""
+    """Compute the sum of squares of each row [N]: element i is added to lane i mod 16, and the lanes as a tree."""
     count, dim = grads.shape
     padded = np.zeros((count, -(-dim // LANES) * LANES), dtype=np.float32)
     padded[:, :dim] = grads * grads
@@ -132,7 +160,7 @@ def _apply_ftrl(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Op
 
 
 def compute_power(beta: float, exponent: np.ndarray) -> np.ndarray:
-    """beta ** exponent (int64) in float64, by squaring."""
+    """Compute `beta ** exponent` (int64) in float64 by squaring."""
     result, left = np.ones(exponent.shape), exponent.copy()
     while left.any():
         result = np.where(left & 1, result * beta, result)

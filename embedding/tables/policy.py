@@ -1,7 +1,7 @@
-"""The NumPy twin's admission and eviction: which absent keys get a row, and which rows go.
+"""The admission and eviction policy of the NumPy table: which absent keys get a row, and which rows are removed.
 
-The same decisions as native/policy.h and native/evict.cpp, which have the words; here plainly, over all rows at
-every step.
+It makes the same decisions as native/policy.h and native/evict.cpp, which explain them; here over all rows in each
+step.
 """
 
 # Shapes: N keys, R rows held.
@@ -17,14 +17,14 @@ _LOW = 0xFFFFFFFF
 
 
 class AdmissionFilter:
-    """Counts the steps in which keys without a row were asked for, and draws."""
+    """Counts the steps in which keys without a row were requested, and draws which of them are admitted."""
 
     def __init__(self, spec: TableSpec, base: np.uint64):
         self._spec, self._base = spec, base
         self.waiting: dict[int, int] = {}  # key -> last step << 32 | steps counted
 
     def admit(self, keys: np.ndarray, step: int) -> np.ndarray:
-        """Which of these distinct keys [N] get a row in this step; the others are counted."""
+        """Decide which of these distinct keys [N] get a row in this step, as bool [N], and count the others."""
         if self._spec.admits_all:
             return np.ones(len(keys), dtype=bool)
         counted = np.array([self._count(int(key), step) for key in keys], dtype=np.int64)
@@ -35,13 +35,14 @@ class AdmissionFilter:
         return admitted
 
     def expire(self, slices: np.ndarray, oldest: int) -> None:
-        """Forget the keys of these slices (a mask of all) that were last asked for before step `oldest`."""
+        """Remove the counts of keys in these slices (a mask over all) that were last requested before step `oldest`."""
         keys = np.fromiter(self.waiting, dtype=np.int64, count=len(self.waiting))
         for key in keys[slices[compute_slices(keys)]].tolist():
             if self.waiting[key] >> 32 < oldest:
                 del self.waiting[key]
 
     def _count(self, key: int, step: int) -> int:
+        """Count this step for a key and return the number of steps counted so far."""
         if self._spec.admit_count <= 1:
             return 1
         packed = self.waiting.get(key, 0)
@@ -53,7 +54,18 @@ class AdmissionFilter:
 
 
 def find_due_slices(ttl_steps: int, before: int, step: int) -> np.ndarray:
-    """The slices whose rows' age is looked at when the step moves on, as a mask of all: each within a quarter of the ttl."""
+    """Select the slices whose rows are checked for age when the table moves to a new step.
+
+    Each slice is selected at least once per quarter of the TTL.
+
+    Args:
+        ttl_steps: The TTL in steps.
+        before: The previous step.
+        step: The new step.
+
+    Returns:
+        A mask over all slices, bool [65536].
+    """
     start, stop = 4 * SLICES * before // ttl_steps, 4 * SLICES * step // ttl_steps
     mask = np.zeros(SLICES, dtype=bool)
     mask[np.arange(max(start, stop - SLICES), stop) % SLICES] = True
@@ -61,7 +73,18 @@ def find_due_slices(ttl_steps: int, before: int, step: int) -> np.ndarray:
 
 
 def find_expired(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, before: int, step: int) -> np.ndarray:
-    """The rows (numbers) that go by age."""
+    """Select the rows that are removed because of their age.
+
+    Args:
+        spec: The table's spec.
+        keys: Keys of all rows [R].
+        seen: The step in which each row was last looked up [R].
+        before: The previous step.
+        step: The new step.
+
+    Returns:
+        Row numbers.
+    """
     late = seen < step - spec.ttl_steps
     return np.flatnonzero(late & find_due_slices(spec.ttl_steps, before, step)[compute_slices(keys)])
 
@@ -69,7 +92,18 @@ def find_expired(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, before: in
 def find_surplus(
     spec: TableSpec, keys: np.ndarray, seen: np.ndarray, uses: np.ndarray, step: int
 ) -> np.ndarray:
-    """The rows (numbers) that go because their group holds more than its quota."""
+    """Select the rows that are removed because their group is over its quota.
+
+    Args:
+        spec: The table's spec.
+        keys: Keys of all rows [R].
+        seen: The step in which each row was last looked up [R].
+        uses: The number of steps that looked each row up [R].
+        step: The current step.
+
+    Returns:
+        Row numbers.
+    """
     hashes = splitmix64(keys)
     bits = spec.group_bits
     group = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keys), dtype=np.int64)

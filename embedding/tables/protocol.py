@@ -1,7 +1,7 @@
-"""What every sparse table can do, whoever stores it; one test suite holds for all.
+"""The protocol of all sparse tables; one test suite checks every implementation.
 
-A table maps unbounded int64 keys to rows with their optimizer state. Only `lookup(train=True)` and `load` make rows,
-only `apply` and `load` change them, only the table's own eviction and `load` forget them.
+A table maps arbitrary int64 keys to rows with their optimizer state. Only `lookup(train=True)` and `load` create
+rows, only `apply` and `load` change them, and only the table's own eviction and `load` delete them.
 """
 
 # Shapes: N keys, D width, S numbers of optimizer state in a row.
@@ -26,7 +26,7 @@ UPSERT, DELETE = "upsert", "delete"
 
 @runtime_checkable
 class SparseTable(Protocol):
-    """Rows by key."""
+    """A table of rows by int64 key."""
 
     name: str
     dim: int
@@ -35,28 +35,41 @@ class SparseTable(Protocol):
 
     @property
     def absent(self) -> int:
-        """Positions of reading lookups whose key has no row, answered with the default row."""
+        """The number of positions in read-only lookups whose key had no row, and which read the default row."""
         ...
 
     def __len__(self) -> int:
-        """How many rows are held."""
+        """Return the number of rows."""
         ...
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """Rows [N, D] of keys [N], duplicates allowed; an absent key gets a row only when `train` and admitted.
+        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
 
-        `step` is the step these rows are trained in, the next one unless batches are in flight.
+        Args:
+            keys: Keys as int64 [N]; duplicates are allowed.
+            train: Whether absent keys get a row.
+            step: The step in which these rows are trained; the next one by default.
+
+        Returns:
+            A copy of the rows, float32 [N, D].
         """
         ...
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then step each row once."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            step: The step, not below that of an earlier call.
+            lr: A learning rate that overrides the spec's.
+        """
         ...
 
     def export(self, slices: range = ..., since: int | None = None) -> Iterator[pa.Table]:
-        """Columns key, row, state, step, op of the rows in these slices that changed or went after step `since`."""
+        """Yield key, row, state, step and op of the rows that changed or were deleted after `since`."""
         ...
 
     def load(self, tables: Iterable[pa.Table], slices: range = ...) -> None:
-        """Upsert and delete what `export` gave, leaving out keys of other slices."""
+        """Upsert and delete the rows that `export` returned, except keys of other slices."""
         ...

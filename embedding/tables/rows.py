@@ -1,8 +1,8 @@
-"""Rows on the wire and on disk: key int64, row and state fixed-size lists of float32, step int64, op string.
+"""Rows in transit and on disk: key int64, row and state fixed-size lists of float32, step int64, op string.
 
-An optimizer without state has plain empty lists, since Parquet cannot read fixed-size lists of none. `step` is the step
-that last touched the row, kept so that a loaded table exports the same deltas as the saved one. Tables that evict add
-`seen` and `uses`; where admission counts, rows of op "wait" carry the keys that have no row yet.
+An optimizer without state has plain empty lists, because Parquet cannot read fixed-size lists of length 0. `step`
+is the step that last changed the row, stored so that a loaded table exports the same deltas as the saved one.
+Tables that evict add `seen` and `uses`. If admission counts, rows of op "wait" carry the keys that have no row yet.
 """
 
 # Shapes: N rows, D width, S numbers of optimizer state in a row.
@@ -22,9 +22,17 @@ WAIT = "wait"
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """An exported table's columns in NumPy: key [N], row [N, D], state [N, S], step [N], deleted [N] bool.
+    """The columns of an exported table as NumPy arrays.
 
-    `seen` and `uses` [N] where the table evicts; `waiting` [N] marks keys that are only counted.
+    Attributes:
+        key: Keys, int64 [N].
+        row: Values, float32 [N, D].
+        state: Optimizer state, float32 [N, S].
+        step: The step that last changed each row, int64 [N].
+        deleted: Which keys are deleted, bool [N].
+        seen: The step in which each row was last looked up [N], if the table evicts.
+        uses: The number of steps that looked each row up [N], if the table evicts.
+        waiting: Which keys are only counted for admission, bool [N].
     """
 
     key: np.ndarray
@@ -37,7 +45,7 @@ class RowColumns:
     waiting: np.ndarray | None = None
 
     def select(self, chosen: np.ndarray) -> RowColumns:
-        """The rows where this mask [N] holds."""
+        """Return the rows that the mask [N] selects."""
         seen = None if self.seen is None else self.seen[chosen]
         uses = None if self.uses is None else self.uses[chosen]
         waiting = None if self.waiting is None else self.waiting[chosen]
@@ -56,7 +64,20 @@ def to_arrow_table(
     uses: np.ndarray | None = None,
     op: str = UPSERT,
 ) -> pa.Table:
-    """An Arrow table of rows that have one `op`."""
+    """Build an Arrow table of rows that share one `op`.
+
+    Args:
+        key: Keys, int64 [N].
+        row: Values, float32 [N, D].
+        state: Optimizer state, float32 [N, S].
+        step: The step that last changed each row, int64 [N].
+        seen: The step in which each row was last looked up [N].
+        uses: The number of steps that looked each row up [N].
+        op: The op of all rows.
+
+    Returns:
+        The table; it has the columns seen and uses if both are given.
+    """
     columns = {
         "key": pa.array(key, pa.int64()),
         "row": _to_lists(row),
@@ -72,10 +93,23 @@ def to_arrow_table(
 def from_arrow_table(
     table: pa.Table, name: str, dim: int, state_width: int = 0, waiting: bool = False
 ) -> RowColumns:
-    """The columns of an exported table, checked; `state_width` 0 leaves any state unread, waiting keys by default."""
+    """Check the columns of an exported table and convert them to NumPy.
+
+    Args:
+        table: The exported table.
+        name: The name of the sparse table, for errors.
+        dim: D, the expected width of a row.
+        state_width: S, the expected width of the state; 0 skips the state.
+        waiting: Whether to include keys that wait for a row.
+
+    Raises:
+        DataError: If a column is missing, has another width, or an op is unknown.
+    """
     missing = [column for column in ("key", "row") if column not in table.column_names]
     if missing:
-        raise DataError(f"rows of table {name!r} lack the columns {missing}; there are {table.column_names}")
+        raise DataError(
+            f"the rows of table {name!r} lack the columns {missing}; they have {table.column_names}"
+        )
     count = table.num_rows
     row = _read_matrix(table, "row", name, dim)
     none = np.zeros((count, 0), dtype=np.float32)
@@ -85,7 +119,7 @@ def from_arrow_table(
     unknown = set(op) - {UPSERT, DELETE, WAIT}
     if unknown:
         raise DataError(
-            f"rows of table {name!r} have ops {sorted(unknown)}; known are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
+            f"the rows of table {name!r} have unknown ops {sorted(unknown)}; the ops are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
         )
     policy = {
         column: _read_numbers(table, column) if column in table.column_names else None
@@ -117,11 +151,12 @@ def _to_lists(matrix: np.ndarray) -> pa.Array:
 
 
 def _read_matrix(table: pa.Table, column: str, name: str, width: int) -> np.ndarray:
+    """Return a column of fixed-size lists as float32 [N, width]."""
     kind = table[column].type if column in table.column_names else None
     if kind is None or not pa.types.is_fixed_size_list(kind) or kind.list_size != width:
         got = "no such column" if kind is None else str(kind)
         raise DataError(
-            f"table {name!r} wants {column} as {width} float32, got {got}; was it saved with other settings?"
+            f"table {name!r} needs column {column} with {width} float32 per row, got {got}; was it saved with other settings?"
         )
     flat = table[column].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
     return flat.reshape(table.num_rows, width)

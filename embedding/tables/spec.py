@@ -1,6 +1,7 @@
-"""How a table's rows are made, trained, admitted and evicted: everything a shard needs to hold its part of it.
+"""The settings that define how a table's rows are created, trained, admitted and evicted.
 
-All of it is a function of keys, steps and the seed, so every sharding of a table makes the same choices.
+Every decision is a function of keys, steps and the seed, so that every sharding of a table makes the same
+decisions.
 """
 
 from __future__ import annotations
@@ -12,24 +13,34 @@ from nonet.errors import ConfigError
 
 MOST_WIDTH = 4096
 FORMATS = ("fp32", "bf16", "fp16")
-EVICTIONS = ("lru", "lfu")  # in the order of the core's, which has one by score after them
-_MOST_GROUPS_LOG2 = 16  # a group is a slice or more; one that two shards share is held to its quota by each
+EVICTIONS = ("lru", "lfu")  # In the order of the core, which adds eviction by score.
+_MOST_GROUPS_LOG2 = 16  # A group is a slice or more; each of two shards that share a group applies its quota.
 _GROUP_ROWS = 1024
 _ALWAYS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """Width, optimizer and policy of a table.
+    """The width, optimizer and policy of a table.
 
-    default            every number of the row that an absent or refused key reads
-    clip               largest norm of a row's summed gradient; 0: none
-    l1, l2             FTRL's penalties
-    admit_count        steps in which a key must be asked for before it gets a row
-    admit_probability  the chance that such a step then admits it, drawn from (seed, key, step)
-    evict              who goes when the budget is spent: lru or lfu; "" where there is no budget
-    ttl_steps          rows unseen for more steps than this go, at the latest a quarter later; 0: never
-    budget_rows, budget_bytes   of the whole table, over all its shards; 0: none
+    Attributes:
+        dim: The width of a row.
+        optimizer: The name of the row optimizer.
+        lr: The learning rate.
+        init_scale: Initial values are uniform in [-init_scale, init_scale).
+        weight_decay: Decoupled weight decay on the rows of a step.
+        eps: The optimizer's eps; None: its default.
+        dtype: The stored number format: fp32, bf16 or fp16.
+        default: The value of every number of the row that an absent or refused key reads.
+        clip: The largest norm of a row's summed gradient; 0: no limit.
+        l1, l2: The penalties of FTRL.
+        admit_count: The number of steps in which a key must be requested before it gets a row.
+        admit_probability: The probability that such a step then admits it, drawn from (seed, key, step).
+        evict: Which rows are evicted when the budget is exceeded: lru or lfu; "" without a budget.
+        ttl_steps: Rows that were not looked up for more steps than this are removed, at the latest a quarter later;
+            0: never.
+        budget_rows: The maximum number of rows of the whole table, over all its shards; 0: no limit.
+        budget_bytes: The maximum number of bytes of the whole table, over all its shards; 0: no limit.
     """
 
     dim: int
@@ -69,27 +80,27 @@ class TableSpec:
                 )
         if self.optimizer != "ftrl" and (self.l1 or self.l2):
             raise ConfigError(
-                f"l1 and l2 are ftrl's, and {self.optimizer} has neither: leave them out, or at 0"
+                f"l1 and l2 are settings of ftrl, and {self.optimizer} has neither: leave them out, or set them to 0"
             )
         if self.optimizer == "ftrl" and not self.lr:
-            raise ConfigError("ftrl divides by its lr, which must be above 0, got 0; give it a small one")
+            raise ConfigError("ftrl divides by its lr, which must be above 0, got 0; set a small one")
         self._check_names()
         self._check_admission()
         self._check_budget()
 
     @property
     def admits_all(self) -> bool:
-        """Whether every key that is asked for gets its row at once."""
+        """Whether every requested key gets its row at once."""
         return self.admit_count <= 1 and self.admit_probability >= 1.0
 
     @property
     def evicts(self) -> bool:
-        """Whether rows may go."""
+        """Whether the policy may remove rows."""
         return self.ttl_steps > 0 or bool(self.evict)
 
     @property
     def row_bytes(self) -> int:
-        """What a row counts for in a budget: its numbers, its state, key and step, and the policy's counters."""
+        """The bytes that a row counts in a budget: its numbers, state, key, step and policy counters."""
         from nonet.embedding.tables.optimizer import get_row_optimizer
 
         number = 4 if self.dtype == "fp32" else 2
@@ -98,18 +109,18 @@ class TableSpec:
 
     @property
     def most_rows(self) -> int:
-        """The budget in rows, 0 where there is none; of two budgets the smaller."""
+        """The budget in rows, the smaller one if there are two; 0 if there is none."""
         budgets = [self.budget_rows, self.budget_bytes // self.row_bytes]
         return min((budget for budget in budgets if budget), default=0)
 
     @property
     def group_bits(self) -> int:
-        """Rows share room in 2^group_bits groups of neighbouring slices, of about a thousand rows or more."""
+        """The base-2 logarithm of the number of eviction groups, each with about 1,000 rows or more."""
         return min(_MOST_GROUPS_LOG2, max(0, (self.most_rows // _GROUP_ROWS).bit_length() - 1))
 
     @property
     def quota(self) -> int:
-        """The most rows of a group, 0 where there is no budget."""
+        """The maximum number of rows in a group; 0 if there is no budget."""
         return self.most_rows >> self.group_bits
 
     @property
@@ -118,6 +129,7 @@ class TableSpec:
         return min(_ALWAYS, round(self.admit_probability * _ALWAYS))
 
     def _check_names(self) -> None:
+        """Check dtype, evict and default."""
         if self.dtype not in FORMATS:
             raise ConfigError(
                 f"a sparse table's dtype must be one of {', '.join(FORMATS)}, got {self.dtype!r}"
@@ -145,6 +157,6 @@ class TableSpec:
             )
         if bool(self.evict) != bool(self.most_rows):
             raise ConfigError(
-                f"a sparse table evicts by rank when a budget is spent: give both evict and budget_rows or "
+                f"a sparse table evicts rows when its budget is exceeded: set both evict and budget_rows or "
                 f"budget_bytes, or neither; got evict={self.evict!r} and a budget of {self.most_rows} rows"
             )

@@ -1,6 +1,6 @@
-"""Which keys a table has forgotten and when, so that an export since a step can say so to its readers.
+"""The keys that a table has deleted and when, so that an incremental export can include the deletes.
 
-16 bytes a forgotten key, kept until `forget`: whoever has published or committed up to a step calls it.
+A deleted key takes 16 bytes until `forget` is called, after a version or checkpoint up to that step was published.
 """
 
 # Shapes: N keys.
@@ -16,7 +16,7 @@ from nonet.errors import StaleVersion
 
 
 class TombstoneLog:
-    """Keys and the steps in which they went; a key may have come back since."""
+    """Deleted keys and the steps in which they were deleted; a key may have been created again since."""
 
     def __init__(self) -> None:
         self.clear()
@@ -25,29 +25,30 @@ class TombstoneLog:
         return sum(len(keys) for keys, _ in self._parts)
 
     def add(self, keys: np.ndarray, step: int | np.ndarray) -> None:
-        """These int64 keys [N] went at `step`, one for all or one each [N]."""
+        """Record that int64 keys [N] were deleted at `step`, one number for all or an array [N]."""
         if len(keys):
             self._parts.append((keys, np.broadcast_to(np.asarray(step, dtype=np.int64), keys.shape)))
 
     def copy(self) -> TombstoneLog:
-        """The same marks, whatever is added or forgotten from now on."""
+        """Return a copy that later changes do not affect."""
         same = TombstoneLog()
         same._parts, same._forgotten = list(self._parts), self._forgotten
         return same
 
     def is_complete_since(self, step: int) -> bool:
-        """Whether nothing that went after `step` was forgotten."""
+        """Return whether every delete after `step` is still recorded."""
         return step >= self._forgotten
 
     def list_since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys that went after `step`, sorted and each once, and the last step in which each went.
+        """Return the unique sorted keys deleted after `step`, and the last step of each key's deletes.
 
-        Raises StaleVersion where some of them were forgotten.
+        Raises:
+            StaleVersion: If some of them were forgotten.
         """
         if not self.is_complete_since(step):
             raise StaleVersion(
-                f"which keys went after step {step} is not known: up to step {self._forgotten} that was forgotten; "
-                "send or save everything"
+                f"the keys deleted after step {step} are not known: deletes up to step {self._forgotten} were forgotten; "
+                "export everything (since=None)"
             )
         if not self._parts:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -59,17 +60,17 @@ class TombstoneLog:
         return keys[last], steps[last]
 
     def drop_slices(self, slices: Sequence[range]) -> None:
-        """Drop the keys of these slices: the shard that has them tells of them."""
+        """Remove the keys of slices that another shard now owns and reports."""
         parts = [(keys, steps, ~is_within(keys, slices)) for keys, steps in self._parts]
         self._parts = [(keys[here], steps[here]) for keys, steps, here in parts if here.any()]
 
     def forget(self, step: int) -> None:
-        """Drop what went at or before `step`."""
+        """Remove the keys that were deleted at or before `step`."""
         self._forgotten = max(self._forgotten, step)
         parts = [(keys[steps > step], steps[steps > step]) for keys, steps in self._parts]
         self._parts = [part for part in parts if len(part[0])]
 
     def clear(self) -> None:
-        """Drop everything; steps count from 0 again."""
+        """Remove everything and count steps from 0 again."""
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
         self._forgotten = -1

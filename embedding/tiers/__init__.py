@@ -1,4 +1,4 @@
-"""Rows in device memory, host memory and files, behind one table."""
+"""Tables with rows in device memory, host memory and files on disk."""
 
 import lazy_loader
 

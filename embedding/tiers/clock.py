@@ -1,7 +1,7 @@
-"""Which rows memory gives up: a hand goes round the slices, and of what it finds the half that was trained longest ago goes.
+"""The choice of rows that leave host memory: a clock hand samples slices, and the less recently trained half leaves.
 
-A key's slice is its hash, so that is the oldest half of a random sample, and nothing need be counted between steps. It reads
-two rows for every one that goes.
+A key's slice is its hash, so that this is the oldest half of a random sample, and nothing has to be counted between
+steps. It reads two rows for every row that leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOOK_ROWS = 1 << 14
 
 
 class ClockEvictor:
-    """A place among the slices of one table."""
+    """A clock hand that moves through the slices of one table."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -27,12 +27,16 @@ class ClockEvictor:
     def select_oldest(
         self, table: BaseTable, budget: int, needed: np.ndarray, hot: HotRows | None
     ) -> Iterator[RowColumns]:
-        """Rows that should go until an eighth of the budget is free, some at a time, or until a round finds none.
+        """Yield rows to evict until an eighth of the budget is free, or until a full round finds none.
 
-        The caller deletes what it is given. Rows of `needed` and those that `hot` holds stay.
+        Args:
+            table: The table; the caller deletes the yielded rows from it.
+            budget: The maximum number of rows of the table.
+            needed: Keys whose rows must stay.
+            hot: A tier whose rows must stay.
         """
         excess = len(table) - (budget - budget // 8)
-        idle = 0  # slices since a row went
+        idle = 0  # Slices since the last evicted row.
         while excess > 0 and idle < SLICES:
             start = self._at
             sample = self._sample_rows(table, needed, hot, min(2 * excess, _LOOK_ROWS))
@@ -47,7 +51,7 @@ class ClockEvictor:
     def _sample_rows(
         self, table: BaseTable, needed: np.ndarray, hot: HotRows | None, look: int
     ) -> RowColumns:
-        """About `look` rows that the hand finds next, within a round, without those that stay."""
+        """Return about `look` rows that the hand finds next within a round, without those that must stay."""
         parts, count, start = [], 0, self._at
         width = count_slices(look, len(table))
         while count < look:
@@ -66,5 +70,5 @@ class ClockEvictor:
 
 
 def count_slices(rows: int, held: int) -> int:
-    """How many slices have about so many of the rows held, in whole parts of an export."""
+    """Compute how many slices contain about `rows` of the `held` rows, in whole parts of an export."""
     return min(SLICES, max(_LEAST_SLICES, SLICES * rows // max(1, held) // _LEAST_SLICES * _LEAST_SLICES))

@@ -1,18 +1,19 @@
-"""Hot rows and their optimizer state in torch tensors of a fixed size on a device; the host keeps the rest.
+"""A cache of hot rows and their optimizer state in tensors of a fixed size on a device; the host has the other rows.
 
-A row that a batch in flight needs (pinned, or asked for by the batch that is being served) never leaves: when nothing may
-leave, a row stays on the host, and no batch ever reads another's row (the trap of FBGEMM's #1201). Who leaves first:
-rows that no foreseen batch needs, by LFU or LRU; then those needed last. Only torch operations touch the device.
+A row that a batch in flight needs (pinned, or requested by the current batch) never leaves the device. If no row
+may leave, a new row stays on the host, so that no batch reads a wrong row (the problem of FBGEMM's issue 1201).
+Rows that no known batch needs leave first, by LFU or LRU; then those that are needed last. Only torch operations
+touch the device.
 
-Which batch needs a key next, as far as the coming batches are known: what Belady's rule would ask.
-
-Keys alone are foreseen, 8 bytes each, so a reader may run many batches ahead of the rows. Every occurrence of a key is linked
-to its next one when that becomes known; a batch costs one look into an index, however far ahead it is.
+`LookAhead` computes which batch needs a key next, as far as the coming batches are known, as Belady's rule
+requires. It stores only keys, 8 bytes each, so that a reader may run many batches ahead of the rows. Every
+occurrence of a key is linked to its next one when that becomes known; a batch takes one index lookup, however far
+ahead it is.
 """
 
 from __future__ import annotations
 
-# Shapes: N keys, U distinct ones, C rows of room, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, U distinct keys, C rows of capacity, D width, S numbers of optimizer state in a row.
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,26 +35,26 @@ from nonet.random import rng
 
 POLICIES = ("lfu", "lru")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SAMPLE = 32  # candidates a victim, where there are more
-_AGE = 16  # uses are halved when there were this many for every row of room
+_SAMPLE = 32  # Candidates per victim, if there are more.
+_AGE = 16  # Uses are halved after this many per row of capacity.
 _PINNED = np.iinfo(np.int64).max
 _FORESEEN = 1 << 62
 
 
 def count_device_row_bytes(spec: TableSpec) -> int:
-    """Bytes of a row and its state on the device."""
+    """Compute the bytes of a row and its state on the device."""
     return _DTYPES[spec.dtype].itemsize * spec.dim + 4 * get_state_width(spec)
 
 
 class DeviceCache:
-    """HotRows in `rows` rows of torch tensors on `device`."""
+    """A HotRows tier of `rows` rows in torch tensors on `device`."""
 
     def __init__(
         self, spec: TableSpec, rows: int, *, device: str = "cpu", policy: str = "lfu", seed: int = 0
     ):
         if policy not in POLICIES or rows < 1:
             raise ConfigError(
-                f"a device cache wants at least 1 row and lfu or lru, got {rows} and {policy!r}"
+                f"a device cache needs at least 1 row and the policy lfu or lru, got {rows} and {policy!r}"
             )
         self.spec, self.capacity, self.policy = spec, rows, policy
         self.device = torch.device(device)
@@ -69,16 +70,16 @@ class DeviceCache:
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys held, in the order of their places."""
+        """The keys of the cached rows, in the order of their slots."""
         return self._key[self._held]
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device, however many rows are held."""
+        """The bytes on the device, independent of how many rows are cached."""
         return self.capacity * count_device_row_bytes(self.spec)
 
     def clear(self) -> None:
-        """Forget every row and every batch."""
+        """Remove every row and every announced batch."""
         room = self.capacity
         self._index, self._ahead = SlotIndex("device-cache"), LookAhead()
         self._key, self._step, self._uses, self._last = (np.zeros(room, np.int64) for _ in range(4))
@@ -90,11 +91,11 @@ class DeviceCache:
         self._clock, self._used = 0, 0
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
-        """Which keys [N] are held."""
+        """Return which keys [N] are cached, as bool [N]."""
         return self._index.find(keys) >= 0
 
     def lookup(self, keys: np.ndarray, *, train: bool) -> Tensor:
-        """A copy of the rows [N, D] of keys [N] that are held; with `train` they stay until the next such call."""
+        """Return a copy of the rows [N, D] of cached keys [N]; with `train` they stay until the next such call."""
         slots = self._index.find(keys)
         if train:
             distinct = np.unique(slots)
@@ -105,7 +106,14 @@ class DeviceCache:
         return self._rows.index_select(0, self._to_device(slots)).float()
 
     def apply(self, keys: np.ndarray, grads: Tensor, step: int, lr: float) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then step each row once."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys that are all cached [N].
+            grads: Gradients [N, D].
+            step: The step.
+            lr: The learning rate.
+        """
         slots, inverse = np.unique(self._index.find(keys), return_inverse=True)
         at, spec = self._to_device(slots), self.spec
         grads = grads.detach().to(self.device, torch.float32)
@@ -118,7 +126,7 @@ class DeviceCache:
         self._dirty[slots], self._step[slots] = True, step
 
     def admit(self, rows: RowColumns) -> RowColumns:
-        """Take as many of these distinct rows, none of them held, in as there is room for."""
+        """Add as many of these distinct rows, none of them cached, as fit, and return the displaced changed rows."""
         slots, gone = self._make_room(len(rows.key))
         fresh = slice(0, len(slots))
         self._write_rows(slots, rows.row[fresh], rows.state[fresh])
@@ -129,7 +137,7 @@ class DeviceCache:
         return gone
 
     def pin(self, step: int, keys: np.ndarray) -> None:
-        """Keep the rows of these distinct keys that are held until `release` of this step."""
+        """Keep those rows of these distinct keys that are cached until `release` of this step."""
         slots = self._index.find(keys)
         present = slots >= 0
         self._pins[slots[present]] += 1
@@ -137,7 +145,7 @@ class DeviceCache:
         self._pinned.setdefault(step, []).append(keys[present])
 
     def announce_batch(self, step: int, keys: np.ndarray) -> None:
-        """The batch of `step` will need these distinct keys; steps come in order, a step that was told is kept."""
+        """Announce that the batch of `step` will need these distinct keys; steps at or before the last are ignored."""
         if step > self._ahead.last:
             self._ahead.add_batch(step, keys)
             slots = self._index.find(keys)
@@ -145,7 +153,7 @@ class DeviceCache:
             self._next[slots] = np.minimum(self._next[slots], step)
 
     def release(self, step: int) -> None:
-        """The batches up to `step` are done: their pins go, and their rows wait for the next that needs them."""
+        """Mark the batches up to `step` as finished: remove their pins and update the next use of their rows."""
         for past in [pinned for pinned in self._pinned if pinned <= step]:
             for keys in self._pinned.pop(past):
                 slots = self._index.find(keys)
@@ -157,7 +165,7 @@ class DeviceCache:
             self._next[slots[slots >= 0]] = follows[slots >= 0]
 
     def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
-        """Copies of the rows (of these keys) that changed since they came; they count as unchanged from here on."""
+        """Return copies of the changed rows (of these keys) and mark them as unchanged."""
         if keys is None:
             slots = np.flatnonzero(self._dirty)
         else:
@@ -167,7 +175,7 @@ class DeviceCache:
         return self._copy_rows(slots)
 
     def overwrite(self, rows: RowColumns) -> None:
-        """New values of rows, of which some are held."""
+        """Replace the values of those of these rows that are cached, and mark them as unchanged."""
         slots = self._index.find(rows.key)
         here = rows.select(slots >= 0)
         slots = slots[slots >= 0]
@@ -175,13 +183,13 @@ class DeviceCache:
         self._step[slots], self._dirty[slots] = here.step, False
 
     def drop(self, keys: np.ndarray) -> None:
-        """Forget the rows of these keys, changed or not."""
+        """Remove the rows of these keys, changed or not."""
         slots = self._index.find(keys)
         slots = slots[slots >= 0]
         self._release_slots(np.unique(slots))
 
     def _make_room(self, count: int) -> tuple[np.ndarray, RowColumns]:
-        """Up to `count` free places, and what had changed in those that were taken from others."""
+        """Free up to `count` slots; return them and the changed rows that were in them."""
         short = count - self._free_count
         victims = self._select_victims(short) if short > 0 else np.empty(0, np.int64)
         gone = self._copy_rows(victims[self._dirty[victims]])
@@ -191,7 +199,7 @@ class DeviceCache:
         return self._free[self._free_count : self._free_count + count].copy(), gone
 
     def _select_victims(self, count: int) -> np.ndarray:
-        """The places of at most `count` rows that may leave, those worth least."""
+        """Select the slots of at most `count` evictable rows with the lowest priority."""
         if _SAMPLE * count < self.capacity:
             self._draws += 1
             source = rng(self._seed, "device-cache", self._draws)
@@ -202,12 +210,13 @@ class DeviceCache:
         return self._select_lowest(np.arange(self.capacity), count)
 
     def _select_lowest(self, slots: np.ndarray, count: int) -> np.ndarray:
+        """Select from `slots` at most `count` evictable ones with the lowest priority."""
         worth = self._compute_priority(slots)
         count = min(count, int((worth != _PINNED).sum()))
         return slots[np.argpartition(worth, count - 1)[:count]] if count else slots[:0]
 
     def _compute_priority(self, slots: np.ndarray) -> np.ndarray:
-        """How much rows are worth keeping: needed soon, then used often or lately; int64 [N]."""
+        """Compute the priority of rows, int64 [N]: needed soon, then used often or recently."""
         follows = self._next[slots]
         known = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
         worth = np.where(follows == NEVER, known, _FORESEEN - follows)
@@ -215,13 +224,14 @@ class DeviceCache:
         return np.where(pinned, _PINNED, worth)
 
     def _halve_uses(self, uses: int) -> None:
+        """Halve all use counts after a number of uses that is proportional to the capacity."""
         self._used += uses
         if self._used > _AGE * self.capacity:
             self._uses >>= 1
             self._used = 0
 
     def _copy_rows(self, slots: np.ndarray) -> RowColumns:
-        """Copies of the rows in these places, on the host."""
+        """Copy the rows in these slots to the host and mark them as unchanged."""
         self._dirty[slots] = False
         at = self._to_device(slots)
         row, state = (
@@ -230,6 +240,7 @@ class DeviceCache:
         return RowColumns(self._key[slots], row, state, self._step[slots], np.zeros(len(slots), bool))
 
     def _release_slots(self, slots: np.ndarray) -> None:
+        """Free these slots."""
         self._index.drop(self._key[slots])
         self._held[slots], self._dirty[slots], self._pins[slots] = False, False, 0
         self._next[slots] = NEVER
@@ -250,13 +261,13 @@ NEVER = np.iinfo(np.int64).max
 
 
 class LookAhead:
-    """Batches are foreseen in order of their steps and done in the same order."""
+    """The next use of every key in the coming batches, which are announced and finished in order of their steps."""
 
     def __init__(self) -> None:
-        self._latest = SlotIndex("look-ahead")  # key -> number of its latest occurrence
+        self._latest = SlotIndex("look-ahead")  # Key -> number of its latest occurrence.
         self._next = np.empty(
             0, dtype=np.int64
-        )  # of each occurrence since _first, the step of the key's next one
+        )  # For each occurrence since _first, the step of the key's next one.
         self._first = 0
         self._batches: dict[int, np.ndarray] = {}
 
@@ -265,11 +276,11 @@ class LookAhead:
 
     @property
     def last(self) -> int:
-        """The last step foreseen, -1 before the first."""
+        """The last announced step, -1 before the first."""
         return next(reversed(self._batches), -1)
 
     def add_batch(self, step: int, keys: np.ndarray) -> None:
-        """The batch of `step`, later than all before, needs these distinct keys [N]."""
+        """Announce that the batch of `step`, later than all before, needs these distinct keys [N]."""
         before = self._latest.find(keys)
         self._next[before[before >= 0] - self._first] = step
         start = self._first + len(self._next)
@@ -278,7 +289,7 @@ class LookAhead:
         self._batches[step] = keys
 
     def pop_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For every batch up to `step`: its keys and the step that needs each next, NEVER where none is known."""
+        """Return for every batch up to `step` its keys and the step that needs each next, NEVER if unknown."""
         batches = []
         for past in [known for known in self._batches if known <= step]:
             keys = self._batches.pop(past)

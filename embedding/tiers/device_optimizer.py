@@ -1,8 +1,8 @@
-"""One optimizer step on rows that lie on a device: optimizer.py's float32 operations, one torch kernel each.
+"""The row optimizers on a device: the float32 operations of optimizer.py, one torch kernel each.
 
-The same operations in the same order, none of them fused, so that where float32 is IEEE (every CPU, CUDA's add, multiply,
-divide and sqrt) a row that is stepped on a device has the bits that the host would give it. Adam's corrections are float64
-powers of a count a row: they are taken on the host, the one thing here that waits for the device.
+The operations are the same, in the same order and not fused. Where float32 is IEEE (every CPU; add, multiply,
+divide and sqrt of CUDA), a row that is updated on a device has the same bits as on the host. Adam's bias
+corrections are float64 powers of a per-row count, computed on the host; only this waits for the device.
 """
 
 # Shapes: U distinct rows, D width, S numbers of optimizer state in a row.
@@ -21,7 +21,15 @@ Rule = Callable[[Tensor, Tensor, Tensor, OptimizerSettings], None]
 
 
 def apply_step(name: str, rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
-    """Move float32 rows [U, D] and state [U, S] by summed gradients [U, D], in place; `name` is the optimizer's."""
+    """Apply one optimizer step to float32 rows in place.
+
+    Args:
+        name: The name of the optimizer.
+        rows: Rows [U, D].
+        state: Optimizer state [U, S].
+        grads: Summed gradients [U, D].
+        step: The hyperparameters of this step.
+    """
     if step.clip > 0:
         norm = _compute_sqrt(_sum_squares(grads))
         clipped = grads * (torch.full_like(norm, step.clip) / norm)[:, None]
@@ -32,11 +40,11 @@ def apply_step(name: str, rows: Tensor, state: Tensor, grads: Tensor, step: Opti
 
 
 def sum_gradients(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
-    """Gradients [N, D] of equal rows added in position order, from zero: [U, D]."""
+    """Add gradients [N, D] of equal rows in position order, starting from zero, and return [U, D]."""
     sums = torch.zeros(count, grads.shape[1], device=grads.device)
     if grads.device.type == "cpu":
         return sums.index_add_(0, inverse, grads)
-    # Elsewhere index_add_ adds in the order that threads arrive; this sorts by row, stably, and adds one after another.
+    # On other devices the order of index_add_ depends on threads; this sorts by row, stably, and adds sequentially.
     return sums.index_put_((inverse,), grads, accumulate=True)
 
 
@@ -45,12 +53,12 @@ def _round_to_float32(value: float) -> float:
 
 
 def _compute_sqrt(values: Tensor) -> Tensor:
-    # torch's square root on a CPU is MKL's, one unit in the last place off for 7 numbers in 1,000; NumPy's is IEEE.
+    # On a CPU torch uses MKL's square root, which is off by one ulp for 7 of 1,000 numbers; NumPy's is IEEE.
     return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else torch.sqrt(values)
 
 
 def _sum_squares(grads: Tensor) -> Tensor:
-    """optimizer.square_sum: element i in lane i mod 16, lanes added as a tree."""
+    """Compute optimizer.square_sum: element i is added to lane i mod 16, and the lanes as a tree."""
     count, dim = grads.shape
     padded = torch.nn.functional.pad(grads * grads, (0, -dim % LANES))
     lanes = torch.zeros(count, LANES, device=grads.device)
@@ -74,7 +82,7 @@ def _apply_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSe
 def _apply_rowwise_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
     width = torch.full(
         (), float(grads.shape[1]), device=grads.device
-    )  # a tensor: torch multiplies by 1 / a number
+    )  # A tensor, because torch replaces a division by a number with a multiplication.
     state.add_((_sum_squares(grads) / width)[:, None])
     rate = torch.full_like(state, _round_to_float32(step.lr)) / (
         _compute_sqrt(state) + _round_to_float32(step.eps)

@@ -1,8 +1,9 @@
-"""Rows that memory has no room for, in files of one size on a disk of this machine.
+"""The cold tier: rows that do not fit into memory, in files of one size on a local disk.
 
-A row is written once, at the end of the newest file, and read through a memory map; when more than half of what lies on disk is
-dead, the emptiest file is written anew: never more than twice the live rows and two files. The tier is scratch: after a
-crash rows come from the checkpoint, which has them all; files whose process is gone are swept by the next that starts.
+A row is appended to the newest file and read through a memory map. If more than half of the bytes on disk are dead,
+the file with the fewest live rows is rewritten, so that the tier never takes more than twice the live rows and two
+files. The tier is scratch space: after a crash, rows come from the checkpoint, which has all of them. The next
+process that starts deletes the files of processes that have ended.
 """
 
 # Shapes: N keys, D width, S numbers of optimizer state in a row.
@@ -31,7 +32,7 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _RecordFile:
-    """One file of `records` records, filled from its start."""
+    """One file with space for `records` records, filled from its start."""
 
     def __init__(self, path: Path, kind: np.dtype, records: int):
         self.path, self._kind = path, kind
@@ -46,7 +47,7 @@ class _RecordFile:
         self._map = np.memmap(path, dtype=kind, mode="r", shape=(records,))
 
     def append(self, records: np.ndarray) -> None:
-        """Through a write call, so that a full disk is an error, not a signal."""
+        """Append records with write calls, so that a full disk raises an error instead of a signal."""
         left, at = records.view(np.uint8).data, self.used * self._kind.itemsize
         while len(left):
             done = os.pwrite(self._file.fileno(), left, at)
@@ -55,19 +56,20 @@ class _RecordFile:
 
     @property
     def records(self) -> np.ndarray:
-        """All of them, to be read at once: reading a map beyond a file's end would kill the process."""
+        """The records, to be read at once: reading a map beyond the end of its file would kill the process."""
         if os.fstat(self._file.fileno()).st_size < self._map.nbytes:
             raise NonetError(f"the cold tier's file {self.path} was cut short by somebody else; {_AGAIN}")
         return self._map
 
     def remove(self) -> None:
+        """Close and delete the file."""
         self._file.close()
         del self._map
         self.path.unlink()
 
 
 class DiskTier:
-    """Rows by key in a folder of their own under `folder`; it goes with this object."""
+    """Rows by key in a new folder below `folder`, which is deleted together with this object."""
 
     def __init__(self, folder: str | Path, spec: TableSpec, *, segment_bytes: int = SEGMENT_BYTES):
         self.spec = spec
@@ -81,32 +83,32 @@ class DiskTier:
         self._index = SlotIndex("cold")
         self._segments: dict[int, _RecordFile] = {}
         self._head = -1
-        self.moved = 0  # rows written anew by compaction
+        self.moved = 0  # Rows rewritten by compaction.
 
     def __len__(self) -> int:
         return len(self._index)
 
     @property
     def nbytes(self) -> int:
-        """Bytes written to files that are still there, dead rows included."""
+        """The bytes written to existing files, including dead rows."""
         return sum(segment.used for segment in self._segments.values()) * self._kind.itemsize
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the rows held."""
+        """The bytes of live rows."""
         return len(self) * self._kind.itemsize
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
-        """Which keys [N] are held."""
+        """Return which keys [N] are in the tier, as bool [N]."""
         return self._index.find(keys) >= 0
 
     def iterate_keys(self, slices: range = ALL_SLICES) -> Iterator[np.ndarray]:
-        """The keys held of these slices, by slice and key, some at a time."""
+        """Yield the keys of these slices in parts, by slice and key."""
         for keys, _ in self._index.items(slices):
             yield keys
 
     def put(self, rows: RowColumns) -> None:
-        """Take distinct rows in; a row that is held already is replaced. On a full disk none is."""
+        """Add or replace distinct rows; on a full disk none is added."""
         if len(rows.key):
             places = self._append(self._pack(rows))
             self._count_live(self._index.find(rows.key), -1)
@@ -115,7 +117,7 @@ class DiskTier:
             self._compact()
 
     def read(self, keys: np.ndarray) -> RowColumns:
-        """The rows of keys [N], in that order; a key that is not held is marked deleted."""
+        """Read the rows of keys [N], in that order; a key that is not in the tier is marked as deleted."""
         places = self._index.find(keys)
         records = np.zeros(len(keys), dtype=self._kind)
         for number, at in self._group_by_segment(places):
@@ -126,14 +128,14 @@ class DiskTier:
         return self._unpack(keys, records, places < 0)
 
     def drop(self, keys: np.ndarray) -> None:
-        """Forget the rows of these distinct keys; unknown ones are passed over."""
+        """Remove the rows of these distinct keys; unknown keys are ignored."""
         places = self._index.find(keys)
         self._count_live(places, -1)
         self._index.drop(keys[places >= 0])
         self._compact()
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Remove every row."""
         self._index.clear()
         for segment in self._segments.values():
             segment.remove()
@@ -144,7 +146,7 @@ class DiskTier:
             self._segments[number].live += sign * len(at)
 
     def _group_by_segment(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """(segment, positions in `places`), in the order of the file; places below 0 are left out."""
+        """Yield (segment, positions in `places`) in the order of the file; places below 0 are skipped."""
         order = np.argsort(places, kind="stable")
         order = order[np.searchsorted(places[order], 0) :]
         numbers = places[order] // self._records
@@ -153,7 +155,7 @@ class DiskTier:
                 yield int(places[part[0]] // self._records), part
 
     def _append(self, records: np.ndarray) -> np.ndarray:
-        """Write records to the newest files; returns their places [N]."""
+        """Write records to the newest files and return their places [N]."""
         places, done = np.empty(len(records), np.int64), 0
         while done < len(records):
             head = self._get_writable()
@@ -170,6 +172,7 @@ class DiskTier:
         return places
 
     def _get_writable(self) -> _RecordFile:
+        """Return the newest file, or a new one if it is full."""
         head = self._segments.get(self._head)
         if head is None or head.used == self._records:
             self._head += 1
@@ -178,7 +181,7 @@ class DiskTier:
         return head
 
     def _compact(self) -> None:
-        """Free files without a live row; write the emptiest anew while more than half of all is dead."""
+        """Delete files without live rows, and rewrite files while more than half of all rows are dead."""
         for number in [number for number, segment in self._list_full() if not segment.live]:
             self._segments.pop(number).remove()
         while sum(segment.used for _, segment in self._list_full()) > 2 * len(self) + self._records:
@@ -189,6 +192,7 @@ class DiskTier:
         return [(number, segment) for number, segment in self._segments.items() if number != self._head]
 
     def _rewrite(self, number: int) -> None:
+        """Append the live rows of a file to the newest file and delete it."""
         segment = self._segments[number]
         keys = np.array(segment.records["key"])
         live = self._index.find(keys) == number * self._records + np.arange(len(keys))
@@ -202,6 +206,7 @@ class DiskTier:
         self._segments.pop(number).remove()
 
     def _pack(self, rows: RowColumns) -> np.ndarray:
+        """Convert rows to records."""
         records = np.empty(len(rows.key), dtype=self._kind)
         half = _HALVES.get(self.spec.dtype)
         row = rows.row if half is None else torch.from_numpy(rows.row).to(half).view(torch.int16).numpy()
@@ -214,6 +219,7 @@ class DiskTier:
         return records
 
     def _unpack(self, keys: np.ndarray, records: np.ndarray, gone: np.ndarray) -> RowColumns:
+        """Convert records to rows."""
         row, half = np.ascontiguousarray(records["row"]), _HALVES.get(self.spec.dtype)
         if half is not None:
             row = torch.from_numpy(row).view(half).float().numpy()
@@ -230,13 +236,16 @@ def _make_changed_error(folder: Path, rows: int) -> NonetError:
 
 
 def _create_own_folder(parent: Path) -> tuple[Path, int]:
-    """A fresh folder and its lock, held while this process lives; unlocked ones are what a killed process left, and go."""
+    """Create a folder and lock it while this process runs.
+
+    Folders without a lock were left by processes that were killed; they are deleted.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     gate = os.open(parent, os.O_RDONLY)
     try:
         fcntl.flock(
             gate, fcntl.LOCK_EX
-        )  # two that start at once would sweep each other's folder before it is locked
+        )  # Two processes that start at once could delete each other's folder before it is locked.
         for left in parent.glob(f"{_PREFIX}*"):
             lock = _try_lock(left)
             if lock is not None:
@@ -255,7 +264,7 @@ def _sweep(folder: Path, lock: int) -> None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """A lock on this folder, None where somebody has it."""
+    """Lock this folder and return the lock, or None if another process has it."""
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,7 +1,7 @@
-"""What a tier of hot rows must do: `DeviceCache` does it, FBGEMM's cached TBE or dynamicemb can stand in its place.
+"""The protocol of a tier of hot rows; `DeviceCache` implements it, and FBGEMM's cached TBE or dynamicemb could.
 
-A tier holds copies of rows with their optimizer state. While it holds a row, its copy is the row; rows that changed are
-handed back when they leave, so that whoever is below never loses a step.
+A tier contains copies of rows with their optimizer state. While it contains a row, its copy is the current one.
+Changed rows are returned when they leave, so that the tier below never loses a step.
 """
 
 # Shapes: N keys, D width.
@@ -19,59 +19,66 @@ from nonet.embedding.tables import RowColumns
 
 @runtime_checkable
 class HotRows(Protocol):
-    """Rows near the computation."""
+    """A tier of rows in device memory."""
 
     device: torch.device
 
     def __len__(self) -> int:
-        """How many rows are held."""
+        """Return the number of rows in the tier."""
         ...
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys held."""
+        """The keys of the rows in the tier."""
         ...
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
-        """Which keys [N] are held."""
+        """Return which keys [N] are in the tier, as bool [N]."""
         ...
 
     def lookup(self, keys: np.ndarray, *, train: bool) -> Tensor:
-        """A copy of the rows [N, D] of keys [N] that are held, float32, on the device."""
+        """Return a copy of the rows [N, D] of keys [N] that are all in the tier, float32, on the device."""
         ...
 
     def apply(self, keys: np.ndarray, grads: Tensor, step: int, lr: float) -> None:
-        """Sum the gradients [N, D] of equal keys, all held, in position order, then step each row once."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys that are all in the tier [N].
+            grads: Gradients [N, D].
+            step: The step.
+            lr: The learning rate.
+        """
         ...
 
     def admit(self, rows: RowColumns) -> RowColumns:
-        """Take as many of these distinct rows in as there is room for; hands back the changed rows that left for them."""
+        """Add as many of these distinct rows as fit, and return the changed rows that they displaced."""
         ...
 
     def pin(self, step: int, keys: np.ndarray) -> None:
-        """Keep the rows of these distinct keys, of which some are held, until `release` of this step."""
+        """Keep those rows of these distinct keys that are in the tier until `release` of this step."""
         ...
 
     def announce_batch(self, step: int, keys: np.ndarray) -> None:
-        """The batch of `step` will need these distinct keys."""
+        """Announce that the batch of `step` will need these distinct keys."""
         ...
 
     def release(self, step: int) -> None:
-        """The batches up to `step` are done."""
+        """Mark the batches up to `step` as finished."""
         ...
 
     def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
-        """Copies of the held rows (of these keys) that changed since they came; they count as unchanged from here on."""
+        """Return copies of the changed rows (of these keys) and mark them as unchanged."""
         ...
 
     def overwrite(self, rows: RowColumns) -> None:
-        """New values of rows, of which some are held, unchanged by us."""
+        """Replace the values of those of these rows that are in the tier, and mark them as unchanged."""
         ...
 
     def drop(self, keys: np.ndarray) -> None:
-        """Forget the rows of these keys, changed or not."""
+        """Remove the rows of these keys, changed or not."""
         ...
 
     def clear(self) -> None:
-        """Forget every row and every batch."""
+        """Remove every row and every announced batch."""
         ...

@@ -1,7 +1,7 @@
-"""Where a key's row lies: 64-bit keys to numbers from 0 up, in a sparse table of two columns that hold the number's bits.
+"""An index from 64-bit keys to numbers, stored in a sparse table whose two columns contain the number's bits.
 
-The core's hash table is the only one here that grows and forgets without a pause, so tiers find their rows by it too:
-8,192 keys in 0.1 ms on the core.
+The core's hash table grows and deletes without pauses, so the tiers use it to find their rows: 8,192 keys take 0.1
+ms.
 """
 
 # Shapes: N keys.
@@ -16,21 +16,21 @@ from nonet.embedding.tables import ALL_SLICES, RowColumns, TableSpec, make_table
 
 
 class SlotIndex:
-    """Distinct int64 keys, any value, and a number of at least 0 for each."""
+    """A map from distinct int64 keys of any value to numbers of at least 0."""
 
     def __init__(self, name: str):
-        # Absent keys read the default row, two zeros: numbers are held plus one.
+        # Absent keys read the default row, two zeros, so numbers are stored plus one.
         self._table = make_table(name, TableSpec(2, optimizer="sgd", init_scale=0.0), 0)
 
     def __len__(self) -> int:
         return len(self._table)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The number of each key [N], -1 where it has none."""
+        """Return the number of each key [N], -1 if it has none."""
         return self._table.lookup(keys, train=False).numpy().view(np.int64).reshape(-1) - 1
 
     def put(self, keys: np.ndarray, numbers: np.ndarray) -> None:
-        """Give distinct keys [N] these numbers [N]."""
+        """Assign numbers [N] to distinct keys [N]."""
         count = len(keys)
         if count:
             bits = (numbers + 1).astype(np.int64).view(np.float32).reshape(count, 2)
@@ -40,15 +40,15 @@ class SlotIndex:
             )
 
     def drop(self, keys: np.ndarray) -> None:
-        """Forget these keys [N]."""
+        """Remove keys [N]."""
         if len(keys):
             self._table._delete(keys)
 
     def items(self, slices: range = ALL_SLICES) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Keys of these slices and their numbers, by slice and key, some at a time."""
+        """Yield keys of these slices and their numbers in parts, by slice and key."""
         for part in self._table._iterate_rows(slices, None):
             yield part.key, np.ascontiguousarray(part.row).view(np.int64).reshape(-1) - 1
 
     def clear(self) -> None:
-        """Forget every key."""
+        """Remove every key."""
         self._table.clear()

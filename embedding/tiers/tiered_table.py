@@ -1,15 +1,15 @@
-"""A sparse table over three tiers: hot rows on a device, the host store, and a cold tier on disk; one protocol, the same bits.
+"""A sparse table over three tiers: hot rows on a device, the host table, and a cold tier on disk.
 
-Every row has one truth: its copy on the device while there is one, else the host's, else the disk's. The host keeps a place for
-each row that is on the device, so that a changed row can always go back. Steps on the device are the core's to the bit
-(`device_rules`), so a tiered table equals the host store alone whatever the tiers hold.
-
-The rows of memory and disk in one order, by slice and key, as an export gives them.
+The current copy of a row is the one on the device if there is one, else the host's, else the disk's. The host
+reserves a place for each row on the device, so that a changed row can always be written back. Optimizer steps on
+the device equal the core's bit for bit (`device_optimizer`), so that a tiered table equals the host table alone,
+whatever the tiers contain. `merge_tiers` yields the rows of memory and disk in one order, by slice and key, for
+exports.
 """
 
 from __future__ import annotations
 
-# Shapes: N keys, U distinct ones, D width.
+# Shapes: N keys, U distinct keys, D width.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,14 +38,14 @@ from nonet.embedding.tiers.tiers import TierSettings, TierTraffic
 
 
 def make_tiered_factory(tiers: TierSettings) -> Callable[[str, TableSpec, int], TieredTable]:
-    """What makes tables with these tiers, for `ShardedTables(make=...)`."""
+    """Return a function that creates tables with these tiers, for `ShardedTables(make=...)`."""
     return lambda name, spec, seed: TieredTable.from_host(make_table(name, spec, seed), tiers)
 
 
 class TieredTable(BaseTable):
-    """The SparseTable protocol over `host`, with `hot` rows above and `cold` rows below where these are given.
+    """A sparse table over `host`, optionally with `hot` rows above and `cold` rows below.
 
-    Rows come back on the device where there is one. Only `prefetch` is more than the protocol: it says what comes.
+    Lookups return rows on the device if there is one. `prefetch` and `announce_batch` announce coming batches.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TieredTable(BaseTable):
 
     @classmethod
     def from_host(cls, host: BaseTable, tiers: TierSettings) -> TieredTable:
-        """The table that keeps its rows in `host` and in these tiers."""
+        """Create a table that stores its rows in `host` and in these tiers."""
         tiers.check(host.spec)
         rows = tiers.count_device_rows(host.spec)
         hot = (
@@ -78,26 +78,26 @@ class TieredTable(BaseTable):
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys held [R], in no promised order."""
+        """The keys of all rows [R], in unspecified order."""
         return np.concatenate([self.host.keys, *(self.cold.iterate_keys() if self.cold else ())])
 
     @property
     def absent(self) -> int:
-        """Positions of reading lookups whose key has no row in any tier, answered with the default row."""
+        """The number of positions in read-only lookups whose key had no row in any tier."""
         return self.host.absent
 
     @property
     def refused(self) -> int:
-        """Positions of training lookups that read the default row because their key was not admitted."""
+        """The number of positions in training lookups whose key was not admitted."""
         return self.host.refused  # type: ignore[attr-defined]
 
     @property
     def dropped(self) -> int:
-        """Positions of gradients whose key had no row."""
+        """The number of gradient positions whose key had no row."""
         return self.host.dropped  # type: ignore[attr-defined]
 
     def clear(self) -> None:
-        """Forget every row, and count steps from 0 again."""
+        """Delete every row and reset the step to 0."""
         self.host.clear()
         for tier in (self.hot, self.cold):
             if tier is not None:
@@ -105,7 +105,16 @@ class TieredTable(BaseTable):
         self.step = 0
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
-        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+        """Read rows; absent keys get a row if `train` and admitted, else they read the default row.
+
+        Args:
+            keys: Keys as int64 [N]; duplicates are allowed.
+            train: Whether absent keys get a row.
+            step: The step in which these rows are trained; the next one by default.
+
+        Returns:
+            A copy of the rows, float32 [N, D], on the device if there is one.
+        """
         key_array = to_int64_keys(keys)
         step = self.step + 1 if step is None else step
         hot = self.hot
@@ -119,7 +128,14 @@ class TieredTable(BaseTable):
         return rows
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
+
+        Args:
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            step: The step, not below that of an earlier call.
+            lr: A learning rate that overrides the spec's.
+        """
         key_array = to_int64_keys(keys)
         self._check_grads(key_array, grads)
         self.host.step = self.step
@@ -132,7 +148,7 @@ class TieredTable(BaseTable):
         self._demote(key_array)
 
     def prefetch(self, keys: Tensor | np.ndarray, step: int) -> None:
-        """Bring the rows of a coming batch to the device and keep them there until `apply` has done `step`."""
+        """Load the rows of a coming batch to the device and keep them there until `apply` of `step`."""
         if self.hot is not None:
             distinct = np.unique(to_int64_keys(keys))
             self.hot.announce_batch(step, distinct)
@@ -140,17 +156,17 @@ class TieredTable(BaseTable):
             self.hot.pin(step, distinct)
 
     def announce_batch(self, keys: Tensor | np.ndarray, step: int) -> None:
-        """Tell what a batch further ahead needs; moves nothing, and lets better rows stay."""
+        """Announce the keys of a batch further ahead, which improves the choice of rows to evict; it loads nothing."""
         if self.hot is not None:
             self.hot.announce_batch(step, np.unique(to_int64_keys(keys)))
 
     def flush(self) -> None:
-        """Write what changed on the device back to the host."""
+        """Write the rows that changed on the device back to the host."""
         if self.hot is not None:
             self._write_back(self.hot.pop_dirty())
 
     def take(self, keys: np.ndarray) -> RowColumns:
-        """The rows of keys [N] with state and step, in that order; a key that has no row is marked deleted."""
+        """Read the rows of keys [N] with state and step, in that order; a key without a row is marked as deleted."""
         if self.hot is not None:
             self._write_back(self.hot.pop_dirty(keys))
         rows = take(self.host, keys)
@@ -159,12 +175,13 @@ class TieredTable(BaseTable):
         return _fill_missing(rows, self.cold.read(keys[rows.deleted]))
 
     def _read_from_device(self, hot: HotRows, keys: np.ndarray, train: bool, step: int) -> Tensor:
+        """Read rows that are on the device there, and the others from memory."""
         here = hot.contains(keys)
         hot_rows = hot.lookup(keys[here], train=train)
         if train:
             self.traffic.wanted += len(np.unique(keys[here]))
         if train and self.spec.evicts:
-            self.host.lookup(keys[here], train=True, step=step)  # so that the host knows that they were seen
+            self.host.lookup(keys[here], train=True, step=step)  # This updates the host's eviction counters.
         if here.all():
             return hot_rows
         rest = self._read_from_memory(keys[~here], train, step).to(hot.device)
@@ -176,7 +193,7 @@ class TieredTable(BaseTable):
         return rows
 
     def _read_from_memory(self, keys: np.ndarray, train: bool, step: int) -> Tensor:
-        """Rows of keys that are not on the device, from the host; from disk too, where they stay unless `train`."""
+        """Read rows of keys that are not on the device, from host or disk; only `train` moves rows from disk."""
         if train:
             self._promote(keys)
         cold = self.cold.contains(keys) if self.cold and not train else np.zeros(len(keys), bool)
@@ -192,12 +209,13 @@ class TieredTable(BaseTable):
     def _apply_on_device(
         self, hot: HotRows, keys: np.ndarray, grads: Tensor, step: int, lr: float | None
     ) -> None:
+        """Apply gradients to the rows on the device and to the others on the host."""
         here = hot.contains(keys)
         rest = keys[~here]
         self._promote(rest)
         forgotten = len(self.deleted)
         at = torch.from_numpy(here).to(grads.device)
-        self.host.apply(rest, grads[~at].cpu(), step, lr)  # first, since it may refuse
+        self.host.apply(rest, grads[~at].cpu(), step, lr)  # First, because it may raise an error.
         hot.apply(keys[here], grads[at], step, self.spec.lr if lr is None else lr)
         if len(self.deleted) > forgotten:
             hot_keys = hot.keys
@@ -205,7 +223,7 @@ class TieredTable(BaseTable):
         hot.release(step)
 
     def _admit(self, hot: HotRows, keys: np.ndarray, needed: bool = False) -> None:
-        """Bring the rows of these distinct keys up; `needed`: a batch is being served with them."""
+        """Load the rows of these distinct keys to the device; `needed`: the current batch reads them."""
         if len(keys):
             self._promote(keys)
             rows = take(self.host, keys)
@@ -218,13 +236,14 @@ class TieredTable(BaseTable):
                 self.traffic.bypassed += len(rows.key) - came
 
     def _write_back(self, rows: RowColumns) -> None:
+        """Write rows that changed on the device to the host."""
         if len(rows.key):
             self.traffic.written += len(rows.key)
             seen, uses = self._get_usage(rows.key) if self.spec.evicts else (None, None)
             self.host._upsert(RowColumns(rows.key, rows.row, rows.state, rows.step, rows.deleted, seen, uses))
 
     def _get_usage(self, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """What the host's eviction goes by, which a written row keeps."""
+        """Return the host's eviction counters of these keys, which a written row keeps."""
         if isinstance(self.host, NumPyTable):
             at = self.host._index.find(keys)
             return self.host._seen[at], self.host._uses[at]
@@ -232,7 +251,7 @@ class TieredTable(BaseTable):
         return rows.seen, rows.uses
 
     def _promote(self, keys: np.ndarray) -> None:
-        """Bring the rows of these keys that lie on disk into memory."""
+        """Move the rows of these keys that are on disk to memory."""
         if self.cold is not None and len(self.cold):
             cold_keys = np.unique(keys[self.cold.contains(keys)])
             if len(cold_keys):
@@ -241,7 +260,7 @@ class TieredTable(BaseTable):
                 self.promoted += len(cold_keys)
 
     def _demote(self, needed: np.ndarray) -> None:
-        """Send rows to disk until an eighth of the budget is free; not those on the device or of the batch at hand."""
+        """Move rows to disk until an eighth of the budget is free, except those on the device or in `needed`."""
         if self.cold is None or len(self.host) <= self.host_rows:
             return
         for rows in self._evictor.select_oldest(self.host, self.host_rows, needed, self.hot):
@@ -283,7 +302,7 @@ class TieredTable(BaseTable):
 
 
 def _fill_missing(rows: RowColumns, more: RowColumns) -> RowColumns:
-    """`rows` with those that it lacks, in order."""
+    """Fill the missing rows of `rows` with `more`, in order."""
     lacks = rows.deleted.copy()
     row, state, step = rows.row.copy(), rows.state.copy(), rows.step.copy()
     row[lacks], state[lacks], step[lacks] = more.row, more.state, more.step
@@ -293,7 +312,14 @@ def _fill_missing(rows: RowColumns, more: RowColumns) -> RowColumns:
 
 
 def merge_tiers(host: BaseTable, cold: DiskTier, slices: range, since: int | None) -> Iterator[RowColumns]:
-    """The rows of these slices that changed after `since`, at most 65,536 at a time; no key is in both."""
+    """Yield the rows of memory and disk that changed after a step, at most 65,536 at a time; no key is in both.
+
+    Args:
+        host: The table in memory.
+        cold: The tier on disk.
+        slices: The slices to read.
+        since: Only rows that changed after this step; None: all rows.
+    """
     waiting: list[RowColumns] = []
     width = count_slices(EXPORT_ROWS, len(host) + len(cold))
     for start in range(slices.start, slices.stop, width):
@@ -306,6 +332,7 @@ def merge_tiers(host: BaseTable, cold: DiskTier, slices: range, since: int | Non
 
 
 def _read_slices(host: BaseTable, cold: DiskTier, slices: range, since: int | None) -> list[RowColumns]:
+    """Read and sort the rows of these slices from both tiers."""
     parts = list(host._iterate_rows(slices, since))
     for keys in cold.iterate_keys(slices):
         rows = cold.read(keys)
@@ -315,6 +342,7 @@ def _read_slices(host: BaseTable, cold: DiskTier, slices: range, since: int | No
 
 
 def _cut(rows: RowColumns) -> Iterator[RowColumns]:
+    """Split rows into parts of at most 65,536."""
     for start in range(0, len(rows.key), EXPORT_ROWS):
         chosen = np.zeros(len(rows.key), bool)
         chosen[start : start + EXPORT_ROWS] = True

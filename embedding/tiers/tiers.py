@@ -1,8 +1,7 @@
-"""How many rows of a table lie on a device, in memory and on disk.
+"""How many rows of a table are on a device, in memory and on disk, and the traffic between these tiers.
 
-Rows on the device keep their place in memory, so memory holds more than twice as many; what is over its budget goes to disk.
-
-What went between the tiers of a table, for metrics.
+Rows on the device keep their place in memory, so memory must have space for more than twice as many rows. Rows over
+the budget of memory are moved to disk.
 """
 
 from __future__ import annotations
@@ -23,11 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """What each tier may hold.
+    """The capacity of each tier.
 
-    device, device_rows or device_bytes   where hot rows lie and how many; neither: no such tier
-    policy       who leaves the device: lfu or lru, after what the coming batches need
-    host_rows    rows that memory holds before some go to disk, with `folder` to put them; 0: all
+    Attributes:
+        device: The device of the hot rows.
+        device_rows: The number of hot rows; 0 with device_bytes 0: no such tier.
+        device_bytes: The bytes of hot rows, as an alternative.
+        policy: Which rows leave the device first, after the needs of the coming batches: lfu or lru.
+        host_rows: The number of rows in memory before some are moved to disk; 0: all.
+        folder: The folder of the rows on disk.
     """
 
     device: str = "cpu"
@@ -39,7 +42,14 @@ class TierSettings:
 
     @classmethod
     def from_settings(cls, spec: TableSpec, settings_by_name: Mapping[str, Any], device: str = "cpu") -> Self:
-        """From a configuration: `host_bytes` in place of host_rows, and the system's scratch space where no folder is named."""
+        """Create tiers from a configuration.
+
+        Args:
+            spec: The table's spec.
+            settings_by_name: The settings; `host_bytes` may replace host_rows, and the default folder is the
+                system's scratch space.
+            device: The device of the hot rows.
+        """
         settings = dict(settings_by_name)
         host_bytes = settings.pop("host_bytes", 0)
         if host_bytes:
@@ -49,17 +59,21 @@ class TierSettings:
         return cls(device=device, **settings)
 
     def count_device_rows(self, spec: TableSpec) -> int:
-        """The device's budget in rows; of two the smaller."""
+        """Compute the device's budget in rows, the smaller one of two."""
         budgets = [self.device_rows, self.device_bytes // count_device_row_bytes(spec)]
         return min((budget for budget in budgets if budget), default=0)
 
     def check(self, spec: TableSpec) -> None:
-        """ConfigError where these tiers cannot serve such a table."""
+        """Check that these tiers fit a table.
+
+        Raises:
+            ConfigError: If they do not.
+        """
         if self.device_bytes:
             _convert_to_rows(self.device_bytes, count_device_row_bytes(spec), "device")
         if bool(self.host_rows) != bool(self.folder):
             raise ConfigError(
-                f"a cold tier wants host_rows and a folder, got {self.host_rows} and {self.folder!r}; give both or neither"
+                f"a cold tier needs host_rows and a folder, got {self.host_rows} and {self.folder!r}; set both or neither"
             )
         if self.host_rows and self.host_rows <= 2 * self.count_device_rows(spec):
             raise ConfigError(
@@ -68,7 +82,7 @@ class TierSettings:
             )
         if self.host_rows and spec.evicts:
             raise ConfigError(
-                "a table that forgets rows (ttl_steps, or evict and a budget) has no use for a cold tier: "
+                "a table that evicts rows (ttl_steps, or evict and a budget) cannot have a cold tier: "
                 "leave out host_rows and folder, or the eviction"
             )
 
@@ -83,7 +97,14 @@ def _convert_to_rows(budget: int, row: int, tier: str) -> int:
 
 @dataclass
 class TierTraffic:
-    """Distinct rows that training batches asked for, that came up from the host, and that went back changed."""
+    """Counts of distinct rows in training batches.
+
+    Attributes:
+        wanted: Rows that batches requested.
+        loaded: Rows loaded from the host to the device.
+        bypassed: Requested rows that did not fit on the device.
+        written: Changed rows written back to the host.
+    """
 
     wanted: int = 0
     loaded: int = 0
@@ -92,12 +113,12 @@ class TierTraffic:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the rows asked for that was here and did not have to come."""
+        """The fraction of requested rows that were already on the device."""
         return 1 - (self.loaded + self.bypassed) / self.wanted if self.wanted else 0.0
 
 
 def report(table: TieredTable) -> dict[str, Any]:
-    """What the tiers hold and what went between them, for metrics."""
+    """Return the contents of the tiers and the traffic between them, for metrics."""
     counts: dict[str, Any] = {
         "host_rows": len(table.host),
         "promoted": table.promoted,

@@ -219,9 +219,9 @@ def test_empty_batches_pass_and_misuse_is_named():
     with pytest.raises(DataError, match=r"int64 \[n\], got int64 \[2, 2\]"):
         core.lookup(torch.zeros(2, 2, dtype=torch.int64), train=False)
     core.lookup(np.arange(2), train=True)
-    with pytest.raises(DataError, match=r"wants gradients \[2, 4\], got \[2, 5\]"):
+    with pytest.raises(DataError, match=r"needs gradients of shape \[2, 4\], got \[2, 5\]"):
         core.apply(np.arange(2), torch.ones(2, 5), 1)
-    with pytest.raises(DataError, match="writes float32"):
+    with pytest.raises(DataError, match="needs `out` as contiguous float32"):
         core.lookup(np.arange(2), train=False, out=torch.ones(2, 4, dtype=torch.float64))
     with pytest.raises(DataError, match=r"2 keys that have no row, first \[5, 6\]"):
         core.apply(np.array([6, 5, 6]), torch.ones(3, 4), 1)

@@ -202,9 +202,9 @@ def test_loading_a_delete_forgets_the_row():
 
 def test_rows_saved_with_another_width_or_optimizer_are_refused():
     saved = list(trained("adam").export())
-    with pytest.raises(DataError, match="wants row as 8 float32"):
+    with pytest.raises(DataError, match="needs column row with 8 float32"):
         table("adam", dim=8).load(saved)
-    with pytest.raises(DataError, match="wants state as 4 float32"):
+    with pytest.raises(DataError, match="needs column state with 4 float32"):
         table("adagrad").load(saved)
 
 

@@ -193,9 +193,9 @@ def test_four_shards_admit_and_evict_what_one_table_does():
 
 
 def test_a_policy_that_contradicts_itself_is_refused():
-    with pytest.raises(ConfigError, match="give both evict and budget_rows or budget_bytes"):
+    with pytest.raises(ConfigError, match="set both evict and budget_rows or budget_bytes"):
         TableSpec(4, evict="lru")
-    with pytest.raises(ConfigError, match="give both evict and budget_rows or budget_bytes"):
+    with pytest.raises(ConfigError, match="set both evict and budget_rows or budget_bytes"):
         TableSpec(4, budget_rows=10)
     with pytest.raises(ConfigError, match="evict must be one of lru, lfu, got 'fifo'"):
         TableSpec(4, evict="fifo", budget_rows=10)

@@ -157,11 +157,11 @@ def test_a_step_refused_says_why_and_changes_nothing():
     for keys in (torch.arange(15, 25), np.arange(15, 25)):
         with pytest.raises(DataError, match="5 keys that have no row"):
             table.apply(keys, torch.zeros(10, 12), 1)
-    with pytest.raises(DataError, match=r"wants gradients \[10, 12\], got \[10, 6\]"):
+    with pytest.raises(DataError, match=r"needs gradients of shape \[10, 12\], got \[10, 6\]"):
         table.apply(torch.arange(10), torch.zeros(10, 6), 1)
     with pytest.raises(DataError, match="real gradients"):
         table.apply(torch.arange(10), torch.zeros(10, 12, dtype=torch.complex64), 1)
-    with pytest.raises(DataError, match="writes float32"):
+    with pytest.raises(DataError, match="needs `out` as contiguous float32"):
         table.lookup(torch.arange(10), train=False, out=torch.empty(10, 6))
     assert (table.step, table.hash_state()) == (0, before)
 

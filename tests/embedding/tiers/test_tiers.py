@@ -239,9 +239,9 @@ def test_a_tiered_table_speaks_the_protocol(tmp_path):
 @pytest.mark.parametrize(
     ("tiers", "spec", "message"),
     [
-        ({"host_rows": 10}, {}, "wants host_rows and a folder"),
+        ({"host_rows": 10}, {}, "needs host_rows and a folder"),
         ({"device_rows": 10, "host_rows": 20, "folder": "x"}, {}, "more than twice the 10 rows"),
-        ({"host_rows": 20, "folder": "x"}, {"ttl_steps": 5}, "no use for a cold tier"),
+        ({"host_rows": 20, "folder": "x"}, {"ttl_steps": 5}, "cannot have a cold tier"),
         ({"device_rows": 10, "policy": "mru"}, {}, "lfu or lru, got 10 and 'mru'"),
     ],
 )

@@ -80,5 +80,5 @@ def test_rows_read_by_key_are_those_of_the_published_version():
 
 def test_tiers_that_cannot_be_are_named_before_anything_starts():
     shard = shard_of(tiers={"item": {"host_rows": 10, "folder": "/tmp"}})
-    with pytest.raises(ConfigError, match=r"sparse.tables.item.tiers: a table that forgets rows"):
+    with pytest.raises(ConfigError, match=r"sparse.tables.item.tiers: a table that evicts rows"):
         shard.setup()
