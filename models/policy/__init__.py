@@ -1,4 +1,4 @@
-"""What a policy draws from a catalogue, and what it expects of it exactly."""
+"""Sampling of items from a policy, and exact statistics of a policy over the catalogue."""
 
 import lazy_loader
 

@@ -1,13 +1,13 @@
-"""Draws of a policy: groups of items that are drawn from it rather than its most likely ones, each with what it weighs.
+"""Sampling from a policy: groups of drawn items instead of the most likely ones, with their importance weights.
 
     sample  independent draws, at a temperature and a top_p; a group may hold an item twice
     gumbel  draws without replacement: stochastic beam search (Kool et al., arXiv 1903.06059), top-down Gumbel noise
     beam    the most likely items, and `tail` draws from all the others
 
-The policy is what is served: the model, mixed with its memory where it has one, without the items that are masked. A group's
-weighted sum is the policy's expectation over what is allowed: `weight` and `chance` are those of `nonet.rl.Draws`. Of a tempered
-sample the weights are ratios that sum to one, so they are right for many draws only. Noise is a function of a prompt's own
-generator: chunks and ranks change nothing.
+The policy is the distribution that is served: the model, mixed with its memory if it has one, without the masked items. The
+weighted sum over a group is the policy's expectation over the allowed items: `weight` and `chance` are those of
+`nonet.rl.Draws`. The weights of a tempered sample are self-normalised ratios, so they are only consistent for many draws.
+Noise is a function of a prompt's own generator, so it does not depend on chunks and ranks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ from nonet.types import Jagged, SampleBatch
 
 @dataclass(frozen=True, slots=True)
 class DrawnBeams:
-    """As `Beams`, the likeliest first, with weight and chance [U, W], and whether an item was added as the prompt's target
-    and not drawn, added [U, W] bool. A tempered sample also has what it was drawn with, sampling_logp [U, W, L]."""
+    """Drawn items, fields as in `Beams`, the likeliest first.
+
+    `weight` and `chance` [U, W] are the importance weights and inclusion probabilities. `added` [U, W] bool marks the prompt's
+    target where it was added and not drawn. A tempered sample also has the log-probabilities it was drawn with, sampling_logp
+    [U, W, L].
+    """
 
     item: Tensor
     sid: Tensor
@@ -45,7 +49,10 @@ class DrawnBeams:
 
 @dataclass(slots=True)
 class _Group:
-    """Candidates of each prompt, the first that `chosen` says are a group: leaf, log-probability by level, weight, chance."""
+    """Candidates of each prompt: leaf, log-probability by level, weight and chance.
+
+    The first candidates that `chosen` marks are the group.
+    """
 
     leaf: Tensor
     logp: Tensor
@@ -55,7 +62,7 @@ class _Group:
     sampling: Tensor | None = None
 
     def joined(self, other: _Group) -> _Group:
-        """Both groups' candidates, these first."""
+        """Concatenate the candidates of both groups, these first."""
         sampling = None if other.sampling is None else torch.cat([self.logp, other.sampling], 1)
         return _Group(
             torch.cat([self.leaf, other.leaf], 1),
@@ -68,7 +75,7 @@ class _Group:
 
 
 class Drawing:
-    """One batch of prompts that items are drawn for; `noise`: a generator a prompt."""
+    """Draws items for one batch of prompts; `noise` has one generator per prompt."""
 
     def __init__(
         self,
@@ -90,7 +97,7 @@ class Drawing:
 
     @torch.no_grad()
     def drawn(self, width: int, options: Mapping[str, Any]) -> DrawnBeams:
-        """`width` items a prompt by a rollout's options: use, temperature, top_p, tail, with_target."""
+        """Draw `width` items per prompt by a rollout's options: use, temperature, top_p, tail, with_target."""
         kind, target = options["use"], self._target() if options.get("with_target") else None
         sure = self._sure(target)
         added = sure.leaf.shape[1]
@@ -105,19 +112,19 @@ class Drawing:
         return self._beams(sure.joined(self._independent(left, sure, temperature, top_p)), width, added)
 
     def _target(self) -> Tensor:
-        """The leaf [U] that each prompt's user took next."""
+        """Return the leaf [U] of each prompt's next event."""
         seq = self._asked.corpus.seq
         item_U = torch.from_numpy(seq.item[event_at(seq, self._users, self._positions)]).to(self.device)
         return self.trie.tensor("leaf_of_item", 0, self.device)[item_U.long()].long()
 
     def _sure(self, target_U: Tensor | None) -> _Group:
-        """What is in every group: the target, or nothing."""
+        """Return the group of items that are always included: the target, or none."""
         users = len(self._users)
         leaf_U1 = torch.empty(users, 0, dtype=torch.int64, device=self.device)
         return self._of_leaves(leaf_U1 if target_U is None else target_U[:, None])
 
     def _of_leaves(self, leaf_UX: Tensor) -> _Group:
-        """A group of leaves that are in it for sure, -1 for none."""
+        """Build a group of leaves with inclusion probability 1; -1 for none."""
         logp_UXL = policy_of_leaves(
             self._asked.model, self._cache, self.trie, leaf_UX.contiguous(), self._votes
         )
@@ -127,7 +134,7 @@ class Drawing:
         return _Group(leaf_UX.clamp_min(0), logp_UXL, there_UX, weight_UX, there_UX.double())
 
     def _top(self, width: int, sure: _Group) -> _Group:
-        """The most likely items behind those that are sure, `width` in all."""
+        """Append the most likely items to the ones that are always included, `width` in total."""
         target = sure.leaf.shape[1]
         beams = self._asked.beams(self._batch, width, self._users, self._positions, self._within)
         leaf_I = self.trie.tensor("leaf_of_item", 0, self.device).long()
@@ -142,7 +149,7 @@ class Drawing:
         return self._of_leaves(torch.cat([sure.leaf, kept_UW], 1))
 
     def _allowed_mass(self) -> Tensor:
-        """Log of what the policy gives to all that is not masked, [U, 1]."""
+        """Compute the log of the policy's probability of all items that are not masked, [U, 1]."""
         counts = np.diff(np.asarray(self._hidden.offsets, dtype=np.int64))
         most = int(counts.max(initial=0))
         if not most:
@@ -157,7 +164,7 @@ class Drawing:
         return torch.log1p(-masked_U.clamp(max=1 - 1e-9))
 
     def _free(self, leaf_UM: Tensor, sure: _Group) -> Tensor:
-        """Which candidates may still be drawn: neither masked nor in the group already, [U, M] bool."""
+        """Return a mask [U, M] of the candidates that can still be drawn: neither masked nor in the group."""
         users, leaves = len(leaf_UM), self.trie.n_leaves
         pairs = _pairs(self._hidden, np.asarray(self.trie.leaf_of_item), leaves).to(self.device)
         rows = torch.arange(users, device=self.device)[:, None] * leaves
@@ -165,7 +172,7 @@ class Drawing:
         return ~torch.isin(rows + leaf_UM, pairs) & ~again_UM.any(-1)
 
     def _independent(self, width: int, sure: _Group, temperature: float, top_p: float) -> _Group:
-        """Independent draws from what is left, the first `width` that may be."""
+        """Draw independently from the remaining items, and keep the first `width` that are allowed."""
         walk = Walk(self._asked.model, self._cache, self.trie, self._votes)
         most = 4 * width + 8
         noise = np.stack([each.random((self.trie.levels, most)) for each in self._noise])
@@ -182,7 +189,7 @@ class Drawing:
         return _Group(drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.zeros_like(weight_UM), sampling)
 
     def _without_replacement(self, width: int, sure: _Group) -> _Group:
-        """Draws without replacement from what is left, with their inclusion probabilities."""
+        """Draw without replacement from the remaining items, with their inclusion probabilities."""
         walk = Walk(self._asked.model, self._cache, self.trie, self._votes)
         drawn = walk.perturbed(2 * width + 4, self._noise)
         there_UM = drawn.noisy > -torch.inf
@@ -204,9 +211,9 @@ class Drawing:
         return _Group(drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.where(chosen_UM, chance_UM, 0.0))
 
     def _beams(self, group: _Group, width: int, added: int) -> DrawnBeams:
-        """Return the chosen candidates on the host, the likeliest first: rewards of lists read a group as a ranking.
+        """Return the chosen candidates on the host, the likeliest first, since listwise rewards read a group as a ranking.
 
-        Places that nothing could be drawn for stand last. The first `added` candidates were added and not drawn.
+        Slots without an item are at the end. The first `added` candidates were added and not drawn.
         """
         total_UM = group.logp.sum(-1).masked_fill(~group.chosen, -torch.inf)
         order_UM = total_UM.argsort(dim=1, descending=True, stable=True)
@@ -236,12 +243,12 @@ class Drawing:
 
 
 def is_drawn(options: Mapping[str, Any]) -> bool:
-    """Whether a rollout's options ask for more than the most likely items."""
+    """Return whether a rollout's options ask for more than the most likely items."""
     return options.get("use", "beam") != "beam" or bool(options.get("tail") or options.get("with_target"))
 
 
 def _once_each(leaf_UF: Tensor) -> Tensor:
-    """Each leaf of a prompt once, -1 for the others."""
+    """Replace repeated leaves of a prompt by -1."""
     sorted_UF = leaf_UF.sort(1).values
     again_UF = torch.zeros_like(sorted_UF, dtype=torch.bool)
     again_UF[:, 1:] = sorted_UF[:, 1:] == sorted_UF[:, :-1]
@@ -249,14 +256,14 @@ def _once_each(leaf_UF: Tensor) -> Tensor:
 
 
 def _and_all(hidden: Jagged, items: Sequence[np.ndarray]) -> Jagged:
-    """The masked items of each prompt, and these of it."""
+    """Append `items` to the masked items of each prompt."""
     rows = [np.union1d(hidden[row], items[row]) for row in range(len(hidden))]
     offsets = np.cumsum([0, *map(len, rows)])
     return Jagged(np.concatenate(rows) if rows else np.empty(0, np.int64), offsets)
 
 
 def _pairs(hidden: Jagged, leaf_of_item: np.ndarray, leaves: int) -> Tensor:
-    """prompt * leaves + leaf of every masked item of the catalogue."""
+    """Return prompt * leaves + leaf of every masked item of the catalogue."""
     row = np.repeat(np.arange(len(hidden)), np.diff(np.asarray(hidden.offsets, dtype=np.int64)))
     leaf = leaf_of_item[np.asarray(hidden.values)]
     return torch.from_numpy((row * leaves + leaf)[leaf >= 0].astype(np.int64))

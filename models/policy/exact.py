@@ -1,7 +1,7 @@
-"""Exact figures of a policy over the whole catalogue: its entropy, its KL to another, what it expects of a reward.
+"""Exact statistics of a policy over the whole catalogue: its entropy, its KL to another policy, and its expected reward.
 
-A trie is finite, so nothing is estimated. `expected_reward` is differentiable: every inner node is evaluated once, and
-its gradient is the policy gradient that estimators are judged by. U x I numbers are held, so it is for small catalogues.
+A trie is finite, so nothing is estimated. `expected_reward` is differentiable: every inner node is evaluated once, and its
+gradient is the policy gradient that estimators are compared with. Memory is U x I numbers, so it is for small catalogues.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nonet.models.generation import Trie, Votes, policy_of_leaves, score_items, 
 
 @torch.no_grad()
 def catalogue_log_prob(model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None) -> Tensor:
-    """Log-probability [U, I] of every item under the policy, nats; -inf outside the catalogue."""
+    """Compute the log-probability [U, I] in nats of every item under the policy; -inf outside the catalogue."""
     own_UI = score_items(model, cache, trie)
     return own_UI if votes is None else with_votes(model, trie, own_UI, votes, cache.state)  # type: ignore[arg-type]
 
 
 def entropy(logp_UI: Tensor) -> Tensor:
-    """Entropy [U] of distributions over items, nats."""
+    """Compute the entropy [U] of distributions over items, in nats."""
     return -_expected(logp_UI, logp_UI)
 
 
 def divergence(logp_UI: Tensor, other_UI: Tensor) -> Tensor:
-    """KL(policy, other) [U] over the whole catalogue, nats."""
+    """Compute KL(policy, other) [U] over the whole catalogue, in nats."""
     return _expected(logp_UI, logp_UI - other_UI)
 
 
@@ -45,9 +45,10 @@ def expected_reward(
     reward_UI: Tensor,
     allowed_UI: Tensor | None = None,
 ) -> Tensor:
-    """Expected reward [U] of one item drawn from the policy, differentiable; of the allowed items alone where they are given.
+    """Compute the expected reward [U] of one item drawn from the policy; differentiable.
 
-    Items outside the catalogue have no part in it. A prompt with nothing allowed expects 0.
+    With `allowed_UI` the policy is restricted to the allowed items. Items outside the catalogue are ignored. A prompt without an
+    allowed item has expectation 0.
     """
     item = trie.tensor("item_of_leaf", 0, cache.state.device)
     leaf_UX = torch.arange(trie.n_leaves, device=item.device).expand(len(cache.state), -1)

@@ -1,7 +1,7 @@
-"""Walk: down the trie by a policy's own masses, drawing on the way.
+"""Sampling down the trie by the node masses of a policy.
 
-The mass of a node under the policy is (1 - l) p(node) + l q(node): the model's and its memory's. Children's masses over their
-node's are the chances that a draw goes by, so what is drawn is the mixture itself.
+The mass of a node under the policy is (1 - l) p(node) + l q(node), of the model and its memory. Codes are drawn by the ratio of
+the children's masses to their node's, so leaves are drawn from the mixture exactly.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from nonet.models.generation import Trie, Votes, legal_log_softmax, remember, to
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """leaf [U, M]; log-probability by level under the policy, and under what drew it [U, M, L]; noisy [U, M]: perturbed
-    log-probabilities of draws without replacement, descending, -inf where there was no more to draw."""
+    """Drawn leaves.
+
+    Attributes:
+        leaf: Leaves [U, M].
+        logp: Log-probabilities by level under the policy [U, M, L].
+        sampling: Log-probabilities by level under the distribution that was sampled from [U, M, L].
+        noisy: Perturbed log-probabilities [U, M] of draws without replacement, descending; -inf where no leaf was left.
+    """
 
     leaf: Tensor
     logp: Tensor
@@ -31,7 +37,7 @@ class Leaves:
 
 
 class Walk:
-    """One batch of prompts on their way down."""
+    """Traverses the trie for one batch of prompts."""
 
     def __init__(self, model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None):
         self._model, self._cache, self._trie = model, cache, trie
@@ -39,7 +45,7 @@ class Walk:
         self._device, self._users = cache.state.device, len(cache.state)
 
     def sampled(self, noise_ULM: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Leaves:
-        """Independent draws by uniform noise, at each level by inversion. Below a level's `top_p` nothing is drawn."""
+        """Draw leaves independently by inversion of uniform noise at each level; codes outside a level's `top_p` are excluded."""
         draws = noise_ULM.shape[-1]
         state = self._root(draws)
         logp, sampling = [], []
@@ -58,7 +64,7 @@ class Walk:
         return Leaves(state[0], torch.stack(logp, -1), torch.stack(sampling, -1), noisy)
 
     def perturbed(self, most: int, noise: Sequence[np.random.Generator]) -> Leaves:
-        """The `most` leaves of largest log-probability plus Gumbel noise, each leaf's independent of the others'."""
+        """Return the `most` leaves with the largest log-probability plus independent Gumbel noise."""
         node_UV, mass_UV, own_UV, sid_UVl = self._root(1)
         noisy_UV = self._gumbel(noise, 1, 1)[..., 0]
         logp_UVl = torch.zeros(*node_UV.shape, 0, dtype=mass_UV.dtype, device=self._device)
@@ -78,7 +84,7 @@ class Walk:
         return Leaves(node_UV, logp_UVl, logp_UVl, noisy_UV)
 
     def _root(self, draws: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Nodes, the policy's and the model's own log-masses [U, V], codes on the way [U, V, 0]."""
+        """Return the root nodes, the policy's and the model's log-masses [U, V], and empty code paths [U, V, 0]."""
         shape = self._users, draws
         node = torch.zeros(shape, dtype=torch.int64, device=self._device)
         mass = torch.zeros(shape, dtype=torch.float64, device=self._device)
@@ -87,7 +93,7 @@ class Walk:
     def _children(
         self, level: int, node_UV: Tensor, mass_UV: Tensor, own_UV: Tensor, sid_UVl: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every code: the child, and its log-mass under the model and under the policy [U, V, K]; -inf where illegal."""
+        """Return for every code the child and its log-mass under model and policy [U, V, K]; -inf where illegal."""
         child_UVK = self._trie.children(level, node_UV)
         logits = self._model.step(self._cache, sid_UVl, level)
         own_UVK = own_UV[..., None] + legal_log_softmax(logits, child_UVK >= 0).double()
@@ -98,7 +104,7 @@ class Walk:
         return child_UVK, own_UVK, mass_UVK.masked_fill(child_UVK < 0, -torch.inf)
 
     def _remembered(self, level: int, node_UV: Tensor, child_UVK: Tensor) -> Tensor:
-        """What the memory gives to the leaves below every child [U, V, K]."""
+        """Sum the memory's probability of the leaves below every child [U, V, K]."""
         assert self._memory is not None
         votes, q_UX = self._memory.votes, self._memory.q.double()
         leaf_UX = votes.leaf.clamp_min(0).contiguous()
@@ -115,7 +121,7 @@ class Walk:
 
 
 def _below(noisy_UV: Tensor, mass_UVK: Tensor, free_UVK: Tensor) -> Tensor:
-    """Perturbed log-masses of children, given that their largest is their node's (Kool et al., appendix B.3)."""
+    """Compute perturbed log-masses of children, conditioned on their maximum being their node's (Kool et al., appendix B.3)."""
     free_UVK = free_UVK.masked_fill(mass_UVK == -torch.inf, -torch.inf)
     top_UV1 = free_UVK.amax(-1, keepdim=True)
     largest_UVK = free_UVK == top_UV1
@@ -127,7 +133,7 @@ def _below(noisy_UV: Tensor, mass_UVK: Tensor, free_UVK: Tensor) -> Tensor:
 
 
 def _tempered(chance_UMK: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Log-probabilities at a temperature, of the likeliest codes that have `top_p` together."""
+    """Compute log-probabilities at a temperature, restricted to the likeliest codes with total probability `top_p`."""
     logp_UMK = (chance_UMK / temperature).log_softmax(-1)
     if top_p >= 1:
         return logp_UMK
@@ -138,7 +144,7 @@ def _tempered(chance_UMK: Tensor, temperature: float, top_p: float) -> Tensor:
 
 
 def _likely(code_UM1: Tensor, drawn_UMK: Tensor) -> Tensor:
-    """The code itself, or the likeliest one where rounding led to a code that has no chance."""
+    """Replace codes of probability 0, which rounding can select, by the likeliest code."""
     nothing = drawn_UMK.gather(-1, code_UM1) == -torch.inf
     return torch.where(nothing, drawn_UMK.argmax(-1, keepdim=True), code_UM1)
 
@@ -151,6 +157,6 @@ def _descended(
 
 
 def _longer(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
-    """The parents' values with one more level."""
+    """Append one more level to the values of the parents."""
     index = parent_UV.unsqueeze(-1).expand(-1, -1, prefix_UVl.shape[-1])
     return torch.cat([prefix_UVl.gather(1, index), last_UV.unsqueeze(-1)], -1)

@@ -1,6 +1,7 @@
-"""Cache: what a prefill leaves for the steps, one history a prompt; steps only read it.
+"""Cache: the result of a prefill that steps read, one history per prompt.
 
-Besides the last state of each prompt a decoder may keep its histories' keys and values, packed: all beams of a prompt share them.
+Besides the last state of each prompt, a decoder may store the packed keys and values of its histories, which all beams of a
+prompt share.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nonet.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """state [U, D]; keys and values [S, H, E] cut by cuts [U + 1], where the decoder attends to histories."""
+    """State [U, D] of each prompt; keys and values [S, H, E] with cuts [U + 1], if the decoder attends to histories."""
 
     state: Tensor
     keys: Tensor | None = None
@@ -24,7 +25,7 @@ class Cache:
     cuts: Tensor | None = None
 
     def history(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and cuts; an error where this cache has none."""
+        """Return keys, values and cuts; raise an error if this cache has none."""
         if self.keys is None or self.values is None or self.cuts is None:
             raise DataError(
                 "this cache holds no keys: it was not made by a model with depth: attention. Prefill with the same model."
@@ -32,7 +33,7 @@ class Cache:
         return self.keys, self.values, self.cuts
 
     def part(self, start: int, stop: int) -> Cache:
-        """The prompts [start, stop)."""
+        """Return the cache of the prompts [start, stop)."""
         if self.keys is None:
             return Cache(self.state[start:stop])
         keys, values, cuts = self.history()

@@ -1,7 +1,7 @@
-"""Transformer blocks over packed sequences, and the rotary positions they use.
+"""Transformer blocks over packed sequences, and their rotary position embeddings.
 
-Pre-norm, ReLU (GELU's erf costs a fifth of a CPU step and gains nothing here), rotary positions relative to one another:
-windows begin anywhere in a history, so absolute places mean nothing (recall@10 0.114 against 0.101 after ten epochs).
+Pre-norm and ReLU (GELU's erf costs a fifth of a CPU step and gains nothing here). Positions are rotary, that is relative:
+windows begin anywhere in a history, so absolute positions carry no information (recall@10 0.114 against 0.101 after ten epochs).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BASE = 1000.0  # slowest rotation: a history of 50 events turns by 0.05 of it
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each behind a norm and beside a residual."""
+    """Causal self-attention and a two-layer perceptron, each with pre-norm and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
     def forward(
         self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor], past: Past | None = None
     ) -> Tensor:
-        """`past`: keys and values that stand before those of x in each sequence."""
+        """Apply the block; `past` holds keys and values that precede those of x in each sequence."""
         q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, self.heads, -1)).unbind(1)
         q, k, cuts_k = rotate(q, turn), rotate(k, turn), None
         if past is not None:
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Past:
-    """Keys and values of kept positions, put before new ones of their sequences block by block; `seen`: both, by block."""
+    """Stored keys and values, which are put before those of new positions block by block; `seen` collects both, by block."""
 
     def __init__(self, kv: Tensor | None, at_S: Tensor, at_T: Tensor, cuts_B1: Tensor):
         self._kv, self._at_S, self._at_T, self._cuts_B1, self._number = kv, at_S, at_T, cuts_B1, 0
@@ -50,7 +50,7 @@ class Past:
 
     @classmethod
     def of(cls, kv_JSHE: Tensor | None, past_B1: Tensor, new_B1: Tensor) -> Past:
-        """Of kept keys and values [J, 2, S, H, E] cut by past_B1, before new positions cut by new_B1."""
+        """Build from stored keys and values [J, 2, S, H, E] cut by past_B1, before new positions cut by new_B1."""
         kept_S = torch.arange(int(past_B1[-1]), device=past_B1.device)
         new_T = torch.arange(int(new_B1[-1]), device=new_B1.device)
         at_S = kept_S + new_B1[torch.repeat_interleave(past_B1.diff())]
@@ -58,18 +58,18 @@ class Past:
         return cls(kv_JSHE, at_S, at_T, past_B1 + new_B1)
 
     def layer(self, number: int) -> Past:
-        """For a block, by its number."""
+        """Return the keys and values of one block."""
         self._number = number
         return self
 
     def joined(self, kept: Tensor, new: Tensor) -> Tensor:
-        """Kept [S, ..] and new [T, ..] positions, sequence by sequence."""
+        """Concatenate stored [S, ..] and new [T, ..] positions, sequence by sequence."""
         both = new.new_empty(len(kept) + len(new), *new.shape[1:])
         both.index_copy_(0, self._at_S, kept)
         return both.index_copy_(0, self._at_T, new)
 
     def take(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All keys and values of the sequences, and their cuts; None where they are those of the new ones."""
+        """Return all keys and values of the sequences, and their cuts; None if they are those of the new positions."""
         if self._kv is None:
             self.seen.append((keys, values))
             return keys, values, None
@@ -80,7 +80,7 @@ class Past:
 
 
 def rotary(place_T: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine [T, 1, width] of each position, as `rotate` wants them; width is even."""
+    """Compute cosine and signed sine [T, 1, width] of each position, as input of `rotate`; width is even."""
     half = width // 2
     frequency = _BASE ** (-torch.arange(half, device=place_T.device) / half)
     angle = place_T[:, None] * frequency
@@ -89,6 +89,6 @@ def rotary(place_T: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_THE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Each position's pairs turned by its angle."""
+    """Rotate the pairs of each position by its angle."""
     cosine, sine = (t.to(x_THE.dtype) for t in turn)
     return x_THE * cosine + x_THE.roll(x_THE.shape[-1] // 2, -1) * sine

@@ -1,9 +1,9 @@
-"""SID decoder: a causal history decoder, one position an event, and a small depth decoder over the codes of an item.
+"""SID decoder: a causal history decoder with one position per event, and a small depth decoder over the codes of an item.
 
-After RQ-Transformer (Lee et al. 2022): sequences are as long as histories, not L times that, and an item's codes are
-read off one state, so a catalogue is scored exhaustively at the price of a few matrix products. An event enters as the
-sum of its codes' embeddings, its sparse rows, its rating, its type and the time since the event before it. A start
-position that knows the user stands before every sequence, so an empty history has an answer too.
+After RQ-Transformer (Lee et al. 2022): sequences are as long as histories, not L times that, and an item's codes are decoded
+from one state, so a catalogue is scored exhaustively at the cost of a few matrix products. An event's input is the sum of its
+codes' embeddings, its sparse rows, its rating, its type and the time since the event before it. A start position with the
+user's features precedes every sequence, so an empty history also has a state.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SidDecoder(nn.Module):
     def build(
         cls, config: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
     ) -> SidDecoder:
-        """From scenario options; weights drawn from `seed`, torch's own generator left as it was."""
+        """Build from scenario options, with weights drawn from `seed`; torch's global generator is left unchanged."""
         options = OPTIONS | dict(config)
         _check(options, codes)
         with torch.random.fork_rng(devices=[]):
@@ -94,7 +94,7 @@ class SidDecoder(nn.Module):
         return model
 
     def draw(self) -> None:
-        """First weights: embeddings small, what is hashed or optional at zero."""
+        """Initialise the weights: small embeddings, and zero for hashed or optional ones."""
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=_STD)
@@ -102,11 +102,11 @@ class SidDecoder(nn.Module):
             nn.init.zeros_(weight)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """The weights between hidden states: those that gain from Muon."""
+        """Return the weights between hidden states, which Muon updates."""
         return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]  # type: ignore[misc]
 
     def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
-        """Teacher-forced logits [M, K] of each level, one row for each event whose loss_mask is True, in order."""
+        """Compute teacher-forced logits [M, K] of each level, one row for each event whose loss_mask is True, in order."""
         sid_ML = self.targets(batch)
         every = [torch.arange(len(sid_ML), device=sid_ML.device)] * self.levels
         logits = self.teacher_forced_logits(
@@ -118,7 +118,10 @@ class SidDecoder(nn.Module):
         return batch.sid[batch.loss_mask.values]
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        """For 1 never below 0: a start position stands before the first event."""
+        """Return the position [M] of the state `ahead` events before each target.
+
+        With `ahead` 1 it is never negative: a start position precedes the first event.
+        """
         events_N, sequence_N, place_N = _places(batch)
         chosen = batch.loss_mask.values
         position_M = (events_N + sequence_N)[chosen] - (ahead - 1)
@@ -150,7 +153,7 @@ class SidDecoder(nn.Module):
         return self.depth.legal_logits(cache, level, prefix_ml, row_c, code_c)
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """State [T, D] at every position: a sequence's start, then after each of its events."""
+        """Compute the state [T, D] at every position: a sequence's start, then after each of its events."""
         events_N, sequence_N, _ = _places(batch)
         sequences, cuts_B1 = len(batch.item), _cuts(batch)
         event_ND, start_BD = self.entering(batch, rows)
@@ -165,8 +168,10 @@ class SidDecoder(nn.Module):
     def entering(
         self, batch: SampleBatch, rows: Mapping[str, Tensor], before_B: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What enters the first block: events [N, D] and starts [B, D]. before_B: time of the event before each sequence, -1 for
-        none."""
+        """Compute the input of the first block: events [N, D] and starts [B, D].
+
+        `before_B` is the time of the event before each sequence, -1 for none.
+        """
         event_ND, start_BD = self._events(batch, before_B), self.start.expand(len(batch.item), -1)
         for projected, by_event in self._rows(batch, rows):
             if by_event:
@@ -183,11 +188,11 @@ class SidDecoder(nn.Module):
     def extend(
         self, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[Prefix | None]
     ) -> tuple[Cache, list[Prefix]]:
-        """As `prefill`, of prefixes that were kept and the events after them (`prefix.py`); and the longer prefixes."""
+        """Run a prefill of stored prefixes and the events after them (`prefix.py`); also return the longer prefixes."""
         return extend(self, batch, rows, kept)
 
     def _context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
-        """What all blocks take besides states and cuts; events stand at positions `after_N`."""
+        """Return what all blocks take besides states and cuts; events are at positions `after_N`."""
         _, sequence_N, place_N = _places(batch)
         nothing_T = torch.zeros(
             int(len(after_N) + len(cuts_B1) - 1), dtype=torch.int64, device=after_N.device
@@ -209,7 +214,7 @@ class SidDecoder(nn.Module):
         return x_ND + self.kind(batch.event.values.clamp(0, TYPES - 1))
 
     def _rows(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
-        """Each feature's projected rows, and whether they belong to events (else to sequences)."""
+        """Return each feature's projected rows, and whether they belong to events (else to sequences)."""
         missing = sorted(set(self.features) - set(rows))
         if missing:
             raise DataError(
@@ -229,13 +234,13 @@ class SidDecoder(nn.Module):
 
 
 def _cuts(batch: SampleBatch) -> Tensor:
-    """Where each sequence's positions begin, its start first [B + 1]."""
+    """Return where each sequence's positions begin, including its start position [B + 1]."""
     offsets = batch.item.offsets
     return offsets + torch.arange(len(offsets), device=offsets.device)
 
 
 def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every event [N]: its number, its sequence, and its place in that sequence."""
+    """Return the number, the sequence and the place in that sequence of every event [N]."""
     offsets = batch.item.offsets
     events_N = torch.arange(len(batch.item.values), device=offsets.device)
     sequence_N = torch.repeat_interleave(offsets.diff())
@@ -243,9 +248,9 @@ def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gaps(batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
-    """Bucket [N] of the time since the event before: 0 the first of its sequence, 1 none, then powers of two of seconds.
+    """Return the bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of s.
 
-    before_B: the time of the event before each sequence's first, -1 where it is the first indeed.
+    `before_B` is the time of the event before each sequence's first, -1 if there is none.
     """
     _, sequence_N, place_N = _places(batch)
     time_N = batch.time.values
@@ -293,5 +298,5 @@ def _check(options: Mapping[str, Any], codes: Sequence[int]) -> None:
 def build(
     options: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
 ) -> SidDecoder:
-    """A decoder with weights drawn from `seed`; codes: K of every level; features: sparse feature -> width of its rows."""
+    """Build a decoder with weights drawn from `seed`, for the codes per level and the row width of each sparse feature."""
     return SidDecoder.build(options, codes, features, seed)

@@ -25,7 +25,7 @@ _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # golden ratio, as the signed 64-bit n
 
 
 class DepthDecoder(nn.Module):
-    """Logits of each level; `codes` is K by level."""
+    """Computes the logits of each level; `codes` is K by level."""
 
     def __init__(self, codes: Sequence[int], width: int, dropout: float):
         super().__init__()
@@ -43,25 +43,28 @@ class DepthDecoder(nn.Module):
         self.ask = nn.ModuleList(nn.Linear(width, DEPTH_RANK, bias=False) for _ in codes[1:])
 
     def at_zero(self) -> list[Tensor]:
-        """Weights that begin at zero: what is hashed."""
+        """Return the weights that are initialised with zero: those of hashed paths."""
         return [self.child.weight]
 
     def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> Cache:
-        """What steps need of the packed states: the last of each sequence."""
+        """Build the cache that steps need from packed states: the last state of each sequence."""
         return Cache(state_TD[cuts_B1[1:] - 1])
 
     def forward(self, cache: Cache, prefix_UWl: Tensor, level: int) -> Tensor:
-        """Logits [U, W, K] of `level`; prefix [U, W, level] int64, or [1, W, level] for the same prefixes everywhere."""
+        """Compute logits [U, W, K] of `level`.
+
+        `prefix` is [U, W, level] int64, or [1, W, level] for the same prefixes for all prompts.
+        """
         return self._logits(cache.state[:, None], prefix_UWl, level)
 
     def legal_logits(
         self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
-        """Logits [U, c] of some codes behind prefixes that all prompts share: code_c[i] behind prefix_ml[row_c[i]], rows
-        rising. None in training, for dropout needs every step.
+        """Compute logits [U, c] of code_c[i] after prefix_ml[row_c[i]], rows rising; the prefixes are the same for all prompts.
 
-        Prefixes are taken a tile at a time, so that hidden values stay in the processor's cache. The norm's mean is taken
-        out of the weights before it, its gain put into those behind it, and its spread divided out of the logits alone.
+        Returns None in training, because dropout needs every step. Prefixes are processed in tiles, so that hidden values stay in
+        the processor's cache. The norm's mean is folded into the weights before it, its gain into those after it, and only its
+        standard deviation is divided out of the logits.
         """
         if self.training:
             return None
@@ -98,7 +101,7 @@ class DepthDecoder(nn.Module):
         return linear
 
     def _of_paths(self, state_UD: Tensor, prefix_cl: Tensor, code_c: Tensor, level: int) -> Tensor:
-        """What hashed paths add to the logits of codes behind their prefixes, [U, c]."""
+        """Compute the contribution [U, c] of hashed paths to the logits of codes after their prefixes."""
         if level == 0:
             return state_UD.new_zeros(len(state_UD), len(code_c))
         child_cR = self.child(_hashed(_path(prefix_cl), code_c))
@@ -112,9 +115,9 @@ class DepthDecoder(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Teacher-forced logits [m, A, K] of each level, for the targets [m] (rising) that `choices` names at it.
+        """Yield teacher-forced logits [m, A, K] of each level, for the targets [m] (rising) that `choices` names for it.
 
-        A target is asked from the states at its positions; what a position below 0 gives means nothing.
+        A target is predicted from the states at its positions; the logits of negative positions are undefined.
         """
         state_MAD = state_TD.index_select(0, position_MA.clamp_min(0).flatten()).unflatten(
             0, position_MA.shape
@@ -141,12 +144,12 @@ class DepthDecoder(nn.Module):
 
 
 def _rows(prefix_UWl: Tensor, codes: int) -> Tensor:
-    """Hashed row [U, W, K] of each path that a next code would make."""
+    """Return the hashed row [U, W, K] of each path that a next code would make."""
     return _hashed(_path(prefix_UWl)[..., None], torch.arange(codes, device=prefix_UWl.device))
 
 
 def _path(prefix: Tensor) -> Tensor:
-    """A number [...] for the codes [..., l] chosen so far."""
+    """Compute a number [...] that identifies the codes [..., l] chosen so far."""
     path = torch.full_like(prefix[..., 0], prefix.shape[-1])
     for code in prefix.unbind(-1):
         path = path * _MIX + code + 1
@@ -154,5 +157,5 @@ def _path(prefix: Tensor) -> Tensor:
 
 
 def _hashed(path: Tensor, code: Tensor) -> Tensor:
-    """The row of the paths that these codes make."""
+    """Return the row of the paths that these codes make."""
     return ((path * _MIX + code + 1) * _SPREAD >> 40) & (DEPTH_ROWS - 1)

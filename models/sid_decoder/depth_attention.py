@@ -29,7 +29,7 @@ from nonet.models.sid_decoder.target_pages import Pages
 
 
 class DepthAttention(DepthDecoder):
-    """Logits of each level; `codes` is K by level."""
+    """Computes the logits of each level with attention to the history; `codes` is K by level."""
 
     def __init__(self, codes: Sequence[int], width: int, dropout: float, heads: int):
         super().__init__(codes, width, dropout)
@@ -48,13 +48,13 @@ class DepthAttention(DepthDecoder):
         return [*super().at_zero(), *(merge.weight for merge in self.merge)]  # type: ignore[misc]
 
     def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> Cache:
-        """The last state of each sequence, and the keys and values of all of them."""
+        """Build the cache from the last state of each sequence, and the keys and values of all of them."""
         return Cache(state_TD[cuts_B1[1:] - 1], *self._history(state_TD, cuts_B1), cuts_B1)
 
     def legal_logits(
         self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
-        """None: what a prefix attends to is another for every prompt, so prompts share nothing."""
+        """Return None: the attention of a prefix differs by prompt, so prompts share no computation."""
         return None
 
     def teacher_forced_logits(
@@ -95,7 +95,7 @@ class DepthAttention(DepthDecoder):
         position_MA: Tensor,
         sid_ML: Tensor,
     ) -> Tensor:
-        """What each row, in the order of targets, attends to [R, A, D]."""
+        """Compute the attention output [R, A, D] of each row, in the order of targets."""
         if not asked_RAD.numel():
             return asked_RAD
         pages, tokens = Pages.of(cuts_B1, position_MA[:, 0]), sid_ML.shape[1] - 1
@@ -137,13 +137,13 @@ class DepthAttention(DepthDecoder):
         return query + sum(codes[1:], codes[0])  # codes first: for all prompts at once where they share them
 
     def _history(self, state_TD: Tensor, cuts_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [T, H, E] of the states, each turned by its place in its sequence."""
+        """Compute the keys and values [T, H, E] of the states, rotated by their place in the sequence."""
         keys, values = self.remember(state_TD).unflatten(-1, (2, self.heads, -1)).unbind(1)
         number_T = torch.arange(len(state_TD), device=cuts_B1.device)
         return self._turn(keys, number_T - cuts_B1[_sequence(number_T, cuts_B1)]), values
 
     def _own(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [.., l, H, E] of the chosen codes [.., l]."""
+        """Compute the keys and values [.., l, H, E] of the chosen codes [.., l]."""
         keys = [table(code) for table, code in zip(self.key, prefix.unbind(-1), strict=False)]
         values = [table(code) for table, code in zip(self.value, prefix.unbind(-1), strict=False)]
         if not keys:

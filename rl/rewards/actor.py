@@ -1,4 +1,4 @@
-"""ActorReward: scores of a Ray actor that somebody else runs, `use: actor://namespace/name[/method]`."""
+"""ActorReward: scores from a Ray actor that runs outside of Nonet, `use: actor://namespace/name[/method]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nonet.types import Rollouts
 
 
 class ActorReward(Reward):
-    """Asks a Ray actor that somebody else runs. columns: of the items, sent along."""
+    """Calls a Ray actor that runs outside of Nonet; `columns` are item columns to send along."""
 
     url: ClassVar[str] = ""
 
@@ -27,11 +27,15 @@ class ActorReward(Reward):
         self._namespace, self._name, self._method = actor_parts(self.url)
 
     def setup(self) -> None:
-        """Find the actor. Raises ConfigError where nobody runs it, or it has no such method."""
+        """Find the actor.
+
+        Raises:
+            ConfigError: The actor is not running or has no such method.
+        """
         self._ask: Any = self._found()
 
     def _found(self) -> Any:
-        """Return the method of the actor that has the name now."""
+        """Return the method of the actor that currently has the name."""
         import ray
 
         try:
@@ -59,7 +63,7 @@ class ActorReward(Reward):
             raise Unreachable(f"{self.url} died: {' '.join(str(error).split())}") from None
 
     def _find_again(self) -> None:
-        """Take the actor that was started under the same name since, if there is one."""
+        """Switch to the actor that was restarted under the same name, if there is one."""
         try:
             self._ask = self._found()
         except ConfigError as error:
@@ -67,7 +71,7 @@ class ActorReward(Reward):
 
 
 def actor_parts(url: str, title: str = "") -> tuple[str, str, str]:
-    """(namespace, name, method) of actor://namespace/name[/method]."""
+    """Split actor://namespace/name[/method] into (namespace, name, method)."""
     namespace, _, rest = url.partition("://")[2].partition("/")
     name, _, method = rest.partition("/")
     if not namespace or not name:

@@ -9,8 +9,8 @@
         def __init__(self, model: str): ...
         def score(self, r): ...            # [U, W]
 
-Everything here is NumPy: a reward may use torch, this module does not. What a reward returns is checked by
-`score_checked`, so nothing but finite float32 [U, W] reaches an advantage.
+This module uses NumPy only; a reward may use torch. `score_checked` checks what a reward returns, so that advantages are only
+computed from finite float32 [U, W].
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def reward(function: _F) -> _F:
-    """Mark a function as a reward and check its signature. The function stays callable as it is."""
+    """Mark a function as a reward and check its signature; the function stays callable as it is."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"@reward takes a function, got {function!r}. For a class, inherit from nonet.Reward."
@@ -73,7 +73,7 @@ def reward(function: _F) -> _F:
 
 
 class FunctionReward(Reward):
-    """Adapts a function: reads its columns from the rollouts and binds its options."""
+    """Adapts a function: passes it its columns of the rollouts and its options."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]):
         self.function, self.options = function, dict(options)
@@ -82,12 +82,13 @@ class FunctionReward(Reward):
         self.concurrent = inspect.iscoroutinefunction(function)
 
     def score(self, r: Rollouts) -> Any:
+        """Call the function with its columns and options."""
         values = [getattr(r, name) if name in FIELDS else _column(r, name) for name in self.arguments]
         return self.function(*values, **self.options)
 
 
 def as_reward(target: Any, options: Mapping[str, Any] | None = None, *, name: str | None = None) -> Reward:
-    """A Reward from a function, a class or a ready Reward; options are checked before anything is made."""
+    """Return a Reward from a function, a class or an instance; options are checked first."""
     options = options or {}
     check_options(target, options, name=name)
     if isinstance(target, Reward):
@@ -104,7 +105,11 @@ def as_reward(target: Any, options: Mapping[str, Any] | None = None, *, name: st
 
 
 def check_options(target: Any, options: Mapping[str, Any], *, name: str | None = None) -> None:
-    """Check options against the signature; makes nothing, so a planner may call it. Raises ConfigError."""
+    """Check options against the signature without creating the reward, so that a planner can call it.
+
+    Raises:
+        ConfigError: The target is no reward, or an option is unknown, missing or has the wrong type.
+    """
     title = f"reward {name or getattr(target, '__name__', type(target).__name__)!r}"
     if isinstance(target, type):
         if not issubclass(target, Reward) or target.score is Reward.score:
@@ -158,7 +163,7 @@ def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> 
 
 
 def columns_of(target: Any) -> list[str]:
-    """The item columns that a function or class asks for, as far as they are known before it is made."""
+    """Return the item columns that a function or class requests, as far as they are known before it is created."""
     if not isinstance(target, type | Reward):
         return [name for name in _arguments(target)[0] if name not in FIELDS]
     columns = target.columns
@@ -166,7 +171,7 @@ def columns_of(target: Any) -> list[str]:
 
 
 def _init_options(cls: type) -> tuple[list[str], list[str], bool]:
-    """Options a class takes, those without a default, and whether it takes any (**options)."""
+    """Return the options of a class, those without a default, and whether it accepts any (**options)."""
     if cls.__init__ is object.__init__:
         return [], [], False
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
@@ -176,7 +181,7 @@ def _init_options(cls: type) -> tuple[list[str], list[str], bool]:
 
 
 def _arguments(function: Callable[..., Any]) -> tuple[list[str], list[inspect.Parameter]]:
-    """Column names and keyword-only options of a reward function."""
+    """Return the column names and keyword-only options of a reward function."""
     title = f"reward {getattr(function, '__name__', function)!r}"
     columns, options = [], []
     for p in inspect.signature(function).parameters.values():
@@ -215,7 +220,7 @@ def load_reward(
     *,
     name: str | None = None,
 ) -> Reward:
-    """The reward that `use:` names, with its options; `name` is the key in the scenario, for messages."""
+    """Create the reward that `use:` names, with its options; `name` is the key in the scenario, for messages."""
     return as_reward(
         find_reward(use, base, name=name), options, name=name or (use if isinstance(use, str) else None)
     )
@@ -257,6 +262,7 @@ def _named(module: ModuleType, attribute: str, title: str) -> Any:
 
 
 def _only(module: ModuleType, title: str) -> Any:
+    """Return the only reward of a module, or raise ConfigError that lists all of them."""
     rewards = _rewards_of(module)
     if len(rewards) == 1:
         return next(iter(rewards.values()))
@@ -271,7 +277,7 @@ def _only(module: ModuleType, title: str) -> Any:
 
 
 def _rewards_of(module: ModuleType) -> dict[str, Any]:
-    """Rewards that the module itself defines, by name."""
+    """Return the rewards that the module itself defines, by name."""
     mine = {
         key: value
         for key, value in vars(module).items()

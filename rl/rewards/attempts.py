@@ -1,13 +1,13 @@
-"""Attempts: a reward called with a time limit, so that a prompt it fails on costs its own row alone.
+"""Calls of a reward with a time limit, so that a prompt for which it fails loses only its own row.
 
-A call that raises, hangs or returns nonsense leaves its rows without a score (NaN). `one_by_one` then finds the prompts that are
-to blame by bisection: halves of the failing set are called again until single prompts are left. All calls of one step together
+A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `one_by_one` then finds the failing
+prompts by bisection: halves of the failing set are called again until single prompts are left. All calls of one step together
 take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
-prompt is to blame.
+prompt is the cause.
 
-Several calls may be made at once where the reward allows it. Python cannot end a thread. A call that is late is interrupted
-where it runs Python code, and the reward is made anew, so that no state is shared with it. `hung` says that a late call may
-still run; then its process should be replaced.
+Several calls may run at once where the reward allows it. Python cannot end a thread. A call that exceeds its limit is
+interrupted where it runs Python code, and the reward is created anew, so that no state is shared with it. `hung` reports that
+such a call may still run; its process should then be replaced.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Trouble:
 
 
 class Late(DataError):
-    """A call that has not returned in time."""
+    """A call that did not return in time."""
 
 
 class Attempts:
@@ -72,7 +72,7 @@ class Attempts:
 
     @property
     def hung(self) -> bool:
-        """Whether a call that was late may still run in this process."""
+        """Whether a call that exceeded its limit may still run in this process."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return bool(self._threads)
 
@@ -96,11 +96,11 @@ class Attempts:
     def one_by_one(
         self, prompts: Sequence[Rollouts], budget_s: float | None = None
     ) -> tuple[list[np.ndarray], list[Trouble]]:
-        """Score prompts that a call failed on, and find those that are to blame.
+        """Score prompts for which a call failed, and find those that cause the failure.
 
         Args:
             prompts: Rollouts of one prompt each.
-            budget_s: How long all calls together may take; by default twice the reward's `timeout_s`.
+            budget_s: Limit of all calls together; by default twice the reward's `timeout_s`.
 
         Returns:
             Scores [1, W] of each prompt, NaN without a score, and the prompts that have none.
@@ -143,10 +143,10 @@ class Attempts:
         return [scores[row : row + 1] for row in range(len(prompts))], named
 
     def _called(self, some: Rollouts, left_s: float, *, late: bool) -> tuple[np.ndarray, list[Trouble]]:
-        """Call the reward, again with growing pauses while it cannot be reached, for a third of the time that is left.
+        """Call the reward; while it cannot be reached, retry with growing pauses for a third of the time left.
 
-        Where a call was late before, each one has a share of half of what is left: the halving then comes to its end, and the
-        other half is for prompts that are not to blame.
+        If an earlier call exceeded its limit, each call gets a share of half of the time left, so that the bisection completes
+        and the other half remains for the other prompts.
         """
         until, pause_s = time.monotonic() + left_s / 3, _FIRST_PAUSE_S
         levels = math.ceil(math.log2(max(1, len(some.uid))))
@@ -162,14 +162,19 @@ class Attempts:
             limit_s = min(self.timeout_s, max(0.0, until - time.monotonic()))
 
     def _finite(self, scores: np.ndarray, rollouts: Rollouts) -> tuple[np.ndarray, list[Trouble]]:
-        """Take the scores of prompts whose scores are not finite away, and say why."""
+        """Replace the scores of prompts with scores that are not finite by NaN, and report these prompts."""
         bad = np.flatnonzero(~np.isfinite(scores).all(1))
         why = not_finite(scores, self.name, rollouts)
         scores[bad] = np.nan
         return scores, _troubles(rollouts, bad, why)
 
     def _within(self, limit_s: float, rollouts: Rollouts) -> np.ndarray:
-        """Return the scores of one call. Raises DataError for what it raises, `Late` where it takes longer."""
+        """Return the scores of one call that may take `limit_s` seconds.
+
+        Raises:
+            DataError: The call raised an error.
+            Late: The call did not return in time.
+        """
         with self._remaking:
             if self._stuck:
                 self.reward, self._stuck = self._make(), False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Reward:
-    """A reward with state: `columns` are joined to the rollouts before `score`, options reach `__init__`."""
+    """A reward with state: `columns` are joined to the rollouts before `score`, options are passed to `__init__`."""
 
     columns: Sequence[str] = ()
     device: str = "cpu"
@@ -21,11 +21,11 @@ class Reward:
     """Whether several calls of `score` may run at once in one process. An async `score` always may."""
 
     def setup(self) -> None:
-        """Runs once in each actor, after `self.device` and `self.timeout_s` are set: load models here, not in `__init__`."""
+        """Load models and other resources; called once in each actor, after `self.device` and `self.timeout_s` are set."""
 
     def open(self, run: RunData) -> None:
-        """Runs once in each actor before the first beams: what the run knows of its items."""
+        """Read what the run knows of its items; called once in each actor before the first beams."""
 
     def score(self, r: Rollouts) -> Any:
-        """Scores [U, W] of every beam, or an awaitable of them; what stands where `r.valid` is False is not looked at."""
+        """Return scores [U, W] of every beam, or an awaitable of them; values where `r.valid` is False are ignored."""
         raise NotImplementedError

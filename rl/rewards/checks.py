@@ -1,7 +1,7 @@
-"""Call a reward and check what it returns: finite float32 [U, W], or one line that says what came back.
+"""Calls of a reward and checks of what it returns: finite float32 [U, W], or an error of one line that describes the result.
 
-NumPy, torch (by duck typing: this module imports no torch), Arrow and nested lists are accepted, of booleans,
-integers or floats. Nothing is broadcast: a wrong shape is the commonest silent error of a reward.
+NumPy, torch (by duck typing: this module imports no torch), Arrow and nested lists are accepted, of booleans, integers or
+floats. Nothing is broadcast: a wrong shape is the most common silent error of a reward.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SHOWN = 3  # users named in an error
 
 
 class Unreachable(DataError):
-    """A service behind a reward cannot be reached, or says that it is too busy: no single prompt is to blame."""
+    """A service behind a reward cannot be reached or is too busy; no single prompt is the cause."""
 
 
 def set_up(reward: Reward, name: str) -> None:
-    """Let a reward set itself up; a DataError names the reward, what it raised and where."""
+    """Call a reward's `setup`; a DataError names the reward, what it raised and where."""
     try:
         awaited(reward.setup())
     except NonetError:
@@ -40,7 +40,7 @@ def set_up(reward: Reward, name: str) -> None:
 
 
 def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
-    """Scores [U, W] float32, 0 where not valid; a DataError names the reward, users and what came back."""
+    """Return scores [U, W] float32, 0 where not valid; a DataError names the reward, the users and what was returned."""
     scores = score_loosely(reward, name, rollouts)
     if why := not_finite(scores, name, rollouts):
         raise DataError(why)
@@ -48,7 +48,7 @@ def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
 
 
 def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
-    """As `score_checked`, but users may have scores that are not finite."""
+    """Return scores as `score_checked` does, but allow users whose scores are not finite."""
     users = _first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
         answer = awaited(reward.score(rollouts))
@@ -80,7 +80,7 @@ def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
 
 
 def not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
-    """What is wrong with scores that are not finite, "" where all are."""
+    """Describe the scores that are not finite; "" if all are."""
     bad = ~np.isfinite(scores)
     if not bad.any():
         return ""
@@ -95,9 +95,9 @@ def not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
 
 
 def awaited(answer: Any) -> Any:
-    """Return what an awaitable gives, awaited in the one event loop of this process; any other value as it is.
+    """Return the result of an awaitable, run in the one event loop of this process; return any other value unchanged.
 
-    One loop serves all calls of a process, so connections, semaphores and clients that a reward made once stay usable.
+    One loop serves all calls of a process, so connections, semaphores and clients that a reward created once stay usable.
     """
     if not inspect.isawaitable(answer):
         return answer
@@ -118,7 +118,7 @@ _making_loop = threading.Lock()
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process, which runs on a thread of its own from the first call on."""
+    """Return the event loop of this process, which runs in its own thread from the first call on."""
     with _making_loop:
         if os.getpid() not in _loops:  # a forked child has no thread of its parent's
             _loops.clear()
@@ -128,7 +128,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _array(answer: Any) -> np.ndarray:
-    """A NumPy view or copy of NumPy, torch, Arrow or list data."""
+    """Convert NumPy, torch, Arrow or list data to a NumPy view or copy."""
     if hasattr(answer, "detach"):  # torch
         answer = answer.detach().cpu()
         if str(answer.dtype) == "torch.bfloat16":
@@ -159,7 +159,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where the user's own code raised, as " (file.py:12)"."""
+    """Return where the user's own code raised, as " (file.py:12)"."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
     lines = [frame.lineno for frame in own if frame.filename == own[0].filename]  # not the library it called

@@ -1,11 +1,10 @@
-"""The predicted click as a reward: what a trained click model says of every beam.
+"""The predicted click as a reward: the probability that a trained click model gives to every beam.
 
     rewards: {click: {use: ctr, weight: 1.0, model: runs/<id>/checkpoints/step-000123}}
 
-`model` is a commit of a run of a click model, or the run's folder, whose newest commit then speaks. A beam is asked about
-after its user's history; what the user thought of an item of it is known for the events that the click model was trained on
-alone, so no held-out label leaks. The moment of a beam is not known, nor are items that the click model never saw: they
-score the mean click rate.
+`model` is a commit of a run of a click model, or the run's folder, whose newest commit is then used. A beam is scored given its
+user's history; labels of that history are only known for the events that the click model was trained on, so no held-out label
+leaks. The time of a beam is unknown, and so are items that the click model never saw: these get the mean click rate.
 """
 
 # Shapes: U users, W beams, P = U * W questions, I items.
@@ -26,19 +25,19 @@ _CHUNK = 8192
 
 
 class PredictedClick(Reward):
-    """Chances [U, W] float32 by the click model in the folder `model`."""
+    """Click probabilities [U, W] float32 from the click model in the folder `model`."""
 
     def __init__(self, model: str):
         self.folder = _commit(Path(model))
 
     def setup(self) -> None:
-        """Load weights, rows and what was trained on."""
+        """Load the weights, the rows and the training data."""
         from nonet.models.deepfm import ClickModel
 
         self.asked = ClickModel(self.folder)
 
     def score(self, r: Rollouts) -> Any:
-        """The chance that each user likes each beam; the mean rate for an item that is not known."""
+        """Return the probability that each user likes each beam; the mean rate for unknown items."""
         known = self.asked.known
         item_UW = places(known.item_id, r.item_id)
         user_U = places(known.user_id, r.user_id)
@@ -63,6 +62,7 @@ class PredictedClick(Reward):
         offsets: np.ndarray,
         label: np.ndarray,
     ) -> np.ndarray:
+        """Predict the probabilities of (user, item) pairs given the users' past events."""
         from nonet.models.deepfm import missing
         from nonet.samples.batches import ClickQuestions, bags_of, picked, ranges
 

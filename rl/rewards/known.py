@@ -25,14 +25,14 @@ from nonet.samples.sequences import Transitions
 
 
 class RunData:
-    """Items of a run, from its artifacts' folders by kind."""
+    """The items of a run, read from its artifact folders by kind."""
 
     def __init__(self, folders: Mapping[str, str]):
         self.folders = dict(folders)
 
     @cached_property
     def items(self) -> pa.Table:
-        """The item table, a row each."""
+        """The item table, one row per item."""
         return read_items(self.folders)
 
     @cached_property
@@ -50,11 +50,15 @@ class RunData:
 
     @cached_property
     def transitions(self) -> Transitions:
-        """How often items came soon after others in training."""
+        """Counts of how often items came soon after others in training."""
         return Transitions.load(Path(self.folders["transitions"]))
 
     def column(self, name: str) -> np.ndarray:
-        """A column of the items [I]; text as fixed-width unicode, lists joined by "|". Raises ConfigError."""
+        """Return a column of the items [I]; text as fixed-width unicode, lists joined by "|".
+
+        Raises:
+            ConfigError: There is no such column.
+        """
         if name not in self.items.column_names:
             raise ConfigError(
                 f"items have no column {name!r}; there are {', '.join(self.items.column_names)}"
@@ -62,12 +66,12 @@ class RunData:
         return as_array(self.items[name])
 
     def index(self, ids: np.ndarray) -> np.ndarray:
-        """Dense indices of original item ids, of any shape; -1 for an id that is no item."""
+        """Return the dense indices of original item ids, of any shape; -1 for an unknown id."""
         return places(self.item_id, ids)
 
 
 def places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Where each id stands among the known ones, -1 where it is not; ids of another kind are not there."""
+    """Return the index of each id among the known ones; -1 for unknown ids and ids of another type."""
     ids = np.asarray(ids)
     if (known.dtype.kind == "U") != (ids.dtype.kind in "UO") or not len(known):
         return np.full(ids.shape, -1, np.int64)

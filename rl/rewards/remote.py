@@ -41,7 +41,7 @@ _SHOWN = 120  # characters of an answer that an error shows
 
 
 class HttpReward(Reward):
-    """Asks a server by POST. columns: of the items, sent along; token: the environment variable with a bearer token."""
+    """Calls a server by POST; `columns` are item columns to send along, `token` the environment variable with a bearer token."""
 
     url: ClassVar[str] = ""
     concurrent = True
@@ -98,7 +98,7 @@ def reward_at(use: str, title: str) -> type[Reward]:
 
 
 def message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
-    """What is sent of rollouts: arrays with a row a user; ragged ones as a list of arrays."""
+    """Build the message for rollouts: arrays with one row per user; ragged ones as a list of arrays."""
     parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
     sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
     sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
@@ -112,7 +112,7 @@ def _rows(ragged: Jagged) -> list[np.ndarray]:
 
 
 def _listed(value: Any) -> Any:
-    """The same as JSON has it; what is not finite becomes null."""
+    """Convert a value to JSON lists; numbers that are not finite become null."""
     if isinstance(value, dict):
         return {key: _listed(part) for key, part in value.items()}
     if isinstance(value, list):

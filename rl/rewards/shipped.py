@@ -27,15 +27,13 @@ _WORDS = 4096  # hashed words of a text
 
 @reward
 def hit(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
-    """1 where the beam is one of the user's targets, else 0; [U, W] float32."""
+    """Return 1 where the beam is one of the user's targets, else 0; [U, W] float32."""
     return _hits(item_id, target, valid).astype(np.float32)
 
 
 @reward
 def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
-    """0 for a hit, a share of -1 by position for each miss; all 0 in a group without a hit; [U, W]
-    float32.
-    """
+    """Return 0 for a hit and a share of -1 by position for each miss, all 0 in a group without a hit; [U, W] float32."""
     hits_UW = _hits(item_id, target, valid)
     gain_UW = np.where(valid, 1.0 / np.log2(np.arange(item_id.shape[1]) + 2.0), 0.0)
     share_UW = gain_UW / np.maximum(gain_UW.sum(1, keepdims=True), 1e-12)
@@ -45,7 +43,10 @@ def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
 @reward
 def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
-    """What each hit adds to the NDCG of its list, the most likely beam first; [U, W] float32, a group's sum is its NDCG."""
+    """Return what each hit adds to the NDCG of its list, the most likely beam first; [U, W] float32.
+
+    The sum over a group is its NDCG.
+    """
     hits_UW = _hits(item_id, target, valid)
     place_UW = np.cumsum(valid, 1) - 1
     gain_UW = np.where(hits_UW, 1.0 / np.log2(np.maximum(place_UW, 0) + 2.0), 0.0)
@@ -56,7 +57,7 @@ def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
 @reward
 def novelty(events: np.ndarray, *, half_life: Annotated[float, Field(gt=0)] = 30.0) -> np.ndarray:
-    """1 for an item without an event in training, halved every `half_life` events; [U, W] float32."""
+    """Return 1 for an item without an event in training, halved every `half_life` events; [U, W] float32."""
     if not half_life > 0:
         raise ConfigError(f"half_life is {half_life}; it is a number of events above 0")
     return (0.5 ** (events / half_life)).astype(np.float32)
@@ -166,7 +167,7 @@ def _place(word: str) -> int:
 
 
 def _recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
-    """The last items of each user [U, T] int64, -1 before the first."""
+    """Return the last items of each user [U, T] int64, -1 before the first."""
     offsets = np.asarray(offsets, np.int64)
     at = offsets[1:, None] - 1 - np.arange(last)
     there = at >= offsets[:-1, None]
@@ -174,7 +175,7 @@ def _recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
 
 
 def _bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
-    """Which categories each beam has [U, W, K] float32, none where it is not valid."""
+    """Return the categories of each beam [U, W, K] float32, none where it is not valid."""
     texts, at = np.unique(texts_UW.astype(np.str_), return_inverse=True)
     parts = [[part for part in text.split("|") if part] for text in texts.tolist()]
     names = {name: place for place, name in enumerate(sorted({name for part in parts for name in part}))}
@@ -185,7 +186,7 @@ def _bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
 
 
 def _hits(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
-    """Which valid beams are a target of their user, [U, W] bool."""
+    """Return a mask [U, W] of the valid beams that are a target of their user."""
     counts = np.diff(target.offsets)
     hits_UW = np.zeros(item_id.shape, bool)
     for nth in range(int(counts.max(initial=0))):

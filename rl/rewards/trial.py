@@ -1,6 +1,6 @@
-"""Trial: what a reward says of a few users before any run: scores, spread, correlation with other rewards, time, shape.
+"""Trial of a reward on a few users before any run: scores, spread, correlation with other rewards, time and shape.
 
-Beams are a stand-in for a model's: what the user took next, items that often followed the last ones, popular items, and some
+Beams stand in for those of a model: the user's next events, items that often followed the last ones, popular items, and some
 drawn by the seed. Nothing is trained and no process is started.
 """
 
@@ -23,8 +23,16 @@ from nonet.types import Rollouts
 
 @dataclass(frozen=True)
 class Trial:
-    """name: of the reward on trial; scores: [U, W] of every reward; weights: of each; seconds: of one call; troubles: its rows
-    without a score; rollouts: what was scored."""
+    """Result of a trial.
+
+    Attributes:
+        name: Name of the reward on trial.
+        scores: Scores [U, W] of every reward.
+        weights: Weight of each reward.
+        seconds: Duration of one call.
+        troubles: Rows of the reward on trial without a score.
+        rollouts: The rollouts that were scored.
+    """
 
     name: str
     rollouts: Rollouts
@@ -40,7 +48,7 @@ class Trial:
         return [u for u in range(len(valid)) if len(np.unique(score[u][valid[u]])) < 2]
 
     def correlation(self, other: str) -> float:
-        """Of the two rewards' differences from their group's mean; NaN where either has none."""
+        """Compute the correlation of two rewards' differences from their group's mean; NaN where either has none."""
         mine, theirs = self._centred(self.name), self._centred(other)
         size = float(np.sqrt((mine**2).sum() * (theirs**2).sum()))
         return float((mine * theirs).sum() / size) if size > 0 else float("nan")
@@ -54,7 +62,7 @@ class Trial:
         return spread[name] / total if (total := sum(spread.values())) else 0.0
 
     def decides(self) -> int:
-        """Groups whose best beam by all weighted rewards is another one without this reward."""
+        """Count the groups whose best beam by all weighted rewards changes without this reward."""
         whole = np.sum([self.weights[name] * score for name, score in self.scores.items()], axis=0)
         without = whole - self.weights[self.name] * self.scores[self.name]
         whole, without = (np.where(self.rollouts.valid, each, -np.inf) for each in (whole, without))
@@ -69,8 +77,10 @@ class Trial:
 def tried(
     name: str, rewards: Mapping[str, Reward], weights: Mapping[str, float], rollouts: Rollouts
 ) -> Trial:
-    """A trial of the reward `name` beside the others, all set up and opened. A wrong shape, an exception and NaN are among the
-    troubles; another reward that fails is left out."""
+    """Try the reward `name` together with the others, all set up and opened.
+
+    A wrong shape, an exception and NaN are reported as troubles; another reward that fails is left out.
+    """
     attempt = Attempts(lambda: rewards[name], name, rewards[name].timeout_s)
     began = time.perf_counter()
     score, troubles = attempt.score(rollouts)
