@@ -2,6 +2,7 @@ from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Manifest as Manifest
 from .checkpoint import read_manifest as read_manifest
 from .commands import Commands as Commands
+from .commits import Checkpoint as Checkpoint
 from .commits import CommitLog as CommitLog
 from .feed import missing as missing
 from .folder_lock import Held as Held

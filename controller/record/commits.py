@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
@@ -17,7 +19,27 @@ from nonet.controller.record.journal import Journal, cut_journal, read_journal
 from nonet.controller.record.run_folder import RunFolder, rerank_name, subjects_beside
 from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
+from nonet.options import Positive, StrictModel
 from nonet.workers.roles import StageSetup
+
+
+class KeepCommits(StrictModel):
+    last: Positive = 3
+    best: Annotated[
+        str | None,
+        Field(
+            description="the metric whose best validation names the commit that a supervised stage ends with: one of "
+            "evaluate.metrics, or nats. By default ndcg@10 where it is measured, else the first of them"
+        ),
+    ] = None
+
+
+class Checkpoint(StrictModel):
+    every: Positive = 200
+    background: Annotated[
+        bool, Field(description="commits within a stage are written while its next steps go on")
+    ] = True
+    keep: KeepCommits = KeepCommits()
 
 
 class CommitLog:

@@ -11,11 +11,14 @@ from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
-from nonet.options import Count, Positive, Rate, StrictModel, Word
+from nonet.models.tokenizer import FileTokenizer, RqKmeans
+from nonet.options import Positive, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
+from nonet.samples.sequences import Compress, Keep, Labels, LeaveLastOut, TimeSplit
 from nonet.samples.sources import SOURCES
-from nonet.samples.stores import check_address, explain_creation_refusal
+from nonet.samples.stores import check_address
 from nonet.samples.tables import TableFormat
+from nonet.samples.tokenised import StoredIn
 from nonet.suggest import suggest_inline
 from nonet.units import Bytes, Seconds
 from nonet.workers.engines import ENGINES
@@ -24,51 +27,9 @@ from nonet.workers.roles.kinds import ROLES, RoleKind
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-class Keep(StrictModel):
-    item_events: Annotated[
-        Count, Field(description="items with fewer events are dropped, with their events")
-    ] = 0
-    user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
-
-
-class LeaveLastOut(StrictModel):
-    test: Positive = 1
-    valid: Count = 1
-    rl: Count = 0
-
-
-class TimeSplit(StrictModel):
-    test: str
-    valid: Seconds | None = None
-    rl: Seconds | None = None
-
-
 class Split(Replaceable):
     default: ClassVar[str] = "leave_last_out"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
-
-
-class Compress(StrictModel):
-    """Repeated events of a user with one item within a period as one event (`nonet.samples.sequences.compress`)."""
-
-    compress: Annotated[Seconds, Field(ge=1, description="the period, of the clock: 1d is a day of UTC")]
-    by: Annotated[
-        Literal["item", "category"],
-        Field(description="what is put together: events with one item, or with items of the same categories"),
-    ] = "item"
-
-
-class Labels(StrictModel):
-    """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.labelled`)."""
-
-    path: Annotated[
-        str, Field(description="a table of user_id, item_id and timestamp, named as in the interactions")
-    ]
-    within: Annotated[Seconds, Field(ge=1, description="how long after its event a label counts")]
-    name: Annotated[
-        Word,
-        Field(description="the column that events get: 1, 0, or not known where the window is not over"),
-    ] = "label"
 
 
 def _check_address(use: str) -> None:
@@ -76,27 +37,6 @@ def _check_address(use: str) -> None:
         check_address(use)
     except ConfigError as error:
         raise ValueError(str(error)) from None
-
-
-class StoredIn(StrictModel):
-    """A store that the tokenise stage writes users' sequences into, and that is read from by key (`nonet.samples.tokenised`)."""
-
-    use: Annotated[
-        str,
-        Field(
-            description="a folder, lmdb:FOLDER or redis://HOST:PORT/NAME; the data's hash is added to it; passwords come from "
-            "the environment"
-        ),
-    ]
-    options: Annotated[dict[str, Any], Field(description="of the store, see docs/how-to/stores.md")] = {}
-
-    @field_validator("use")
-    @classmethod
-    def _can_be_written(cls, use: str) -> str:
-        _check_address(use)
-        if refusal := explain_creation_refusal(use):
-            raise ValueError(f"{refusal}; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME")
-        return use
 
 
 class Join(StrictModel):
@@ -239,35 +179,6 @@ class Data(StrictModel):
 
 
 # --- tokenizer, model -------------------------------------------------------------------------------------
-
-
-class TextEncoder(StrictModel):
-    """Vectors of what items say, by a transformers model on this machine (`nonet.models.hf`)."""
-
-    use: Literal["hf"]
-    path: Annotated[str, Field(description="a folder with config.json, safetensors and a tokenizer")]
-    columns: Annotated[list[str], Field(min_length=1, description="of the items, text or lists of it")] = [
-        "title"
-    ]
-    pool: Annotated[
-        Literal["mean", "last", "first"], Field(description="of a text's states: their mean, or one of them")
-    ] = "mean"
-    weight: Rate = 1.0
-
-
-class RqKmeans(StrictModel):
-    vectors: list[str | dict[str, float] | TextEncoder] | str | dict[str, float] | TextEncoder = [
-        "title",
-        "categories",
-        "cooccurrence",
-    ]
-    levels: Annotated[int, Field(ge=1, le=8)] = 3
-    codes: Annotated[int, Field(ge=2, le=65536)] = 64
-    dim: Positive = 64
-
-
-class FileTokenizer(StrictModel):
-    path: str
 
 
 class Tokenizer(Replaceable):
@@ -546,17 +457,6 @@ class Deadlines(StrictModel):
     reshard: Annotated[Wait, Field(description="moving the rows of all tables")] = float(DEFAULTS.reshard)
 
 
-class KeepCommits(StrictModel):
-    last: Positive = 3
-    best: Annotated[
-        str | None,
-        Field(
-            description="the metric whose best validation names the commit that a supervised stage ends with: one of "
-            "evaluate.metrics, or nats. By default ndcg@10 where it is measured, else the first of them"
-        ),
-    ] = None
-
-
 class Weights(StrictModel):
     """How dense weights move, to rollouts and into commits."""
 
@@ -575,11 +475,3 @@ class Weights(StrictModel):
     shard: Annotated[Bytes, Field(ge=4096, description="of one file of a commit's weights or optimizer")] = (
         2 << 30
     )
-
-
-class Checkpoint(StrictModel):
-    every: Positive = 200
-    background: Annotated[
-        bool, Field(description="commits within a stage are written while its next steps go on")
-    ] = True
-    keep: KeepCommits = KeepCommits()

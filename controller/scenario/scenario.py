@@ -24,11 +24,11 @@ from pydantic import (
     model_validator,
 )
 
+from nonet.controller.record import Checkpoint
 from nonet.controller.scenario import yaml
 from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.hidden import hide, is_hidden
 from nonet.controller.scenario.options import (
-    Checkpoint,
     Data,
     Deadlines,
     Evaluate,

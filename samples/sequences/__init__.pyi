@@ -1,3 +1,4 @@
+from .build import Keep as Keep
 from .build import carried_columns as carried_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import catalogue_index as catalogue_index  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import column_values as column_values  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
@@ -7,6 +8,7 @@ from .build import least_events as least_events
 from .compression import COUNT as COUNT
 from .compression import KINDS as KINDS
 from .compression import SPAN as SPAN
+from .compression import Compress as Compress
 from .compression import Compressed as Compressed
 from .compression import compress as compress  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .compression import expand as expand  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
@@ -18,6 +20,7 @@ from .flat import Mapped as Mapped
 from .joined import joined_to as joined_to
 from .labels import LABEL_TIME as LABEL_TIME
 from .labels import NEVER as NEVER
+from .labels import Labels as Labels
 from .labels import LabelSetup as LabelSetup
 from .labels import labelled as labelled  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .pairs import Pairs as Pairs
@@ -37,7 +40,9 @@ from .split import RL as RL
 from .split import TEST as TEST
 from .split import TRAIN as TRAIN
 from .split import VALID as VALID
+from .split import LeaveLastOut as LeaveLastOut
 from .split import SplitFacts as SplitFacts
+from .split import TimeSplit as TimeSplit
 from .split import check_split as check_split
 from .split import split_codes as split_codes
 from .split import training_end as training_end

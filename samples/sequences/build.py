@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from pydantic import Field
 
 from nonet.errors import ConfigError, DataError
+from nonet.options import Count, StrictModel
 from nonet.random import rng
 from nonet.samples.sequences.compression import REPEAT_KINDS, REPEAT_TIMES, FoldedRepeats
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
@@ -28,6 +30,13 @@ from nonet.suggest import join_names, suggest_sentence
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 _KEYS = ("user_id", "item_id", "timestamp", "event")
+
+
+class Keep(StrictModel):
+    item_events: Annotated[
+        Count, Field(description="items with fewer events are dropped, with their events")
+    ] = 0
+    user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
 
 
 @dataclass(frozen=True, eq=False)

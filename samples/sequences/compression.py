@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from pydantic import Field
 
 from nonet.errors import DataError
+from nonet.options import StrictModel
 from nonet.samples.tables import as_numbers
+from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -29,6 +32,16 @@ COUNT, SPAN, KINDS = "count", "span", "kinds"
 REPEAT_TIMES, REPEAT_KINDS = "repeat:times", "repeat:kinds"
 ROW = "row:"  # a repeat's place in the log
 _FILES = {name: f"repeats-{name}.npy" for name in ("offsets", "time", "kinds")}
+
+
+class Compress(StrictModel):
+    """Repeated events of a user with one item within a period as one event (`nonet.samples.sequences.compress`)."""
+
+    compress: Annotated[Seconds, Field(ge=1, description="the period, of the clock: 1d is a day of UTC")]
+    by: Annotated[
+        Literal["item", "category"],
+        Field(description="what is put together: events with one item, or with items of the same categories"),
+    ] = "item"
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,16 @@ its event's window. Features and training read a label from that time on only. A
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from pydantic import Field
 
 from nonet.errors import DataError
+from nonet.options import StrictModel, Word
+from nonet.units import Seconds
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
@@ -27,6 +30,19 @@ LABEL_TIME = "label time:"
 """Prefix of columns of label times: of a label by its name in a log, of a stage's target by the stage in `Sequences.columns`."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
+
+
+class Labels(StrictModel):
+    """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.labelled`)."""
+
+    path: Annotated[
+        str, Field(description="a table of user_id, item_id and timestamp, named as in the interactions")
+    ]
+    within: Annotated[Seconds, Field(ge=1, description="how long after its event a label counts")]
+    name: Annotated[
+        Word,
+        Field(description="the column that events get: 1, 0, or not known where the window is not over"),
+    ] = "label"
 
 
 @dataclass(frozen=True, slots=True)

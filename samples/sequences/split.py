@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from nonet.errors import ConfigError, DataError
+from nonet.options import Count, Positive, StrictModel
 from nonet.suggest import join_names, suggest_sentence
+from nonet.units import Seconds
 
 TRAIN, RL, VALID, TEST = 0, 1, 2, 3
 NAMES = ("train", "rl", "valid", "test")
@@ -59,6 +61,18 @@ def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any])
                 f"split: unknown key {name!r}; {use} takes {join_names(known)}.{suggest_sentence(name, known)}"
             )
     return _SPLITS[use](offsets, time, split)
+
+
+class LeaveLastOut(StrictModel):
+    test: Positive = 1
+    valid: Count = 1
+    rl: Count = 0
+
+
+class TimeSplit(StrictModel):
+    test: str
+    valid: Seconds | None = None
+    rl: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,2 +1,3 @@
+from .stored import StoredIn as StoredIn
 from .stored import StoredSequences as StoredSequences
 from .stored import UserEvents as UserEvents

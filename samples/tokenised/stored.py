@@ -19,18 +19,51 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field, field_validator
 
-from nonet.errors import DataError
+from nonet.errors import ConfigError, DataError
+from nonet.options import StrictModel
 from nonet.samples.sequences import FlatFiles, Sequences
-from nonet.samples.stores import NoStore, Store, create_store, open_store
+from nonet.samples.stores import (
+    NoStore,
+    Store,
+    check_address,
+    create_store,
+    explain_creation_refusal,
+    open_store,
+)
 
 _EVENTS = {"item": pa.int32(), "time": pa.int64(), "event": pa.int32(), "split": pa.int8()}
 _PART = 1 << 22  # events that are written or read at once
 _COLUMN, _TARGET = "column:", "target:"
+
+
+class StoredIn(StrictModel):
+    """A store that the tokenise stage writes users' sequences into, and that is read from by key (`nonet.samples.tokenised`)."""
+
+    use: Annotated[
+        str,
+        Field(
+            description="a folder, lmdb:FOLDER or redis://HOST:PORT/NAME; the data's hash is added to it; passwords come from "
+            "the environment"
+        ),
+    ]
+    options: Annotated[dict[str, Any], Field(description="of the store, see docs/how-to/stores.md")] = {}
+
+    @field_validator("use")
+    @classmethod
+    def _can_be_written(cls, use: str) -> str:
+        try:
+            check_address(use)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if refusal := explain_creation_refusal(use):
+            raise ValueError(f"{refusal}; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME")
+        return use
 
 
 @dataclass(frozen=True, slots=True)

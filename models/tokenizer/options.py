@@ -1,0 +1,38 @@
+"""Options of the shipped tokenizers, as a scenario gives them. Pure: no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from nonet.options import Positive, Rate, StrictModel
+
+
+class TextEncoder(StrictModel):
+    """Vectors of what items say, by a transformers model on this machine (`nonet.models.hf`)."""
+
+    use: Literal["hf"]
+    path: Annotated[str, Field(description="a folder with config.json, safetensors and a tokenizer")]
+    columns: Annotated[list[str], Field(min_length=1, description="of the items, text or lists of it")] = [
+        "title"
+    ]
+    pool: Annotated[
+        Literal["mean", "last", "first"], Field(description="of a text's states: their mean, or one of them")
+    ] = "mean"
+    weight: Rate = 1.0
+
+
+class RqKmeans(StrictModel):
+    vectors: list[str | dict[str, float] | TextEncoder] | str | dict[str, float] | TextEncoder = [
+        "title",
+        "categories",
+        "cooccurrence",
+    ]
+    levels: Annotated[int, Field(ge=1, le=8)] = 3
+    codes: Annotated[int, Field(ge=2, le=65536)] = 64
+    dim: Positive = 64
+
+
+class FileTokenizer(StrictModel):
+    path: str
