@@ -1,16 +1,18 @@
-"""Embedding modules over a sparse source: rows per position, or pooled into a row a bag.
+"""Embedding modules over a sparse source: one row per position, or rows pooled per bag.
 
     bags = EmbeddingBagCollection({"item": TableConfig(TableSpec(16), ("item", "history"))}, world)
     pooled = bags({"item": ids_B, "history": Jagged(values, offsets)})      # {"item": [B, 16], "history": [B, 16]}
     loss(pooled).backward()
-    bags.push(step)                                                         # one optimizer step on the rows asked for
+    bags.push(step)                                                         # one optimizer step on these rows
 
-A forward asks each table once, for the ids of all its features together; the table or the world finds equal ids. Gradients
-are those of the rows pulled, one a position, and go to the source by `push`: there is no dense parameter, so
-`parameters()` is empty. Rows are made only in training mode with gradients on; `eval()` and `no_grad` read.
+A forward pass reads each table once, for the ids of all its features together; the table or the world finds equal
+ids. Gradients are those of the pulled rows, one per position, and go to the source by `push`: there is no dense
+parameter, so `parameters()` is empty. Rows are created only in training mode with gradients enabled; `eval()` and
+`no_grad` only read.
 
-`EmbeddingBagCollection.pull` looks rows up and is kept out of `torch.compile`; `pool` and what follows are plain tensor work
-that compiles whole (`fullgraph=True`). Compiled together, the one graph break is the look-up.
+`EmbeddingBagCollection.pull` looks rows up and is excluded from `torch.compile`; `pool` and what follows are plain
+tensor operations that compile as a whole (`fullgraph=True`). Compiled together, the only graph break is the
+look-up.
 """
 
 # Shapes: B bags, N ids of all features of a table, D width, F features of a table.
@@ -35,13 +37,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _disable_compile(function: _F) -> _F:
-    """A look-up changes tables, which a traced graph would not see."""
+    """Exclude a function from `torch.compile`: a look-up changes tables, which a traced graph would not see."""
     return torch.compiler.disable(function)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
 class TableConfig:
-    """A table: how its rows live (`spec`), which features read it, how a bag is pooled (sum or mean), whether ids are text."""
+    """A table's spec, the features that read it, how a bag is pooled (sum or mean), and whether ids are text."""
 
     spec: TableSpec
     features: tuple[str, ...]
@@ -50,42 +52,46 @@ class TableConfig:
 
 
 class RowSource(Protocol):
-    """Where rows come from and gradients go: a `ShardedTables`, tables in `LocalRowSource`, or a reader in `ReaderRowSource`."""
+    """A source of rows and sink of gradients: `ShardedTables`, `LocalRowSource` or `ReaderRowSource`."""
 
-    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor: ...
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
+        """Read the rows [N, D] of keys [N]; `train` creates absent ones."""
+        ...
 
-    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None: ...
+    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Apply one optimizer step with the gradients [N, D] of keys [N]."""
+        ...
 
 
 class LocalRowSource:
-    """Sparse tables of this process, by name, as a source."""
+    """A source over sparse tables of this process, by name."""
 
     def __init__(self, tables: Mapping[str, Any]):
         self.tables = dict(tables)
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
-        """Rows [N, D] of keys [N]; `train` makes absent ones."""
+        """Read the rows [N, D] of keys [N]; `train` creates absent ones."""
         return self.tables[table].lookup(keys, train=train)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """One optimizer step with the gradients [N, D] of keys [N]."""
+        """Apply one optimizer step with the gradients [N, D] of keys [N]."""
         self.tables[table].apply(keys, grads, step, lr)
 
 
 class ReaderRowSource:
-    """A `SparseReader` as a source that is only read: for rollout, evaluation and serving."""
+    """A read-only source over a `SparseReader`, for rollout, evaluation and serving."""
 
     def __init__(self, reader: Any):
         self.reader = reader
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
-        """Rows [N, D] of keys [N]. Raises ConfigError in training mode."""
+        """Read the rows [N, D] of keys [N]; in training mode raise ConfigError."""
         if train:
             raise ConfigError(f"table {table!r} is behind a reader, which makes no rows; call eval() first")
         return self.reader.rows(table, keys)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Raises ConfigError: a reader takes no gradients."""
+        """Raise ConfigError, because a reader takes no gradients."""
         raise ConfigError(f"table {table!r} is behind a reader, which takes no gradients")
 
 
@@ -98,7 +104,7 @@ class PulledRows:
 
 
 class _SparseCollection(nn.Module):
-    """What both collections share: asking, and sending gradients back."""
+    """The common part of both collections: reading rows and sending gradients back."""
 
     def __init__(self, tables: Mapping[str, TableConfig], source: RowSource):
         super().__init__()
@@ -117,9 +123,14 @@ class _SparseCollection(nn.Module):
 
     @_disable_compile
     def push(self, step: int, lr: float | Mapping[str, float] | None = None) -> None:
-        """Send the gradients of every forward since the last push: one optimizer step a table, at `lr` or its own rate.
+        """Send the gradients of every forward pass since the last push, as one optimizer step per table.
 
-        Rows that no loss reached are left alone. Every rank of a sparse world calls it, with gradients or without.
+        Rows that no loss depends on are not changed. Every rank of a sparse world calls it, with or without
+        gradients.
+
+        Args:
+            step: The step.
+            lr: The learning rate, for all tables or by table; None: each table's own.
         """
         for name, config in self.tables.items():
             reached = [(keys, rows.grad) for keys, rows in self._waiting[name] if rows.grad is not None]
@@ -129,21 +140,21 @@ class _SparseCollection(nn.Module):
             self.source.push(name, keys, grads, step, lr.get(name) if isinstance(lr, Mapping) else lr)
 
     def list_keys(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The keys [N] that a forward of this batch asks each table for, in that order."""
+        """List by table the keys [N] that a forward pass of this batch reads, in that order."""
         return {
             table: torch.cat([ids for ids, _ in self._read_features(batch, table, config).values()])
             for table, config in self.tables.items()
         }
 
     def drop_pending(self) -> None:
-        """Drop the forwards that no push took up, as after a batch that is left out."""
+        """Discard the forward passes that were not pushed, for example after a skipped batch."""
         for waiting in self._waiting.values():
             waiting.clear()
 
     def _pull_rows(
         self, batch: Mapping[str, Any], device: Any
     ) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-        """(table, rows [N, D] of all its features, offsets [B + 1] of each): one pull a table, in the tables' order."""
+        """Pull each table once; yield (table, rows [N, D] of all its features, offsets [B + 1] of each)."""
         making = self.training and torch.is_grad_enabled()
         features_by_table = {
             table: self._read_features(batch, table, config) for table, config in self.tables.items()
@@ -160,7 +171,7 @@ class _SparseCollection(nn.Module):
         if len(self._waiting[table]) >= _MOST_WAITING:
             raise ConfigError(
                 f"{_MOST_WAITING} forwards in training mode and no push: call push(step) after backward(), "
-                "forget() to drop them, or eval() to read"
+                "drop_pending() to discard them, or eval() to read"
             )
         self._waiting[table].append((keys, rows))
 
@@ -177,11 +188,11 @@ class _SparseCollection(nn.Module):
 
 
 class EmbeddingCollection(_SparseCollection):
-    """Per position: a row an id, ragged as the ids are."""
+    """An embedding module that returns one row per id, ragged as the ids."""
 
     @_disable_compile
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Jagged]:
-        """Jagged of rows [N, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
+        """Return Jagged rows [N, D] by feature, for ids as int64 [B] or Jagged (or text, if configured)."""
         by_feature: dict[str, Jagged] = {}
         for _, rows, features in self._pull_rows(batch, device):
             parts = rows.split([int(offsets[-1]) for offsets in features.values()])
@@ -191,15 +202,19 @@ class EmbeddingCollection(_SparseCollection):
 
 
 class EmbeddingBagCollection(_SparseCollection):
-    """Pooled: a row a bag and feature, the sum or mean of its ids' rows; an empty bag is zeros."""
+    """An embedding module that returns the sum or mean of the rows of each bag; an empty bag is zeros."""
 
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Tensor]:
-        """Rows [B, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
+        """Return rows [B, D] by feature, for ids as int64 [B] or Jagged (or text, if configured)."""
         return self.pool(self.pull(batch, device))
 
     @_disable_compile
     def pull(self, batch: Mapping[str, Any], device: Any = "cpu") -> PulledRows:
-        """The rows of every feature; all must have equally many bags. Raises DataError that names the feature."""
+        """Read the rows of every feature.
+
+        Raises:
+            DataError: If the features have different numbers of bags.
+        """
         pulled, bags = PulledRows(), {}
         for table, rows, features in self._pull_rows(batch, device):
             bags |= {name: len(offsets) - 1 for name, offsets in features.items()}
@@ -212,7 +227,7 @@ class EmbeddingBagCollection(_SparseCollection):
         return pulled
 
     def pool(self, pulled: PulledRows) -> dict[str, Tensor]:
-        """Rows [B, D] by feature, from what `pull` gave; plain tensor work."""
+        """Pool the result of `pull` to rows [B, D] by feature, with plain tensor operations."""
         by_feature: dict[str, Tensor] = {}
         for name, config in self.tables.items():
             pooled = pool(pulled.rows[name], pulled.offsets[name], config.combiner)
@@ -221,8 +236,8 @@ class EmbeddingBagCollection(_SparseCollection):
 
 
 def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:
-    """The sum or mean [B, D] of each bag's rows, in position order; zeros for an empty bag."""
-    if not len(rows_ND):  # torch's kernel refuses a weight without rows
+    """Compute the sum or mean [B, D] of each bag's rows in position order; zeros for an empty bag."""
+    if not len(rows_ND):  # torch's kernel rejects a weight without rows.
         return rows_ND.new_zeros(len(offsets_B1) - 1, rows_ND.shape[1]) + rows_ND.sum()
     each_N = torch.arange(len(rows_ND), device=rows_ND.device)
     return functional.embedding_bag(each_N, rows_ND, offsets_B1, mode=combiner, include_last_offset=True)

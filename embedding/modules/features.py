@@ -1,8 +1,8 @@
-"""Features of a batch as sparse keys: jagged int64 ids as they are, text as stable 64-bit hashes.
+"""Features of a batch as sparse keys: jagged int64 ids unchanged, text as stable 64-bit hashes.
 
-A text's key is a function of its UTF-8 bytes alone, the same in every process and version. SplitMix64 chained over words
-of eight bytes; not meant against an adversary. Two texts of 10 million differ in key but with a chance of 3e-6.
-One core hashes a million texts of 8 to 32 bytes in about 0.2 s.
+A text's key is a function of its UTF-8 bytes alone, the same in every process and version: SplitMix64, chained over
+words of eight bytes. It does not resist adversaries. The probability that two of 10 million texts have the same key
+is 3e-6. One core hashes a million texts of 8 to 32 bytes in about 0.2 s.
 """
 
 # Shapes: B bags, N ids, W words of 8 bytes.
@@ -25,7 +25,7 @@ _WORD = 8
 
 
 def hash_text(texts: Iterable[str | None] | np.ndarray | pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """The key of each text [N], int64; a missing one (None) has a key of its own."""
+    """Compute the key of each text [N], int64; a missing text (None) has a key of its own."""
     array = _to_arrow(texts)
     data, starts, lengths = _get_utf8_bytes(array)
     hashed = splitmix64(lengths.astype(np.uint64))
@@ -49,9 +49,15 @@ def _to_arrow(texts: Any) -> pa.Array:
 
 
 def read_jagged_keys(feature: str, value: Any, *, text: bool) -> tuple[Tensor, Tensor]:
-    """Keys [N] int64 and offsets [B + 1] int64 of a feature: a Jagged, or a flat [B] with one id a row.
+    """Return the keys [N] int64 and offsets [B + 1] int64 of a feature.
 
-    Raises DataError that names the feature.
+    Args:
+        feature: The name of the feature, for errors.
+        value: A Jagged, or a flat [B] with one id per row.
+        text: Whether the ids are text.
+
+    Raises:
+        DataError: If the value has another form.
     """
     values = value.values if isinstance(value, Jagged) else value
     keys = _to_keys(feature, values, text)
@@ -97,7 +103,7 @@ def _to_keys(feature: str, values: Any, text: bool) -> Tensor:
 
 
 def _get_utf8_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The UTF-8 bytes of all texts, padded by a word; where each begins, and how long each is (0 where missing)."""
+    """Return the UTF-8 bytes of all texts, padded by a word, the start of each and its length (0 if missing)."""
     count = len(array)
     if not count:
         return np.zeros(_WORD, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
@@ -108,7 +114,7 @@ def _get_utf8_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _read_words(data: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """The next 8 bytes of each text as a little-endian uint64, bytes past its end as 0."""
+    """Read the next 8 bytes of each text as a little-endian uint64, with 0 for bytes past its end."""
     windows = np.lib.stride_tricks.sliding_window_view(data, _WORD)
     words = np.ascontiguousarray(windows[starts]).view("<u8")[:, 0].astype(np.uint64)
     keep = np.minimum(left, _WORD).astype(np.uint64) * np.uint64(8)

@@ -1,8 +1,9 @@
-"""MappedRows: rows of one version, read where they lie on disk; nothing is copied but what is asked for.
+"""A reader of one version of rows through memory-mapped files, which copies only the requested rows.
 
-A table is layers of files, a full one and the changes after it. A layer is sorted keys, their rows, and keys that went; the
-newest that knows a key answers. So any number of processes share one copy in the page cache, versions share what did not
-change, and going back to an older version is to look at fewer layers. A key that is nowhere reads the default row.
+A table consists of layers of files: a full one and the changes after it. A layer has sorted keys, their rows and
+deleted keys; the newest layer that has a key is used. Any number of processes share one copy in the page cache,
+versions share what did not change, and an older version is read with fewer layers. A key that is in no layer reads
+the default row.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch import Tensor
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError, DataError
 
-# Shapes: N keys asked for, R rows of a layer, G keys gone, D width.
+# Shapes: N requested keys, R rows of a layer, G keys gone, D width.
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayer:
-    """key [R] int64 ascending, row [R, D] float32, gone [G] int64 ascending."""
+    """A layer of rows: key [R] int64 ascending, row [R, D] float32, gone [G] int64 ascending."""
 
     key: np.ndarray
     row: np.ndarray
@@ -32,7 +33,7 @@ class RowLayer:
 
     @classmethod
     def from_tables(cls, tables: Sequence[Any], dim: int) -> RowLayer:
-        """The rows of a full update's Arrow tables of key and row (`make_update`, `update_of`), sorted."""
+        """Create a sorted layer from a full update's Arrow tables of key and row."""
         keys = [table["key"].to_numpy() for table in tables]
         flat = [table["row"].combine_chunks().flatten().to_numpy(zero_copy_only=False) for table in tables]
         key = np.concatenate([np.empty(0, np.int64), *keys])
@@ -41,7 +42,7 @@ class RowLayer:
         return cls(key[order], np.ascontiguousarray(row[order], np.float32), np.empty(0, np.int64))
 
     def diff(self, base: RowLayer) -> RowLayer:
-        """What makes this whole table out of another one: rows that are new or other bits, keys that went."""
+        """Compute the changes from `base` to this whole table: new or changed rows, and deleted keys."""
         place, there = _find_keys(base.key, self.key)
         same = np.zeros(len(self.key), bool)
         bits, other = self.row.view(np.uint32), np.ascontiguousarray(base.row).view(np.uint32)
@@ -50,7 +51,7 @@ class RowLayer:
         return RowLayer(self.key[~same], self.row[~same], np.asarray(gone))
 
     def apply_to(self, base: RowLayer) -> RowLayer:
-        """A whole table: this layer's changes put over another whole one."""
+        """Apply this layer's changes to a whole table and return the result."""
         kept = ~(_find_keys(self.key, base.key)[1] | _find_keys(self.gone, base.key)[1])
         key = np.concatenate([base.key[kept], self.key])
         order = np.argsort(key, kind="stable")
@@ -58,13 +59,17 @@ class RowLayer:
         return RowLayer(key[order], row[order], np.empty(0, np.int64))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """By name what is to be stored; keys that went only where there are some."""
+        """Return the arrays to store by name; deleted keys only if there are any."""
         named = {"key": self.key, "row": self.row}
         return named | ({"gone": self.gone} if len(self.gone) else {})
 
     @classmethod
     def map_files(cls, files: Mapping[str, Path]) -> RowLayer:
-        """Layers as `to_arrays` named them, mapped. Raises DataError where one is no array."""
+        """Map layers from files that are named as in `to_arrays`.
+
+        Raises:
+            DataError: If a file is not an array.
+        """
         try:
             arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
         except (OSError, ValueError) as error:
@@ -73,7 +78,7 @@ class RowLayer:
 
 
 class MappedReader:
-    """A SparseReader over layers, oldest first, by table."""
+    """A SparseReader over the layers of each table, oldest first."""
 
     def __init__(
         self, version: int, layers: Mapping[str, Sequence[RowLayer]], specs: Mapping[str, TableSpec]
@@ -83,7 +88,7 @@ class MappedReader:
         self._layers = {name: list(reversed(layers.get(name, ()))) for name in specs}
 
     def read_rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
+        """Read the rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
         if table not in self._specs:
             raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
         spec, wanted = self._specs[table], keys.numpy()
@@ -103,7 +108,7 @@ class MappedReader:
 
 
 def merge_layers(layers: Sequence[RowLayer]) -> RowLayer:
-    """One layer out of a full one and the changes after it."""
+    """Merge a full layer and the changes after it."""
     first, *others = layers
     for layer in others:
         first = layer.apply_to(first)
@@ -111,7 +116,7 @@ def merge_layers(layers: Sequence[RowLayer]) -> RowLayer:
 
 
 def _find_keys(key_R: np.ndarray, wanted_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each wanted key among ascending ones, and whether it is there."""
+    """Return the position of each wanted key among ascending keys, and whether it is there."""
     if not len(key_R):
         return np.zeros(len(wanted_N), np.int64), np.zeros(len(wanted_N), bool)
     place = np.searchsorted(key_R, wanted_N).clip(max=len(key_R) - 1)

@@ -1,11 +1,11 @@
-"""A shard's side of reading: the published version, whole, as a delta, or by key, while training goes on.
+"""The publisher of a shard's rows: serves one version whole, as a delta or by key, while training continues.
 
-Publishing opens a snapshot of every table, so rows asked for later are those of the version, whatever was trained or moved
-since: `slices` is the map that goes with the version. A
-reader that holds a version published before gets what was touched, made or gone since; any other gets everything.
+Publishing opens a snapshot of every table, so that rows that are read later are those of the version, whatever was
+trained or moved since; `slices` is the map of that version. A reader with a version that was published before gets
+the rows that were changed, created or deleted since; any other reader gets everything.
 """
 
-# Shapes: N keys asked for, D width, B bytes a row on the wire.
+# Shapes: N requested keys, D width, B bytes per row in transit.
 
 from __future__ import annotations
 
@@ -31,19 +31,24 @@ _HOT_ROOM = 8
 
 
 class PublishableShard(Protocol):
-    """What holds the rows: a ShardedTables."""
+    """The part of ShardedTables that a publisher needs."""
 
     histories: dict[str, TableHistory]
 
     @property
-    def slices(self) -> SliceMap: ...
+    def slices(self) -> SliceMap:
+        """The current slice map."""
+        ...
+
     @property
-    def ranges(self) -> list[range]: ...
+    def ranges(self) -> list[range]:
+        """The blocks of slices whose rows this rank has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowResponse:
-    """Rows as bytes [N, B] in a codec, and which keys had one [N] bool."""
+    """Rows as bytes [N, B] in a codec, and which keys had a row, bool [N]."""
 
     data: np.ndarray
     there: np.ndarray
@@ -51,7 +56,7 @@ class RowResponse:
 
 @dataclass(slots=True)
 class _OpenVersion:
-    """A published version: a snapshot of every table, which slices were here, and how many calls are reading it."""
+    """A published version: a snapshot of every table, the slices of this shard, and the number of calls that read it."""
 
     tables: dict[str, TableSnapshot]
     slices: SliceMap
@@ -64,7 +69,10 @@ class _OpenVersion:
 
 
 class VersionPublisher:
-    """Publishes the tables of one shard. `publish` is called between steps; the rest at any time, from any thread."""
+    """Publishes the tables of one shard.
+
+    `publish` is called between steps; the other methods at any time, from any thread.
+    """
 
     def __init__(self, world: PublishableShard):
         self._world, self._lock = world, threading.Lock()
@@ -80,14 +88,15 @@ class VersionPublisher:
 
     @property
     def slices(self) -> SliceMap:
-        """The slice map that goes with the published version."""
+        """The slice map of the published version."""
         with self._hold_version() as (_, now):
             return now.slices
 
     def publish(self, version: int) -> None:
-        """Make the tables as they are now the version that readers get.
+        """Publish the current state of the tables as a version.
 
-        The one before stays for batches under way, an older one until the last call that reads it ends.
+        The previous version stays open for batches in progress, an older one until the last call that reads it
+        ends.
         """
         if version <= self.version:
             raise ConfigError(
@@ -108,7 +117,7 @@ class VersionPublisher:
             gone.close()
 
     def close(self) -> None:
-        """Let go of every version; one that is being read when its last call ends. Nothing is published then."""
+        """Close every version, those in use when their last call ends; afterwards nothing is published."""
         with self._lock:
             gone = list(self._open.values())
             self._open.clear()
@@ -117,7 +126,7 @@ class VersionPublisher:
             version.close()
 
     def make_update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
-        """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
+        """Build an update to the published version: a delta if version `have` is still known, else everything."""
         steps = self._steps.get(have) if have is not None else None
         with self._hold_version() as (version, now):
             if steps and not all(
@@ -131,7 +140,17 @@ class VersionPublisher:
         return _make_update(version, have if steps else None, parts, wire)
 
     def read_rows(self, table: str, keys: np.ndarray, version: int, wire: str = "fp32") -> RowResponse:
-        """The rows of keys [N] at `version`. Raises StaleVersion when it is not open any more or a key lives elsewhere."""
+        """Read rows of a version by key.
+
+        Args:
+            table: The name of the table.
+            keys: Keys as int64 [N].
+            version: The version.
+            wire: The codec of the rows.
+
+        Raises:
+            StaleVersion: If the version is closed or another shard has a key.
+        """
         with self._hold_version(version, table) as (_, now):
             if table not in now.tables:
                 raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(now.tables)}")
@@ -146,7 +165,7 @@ class VersionPublisher:
         return RowResponse(get_codec(wire).encode(rows).numpy(), there)
 
     def make_hot_update(self, count: int, wire: str = "fp32") -> dict[str, Any]:
-        """A full update of the keys that were asked for most: for replicas of a hot set."""
+        """Build a full update of the `count_keys` most requested keys, for replicas of a hot set."""
         parts = {}
         with self._hold_version() as (version, now):
             for name, snapshot in now.tables.items():
@@ -162,7 +181,7 @@ class VersionPublisher:
     def _hold_version(
         self, version: int | None = None, table: str = ""
     ) -> Iterator[tuple[int, _OpenVersion]]:
-        """A version, the newest by default, which is not closed meanwhile, whatever is published."""
+        """Keep a version (by default the newest) open during a `with` block."""
         with self._lock:
             if not self._open:
                 raise StaleVersion("nothing is published yet; publish a version before readers ask")
@@ -185,14 +204,14 @@ class VersionPublisher:
 
 
 class HotKeyCounter:
-    """The keys that come most, roughly: counts of the most frequent so far, the rare ones dropped now and then."""
+    """Approximate counts of the most frequent keys; rare keys are dropped from time to time."""
 
     def __init__(self, room: int = 1 << 16):
         self._room, self._lock = room, threading.Lock()
         self._keys, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def count_keys(self, keys: np.ndarray) -> None:
-        """Note a batch of keys [N]."""
+        """Count a batch of keys [N]."""
         with self._lock:
             every = np.concatenate([self._keys, keys])
             weights = np.concatenate([self._counts, np.ones(len(keys), np.int64)])
@@ -203,7 +222,7 @@ class HotKeyCounter:
                 self._keys, self._counts = self._keys[top], self._counts[top]
 
     def get_hottest(self, count: int) -> np.ndarray:
-        """At most `count_keys` keys, the most frequent first."""
+        """Return at most `count_keys` keys, the most frequent first."""
         with self._lock:
             return self._keys[np.argsort(-self._counts, kind="stable")[:count]]
 

@@ -1,10 +1,10 @@
-"""Looking rows up without training: rollout, evaluation and serving read one version of every table.
+"""Readers of rows for rollout, evaluation and serving: one version of every table, without training.
 
-`LocalReader` reads the live tables of a fused worker. `ReplicaReader` holds its own copy, fed with updates;
-a reader never sees half of one. 1 % touched rows of 1 M x 16 are 1 % of the bytes: `nonet.bench.embedding.sync`.
+`LocalReader` reads the live tables of a fused worker. `ReplicaReader` has its own copy, which updates move from
+version to version atomically. `nonet.bench.embedding.sync` measures the bytes of an update.
 """
 
-# Shapes: N keys asked for, R rows held, D width.
+# Shapes: N requested keys, R rows in the replica, D width.
 
 from __future__ import annotations
 
@@ -35,38 +35,40 @@ _FLOATS = {"fp32": np.float32, "fp16": np.float16}
 
 
 class SparseReader(Protocol):
-    """Rows by key, at one version."""
+    """A reader of rows by key at one version."""
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """The version of the rows."""
+        ...
 
     def read_rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
+        """Read the rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
         ...
 
 
 class LocalReader:
-    """Reads the tables of the same process; `version` is the publisher's to move on."""
+    """A reader of the tables of the same process; the publisher sets `version`."""
 
     def __init__(self, tables: Mapping[str, SparseTable], version: int = 0):
         self._tables, self.version = tables, version
 
     @property
     def absent(self) -> int:
-        """How many keys the tables did not have when they were read, by this reader or another."""
+        """The number of keys that the tables did not have when this or another reader read them."""
         return sum(table.absent for table in self._tables.values())
 
     def read_rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of keys [N]; absent ones read the default."""
+        """Read the rows [N, D] of keys [N]; absent keys read the default row."""
         return _get_table(self._tables, table).lookup(keys, train=False)
 
 
 class ReplicaReader:
-    """Whole copies of the tables (name -> width or TableSpec), moved from version to version by `apply`.
+    """Full copies of the tables (name -> width or TableSpec), which `apply` moves from version to version.
 
-    A full update fills a shadow that replaces the old rows by one assignment; a delta is checked whole and then written under
-    the lock that readers take, a few milliseconds for 10,000 rows. `absent` counts the keys that were not there. Starts
-    empty, at version None: only a full update fits then.
+    A full update fills a second copy that replaces the old rows by one assignment. A delta is checked completely
+    and then written under the lock that readers take, for a few milliseconds per 10,000 rows. `absent` counts the
+    keys that were absent. A new reader has no version and accepts only a full update.
     """
 
     def __init__(self, tables: Mapping[str, int | TableSpec]):
@@ -84,18 +86,19 @@ class ReplicaReader:
 
     @property
     def version(self) -> int:
-        """The version held, -1 before the first update."""
+        """The current version, -1 before the first update."""
         return -1 if self._version is None else self._version
 
     @property
     def absent(self) -> int:
-        """How many keys were not there when they were read."""
+        """The number of keys that were absent when they were read."""
         return self._before + sum(table.absent for table in self._live.values())
 
     def apply(self, update: Mapping[str, Any]) -> int:
-        """Move to the version of an update made by `make_update`; returns it.
+        """Apply an update that `make_update` built, and return its version.
 
-        Raises StaleVersion when the update starts from another version than the one held; the rows then stay.
+        Raises:
+            StaleVersion: If the update starts from another version than the current one; the rows do not change.
         """
         have, base = self._version, update["base"]
         if base is not None and base != have:
@@ -115,19 +118,19 @@ class ReplicaReader:
         return update["version"]
 
     def read_rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of keys [N]; absent ones read the default and are counted."""
+        """Read the rows [N, D] of keys [N]; absent keys read the default row and are counted."""
         with self._lock:
             return _get_table(self._live, table).lookup(keys, train=False)
 
     def find_rows(self, table: str, keys: np.ndarray, version: int) -> tuple[Tensor, np.ndarray]:
-        """Which keys [N] have a row here at this version, none when another is held, and the rows of those."""
+        """Return the rows of keys present at this version (none if another is current), and which keys [N] those are."""
         with self._lock:
             live = _get_table(self._live, table)
             there = live._contains(keys) & (self._version == version)
             return live.lookup(keys[there], train=False), there
 
     def _check_update(self, name: str, tables: Iterable[pa.Table]) -> list[RowColumns]:
-        """The update's rows in its order, neighbours of one kind put together."""
+        """Check an update's rows and return them in order, with neighbours of one kind joined."""
         spec = _get_table(self._specs, name)
         parts = [from_arrow_table(table, name, spec.dim) for table in tables]
         groups = itertools.groupby(parts, key=lambda part: bool(part.deleted.any()))
@@ -153,10 +156,16 @@ def make_update(
     since: int | None = None,
     wire: str = "fp32",
 ) -> dict[str, Any]:
-    """What a shard sends to replicas: {"version", "base", "tables": {name: [pa.Table (key, row, op)]}}.
+    """Build an update for replicas: {"version", "base", "tables": {name: [pa.Table (key, row, op)]}}.
 
-    Full when `base` is None; else the rows touched or gone after step `since`, the last step that `base` held. `wire`: fp32, or
-    fp16 for half the bytes. Updates of several shards are joined by `join_updates`.
+    `join_updates` joins the updates of several shards.
+
+    Args:
+        tables: The shard's tables by name.
+        version: The version of the tables.
+        base: The version that the update starts from; None: a full update.
+        since: The last step of `base`; the update has the rows that were changed or deleted after it.
+        wire: fp32, or fp16 for half the bytes.
     """
     if (base is None) != (since is None):
         raise ConfigError(
@@ -174,7 +183,7 @@ def make_update(
 
 
 def to_wire_tables(part: RowColumns, wire: str = "fp32") -> Iterator[pa.Table]:
-    """Rows and deletes as tables of key, row and, for deletes, op; keys that only wait for a row stay behind."""
+    """Convert rows and deletes to tables of key, row and (for deletes) op, without waiting keys."""
     if wire not in _FLOATS:
         raise ConfigError(f"updates travel as {' or '.join(_FLOATS)}, not {wire!r}")
     waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
@@ -188,7 +197,7 @@ def to_wire_tables(part: RowColumns, wire: str = "fp32") -> Iterator[pa.Table]:
 
 
 def join_updates(updates: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One update out of those of all shards, which must agree on version and base."""
+    """Join the updates of all shards, which must have the same version and base."""
     first, *others = updates
     joined = {name: list(parts) for name, parts in first["tables"].items()}
     for other in others:

@@ -1,10 +1,11 @@
-"""Reading rows that live elsewhere: each key once, one call a shard and batch, what was read is kept while the version lasts.
+"""A reader of rows on other workers: each key once, one call per shard and batch, with a cache per version.
 
-A batch is of one version: when a shard has moved on, the reader asks what is published and which shard owns what, forgets
-what it kept, and reads the whole batch again, for `timeout_s` at most. A replicated hot set answers without a call.
+A batch has one version. If a shard has moved to another version, the reader reloads the published version and slice
+map, clears its cache and reads the whole batch again, for at most `timeout_s`. A replicated hot set is read without
+a call.
 """
 
-# Shapes: N keys asked for, U distinct ones, D width.
+# Shapes: N requested keys, U distinct keys, D width.
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _MOST_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersion:
-    """What a reader must know: the version, the slice map, and how to ask each shard."""
+    """The published version, its slice map, and the functions that read from each shard."""
 
     version: int
     slices: SliceMap
@@ -41,7 +42,10 @@ class PublishedVersion:
 
 
 class RemoteReader:
-    """A SparseReader over calls. `refresh` says what is published; `cache_rows` are kept a table; `hot` is a replica."""
+    """A SparseReader over calls to shards.
+
+    `refresh` returns the published version, `cache_rows` is the size of the cache per table, `hot` is a replica.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class RemoteReader:
         self._refresh, self._codec, self._cache_rows, self._hot = refresh, get_codec(wire), cache_rows, hot
         self.absent, self.calls, self.asked = 0, 0, 0
         self._pool = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="sparse-read")
-        self._lock = threading.Lock()  # what is kept is of one version
+        self._lock = threading.Lock()  # Cached rows have one version.
         self._load_published()
 
     @property
@@ -67,12 +71,12 @@ class RemoteReader:
         return self._now.version
 
     def refresh(self) -> int:
-        """Move to the published version; returns it."""
+        """Move to the published version and return it."""
         self._load_published()
         return self.version
 
     def read_rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of keys [N], all of one version; absent ones read the default and are counted."""
+        """Read the rows [N, D] of keys [N], all of one version; absent keys read the default and are counted."""
         if table not in self._specs:
             raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
         until, pause = time.monotonic() + self._timeout_s, _PAUSE_S
@@ -88,7 +92,7 @@ class RemoteReader:
             self._load_published()
 
     def close(self) -> None:
-        """End the threads that call."""
+        """Stop the threads that make calls."""
         self._pool.shutdown()
 
     def _read_rows(self, table: str, keys: np.ndarray) -> Tensor:
@@ -105,7 +109,7 @@ class RemoteReader:
         return plan.spread_rows(out)
 
     def _fetch(self, table: str, keys: np.ndarray, counts: list[int], missing: np.ndarray) -> None:
-        """Ask every shard that owns wanted keys once, all at the same time; keep what they answer."""
+        """Call every shard that owns missing keys once, all in parallel, and cache the rows."""
         ends = np.cumsum(counts)
         pieces = [
             (shard, keys[end - count : end][missing[end - count : end]])
@@ -131,7 +135,7 @@ class RemoteReader:
         self._gone[table].add(keys[~answer.there])
 
     def _read_hot_set(self, table: str, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """The rows of those keys [N] that the hot set has at this version, and which they are; another thread may move it."""
+        """Read the rows of keys [N] that the hot set has at this version, and return which they are."""
         if self._hot is None:
             return torch.empty(0, self._specs[table].dim), np.zeros(len(keys), dtype=bool)
         return self._hot.find_rows(table, keys, self._now.version)

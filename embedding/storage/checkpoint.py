@@ -1,9 +1,9 @@
-"""Sparse rows in a commit: written in the background from one version, read back by any number of shards.
+"""Sparse rows in a checkpoint, written in the background from one version and read by any number of shards.
 
     <folder>/sparse/<table>/<shard>-0.seg
 
-A save opens a snapshot of every table between two steps and returns; a thread writes range after range of slices while
-training goes on, so a step waits at most for one range. 2 M rows of width 64: `nonet.bench.embedding.checkpoint`.
+A save opens a snapshot of every table between two steps and returns. A thread then writes ranges of slices while
+training continues, so that a step waits for at most one range. `nonet.bench.embedding.checkpoint` measures it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NAME = re.compile(r"(\d+)-(\d+)\.seg")
 
 
 class SparseSave(BackgroundWrite):
-    """A save that is being written; `wait` until it is durable."""
+    """A save in progress; `wait` returns when it is durable."""
 
     def __init__(self, world: ShardedTables, folder: Path):
-        get_writer_thread()  # before the snapshots ask for memory: a thread that starts while they do waits for it
+        get_writer_thread()  # Before the snapshots allocate memory, which would delay the start of the thread.
         self._world, self._ranges = world, world.ranges
         self._snapshots = open_all(world.histories)
         super().__init__(folder, "sparse rows", self._write_all)
@@ -60,7 +60,7 @@ class SparseSave(BackgroundWrite):
         table, snapshot = self._world.tables[name], self._snapshots[name]
         many = _count_segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges)
-        # With an eighth to spare, for it must not grow while a step waits.
+        # With a reserve of an eighth, because it must not grow while a step waits.
         room = ReadBuffers(table.spec, len(table) * many // SLICES * 9 // 8)
         try:
             for block in self._ranges:
@@ -74,14 +74,16 @@ class SparseSave(BackgroundWrite):
 
 
 def save(world: ShardedTables, folder: Path) -> SparseSave:
-    """Start to write this rank's rows under `folder`; call it between steps."""
+    """Start to write this rank's rows below `folder`; call it between steps."""
     return SparseSave(world, folder)
 
 
 def load(world: ShardedTables, folder: Path) -> None:
-    """Read the rows that this rank owns out of all shards' files. Raises CheckpointError; the tables are then empty.
+    """Read the rows that this rank owns from the files of all shards.
 
-    Raises ConfigError, and changes nothing, while a save or a published version of a table is open: it is made of these rows.
+    Raises:
+        CheckpointError: If a file is missing or corrupted; the tables are empty afterwards.
+        ConfigError: If a save or a published version of a table is open; the tables do not change.
     """
     for name, history in world.histories.items():
         if history.snapshots:
@@ -106,12 +108,12 @@ def load_table(table: BaseTable, folder: Path, slice_ranges: list[range]) -> Non
         for part in read_segments(path, slice_ranges, footer):
             for block in _select_ranges(part.key, slice_ranges):
                 put_rows(table, part, block)
-    # A row that was made and not trained yet is of the step after.
+    # A row that was created and not yet trained has the next step.
     table.step = max((footer.step for _, footer in files), default=0)
 
 
 def load_update(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) -> dict[str, Any]:
-    """A commit as a full update for a ReplicaReader."""
+    """Read a checkpoint as a full update for a ReplicaReader."""
     return {
         "version": version,
         "base": None,
@@ -123,7 +125,7 @@ def load_update(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) 
 
 
 def _count_segment_slices(table: BaseTable) -> int:
-    """Slices of a segment, a power of two: about 2 MB, which holds a training step up for about 5 ms."""
+    """Compute the slices of a segment, a power of two: about 2 MB, which delays a training step by 5 ms."""
     whole = max(1, len(table)) * table.spec.row_bytes
     most = max(_LEAST_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // whole))
     return 1 << (most.bit_length() - 1)
@@ -132,7 +134,7 @@ def _count_segment_slices(table: BaseTable) -> int:
 def _check_files(
     table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]
 ) -> list[tuple[Path, SegmentFooter]]:
-    """A table's files, checked: of this table and of one step, none missing."""
+    """Check that a table's files are complete, of this table and of one step, and return them."""
     root = folder / "sparse" / table
     files = [(path, read_footer(path)) for path in sorted(root.glob("*.seg")) if _NAME.fullmatch(path.name)]
     covered, step = np.zeros(SLICES, dtype=bool), files[0][1].step if files else 0
@@ -160,6 +162,6 @@ def _read_parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns
 
 
 def _select_ranges(keys: np.ndarray, ranges: list[range]) -> list[range]:
-    """The ranges that one of these keys lies in."""
+    """Select the ranges that contain one of these keys."""
     place = compute_slices(keys)
     return [block for block in ranges if ((place >= block.start) & (place < block.stop)).any()]

@@ -1,13 +1,13 @@
-"""Files of sparse rows: a segment a range of slices, with everything a row owns, checked one by one.
+"""Files of sparse rows: one segment per range of slices, with complete rows and a checksum for each.
 
     magic, then the segments' columns one after the other, then a JSON footer, its length, its checksum, magic
 
-A reader opens a file by its end, so a truncated file is refused before a row is used; a segment whose bytes do not have the
-footer's checksum is refused by name. Slices do not depend on shards: any number of shards reads what any number wrote.
+A reader starts at the end of a file, so that a truncated file is rejected before a row is used. A segment whose
+bytes do not match the checksum in the footer is rejected by name. Slices do not depend on shards: any number of
+shards can read the files that any other number wrote.
 
-The checksum of checkpoint segments, in C++ at memory speed or in NumPy; both give the same 64 bits.
-
-Each 64-bit word is mixed with its place by a bijection and the results are added: one changed word always changes the sum.
+The checksum is computed in C++ at memory speed or in NumPy, with the same 64 bits: each 64-bit word is mixed with
+its position by a bijection and the results are added, so that one changed word always changes the sum.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ from nonet.errors import CheckpointError
 FORMAT = 1
 _MAGIC = b"NONETSEG"
 _TAIL = len(_MAGIC) + 16
-_WRITE_OUT_BYTES = 8 << 20  # the disk works while the next rows are read, not all at once in the last fsync
+_WRITE_OUT_BYTES = (
+    8 << 20
+)  # The disk writes while the next rows are read, instead of everything in the last fsync.
 _OP = {"upsert": 0, "delete": 1, "wait": 2}
 
 
 @dataclass(frozen=True)
 class SliceSegment:
-    """Slices [start, stop), where their bytes are, how many rows, and the checksum of each column."""
+    """A segment of slices [start, stop): the position of its bytes, its rows, and the checksum of each column."""
 
     start: int
     stop: int
@@ -52,9 +54,9 @@ class SliceSegment:
 
 @dataclass
 class SegmentFooter:
-    """What a file holds: rows of `table` in `slices` ([start, stop) each), as they were at step `step`.
+    """The contents of a file: rows of `table` in `slices` ([start, stop) each) at step `step`.
 
-    since   None: all of them; anything else is no whole table
+    A file whose `since` is not None does not have a whole table.
     """
 
     table: str
@@ -68,7 +70,7 @@ class SegmentFooter:
 
 
 class SegmentWriter:
-    """Writes one file; nobody can read it before `close`, which makes it durable."""
+    """Writes one file, which cannot be read before `close` makes it durable."""
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class SegmentWriter:
         self._write(memoryview(_MAGIC))
 
     def add(self, slices: range, part: RowColumns) -> None:
-        """Write a range of slices; nothing where there are no rows."""
+        """Write a range of slices; without rows nothing is written."""
         if not len(part.key):
             return
         arrays = [np.ascontiguousarray(array) for array in _to_arrays(part)]
@@ -106,7 +108,7 @@ class SegmentWriter:
             self._handed_on = self._offset
 
     def close(self) -> tuple[str, int]:
-        """Put the footer in and wait until the disk has everything; the sha256 of the file and its bytes."""
+        """Write the footer, wait until the file is durable, and return its SHA-256 and size."""
         text = np.frombuffer(_to_json(self.footer), dtype=np.uint8)
         tail = np.array([len(text), compute_checksum(text)], dtype=np.uint64)
         for piece in (_view_bytes(text), _view_bytes(tail), memoryview(_MAGIC)):
@@ -116,7 +118,7 @@ class SegmentWriter:
         return self._hash.hexdigest(), self._offset
 
     def abandon(self) -> None:
-        """Close without a footer: what is there is no segment file."""
+        """Close without a footer, which leaves an invalid file."""
         self._file.close()
 
     def _write(self, view: memoryview) -> None:
@@ -131,7 +133,11 @@ def _view_bytes(array: np.ndarray) -> memoryview:
 
 
 def read_footer(path: Path) -> SegmentFooter:
-    """What a file holds. Raises CheckpointError when it is truncated, corrupted or of another format."""
+    """Read the footer of a file.
+
+    Raises:
+        CheckpointError: If the file is truncated, corrupted or of another format.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -158,7 +164,11 @@ def read_footer(path: Path) -> SegmentFooter:
 def read_segments(
     path: Path, ranges: Iterable[range], footer: SegmentFooter | None = None
 ) -> Iterator[RowColumns]:
-    """The segments that touch one of these ranges of slices, checked. Raises CheckpointError that names a bad one."""
+    """Yield the segments that overlap one of these ranges of slices, after checking them.
+
+    Raises:
+        CheckpointError: If a segment is corrupted.
+    """
     footer = footer or read_footer(path)
     blocks = [block for block in ranges if len(block)]
     for segment in footer.segments:
@@ -167,7 +177,11 @@ def read_segments(
 
 
 def check_spec(path: Path, footer: SegmentFooter, spec: TableSpec) -> None:
-    """Raises CheckpointError when the file's rows cannot be those of this table."""
+    """Check that a file's rows fit a table.
+
+    Raises:
+        CheckpointError: If they do not.
+    """
     mine = (spec.dim, get_state_width(spec))
     if (footer.dim, footer.state) != mine:
         raise CheckpointError(
@@ -177,7 +191,7 @@ def check_spec(path: Path, footer: SegmentFooter, spec: TableSpec) -> None:
 
 
 def _to_json(footer: SegmentFooter) -> bytes:
-    """As JSON; dataclasses.asdict takes six times as long, 5 ms that a step waits for."""
+    """Convert a footer to JSON; dataclasses.asdict takes six times as long, 5 ms that a step would wait."""
     return json.dumps(vars(footer), default=vars).encode()
 
 
@@ -223,7 +237,7 @@ _ODD = np.uint64(0xD1342543DE82EF95)
 
 
 def compute_checksum(data: np.ndarray) -> int:
-    """64 bits for a contiguous array's bytes."""
+    """Compute the 64-bit checksum of a contiguous array's bytes."""
     native = _load_native_checksum()
     if native is not None:
         return native(data.ctypes.data, data.nbytes)
@@ -231,7 +245,7 @@ def compute_checksum(data: np.ndarray) -> int:
 
 
 def compute_checksum_numpy(data: np.ndarray) -> int:
-    """The same, slowly."""
+    """Compute the same checksum in NumPy."""
     raw = data.reshape(-1).view(np.uint8)
     padded = np.zeros(8 * (len(raw) // 8 + 1), dtype=np.uint8)
     padded[: len(raw)] = raw

@@ -1,6 +1,6 @@
-"""What a shard's tables did since they were last asked: rows made, refused and gone, and default rows read.
+"""Counters of a shard's tables: rows created, refused and removed, and default rows read since the last report.
 
-Counts are differences, so that a run which resumes adds up to the same sums as one that was never stopped.
+Counts are differences, so that the counts of a resumed run add up to the sums of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ COUNTED = ("admitted", "refused", "evicted", "dropped", "absent")
 
 
 class TableCounters:
-    """Counts of the tables of one shard, from the moment it is made.
+    """Counts what the tables of one shard do after this object was created.
 
-    rows       held now
-    admitted   ids that got a row; evicted: that lost it
-    refused    positions of training look-ups, absent: of reading ones, that read the default row
-    dropped    positions of gradients whose id had no row
-    and of tables in tiers what `traffic.report` says
+    The fields are: rows in the table now; admitted and evicted ids; refused positions of training look-ups and
+    absent positions of read-only look-ups, which read the default row; dropped positions of gradients whose id had
+    no row. Tables in tiers add the fields of `report`.
     """
 
     def __init__(self, tables: Mapping[str, Any]):
@@ -28,7 +26,7 @@ class TableCounters:
         self._before = self._read_totals()
 
     def take(self) -> dict[str, dict[str, int]]:
-        """{table: {"rows": held, and of COUNTED what came since the last time}}."""
+        """Return per table the number of rows and the counts since the last call."""
         now = self._read_totals()
         before, self._before = self._before, now
         return {
@@ -51,7 +49,7 @@ class TableCounters:
 
 
 def _report_tiers(table: Any) -> dict[str, int]:
-    """Of a table in tiers: rows in each now, and how many went between them since it was made."""
+    """Return the rows in each tier of a tiered table now, and the traffic between tiers since its creation."""
     if not isinstance(table, TieredTable):
         return {}
     return {name: value for name, value in report(table).items() if isinstance(value, int)}
@@ -60,7 +58,7 @@ def _report_tiers(table: Any) -> dict[str, int]:
 def merge_counts(
     before: dict[str, dict[str, int]], now: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Counts taken one after the other as those of the whole time: COUNTED add up, the others are as they are now."""
+    """Merge consecutive counts: the fields in COUNTED are added, the others are taken from `now`."""
     return {
         table: counts | {what: counts[what] + before.get(table, {}).get(what, 0) for what in COUNTED}
         for table, counts in now.items()
@@ -68,7 +66,7 @@ def merge_counts(
 
 
 def sum_shard_counts(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """The counts of all shards as those of one."""
+    """Add up the counts of all shards."""
     totals: dict[str, dict[str, int]] = {}
     for shard in shards:
         for table, counts in shard.items():

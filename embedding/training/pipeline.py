@@ -1,12 +1,12 @@
-"""Five stages that overlap: read, route, fetch, compute, update; the results are those of one after the other, bit for bit.
+"""A pipeline of five overlapping stages: read, route, fetch, compute and update.
 
-A thread reads and routes, a thread is on the wire (fetches and updates in one fixed order, the same on all ranks), the
-caller's thread computes. With one trainer k batches are in flight and rows that they share are carried (`window`), so
-sparse time hides behind dense time or the other way round. With more trainers a batch is fetched when the update before it
-is done: reading and routing overlap, the wire does not.
+The results equal those of sequential execution bit for bit. One thread reads and routes, one thread communicates
+(it fetches and updates in a fixed order, the same on all ranks), and the caller's thread computes. With one trainer
+k batches are in flight and the rows that they share are carried (`in_flight`), so that sparse and dense time
+overlap. With more trainers a batch is fetched after the update before it: only reading and routing overlap.
 """
 
-# Shapes: N keys asked for, D width.
+# Shapes: N requested keys, D width.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Keys = Callable[[Any], Mapping[str, Tensor]]  # batch -> keys [N] by table
 # there are no gradients, on all ranks: rows stay as they are.
 Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor] | None, Any]]
 _POLL_S = 0.05
-_END_S = 5.0  # an exchange that takes longer waits for a rank that is gone
+_END_S = 5.0  # A longer exchange waits for a missing rank.
 
 
 @dataclass(slots=True)
@@ -49,13 +49,14 @@ class InFlightBatch:
     keys: Mapping[str, Tensor]
     plans: dict[str, FetchPlan] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
-    read_at: float = 0.0  # when it was read, by the clock of time.perf_counter
+    read_at: float = 0.0  # The time of reading by time.perf_counter.
 
 
 class PrefetchPipeline:
     """Runs batches over a sparse world.
 
-    `depth` is the most batches in flight, 1: none overlaps. `step` and `lr` give a batch's step and learning rate by table.
+    `depth` is the maximum number of batches in flight; with 1 none overlaps. `step` and `lr` give the step of a
+    batch and its learning rate per table.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class PrefetchPipeline:
         self._learns = learns
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
         self.carries = self.depth > 1 and can_carry_rows(world)
-        self.sparse_s = 0.0  # that the computing thread gave to rows since somebody set it to 0
-        self.waited_s = 0.0  # that the computing thread waited until the batch at hand was read
+        self.sparse_s = 0.0  # Seconds that the computing thread spent on rows.
+        self.waited_s = 0.0  # Seconds that the computing thread waited for a batch.
 
     def run(self, start: int, stop: int) -> list[Any]:
-        """What `compute` gave for the batches [start, stop). Nothing is in flight before or after."""
+        """Run the batches [start, stop) and return their results; no batch is in flight before or after."""
         if self.depth == 1:
             return [self._run_batch(number) for number in range(start, stop)]
         return _PipelineRun(self, start, stop).run()
@@ -110,7 +111,7 @@ class PrefetchPipeline:
 
 
 class _PipelineRun:
-    """One run's threads and queues."""
+    """The threads and queues of one run."""
 
     def __init__(self, pipeline: PrefetchPipeline, start: int, stop: int):
         self._pipeline, self._world = pipeline, pipeline._world
@@ -146,7 +147,7 @@ class _PipelineRun:
             results = []
         finally:
             self._over.set()
-            wire.join(_END_S)  # or rows would change after the caller has the error
+            wire.join(_END_S)  # Else rows could change after the caller has the error.
         if self._error is not None:
             raise self._error
         if any(thread.is_alive() for thread in threads):
@@ -174,7 +175,7 @@ class _PipelineRun:
         return result
 
     def _apply_carried(self, flight: InFlightBatch, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Summed gradients, applied to the rows here."""
+        """Sum gradients and apply them to the carried rows."""
         step, lr = self._pipeline._step(flight.number), self._pipeline._lr
         whole = {table: sum_gradients(plan.route, grads[table]) for table, plan in flight.plans.items()}
         for table, plan in flight.plans.items():
@@ -219,12 +220,12 @@ class _PipelineRun:
             work()
         except _Stopped:
             return
-        except BaseException as error:  # raised again where run() was called
+        except BaseException as error:  # Raised again by run().
             self._error = self._error or error
             self._over.set()
 
     def _get_next(self, source: queue.Queue, what: str) -> Any:
-        """The next of a queue, unless another thread has failed or it takes too long."""
+        """Return the next item of a queue, unless another thread has failed or the timeout has passed."""
         left = self._pipeline._timeout_s
         while not self._over.is_set():
             try:
@@ -248,11 +249,11 @@ class _PipelineRun:
 
 
 class _Stopped(Exception):
-    """Another stage failed; its error is the one that counts."""
+    """Another stage has failed; its error is raised instead."""
 
 
 def _schedule(numbers: range, ahead: int) -> Iterator[tuple[bool, int]]:
-    """(fetch or update, number) in the wire's order: batch b is fetched after the update of b - ahead."""
+    """Yield (fetch or update, number) in the order of communication: b is fetched after the update of b - ahead."""
     yield from ((True, number) for number in numbers[:ahead])
     for number in numbers:
         yield False, number

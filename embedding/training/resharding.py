@@ -1,8 +1,8 @@
-"""Rows that move to other shards while training and reading go on: an edit of the slice map, carried out between two steps.
+"""Resharding: moves rows to other shards between steps while training and reading continue.
 
-All ranks take part, a block of slices at a time, so a step waits for one block. A moved row keeps its optimizer state, step
-and policy counters, so the bits are those of a table that never moved. Readers keep asking the shard that had the
-row when the version was published, until the next version is; nothing is lost in between.
+All ranks take part, one block of slices at a time, so that a step waits for at most one block. A moved row keeps
+its optimizer state, step and policy counters, so its bits equal those of a table that never moved. Readers use the
+shard that had the row when their version was published until the next version is published.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from nonet.embedding.versions import TableHistory
 
 _WORDS = 4
-_EVERYTHING = -1  # rows and deletes since before the first step
+_EVERYTHING = -1  # Rows and deletes since before the first step.
 
 
 def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
-    """The map that deals all slices evenly to these of the map's shards, in this order."""
+    """Return a map that divides all slices evenly between these of the map's shards, in this order."""
     wrong = [shard for shard in shards if not 0 <= shard < slices.shards]
     if wrong or not shards or len(set(shards)) < len(shards):
         raise ConfigError(
@@ -38,9 +38,17 @@ def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
 
 
 def reshard(world: ShardedTables, shards: Sequence[int], max_slices: int = 2048) -> Iterator[int]:
-    """On every trainer, between steps: move until `shards` hold all rows evenly; yields how many slices are left to move.
+    """Move slices between steps until the given shards have all rows evenly; every trainer calls it.
 
-    Each round moves at most `most` slices; train and read between the rounds.
+    Train and read between the rounds.
+
+    Args:
+        world: The sparse world.
+        shards: The shards that have rows afterwards.
+        max_slices: The maximum number of slices that move in a round.
+
+    Yields:
+        The number of slices that are left to move.
     """
     target = spread_over(world.slices, shards)
     while moves := world.slices.plan_moves(target, max_slices):
@@ -55,7 +63,7 @@ def reshard(world: ShardedTables, shards: Sequence[int], max_slices: int = 2048)
 
 
 def make_move_route(moves: Sequence[SliceMove], shards: range, world: int) -> KeyRoute:
-    """The moves as keys for every shard: start, stop, source, target."""
+    """Encode moves as keys for every shard: start, stop, source and target."""
     words = np.array(
         [(move.start, move.stop, move.source, move.target) for move in moves], dtype=np.int64
     ).reshape(-1)
@@ -64,7 +72,11 @@ def make_move_route(moves: Sequence[SliceMove], shards: range, world: int) -> Ke
 
 
 def parse_moves(keys: np.ndarray, trainers: int) -> list[SliceMove]:
-    """The moves that every trainer sent. Raises NonetError when they differ."""
+    """Decode the moves that every trainer sent.
+
+    Raises:
+        NonetError: If the trainers sent different moves.
+    """
     copies = keys.reshape(trainers, -1)
     if (copies != copies[0]).any():
         raise NonetError("trainers of the sparse world ask for different moves; all must reshard alike")
@@ -72,7 +84,11 @@ def parse_moves(keys: np.ndarray, trainers: int) -> list[SliceMove]:
 
 
 def check_moves(moves: Sequence[SliceMove], slices: SliceMap) -> None:
-    """Raises ConfigError when a move is not one of this map."""
+    """Check that moves fit a slice map.
+
+    Raises:
+        ConfigError: If a move does not.
+    """
     for move in moves:
         inside = 0 <= move.start < move.stop <= SLICES and 0 <= move.target < slices.shards
         if not inside or (slices.owners[move.start : move.stop] != move.source).any():
@@ -80,7 +96,7 @@ def check_moves(moves: Sequence[SliceMove], slices: SliceMap) -> None:
 
 
 def pack_moved_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
-    """The rows of these moves, with everything they own, as Arrow bytes."""
+    """Serialise the complete rows of these moves as Arrow bytes."""
     tables = [
         part
         for move in moves
@@ -92,7 +108,11 @@ def pack_moved_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
 
 
 def remove_moved_rows(history: TableHistory, moves: Sequence[SliceMove]) -> int:
-    """Forget the rows of these moves, but for the open snapshots; how many there were. What waits and went, goes too."""
+    """Remove the rows of these moves with their waiting and deleted keys, but keep them for open snapshots.
+
+    Returns:
+        The number of removed rows.
+    """
     table, gone = history.table, 0
     slices = [range(move.start, move.stop) for move in moves]
     with history.lock:
@@ -113,10 +133,10 @@ def remove_moved_rows(history: TableHistory, moves: Sequence[SliceMove]) -> int:
 
 
 def load_moved_rows(history: TableHistory, data: np.ndarray) -> None:
-    """Take over what `pack_moved_rows` gave."""
+    """Load rows that `pack_moved_rows` serialised."""
     table = history.table
     with history.lock:
-        # Loading a row that was made and not trained yet would move the table's step on.
+        # Loading a row that was created and not yet trained would advance the table's step.
         step = max(table.step, int(data[:8].copy().view(np.int64)[0]))
         for part in _read_tables(data[8:]):
             table.load([part])

@@ -1,13 +1,13 @@
-"""Sparse rows over ranks: pull rows before a step, push their gradients after it.
+"""Sparse tables that are sharded over ranks: pull rows before a step, push their gradients after it.
 
-All trainers call the same operations in the same order; a shard in `serve` learns from the keys' header what is asked, and a
-trainer that differs is an error at once, not a hang. A key travels once a batch however often it occurs. The trainer
-sums a key's gradients in position order and the owner sums those in rank order, so any number of shards equals one bit
-for bit, a world of one trainer equals a single process bit for bit, and W trainers equal it up to float addition's order.
-8,192 keys of width 64 between two processes: `nonet.bench.embedding.wire`.
+All trainers call the same operations in the same order. A shard in `serve` reads the operation from the header of
+the keys, and a trainer that differs raises an error at once instead of a hang. A key is sent once per batch however
+often it occurs. The trainer sums a key's gradients in position order and the owner sums those in rank order.
+Therefore any number of shards equals one bit for bit, a world of one trainer equals a single process bit for bit,
+and W trainers equal it up to the order of float additions. `nonet.bench.embedding.wire` measures it.
 """
 
-# Shapes: N keys of one rank, U distinct ones, M keys that one shard receives from all ranks, W ranks, D width.
+# Shapes: N keys of one rank, U distinct keys, M keys that one shard receives from all ranks, W ranks, D width.
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ MakeTable = Callable[[str, TableSpec, int], SparseTable]
 
 
 class ShardedTables:
-    """This rank's part of the sparse world; `tables` are the rows it holds (none on a rank that only trains).
+    """One rank's part of the sparse world; `tables` are its own tables (none on a rank that only trains).
 
-    `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` builds a table, `router` finds
-    distinct keys and their owners; with `local`, ranks that are all on one machine exchange through shared memory. The
-    waits' deadline is the process group's timeout.
+    `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` creates a table, `router`
+    finds distinct keys and their owners. With `local`, ranks that are all on one machine exchange through shared
+    memory. The process group's timeout limits every wait.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class ShardedTables:
 
     @property
     def owned(self) -> range:
-        """The slices whose rows this rank holds, when they are one block."""
+        """The slices whose rows this rank has, if they are one block."""
         return self.slices.get_slices(self.shard) if self.layout.holds else range(0)
 
     @property
     def ranges(self) -> list[range]:
-        """The blocks of slices whose rows this rank holds."""
+        """The blocks of slices whose rows this rank has."""
         return self.slices.get_ranges(self.shard) if self.layout.holds else []
 
     @property
@@ -112,11 +112,20 @@ class ShardedTables:
         return self.layout.rank - self.layout.shards.start
 
     def count_wire_bytes(self, table: str) -> int:
-        """Bytes of one row of this table on the wire."""
+        """Compute the bytes of one row of this table in transit."""
         return self.codec.row_bytes(self.specs[table].dim)
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
-        """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
+        """Read rows from their owners; every trainer calls it, possibly without keys.
+
+        Args:
+            table: The name of the table.
+            keys: Keys as int64 [N].
+            train: Whether absent keys get a row.
+
+        Returns:
+            Rows [N, D].
+        """
         number = self._get_table_number(table, "pull")
         if self.layout.world == 1:
             return self._look_up(table, to_int64_keys(keys), train)
@@ -131,7 +140,7 @@ class ShardedTables:
         return plan.spread_rows(self._answer_rows(request, plan.counts))
 
     def _pull_fused(self, table: str, plan: KeyRoute, header: ExchangeHeader) -> Tensor:
-        """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
+        """Look up this rank's own keys while the other keys are in transit; own rows never leave the process."""
         rank = self.layout.rank
         start = sum(plan.counts[:rank])
         own = plan.keys[start : start + plan.counts[rank]]
@@ -143,7 +152,7 @@ class ShardedTables:
             self._stream(request)
             return self.wire.gather_rows(plan, mine)
         rows = self.wire.allocate_rows(len(plan.keys), self.specs[table].dim)
-        # Own rows stand before the others' where that is the route's order, else after them.
+        # Own rows come before the others if that is the route's order, else after them.
         first, others = start == 0, len(rows) - len(own)
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
         request = self.wire.exchange_keys(
@@ -155,7 +164,15 @@ class ShardedTables:
         return plan.move_to_end(start, len(own), first).spread_rows(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Apply the gradients [N, D] of keys [N] as one optimizer step; every trainer calls it."""
+        """Apply gradients as one optimizer step; every trainer calls it.
+
+        Args:
+            table: The name of the table.
+            keys: Keys as int64 [N].
+            grads: Gradients [N, D].
+            step: The step.
+            lr: A learning rate that overrides the spec's.
+        """
         number = self._get_table_number(table, "push")
         expected = (len(keys), self.specs[table].dim)
         if tuple(grads.shape) != expected:
@@ -170,14 +187,14 @@ class ShardedTables:
         self._receive_gradients(request, plan.sum_gradients(grads.detach().to(torch.float32)), plan.counts)
 
     def make_route(self, keys: Tensor) -> KeyRoute:
-        """Where the keys [N] of a batch go; any thread may ask."""
+        """Compute the route of a batch's keys [N]; any thread may call it."""
         layout = self.layout
         return make_route(to_int64_keys(keys), self.slices, layout.world, layout.shards.start, self._router)
 
     def take(self, table: str, plan: KeyRoute) -> Tensor:
-        """The route's distinct rows with their optimizer state and steps, as bytes [U, B] (`bulk.take_packed`).
+        """Return the route's distinct rows with their optimizer state and steps, as bytes [U, B] (`bulk.take_packed`).
 
-        What a pipeline keeps while a batch is in flight. Absent rows are made.
+        A pipeline keeps them while a batch is in flight. Absent rows are created.
         """
         header = self._make_header(TAKE, self._get_table_number(table, "take"))
         if self.layout.world == 1:
@@ -187,7 +204,15 @@ class ShardedTables:
     def push_summed(
         self, table: str, plan: KeyRoute, grads: Tensor, step: int, lr: float | None = None
     ) -> None:
-        """As `push`, of gradients [U, D] that are summed over equal keys already (`Route.sum_gradients`)."""
+        """Apply gradients that are already summed over equal keys; otherwise as `push`.
+
+        Args:
+            table: The name of the table.
+            plan: The route of the batch.
+            grads: Summed gradients [U, D].
+            step: The step.
+            lr: A learning rate that overrides the spec's.
+        """
         header = self._make_header(PUSH, self._get_table_number(table, "push"), step, lr)
         if self.layout.world == 1:
             self._apply(table, plan.keys, grads, step, lr)
@@ -206,7 +231,7 @@ class ShardedTables:
         self._move(moves)
 
     def _move(self, moves: Sequence[SliceMove]) -> None:
-        """Give, get and forget the rows of these moves, table by table, then go by the map after them."""
+        """Exchange the rows of these moves table by table, then use the new slice map."""
         first = self.layout.shards.start
         for name in self._names if self.layout.world > 1 else ():
             by_rank: list[list[SliceMove]] = [[] for _ in range(self.layout.world)]
@@ -224,7 +249,7 @@ class ShardedTables:
         self.wire.forget_pulls()
 
     def serve(self) -> int:
-        """A shard's loop: take part in the trainers' exchanges until they stop; returns their number."""
+        """Take part in the trainers' exchanges as a shard until they stop, and return the number of exchanges."""
         if self.layout.trains:
             raise ConfigError(
                 f"{self.layout} trains, so it takes part by pull and push; only a shard apart serves"
@@ -251,12 +276,12 @@ class ShardedTables:
             exchanges += 1
 
     def stop(self) -> None:
-        """Let the shards' `serve` return; every trainer calls it. Nothing to do where no shard is apart."""
+        """End the shards' `serve`; every trainer calls it. It does nothing if no rank is only a shard."""
         if self.layout.trains and self.layout.trainers != self.layout.shards:
             self.wire.exchange_keys(self._make_header(STOP), None)
 
     def _answer_rows(self, request: KeyRequest, counts: list[int]) -> Tensor:
-        """The rows [U, D] that this rank asked for, having answered what the others asked."""
+        """Send the rows that other ranks requested and return the rows [U, D] that this rank requested."""
         table = self._names[request.header.table]
         if self.layout.holds:
             answer = self._look_up(table, request.keys, request.header.op == PULL)
@@ -284,10 +309,10 @@ class ShardedTables:
         history = self.histories[table]
         with history.hold_for_insert(keys) if train else history.lock:
             rows = self.tables[table].lookup(keys, train=train)
-        return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
+        return rows if self.layout.world == 1 else rows.to("cpu")  # A tier may have them on its device.
 
     def _stream(self, request: KeyRequest) -> None:
-        """Send the rows that were asked for, the first ones while later ones are looked up."""
+        """Send the requested rows, the first ones while later ones are looked up."""
 
         def fill(rows: Tensor, tell: Callable[[int], None]) -> None:
             if self.layout.holds:
@@ -298,9 +323,9 @@ class ShardedTables:
     def _look_up_into(
         self, header: ExchangeHeader, keys: np.ndarray, out: Tensor, tell: Callable[[int], None] | None = None
     ) -> None:
-        """Rows of keys [M] into `out` [M, D]; `tell` hears how many are there, a few times where they are only read.
+        """Write the rows of keys [M] to `out` [M, D] and report progress to `tell` if they are only read.
 
-        A table knows where the keys of its last training lookup lie, so one that will be trained is looked up whole.
+        A table remembers the positions of the keys of its last training lookup, so a training lookup is not split.
         """
         table, train = self._names[header.table], header.op == PULL
         history, shard_table = self.histories[table], self.tables[table]

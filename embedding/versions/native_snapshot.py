@@ -1,7 +1,7 @@
-"""A version of a native table, kept and read by the core: a range of slices is one call that needs no GIL.
+"""A version of a native table, kept and read by the core: reading a range of slices is one call without the GIL.
 
-A million rows of width 64 are chosen, ordered and copied in 0.4 s of one core, 0.3 MB a call, into columns that are used
-again: no call allocates or faults pages in. NumPy does the same where the core is not to be had (`snapshot`).
+One core chooses, orders and copies a million rows of width 64 in 0.4 s, 0.3 MB per call, into reused columns: no
+call allocates memory or faults pages in. NumPy does the same without the core (`snapshot`).
 """
 
 # Shapes: N keys, R rows of a piece, D width, S numbers of optimizer state in a row.
@@ -27,15 +27,15 @@ from nonet.embedding.tables import (
 )
 from nonet.errors import NonetError
 
-_SHIFT = 48  # hash bits below a slice
+_SHIFT = 48  # The number of hash bits below the slice.
 _NO_MEMORY = -1
 _LEAST_ROWS = 1024
-_ALWAYS = -(1 << 63)  # before every step
-_MOST_CHAINS = 1 << 20  # of the core
+_ALWAYS = -(1 << 63)  # Before every step.
+_MOST_CHAINS = 1 << 20  # The core's limit.
 
 
 class _VersionStruct(ctypes.Structure):
-    """nonet::Version."""
+    """The ctypes layout of `nonet::Version`."""
 
     _fields_ = [
         ("table", c_void_p), ("kept", c_void_p), ("at", c_int64), ("born", c_void_p), ("born_count", c_int64),
@@ -44,35 +44,35 @@ class _VersionStruct(ctypes.Structure):
 
 
 class _ColumnsStruct(ctypes.Structure):
-    """nonet::Columns."""
+    """The ctypes layout of `nonet::Columns`."""
 
     _fields_ = [(name, c_void_p) for name in ("key", "row", "state", "step", "seen", "uses")]
 
 
 class ReadBuffers:
-    """Columns that pieces are read into, used again and again; they grow where a piece needs it."""
+    """Reusable columns to read rows into; they grow if necessary."""
 
     def __init__(self, spec: TableSpec, rows: int = _LEAST_ROWS):
         self._spec = spec
         self._arrays: dict[str, np.ndarray] = {}
-        self._starts: list[tuple[str, int, int]] = []  # name, address, bytes a row
+        self._starts: list[tuple[str, int, int]] = []  # Name, address and bytes per row.
         self.rows, self.used = 0, 0
         self._resize(max(rows, _LEAST_ROWS))
 
     def ensure_capacity(self, rows: int) -> None:
-        """Have room for so many rows after those that are there."""
+        """Ensure space for `rows` more rows."""
         if self.used + rows > self.rows:
             self._resize(max(self.used + rows, 3 * self.rows // 2))
 
     def take_rows(self) -> RowColumns:
-        """The rows that are there, views that hold until the next use of the room, which is empty again."""
+        """Return views of the rows and mark the buffers as empty; the views are valid until the next use."""
         view = {name: array[: self.used] for name, array in self._arrays.items()}
         gone, self.used = np.zeros(self.used, dtype=bool), 0
         policy = (view.get("seen"), view.get("uses"))
         return RowColumns(view["key"], view["row"], view["state"], view["step"], gone, *policy)
 
     def get_free_columns(self) -> _ColumnsStruct:
-        """Where the next rows go."""
+        """Return the columns from the first free row."""
         return _ColumnsStruct(**{name: start + self.used * bytes_ for name, start, bytes_ in self._starts})
 
     def _resize(self, rows: int) -> None:
@@ -93,7 +93,7 @@ class ReadBuffers:
 
 
 class KeptRows:
-    """Memory for the rows that are kept of a version; cleared, it serves the next one."""
+    """Memory for the kept rows of a version; after `clear` it can serve the next one."""
 
     def __init__(self, table: NativeTable, core: Any):
         self.handle = core.nonet_kept_new(table.spec.dim, get_state_width(table.spec), len(table))
@@ -106,16 +106,19 @@ class KeptRows:
         return self._core.nonet_kept_count(self.handle)
 
     def can_serve(self, table: NativeTable) -> bool:
-        """Whether its chains are short for this table still, which has grown since."""
+        """Return whether the hash chains are still short enough for a table that has grown."""
         return len(table) <= 4 * self._rows or self._rows >= _MOST_CHAINS
 
     def clear(self) -> None:
-        """Forget the rows; up to 256 MB of their memory stay."""
+        """Remove the rows; up to 256 MB of memory are retained."""
         self._core.nonet_kept_clear(self.handle)
 
 
 class NativeVersion:
-    """A live table and the rows kept of it, which make the version of a step; the caller holds the table's lock."""
+    """A live table and the rows kept from it, which together are the version of a step.
+
+    The caller holds the table's lock.
+    """
 
     def __init__(self, table: NativeTable, step: int, core: Any, given: np.ndarray, spare: KeptRows | None):
         self._table, self._core, self._given = table, core, given
@@ -127,7 +130,7 @@ class NativeVersion:
         if table.spec.evicts:
             if not core.nonet_watch(byref(self._version)):
                 raise _make_memory_error(table)
-            # What the core points to lives as long as the watch does.
+            # The memory that the core points to must live as long as the watch.
             owned = (table, self.memory, given)
             self._unwatch = register_finalizer(self, _unwatch, core, table._handle, self._version, owned)
 
@@ -135,14 +138,21 @@ class NativeVersion:
     def create(
         cls, table: BaseTable, step: int, given: np.ndarray, spare: KeptRows | None = None
     ) -> NativeVersion | None:
-        """None where the table is not the core's or the core cannot do this. `given` [65536]: slices that need no keeping."""
+        """Create a version, or return None if the table is not native or the core does not support it.
+
+        Args:
+            table: The table.
+            step: The step of the version.
+            given: Slices that need no keeping, bool [65536].
+            spare: Memory of an earlier version.
+        """
         core = _load_core()
         if core is None or not isinstance(table, NativeTable):
             return None
         return cls(table, step, core, given, spare)
 
     def close(self) -> None:
-        """Nothing is kept any more; the memory is free for another version."""
+        """Stop keeping rows; the memory can be used for another version."""
         if self._table.spec.evicts:
             self._unwatch()
 
@@ -150,19 +160,19 @@ class NativeVersion:
         return len(self.memory)
 
     def set_new_keys(self, keys: np.ndarray, moved: bool) -> None:
-        """Keys [N], sorted, whose live row is not one of the version unless it was kept."""
+        """Set the sorted keys [N] whose live row does not belong to the version unless it was kept."""
         self._born = np.ascontiguousarray(keys)
         self._version.born, self._version.born_count = self._born.ctypes.data, len(keys)
         self._version.moved = int(moved)
 
     def keep_rows(self, keys: np.ndarray) -> None:
-        """Keep the version's rows of keys [N], as they are, but for the slices that were given out."""
+        """Keep the current rows of keys [N], except those of slices that were already read."""
         key_array = np.ascontiguousarray(keys)
         if self._core.nonet_keep(byref(self._version), key_array.ctypes.data, len(key_array)) < 0:
             raise _make_memory_error(self._table)
 
     def find_kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Which of keys [N] were kept; their rows go into `rows` [N, D] where given."""
+        """Return which keys [N] were kept, and write their rows to `rows` [N, D] if given."""
         if self._version.broken:
             raise _make_memory_error(self._table)
         key_array, present = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
@@ -173,7 +183,7 @@ class NativeVersion:
         return present
 
     def read(self, slices: range, since: int | None, room: ReadBuffers) -> None:
-        """Put the version's rows of these slices changed after step `since` into `room`, by slice and key."""
+        """Add the version's rows of these slices changed after step `since` to `room`, by slice and key."""
         after = _ALWAYS if since is None else since
         low, high = slices.start << _SHIFT, (slices.stop << _SHIFT) - 1
         while True:
@@ -199,7 +209,7 @@ def _make_memory_error(table: NativeTable) -> NonetError:
 
 
 def write_out(file: int, offset: int, nbytes: int) -> None:
-    """Let the system begin to write these bytes of an open file to the disk; does not wait, does nothing where it can't."""
+    """Start writing these bytes of an open file to disk without waiting; a no-op where it is not supported."""
     core = _load_core()
     if core is not None:
         core.nonet_write_out(file, offset, nbytes)

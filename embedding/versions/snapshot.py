@@ -1,16 +1,16 @@
-"""A table as it was at the end of a step, while later steps change it: nothing is copied but the rows that change.
+"""Snapshots of a table at the end of a step while later steps change it; only rows that change are copied.
 
-Before a step changes a row that it is the first to change, the row is kept as it was. A row's own step says which those
-are: up to the snapshot's s it is untouched, from s + 2 on it has been kept. Only at s + 1, the step of rows that were made and
-not trained yet, are the kept and the newly made keys looked up. So a snapshot costs memory for the rows touched while it is
-open, and a reader or a writer of slices sees one version. A table that evicts forgets, sees and scores rows by itself: the core
-keeps those as well, the NumPy twin is copied whole when the snapshot is opened.
+Before a step changes a row for the first time, the row is kept as it was. The step of a row tells which rows those
+are: up to the snapshot's step s it is unchanged, from s + 2 on it has been kept. Only at s + 1, the step of rows
+that were created and not yet trained, the kept and new keys are looked up. A snapshot therefore takes memory for
+the rows that change while it is open, and a reader or writer of slices sees one version. A table that evicts also
+changes rows by itself: the core keeps those as well, and the NumPy table is copied completely when the snapshot is
+opened.
 
-The lock between training steps and whoever reads rows in the background: a step waits for one holder, never for a queue.
-
-A thread that lets a lock go and takes it again at once usually gets it before one that sleeps on it wakes up, so a writer
-of many short pieces could keep a step waiting for all of them. Here the background
-uses `hold_patiently`: not while a step waits.
+`StepLock` is the lock between training steps and background readers: a step waits for one holder, never for a
+queue. A thread that releases a lock and takes it again at once usually gets it before a sleeping thread wakes up,
+so a writer of many short pieces could delay a step by all of them. The background therefore uses `hold_patiently`,
+which waits while a step waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 
-# Shapes: N keys asked for, R rows kept.
+# Shapes: N requested keys, R kept rows.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -56,11 +56,11 @@ class TableHistory:
 
     @property
     def snapshots(self) -> list[TableSnapshot]:
-        """Those that are open."""
+        """The open snapshots."""
         return list(self._open)
 
     def open(self) -> TableSnapshot:
-        """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
+        """Open a snapshot at the table's last step; changed rows are kept until it is closed."""
         with self.lock:
             snapshot = TableSnapshot(self, self._spare)
             self._spare = None
@@ -68,7 +68,7 @@ class TableHistory:
             return snapshot
 
     def close(self, snapshot: TableSnapshot) -> None:
-        """Forget what the snapshot kept; it cannot be read any more."""
+        """Remove the kept rows of a snapshot, which cannot be read afterwards."""
         with self.lock:
             self._open.remove(snapshot)
         memory = snapshot.release_memory()
@@ -78,7 +78,7 @@ class TableHistory:
 
     @contextmanager
     def hold_for_update(self, keys: np.ndarray, step: int) -> Iterator[None]:
-        """Hold this around `apply` of these keys at `step`."""
+        """Hold the lock around `apply` of these keys at `step`."""
         with self.lock:
             if self._open:
                 self._keep_rows(keys, step)
@@ -86,9 +86,9 @@ class TableHistory:
 
     @contextmanager
     def hold_for_insert(self, keys: np.ndarray) -> Iterator[None]:
-        """Hold this around a lookup of these keys that may make rows."""
+        """Hold the lock around a lookup of these keys that may create rows."""
         with self.lock:
-            # Rows made after a later step carry a later step, which says that they are not the version's.
+            # Rows created after a later step have a later step, so they do not belong to the version.
             young = [snapshot for snapshot in self._open if snapshot.step == self.table.step]
             if young:
                 absent = keys[~self.table._contains(keys)]
@@ -108,7 +108,7 @@ class TableHistory:
 
 
 def open_all(histories: Mapping[str, TableHistory]) -> dict[str, TableSnapshot]:
-    """A snapshot of every table; of none where one has no memory for it, since nobody would close the others."""
+    """Open a snapshot of every table, or of none if one of them has no memory for it."""
     opened: dict[str, TableSnapshot] = {}
     try:
         for name, history in histories.items():
@@ -121,7 +121,10 @@ def open_all(histories: Mapping[str, TableHistory]) -> dict[str, TableSnapshot]:
 
 
 class TableSnapshot:
-    """Made by `History.open`: rows by key (`read_rows`), or slices once each (`read_slices`), of the version of step `step`."""
+    """A snapshot of a table at the end of step `step`, opened by TableHistory.
+
+    Rows can be read by key (`read_rows`), and each slice once (`read_slices`).
+    """
 
     def __init__(self, history: TableHistory, spare: KeptRows | None = None):
         self.step = history.table.step
@@ -142,18 +145,18 @@ class TableSnapshot:
 
     @property
     def kept_rows(self) -> int:
-        """Rows that were kept as they were."""
+        """The number of rows that were kept."""
         return len(self._kept if self._pieces is None else self._pieces)
 
     def release_memory(self) -> KeptRows | None:
-        """Keep nothing more; the memory for another snapshot, where it is the core's."""
+        """Stop keeping rows and return the core's memory for another snapshot, if any."""
         if self._pieces is None:
             return None
         self._pieces.close()
         return self._pieces.memory
 
     def keep_rows(self, keys: np.ndarray) -> None:
-        """The rows of these keys are about to change: keep those of this version as they are."""
+        """Keep this version's rows of keys that are about to change."""
         if self._pieces is not None:
             self._pieces.keep_rows(keys)
         elif not self._copied:
@@ -163,23 +166,27 @@ class TableSnapshot:
                 self._kept._upsert(before if first.all() else before.select(first))
 
     def add_new_keys(self, keys: np.ndarray) -> None:
-        """Keys that had no row in this version and may get one."""
+        """Record keys that had no row in this version and may get one."""
         self._born = np.union1d(self._born, keys)
         if self._pieces is not None:
             self._pieces.set_new_keys(self._born, self._moved)
 
     def add_moved_keys(self, keys: np.ndarray) -> None:
-        """Rows that came from another shard: in this version they were there, not here."""
+        """Record keys whose rows came from another shard and do not belong to this version here."""
         self._moved = True
         self.add_new_keys(keys)
 
     def read_slices(
         self, slices: range, since: int | None = None, room: ReadBuffers | None = None
     ) -> RowColumns:
-        """The rows of these slices changed after step `since`, by slice and key; each slice can be asked for once.
+        """Yield the rows of slices by slice and key; each slice can be read once.
 
-        Taken piece by piece, about 0.3 MB each, so that a training step never waits for long. Into `room` where given, and
-        then they may not outlive its next use.
+        Rows are read in pieces of about 0.3 MB, so that a training step never waits for long.
+
+        Args:
+            slices: The slices to read.
+            since: Only rows that changed after this step; None: all rows.
+            room: Buffers to read into; rows are then valid only until the next use of the buffers.
         """
         old, parts = self._select_waiting(slices), []
         if self._pieces is not None:
@@ -201,18 +208,18 @@ class TableSnapshot:
         return sort_by_slice(every) if old else every
 
     def _cut(self, slices: range, least: int) -> Iterator[range]:
-        """Ranges of about 0.3 MB, of `least` slices or more."""
+        """Split slices into ranges of about 0.3 MB, of at least `least` slices."""
         whole = max(1, len(self._table)) * self.spec.row_bytes
         step = max(least, SLICES * _PIECE_BYTES // whole)
         for start in range(slices.start, slices.stop, step):
             yield range(start, min(start + step, slices.stop))
 
     def is_complete_since(self, since: int) -> bool:
-        """Whether it can tell every key that went after step `since`."""
+        """Return whether every key that was deleted after step `since` is known."""
         return self._deleted.is_complete_since(since)
 
     def list_deleted(self, slices: range, since: int) -> list[RowColumns]:
-        """Return keys of these slices removed after step `since`, or raise StaleVersion (see `is_complete_since`)."""
+        """List keys of these slices deleted after `since`, or raise StaleVersion (see `is_complete_since`)."""
         if since not in self._gone:
             self._gone[since] = self._deleted.list_since(since)
         keys, steps = self._gone[since]
@@ -221,9 +228,9 @@ class TableSnapshot:
         return [make_absent_rows(self.spec, keys[mine], steps[mine])] if mine.any() else []
 
     def read_changes(self, since: int | None = None) -> RowColumns:
-        """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
+        """Yield every row of this version that changed after step `since`, the deletes first.
 
-        Without the core a row that changes while this is read may be there twice, with the same content.
+        Without the core, a row that changes during this call may be yielded twice, with the same contents.
         """
         every = [] if since is None else self.list_deleted(ALL_SLICES, since)
         if self._pieces is not None:
@@ -241,7 +248,7 @@ class TableSnapshot:
         return join_rows(every, self.spec)
 
     def read_rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""
+        """Read the rows [N, D] of keys [N], the default row if absent, and return which were present [N]."""
         with self._hold_for_read():
             now = take(self._table, keys)
             there = self._find_unchanged(now) & (not self._copied)
@@ -256,12 +263,12 @@ class TableSnapshot:
         return torch.from_numpy(out), there | old
 
     def close(self) -> None:
-        """Let the table change freely again."""
+        """Close the snapshot, so that the table changes without keeping rows."""
         self._history.close(self)
 
     @contextmanager
     def _hold_for_read(self, patient: bool = False) -> Iterator[None]:
-        """Hold the table's lock; `hold_patiently`ly between the steps that want it. Raises StaleVersion after `close`."""
+        """Hold the table's lock, with `hold_patiently` if `hold_patiently`; raise StaleVersion after `close`."""
         with self._history.lock.hold_patiently() if patient else self._history.lock:
             if self not in self._history.snapshots:
                 raise StaleVersion(
@@ -270,7 +277,7 @@ class TableSnapshot:
             yield
 
     def _find_unchanged(self, live: RowColumns) -> np.ndarray:
-        """Which rows [N] of the table are still those of this version."""
+        """Return which rows [N] of the table still belong to this version."""
         same = ~live.deleted & (live.step <= self.step)
         if self._moved:
             unsure = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
@@ -294,11 +301,14 @@ class TableSnapshot:
         return [self._waits.select(mine)] if mine.any() else []
 
 
-_LOOK_S = 1e-4  # a waiting step takes the lock within tens of microseconds of its release
+_LOOK_S = 1e-4  # A waiting step takes the lock within tens of microseconds of its release.
 
 
 class StepLock:
-    """Re-entrant; `with lock:` is a step's way in, `with lock.patient():` that of the background."""
+    """A re-entrant lock that gives training steps priority.
+
+    Steps use `with lock:`, the background uses `with lock.hold_patiently():`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -313,7 +323,7 @@ class StepLock:
 
     @contextmanager
     def hold_patiently(self) -> Iterator[None]:
-        """Hold it when no step waits for it."""
+        """Hold the lock once no step waits for it."""
         while True:
             while self._waiting:
                 time.sleep(_LOOK_S)
