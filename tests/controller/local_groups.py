@@ -19,10 +19,10 @@ class Done:
     def settle(self, timeout_s: float | None = None) -> Done:
         return self
 
-    def counts(self) -> list[Any]:
+    def request_row_counts(self) -> list[Any]:
         return []
 
-    def row_counts(self) -> list[int]:
+    def get_row_counts(self) -> list[int]:
         first = self.value[0] if isinstance(self.value, list) and self.value else self.value
         return [len(first)] if hasattr(first, "__len__") else []
 

@@ -29,14 +29,14 @@ class Now:
     def done(self) -> bool:
         return True
 
-    late_or_done = done
+    is_late_or_done = done
     refs: tuple = ()
 
-    def counts(self) -> tuple:
+    def request_row_counts(self) -> tuple:
         """Nothing to count: it is there."""
         return ()
 
-    row_counts = counts
+    get_row_counts = request_row_counts
 
 
 class Group:

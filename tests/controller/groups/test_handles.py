@@ -26,10 +26,10 @@ class Future:
         self._limit = timeout_s
         return self
 
-    def counts(self):
+    def request_row_counts(self):
         return []
 
-    def row_counts(self):
+    def get_row_counts(self):
         return [0]
 
     def settle(self, timeout_s=None):
