@@ -1,9 +1,12 @@
 """Packed batches for the model: windows of users' training events, and prompts.
 
-Training cuts a user's TRAIN events into consecutive blocks of up to `history` events; a window is a block and the one
-event before it, so every target has its predecessor in its own window and each TRAIN event is a target exactly once
-an epoch. The first cut is at a random place for every (seed, stage, epoch, user): over epochs a target is seen behind
-contexts of every length. A batch of 500 events takes under a millisecond: all are gathered at once, without a loop.
+Training cuts a user's TRAIN events into consecutive blocks of up to `history` events. A window is a block and the one event
+before
+it, so every target has its predecessor in its own window, and each TRAIN event is a target exactly once per epoch. The
+first cut
+is at a random place for every (seed, stage, epoch, user), so over epochs a target is seen after contexts of every length. A
+batch
+of 500 events takes under a millisecond because all events are gathered at once, without a loop.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from nonet.types import Jagged, SampleBatch
 
 # User row, first and past-the-last event of each window's block, [B] each.
 Windows = tuple[np.ndarray, np.ndarray, np.ndarray]
-_GATHERED = 1 << 16  # events looked at at once
+_GATHERED = 1 << 16  # most events gathered at once
 
 
 def training_batch(
@@ -101,7 +104,7 @@ def window_batch(
     index, offsets = ranges(block - led, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]
     mask[offsets[:-1][led]] = False
-    if seq.strict:  # an event that stands behind another of its second would see it
+    if seq.strict:  # otherwise an event would see earlier events of its own second
         mask &= seq.first_of_second[index] == index
     places = (block - seq.offsets[row]).tolist()
     uid = [f"{stage}/{epoch}/{r}:{p}" for r, p in zip(row.tolist(), places, strict=True)]

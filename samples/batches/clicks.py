@@ -1,18 +1,20 @@
-"""Clicks: every event of the sequences as a row of a click model: what was shown to whom, when, and whether it was liked.
+"""Every event of the sequences as a row of a click model: user, item, time, and whether the item was liked.
 
-A row's features come from events before it alone, and from the labels that were known by then, so a held-out row never sees its
-own label or a later one. Each has one bag of ids a row:
+The features of a row depend only on earlier events, and on labels that were known by then, so a held-out row never sees its
+own
+label or a later one. Each feature has one bag of ids per row:
 
-    user, item                   the two, as their places in the sequences and the item table
-    categories, year             of the item; the year is the number that ends its title, "Toy Story (1995)"
-    liked, disliked              items of the last `history` events before this one, by their label, where it is known by now
-    hour, weekday, recency       the moment: hour and weekday (UTC), log2 seconds since the user's event before
-    activity                     log2 of the user's events so far
-    taste                        the share of liked ones among liked and disliked, in twentieths
-    <column>                     any column of the interactions: whole numbers and text as ids, other numbers rounded
+    user, item                   indices in the sequences and the item table
+    categories, year             of the item; the year is the number at the end of its title, "Toy Story (1995)"
+    liked, disliked              items of the last `history` events before this one, by their label, if it is known by now
+    hour, weekday, recency       the time: hour and weekday (UTC), log2 of the seconds since the user's previous event
+    activity                     log2 of the number of the user's events so far
+    taste                        the share of liked items among liked and disliked ones, in twentieths
+    <column>                     any column of the interactions: integers and text as ids, other numbers rounded
 
-Keys are hashes of what a feature says, in a space of its own (`samples/tables/keys.py`), so they mean the same in every data set.
-Those of different features never meet but for item, liked and disliked, so features may share a table.
+Keys are hashes of a feature's value in a space of its own (`samples/tables/keys.py`), so they mean the same in every data
+set. Keys
+of different features never collide, except those of item, liked and disliked, so features may share a table.
 """
 
 # Shapes: N events, P rows of a batch, C categories, I items.
@@ -39,7 +41,7 @@ from nonet.types import Jagged
 MOMENT = ("hour", "weekday", "recency")
 FEATURES = ("user", "item", "categories", "year", "liked", "disliked", *MOMENT, "activity", "taste")
 _ITEMS = ("item", "liked", "disliked")
-_SPACE = 1 << 48  # of the keys of older commits: those of a feature start at a multiple of it
+_SPACE = 1 << 48  # keys of a feature start at a multiple of this in older checkpoints
 _COLUMNS = 1 << 14
 
 
@@ -174,7 +176,7 @@ class Clicks:
         if self.known_from is not None:
             known = self.known_from[past] <= np.repeat(seq.time[index], np.diff(cuts))
         columns = {name: values[index] for name, values in seq.columns.items()}
-        if seq.folded is not None:  # a row knows nothing of the repeats that came after it
+        if seq.folded is not None:  # a row must not see the repeats that came after it
             columns |= seq.folded.columns_at(index, seq.time[index])
         questions = ClickQuestions(
             user=user,

@@ -13,8 +13,8 @@ from nonet.samples.sequences import ALLOW, RL, Sequences
 from nonet.types import Jagged
 
 # Shapes: P prompts, N events of all users, M gathered events.
-_FEW_EVENTS = 1 << 22  # up to which all events are looked at once and the answer is kept
-_GATHERED = 1 << 20  # events looked at at once
+_FEW_EVENTS = 1 << 22  # up to this many events, repeats are computed once for all events and cached
+_GATHERED = 1 << 20  # most events gathered at once
 
 
 def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -37,7 +37,7 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _FEW_MISSING = 0.01
 """The share of rows without an id up to which they are left out, and beyond which the table is refused."""

@@ -83,7 +83,7 @@ def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np
     known = np.where(read_times < 0, np.where(earliest == late, 0, earliest)[row], read_times)
     span = (
         int(known.max(initial=0)) + 1
-    )  # lifts every user above the one before it, so one running maximum serves all
+    )  # offsets each user above the one before it, so that one running maximum serves all
     time = np.maximum.accumulate(known + row * span) - row * span
     return time, int((time != read_times).sum())
 

@@ -1,8 +1,8 @@
-"""`nonet import FORMAT SRC DST`: other people's files as the two Parquet tables every scenario reads.
+"""`nonet import FORMAT SRC DST`: converts files of other formats to the two Parquet tables that every scenario reads.
 
-An importer checks all it writes with the same rules as a run does, so what was imported can be read. Both
-tables are written under temporary names first and renamed together at the end: an error leaves nothing
-half-written.
+An importer checks its output by the same rules as a run, so imported data can be read. Both tables are written under
+temporary
+names and renamed together at the end, so an error leaves no partial output.
 """
 
 from __future__ import annotations

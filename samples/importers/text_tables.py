@@ -19,7 +19,7 @@ from nonet.errors import DataError
 from nonet.samples.importers.text_form import TextForm, lines_of, read_bytes, text_form
 from nonet.samples.tables import MISSING, Partitions, conform, find_files, unite_schemas
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 ENDINGS = (
     ".csv",

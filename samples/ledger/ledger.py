@@ -59,11 +59,11 @@ class Ledger:
         """Reset the ledger to an empty state."""
         self._done: dict[int, BitMap64] = {}
         self._skipped: dict[int, BitMap64] = {}
-        self._whole: set[int] = set()  # epochs of which every place is done or skipped
+        self._whole: set[int] = set()  # epochs in which every place is done or skipped
         self._leases: dict[tuple[int, int], Slice] = {}
         self._leased: dict[int, BitMap64] = {}
-        self._counted: dict[int, int] = {}  # places of an epoch that are done, skipped ones among them
-        self.filtered = 0  # of the done rows, those that no batch holds
+        self._counted: dict[int, int] = {}  # done places of an epoch, including skipped ones
+        self.filtered = 0  # done rows that a filter removed
 
     def lease(self, part: Slice) -> None:
         """Lease a slice to a step. Raises CheckpointError if one of its rows is done or leased."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from nonet.types import RowRange
 
-FILE_BITS = 40  # rows of a file: 2^40; files: 2^23, so that ids stay positive
+FILE_BITS = 40  # up to 2^40 rows per file and 2^23 files, so that ids stay positive
 
 
 @dataclass(frozen=True, slots=True)

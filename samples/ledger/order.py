@@ -173,7 +173,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """A rank's slices of the global steps from `first_step` up to `last_step` (None: without end), made as they are asked for."""
+    """A rank's slices of the global steps from `first_step` up to `last_step` (None: endless), created on demand."""
 
     steps: Steps
     first_step: int

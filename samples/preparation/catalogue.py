@@ -14,10 +14,10 @@ from nonet.samples.preparation.log import EventLog
 from nonet.samples.sequences import catalogue_index
 from nonet.samples.tables import as_numbers, condition, keys_in
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 # Shapes: N events of a slice, I items.
-_SPREAD = 8  # times as many places as items, up to which whole numbers are looked up in a table
+_SPREAD = 8  # largest size of the lookup table for integer ids, as a multiple of the items
 
 
 class ItemIndex:

@@ -21,7 +21,7 @@ import pyarrow.compute
 
 from nonet.samples.preparation.scatter import WORDS, Run
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 # Shapes: N events of a partition, U users of it.
 

@@ -29,11 +29,11 @@ from nonet.samples.preparation.log import EventLog, Slice
 from nonet.samples.sequences import column_values
 from nonet.samples.tables import matches
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 # Shapes: N rows of a run, P partitions.
-_SAMPLED = 32  # slices that bounds are drawn from
-_SAMPLE_ROWS = 1 << 17  # rows of each
+_SAMPLED = 32  # number of slices that bounds are sampled from
+_SAMPLE_ROWS = 1 << 17  # sampled rows of each slice
 WORDS = "words.arrow"
 
 

@@ -15,8 +15,8 @@ from nonet.samples.sequences import count_duplicates, repeated
 from nonet.samples.tables import implausible
 
 # Shapes: U users, I items of the catalogue, N events.
-ENDS, LONGEST = 10, 32  # tests of a user, and events held out of one, up to which ties at the end are counted
-_DRIFT = 0.1  # the newest share of events that is looked at for new items
+ENDS, LONGEST = 10, 32  # largest number of tests and of held-out events per user for which ties are counted
+_DRIFT = 0.1  # share of the newest events that is searched for new items
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,15 @@ from nonet.samples.tables import (
     to_table_format,
 )
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _ROLES = ("user_id", "item_id", "timestamp", "event", "rating")
-MOST_EVENTS, SAMPLED_EVENTS = 5_000_000, 2_000_000  # that are read whole; that a sample has, about
-_MANY = 100  # distinct ratings above which they are counted by their quantiles
-_cache: dict[Any, tuple[Any, ...]] = {}  # tables as arrays, the newest read alone
+MOST_EVENTS, SAMPLED_EVENTS = (
+    5_000_000,
+    2_000_000,
+)  # largest log that is read completely; approximate events of a sample
+_MANY = 100  # more distinct ratings than this are counted by quantiles
+_cache: dict[Any, tuple[Any, ...]] = {}  # tables as arrays; only the newest is kept
 
 
 def read_profile(

@@ -1,10 +1,11 @@
-"""From two tables to per-user sequences: filter, number, sort, split, mark targets.
+"""Builds per-user sequences from two tables: filter, number, sort, split, mark targets.
 
-Vectorised over all events; 90,000 of them take 0.05 s. `keep` is repeated until every kept item has
-`item_events` events and every kept user `user_events` (the k-core), so both hold at once. The dense item
-index is the row in the items table as given, without the dropped items; users are in the order of their ids.
-So the result does not depend on the order of the interaction rows, but for events of one user in the same
-second, which keep theirs.
+All steps are vectorised over events; 90,000 of them take 0.05 s. The `keep` filter is repeated until every kept item has
+`item_events` events and every kept user `user_events` (the k-core), so both hold at once. The dense item index is the row
+in the
+given items table without the dropped items; users are in the order of their ids. The result does not depend on the order of
+the
+interaction rows, except that events of one user in the same second keep theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nonet.samples.sequences.split import TRAIN, split_events, training_end
 from nonet.samples.tables import as_numbers, condition, keys_in, matches, names_in
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _KEYS = ("user_id", "item_id", "timestamp", "event")
 

@@ -1,11 +1,15 @@
 """Fixed-period compression: repeated events of a user with one item (or category) within a period become one event.
 
-The event that stays is the first. It says how many rows it stands for (`count`), the seconds from the first to the last of them
-(`span`) and their kinds (`kinds`). All three depend on when you look: a sample counts the repeats that are older than itself,
-those that came after other events of the user included, and never a later one. `FoldedRepeats` answers that for any time. The
-columns of the compressed log hold the values as of the user's next event, because a window of training events is read by every
-target behind it. `expand` gives back the checked log row by row. Periods are those of the clock: with 1d, days of UTC. Count and
-span are int32: eight bytes per event. Samples are strict: they see no event of their own second.
+The first event is kept. It stores the number of rows that it stands for (`count`), the seconds from the first to the last
+of them
+(`span`) and their kinds (`kinds`). All three depend on the time of reading: a sample counts the repeats that are older than
+itself, including those after other events of the user, and never a later one. `FoldedRepeats` computes them for any time.
+The
+columns of the compressed log hold the values as of the user's next event, because every target after a window of training
+events
+reads it. `expand` restores the checked log row by row. Periods are those of the clock: with 1d, days in UTC. Count and span
+are
+int32, eight bytes per event. Samples are strict: they see no event of their own second.
 """
 
 # Shapes: R rows of the log, H events that stay, F rows of the log in the order of their events, U users, n events looked at.
@@ -26,11 +30,11 @@ from nonet.options import StrictModel
 from nonet.samples.tables import as_numbers
 from nonet.units import Seconds
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 COUNT, SPAN, KINDS = "count", "span", "kinds"
 REPEAT_TIMES, REPEAT_KINDS = "repeat:times", "repeat:kinds"
-ROW = "row:"  # a repeat's place in the log
+ROW = "row:"  # column with the row of a repeat in the log
 _FILES = {name: f"repeats-{name}.npy" for name in ("offsets", "time", "kinds")}
 
 
@@ -183,7 +187,7 @@ def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = N
     stays = np.sort(order[heads])
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    at = place[stays]  # of each event that stays, in the order of the log, its place by user and time
+    at = place[stays]  # rank by user and time of each kept event, in the order of the log
     folded = np.flatnonzero(repeat)
     folded = folded[np.lexsort((time[order][folded], _places(at, len(order))[head[folded]]))]
     lengths = np.bincount(head[folded], minlength=len(order))[at]

@@ -24,7 +24,7 @@ from nonet.errors import DataError
 from nonet.options import StrictModel, Word
 from nonet.units import Seconds
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 LABEL_TIME = "label time:"
 """Prefix of columns of label times: of a label by its name in a log, of a stage's target by the stage in `Sequences.columns`."""

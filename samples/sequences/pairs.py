@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nonet.samples.sequences.sequences import Sequences
 
 # Shapes: N events of a part, F of them counted, E pairs, I items.
-RANGE_PAIRS = 1 << 24  # pairs of a range, about
+RANGE_PAIRS = 1 << 24  # approximate number of pairs in a range
 Chosen = Callable[["Sequences"], np.ndarray]
 """Which events of a part are counted [N] bool."""
 

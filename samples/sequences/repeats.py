@@ -43,7 +43,7 @@ def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
         return repeated_N
     ordered = np.sort(
         pair << bits | np.arange(len(pair))
-    )  # of numbers alone: ten times as fast as an argsort
+    )  # sorting packed integers is ten times as fast as an argsort
     pair = ordered >> bits
     first = np.concatenate([[True], pair[1:] != pair[:-1]])
     repeated_N[ordered[first] & (1 << bits) - 1] = False

@@ -1,10 +1,13 @@
-"""Every user's events in time order, as flat arrays: what stages read and ledgers count.
+"""Every user's events in time order as flat arrays; stages read them and ledgers count them.
 
-A training row is a user: one physical row of `part-0.parquet`, users in the order of their ids. Inside a user
-events are sorted by time, ties in file order, so TRAIN events are a prefix of each user. On disk every column is
-raw little-endian bytes a user, `binary lz4`: 90,000 events load in 2.4 ms, as `list<int64> zstd` in 6 ms (one core).
-The same sequences give the same bytes, so a hash of the file names the artifact. What was prepared on disk is one .npy a
-field instead, memory-mapped (`flat.py`): who reads few users holds few pages.
+A training row is a user: one row of `part-0.parquet`, with users in the order of their ids. Events of a user are sorted by
+time,
+ties in file order, so TRAIN events are a prefix of each user. On disk, every column holds raw little-endian bytes per user
+(`binary lz4`): 90,000 events load in 2.4 ms on one core, against 6 ms as `list<int64> zstd`. The same sequences give the
+same
+bytes, so a hash of the file names the artifact. Sequences that were prepared on disk are one memory-mapped .npy file per
+field
+(`flat.py`), so a process that reads few users holds few pages.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ _FILE = "part-0.parquet"
 ITEM_KEYS = "item_keys.npy"
 _FORMAT = 2
 _ROW_NUMBERS = (
-    1  # the format whose sparse keys are the places of users and items, and whose columns are all float32
+    1  # the format whose sparse keys are indices of users and items, and whose columns are all float32
 )
 _GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
 _PART_EVENTS = 1 << 22
@@ -46,18 +49,26 @@ _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 # Shapes: U users, N events.
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """U users, N events; user u owns events offsets[u]:offsets[u + 1], sorted by time.
+    """The events of U users, N in total; user u owns events offsets[u]:offsets[u + 1], sorted by time.
 
-    user_id [U] original ids (int64, or object for text) · item [N] int32 row of items.parquet · time [N]
-    int64 unix seconds · event [N] int32 index into event_names, 0 when there is none · split [N] int8 ·
-    columns: name -> [N], ids int64 (whole numbers as they are, text hashed; NONE where the data has none), other
-    numbers float32 (NaN where it has none) · targets: stage name -> [N] bool from that stage's `target:` condition
-    user_key [U], item_key [I] int64 the sparse keys of users and items; None in files of a version whose keys are their
-    places · dropped: columns of the interactions that none of these can hold, "name (type)" ·
-    repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`) ·
-    joined: columns out of stores, (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved ·
-    strict: no sample sees events of its own second, whatever their order (compressed logs) ·
-    folded: the rows of the log behind each event of a compressed log
+    Attributes:
+        user_id: Original ids [U], int64, or object for text.
+        offsets: First event of each user [U + 1] int64.
+        item: Row of items.parquet of each event [N] int32.
+        time: Unix seconds [N] int64.
+        event: Index into event_names [N] int32; 0 without kinds of events.
+        split: Split code [N] int8.
+        columns: Carried columns by name [N]: ids int64 (text hashed, NONE if missing), other numbers float32 (NaN if
+            missing).
+        targets: Where each stage's `target:` condition holds [N] bool, by stage.
+        event_names: Kinds of events.
+        user_key: Sparse keys of the users [U] int64; None in files of a version whose keys are indices.
+        item_key: Sparse keys of the items [I] int64; None as above.
+        dropped: Interaction columns that cannot be carried, as "name (type)".
+        repeats: "allow" or "mask": how items that a user has seen are treated (`repeats.py`).
+        joined: Columns from stores: (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved.
+        strict: Whether no sample sees events of its own second, whatever their order (compressed logs).
+        folded: The rows of the log behind each event of a compressed log.
     """
 
     user_id: np.ndarray
@@ -317,7 +328,7 @@ class Sequences:
         meta = {"format": _FORMAT if keyed else _ROW_NUMBERS, "columns": kinds if keyed else list(kinds)}
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
         meta |= {"dropped": list(self.dropped)} if self.dropped else {}
-        if self.repeats != MASK:  # files without the word mask; their hash names them
+        if self.repeats != MASK:  # omitted for "mask", because a hash of the file names the artifact
             meta["repeats"] = self.repeats
         if self.strict:
             meta["strict"] = True
@@ -353,12 +364,19 @@ def build_sequences(
     repeats: str | None = None,
     strict: bool = False,
 ) -> tuple[Sequences, pa.Table]:
-    """Group events by user; the items come back in dense index order (see `nonet.samples.sequences.build`).
+    """Group events by user; items are returned in dense index order (see `nonet.samples.sequences.build`).
 
-    keep: least `item_events`, `user_events` · split: `use`, `test`, `valid`, `rl` · targets: stage name ->
-    condition where: condition on interactions · columns: which to carry (default: every one of numbers or text)
-    tie_seed: shuffles events of one user in the same second, to show what their file order is worth ·
-    repeats: "allow" or "mask"; by default the data's share of repeats decides · strict: see `Sequences`
+    Args:
+        interactions: The checked interactions.
+        items: The checked items; None to use the items that occur.
+        keep: Least `item_events` and `user_events`.
+        split: Options `use`, `test`, `valid` and `rl`.
+        targets: Condition of each stage's target by stage.
+        where: Condition on the interactions.
+        columns: Columns to carry; None for all of numbers or text.
+        tie_seed: Seed that shuffles events of one user in the same second, to measure the effect of their file order.
+        repeats: "allow" or "mask"; None to decide by the data's share of repeats.
+        strict: See `Sequences`.
     """
     built: Built = build(
         interactions,

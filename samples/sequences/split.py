@@ -1,13 +1,14 @@
-"""Which events of a user train, which are RL targets, which validate and which test.
+"""Assigns events of a user to training, RL, validation and test.
 
-Invariant: inside a user, in time order, the codes never fall back: TRAIN, then RL, then VALID, then TEST. So
-the history of a held-out event never holds an event that is held out after it, and TRAIN is a prefix of every
-user.
+Invariant: within a user, in time order, the codes never decrease: TRAIN, then RL, then VALID, then TEST. So the history of
+a
+held-out event never contains an event that is held out after it, and TRAIN is a prefix of every user.
 
-`leave_last_out` takes a user's newest `test` events, the `valid` before them and the `rl` before those; a
-user with no event left over for training only trains. `time` cuts at one moment for everybody: test from
-`test:` on, validation the `valid` before it, RL the `rl` before that. The first avoids users without a test;
-the second is what production sees.
+`leave_last_out` takes a user's newest `test` events, the `valid` events before them and the `rl` events before those; a
+user with
+no event left for training is used for training only. `time` cuts all users at the same times: test from `test:` on,
+validation
+during `valid` before it, RL during `rl` before that. The first gives every long user a test; the second matches production.
 """
 
 from __future__ import annotations

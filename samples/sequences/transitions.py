@@ -1,8 +1,8 @@
-"""Transitions: how often one item came soon after another, the best neighbours of each item, memory-mapped.
+"""Counts how often one item follows another, and keeps the best neighbours of each item, memory-mapped.
 
-c(x, y) sums 1 / distance over the pairs of a user's fitted events up to `reach` apart, n(x) is how often x occurs. One
-artifact serves the transition counter and the memory of models. 100 neighbours an item lose nothing that can be measured
-(quickstart: recall@10 0.1362 against 0.1368). Counts are float32 and rows int64: 8 bytes a neighbour.
+c(x, y) is the sum of 1 / distance over the pairs of a user's fitted events at most `reach` apart; n(x) is the number of
+occurrences of x. One artifact serves the transition counter and the memory of models. Keeping 100 neighbours per item loses
+nothing measurable (quickstart: recall@10 0.1362 against 0.1368). Counts are float32 and rows int64: 8 bytes per neighbour.
 """
 
 from __future__ import annotations
@@ -47,9 +47,15 @@ class CountOptions:
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """Neighbours of item x are item[row[x]:row[x + 1]], ascending, with their counts; occurs [I] is n.
+    """Neighbours of item x are item[row[x]:row[x + 1]], ascending, with their counts.
 
-    row [I + 1] int64 · item [E] int32 · count [E] float32 · occurs [I] float32 · until: unix seconds of the newest event
+    Attributes:
+        row: First neighbour of each item [I + 1] int64.
+        item: Neighbours [E] int32.
+        count: Weighted count of each neighbour [E] float32.
+        occurs: Weighted occurrences n of each item [I] float32.
+        options: Options of the counts.
+        until: Unix seconds of the newest event.
     """
 
     row: np.ndarray

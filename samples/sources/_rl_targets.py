@@ -21,7 +21,7 @@ from nonet.samples.sources.base import SampleRequest
 if TYPE_CHECKING:
     from nonet.types import SampleBatch
 
-_TAUGHT = 2  # at least 1 / 2 of a window is history
+_TAUGHT = 2  # at least half of a window is history
 
 
 class RlTargets:

@@ -1,8 +1,8 @@
-"""SampleSource: where trainers' samples come from; facts that a plan reads, and the function that opens it on a rank.
+"""The interface of sources of training samples: facts for planning, and a function that opens the source on a rank.
 
     open(request, options) -> Samples
 
-A source that needs none of the run's prepared events never asks the request for them, and then no trainer loads them.
+A source that needs none of the run's prepared events does not open them, so no trainer loads them.
 """
 
 from __future__ import annotations

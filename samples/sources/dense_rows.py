@@ -15,7 +15,7 @@ from nonet.errors import DataError
 from nonet.samples.preparation import ItemIndex
 from nonet.samples.tables import as_numbers, keys_in, unix_seconds
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Rows of one's own files as training samples: a user's whole sequence a row, of any size, never loaded whole.
+"""Rows of the user's own files as training samples: one user sequence per row, of any size, never loaded completely.
 
     data:
       source: {use: parquet, path: "/data/sequences/dt=*/*.parquet", user: user_id, items: item_id}
-      engine: local        # or ray; by default what the size of the files says
+      engine: local        # or ray; by default chosen by the size of the files
 
-Items are those of the run's own catalogue (`data.items`): it gives semantic ids and keys. Every event of a row is learned
-from, in windows of the run's history. Steps, ledger and commits are those of every source; any number of trainers may go on
-from a commit.
+Items are those of the run's own catalogue (`data.items`), which provides semantic ids and keys. Every event of a row is
+trained on,
+in windows of the run's history. Steps, ledger and checkpoints work as for every source; any number of trainers may continue
+from
+a checkpoint.
 """
 
 # Shapes: B rows, N events.
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from nonet.samples.streams import Batch, Feed, Stream
     from nonet.types import SampleBatch
 
-_SLICE_ROWS = 4096  # of a slice at most
+_SLICE_ROWS = 4096  # most rows of a slice
 
 
 class FileOptions(StrictModel):
@@ -107,7 +109,7 @@ def _matching(path: str) -> list[str]:
     remote = "://" in path
     if path.startswith("builtin:") or (
         remote and "?" in path
-    ):  # options of a URI, which its files would lose
+    ):  # the paths of the files would lose the URI's options
         return [path]
     scheme = path.partition("://")[0] + "://" if remote else ""
     return [scheme + file for file in find_parquet(path, "data.source")[1]]
@@ -262,7 +264,7 @@ def check(options: Mapping[str, Any]) -> None:
     feed = own.stream(0).open()
     schema = feed.leaves[0].schema
     if own.map:
-        return  # what a map makes is checked as it is made
+        return  # the output of a map is checked when it is produced
     for name in (own.items, own.time):
         if name is not None:
             flatten_lists(pa.array([], schema.field(name).type), name)

@@ -1,6 +1,6 @@
-"""The run's own events in shuffled epochs: each row once an epoch, in an order that the seed, the stage and the epoch give.
+"""The run's own events in shuffled epochs: each row once per epoch, in an order that depends on seed, stage and epoch.
 
-Row i of a step goes to rank i mod world. Which rows are done is in the ledger; there is no other state.
+Row i of a step goes to rank i mod world. The ledger records which rows are done; there is no other state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nonet.samples.ledger import Ledger
     from nonet.types import SampleBatch
 
-_TIMELESS = 0.1  # of the rows of a click model's step that learn without their moment
+_TIMELESS = 0.1  # share of a click model's rows that are trained without time features
 
 
 class _Shuffled:

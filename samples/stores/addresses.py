@@ -84,7 +84,7 @@ def _check_options(cls: Any, use: str, options: Mapping[str, Any]) -> None:
     parameters = inspect.signature(cls).parameters.values()
     known = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return  # it checks its own
+        return  # the class checks its own options
     for name in options:
         if name not in known:
             there = f"there are {join_names(known)}" if known else "it has none"

@@ -29,7 +29,7 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 _PART = 1 << 22  # rows that are written at once
 Progress = Callable[[int, int], None]
 
@@ -95,7 +95,7 @@ class Filling:
                 if unit is None and is_plain(part[self.time].type):
                     unit = unit_by_size(
                         pc.max(pc.abs(part[self.time])).as_py() or 0
-                    )  # of the first part, for all
+                    )  # the unit of the first part applies to all
                 times, finer = self._seconds(part[self.time], self.time, unit)
                 if finer is not None:
                     kept = pa.array(_newest_of_second(keys, times, finer))

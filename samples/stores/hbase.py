@@ -1,10 +1,12 @@
-"""HBaseStore: a table of HBase by its Thrift 1 server, as `happybase` speaks it.
+"""A store in a table of HBase, read through its Thrift 1 server with `happybase`.
 
     open_store("hbase://hb-1:9090/items", {"price": "d:price float64", "shop": "d:shop"})
 
-Distinct keys are read in batches over a few connections. As of a time, the newest cells of all keys come first, in one call a
-batch; older versions are read in batches too (`hbase_versions.py`). HBase's cells have times of their own, so each column is as
-of the time by itself; a row without any cell before it is absent.
+Distinct keys are read in batches over a few connections. As of a time, the newest cells of all keys are read first, one
+call per
+batch; older versions are read in batches too (`hbase_versions.py`). HBase's cells have times of their own, so each column
+is read
+as of the time separately; a row without any cell before the time is missing.
 """
 
 # Shapes: K keys asked for, U distinct ones.
@@ -30,12 +32,20 @@ _PLACE = tuple(HBasePlace.__dataclass_fields__)[2:]
 
 
 class HBaseStore(Store):
-    """See the module. Raises ConfigError where the table or a column family is not there, StoreError where nobody answers.
+    """A store in a table of HBase; see the module.
 
-    columns  name -> "family:qualifier type", or names, which are text in `family`
-    keys     row keys: "text" (whole numbers in decimal), or "int64", eight bytes big-endian
-    unit     of cells' times: "ms" as HBase writes them, or "s"
-    batch    rows of a call at most
+    Args:
+        address: HOST:PORT/TABLE.
+        columns: Name -> "family:qualifier type", or names, which are text in `family`.
+        family: Column family of columns without one.
+        keys: Form of row keys: "text" (integers in decimal), or "int64", eight bytes big-endian.
+        unit: Unit of cell times: "ms" as HBase writes them, or "s".
+        batch: Most rows of a call.
+        **place: Options of `HBasePlace`.
+
+    Raises:
+        ConfigError: If the table or a column family does not exist.
+        StoreError: If the server does not respond.
     """
 
     versions = True

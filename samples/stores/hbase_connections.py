@@ -56,7 +56,7 @@ class HBaseConnections:
                 if attempt + 1 < self.place.attempts:
                     time.sleep(
                         min(2.0, 0.05 * 2**attempt) * (0.5 + random.random())
-                    )  # apart from the others that wait
+                    )  # random, so that clients do not retry at the same time
         raise StoreError(self._lost(last, self.place.attempts)) from last
 
     def write(self, call: Callable[[Any], Any]) -> Any:
@@ -79,7 +79,7 @@ class HBaseConnections:
         try:
             answer = call(connection)
         except BaseException as error:
-            _close(connection)  # what is left in it belongs to a call that failed
+            _close(connection)  # its buffer may hold the rest of the failed call
             raise self._told(error) from error
         self._idle.put((time.monotonic(), connection))
         return answer

@@ -1,9 +1,10 @@
-"""LMDBStore: rows in one LMDB environment, embedded and mutable; many processes read while one writes.
+"""A store in one LMDB environment, embedded and mutable; many processes may read while one writes.
 
     open_store("lmdb:/data/users.lmdb")
 
-A key's row is one value; with versions the key ends in its time, eight bytes, so that the newest before a time is one step
-back from it. `pip install 'nonet[stores]'`. See https://lmdb.readthedocs.io.
+The row of a key is one value. With versions, the key ends in its time (eight bytes), so the newest version before a time is
+one
+step back. Install with `pip install 'nonet[stores]'`. See https://lmdb.readthedocs.io.
 """
 
 # Shapes: K keys asked for, U distinct ones.
@@ -175,7 +176,7 @@ class LMDBStore(Store):
             raise StoreError(f"{self.name}: {error}. Nothing was written") from error
 
 
-_ENVIRONMENTS: dict[Path, Any] = {}  # LMDB: one a process and folder
+_ENVIRONMENTS: dict[Path, Any] = {}  # LMDB allows one environment per process and folder
 _OPENING = Lock()
 
 

@@ -31,7 +31,7 @@ from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned
 from nonet.samples.tables import as_numbers
 
 _META = "store.json"
-_MOST = 8  # segments
+_MOST = 8  # segments before they are merged
 _SCANNED = 1 << 16
 
 

@@ -1,9 +1,10 @@
-"""RedisStore: rows in a Redis server, one value a key, or with versions a sorted set of them by time.
+"""A store in a Redis server: one value per key, or with versions a sorted set of values by time.
 
     open_store("redis://cache-1:6379/users")
 
-Keys are `users:7`; `users` itself says what columns there are. The password comes from NONET_REDIS_PASSWORD, the user from
-NONET_REDIS_USER. `pip install 'nonet[stores]'`. Reads and writes are repeated on a fresh connection: both are the same twice.
+Keys are `users:7`; `users` itself holds the description of the columns. The password is read from NONET_REDIS_PASSWORD and
+the user
+from NONET_REDIS_USER. Install with `pip install 'nonet[stores]'`. Reads and writes are idempotent, so both are retried.
 """
 
 # Shapes: K keys asked for, U distinct ones.
@@ -28,11 +29,18 @@ _EXACT = 1 << 53  # a score of a sorted set is a double
 
 
 class RedisStore(Store):
-    """See the module. Raises ConfigError where there is no such store, StoreError where nobody answers.
+    """A store in a Redis server; see the module.
 
-    db         the server's database
-    batch      keys of a call at most
-    timeout_s  of a call; attempts: calls before a read or write gives up
+    Args:
+        address: HOST:PORT/NAME.
+        db: Database of the server.
+        batch: Most keys of a call.
+        timeout_s: Seconds until a call times out.
+        attempts: Calls before a read or write fails.
+
+    Raises:
+        ConfigError: If there is no such store.
+        StoreError: If the server does not respond.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ import torch
 from nonet.samples.ledger import Slice
 from nonet.types import Jagged, RowRange
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,5 +99,5 @@ def _values(array: pa.Array) -> Any:
     if array.null_count:
         return torch.from_numpy(array.to_numpy(zero_copy_only=False).copy())
     if array.type == pa.uint64():
-        array = array.view(pa.int64())  # ids above 2^63 were refused where they were read
+        array = array.view(pa.int64())  # ids above 2^63 were rejected when they were read
     return torch.from_dlpack(array) if len(array) else torch.from_numpy(array.to_numpy().copy())

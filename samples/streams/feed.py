@@ -1,4 +1,4 @@
-"""Feed: an opened stream: which rows come when, and batches of them from any place of the order, by either engine.
+"""An opened stream: the order of its rows, and batches from any place of the order, with either engine.
 
     feed = stream.open(rows=4096, step_rows=65536)
     ledger = feed.ledger()
@@ -6,7 +6,8 @@
         ...
         ledger.apply_step(step)
 
-What a slice becomes depends on the slice alone, so both engines, and any number of ranks, give the same rows in the same order.
+The content of a slice depends on the slice alone, so both engines and any number of ranks give the same rows in the same
+order.
 """
 
 # Shapes: B rows of a slice.
@@ -35,7 +36,7 @@ RAY_BYTES = 64 << 30
 ENGINES = ("local", "ray")
 
 Worked = Callable[[pa.RecordBatch], pa.RecordBatch]
-ReadGroup = Callable[[int, int], Group]  # leaf, row group -> what is in it
+ReadGroup = Callable[[int, int], Group]  # (leaf, row group) -> decoded group
 
 
 @dataclass(frozen=True)

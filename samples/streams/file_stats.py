@@ -17,9 +17,9 @@ from nonet.samples.streams.feed import Feed, Raw
 from nonet.samples.streams.local_engine import locally
 from nonet.samples.streams.stream import Paths, read
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
-_MOST = 1 << 16  # lengths of lists longer than this count as this
+_MOST = 1 << 16  # longer lists are counted with this length
 
 
 def stats(paths: Paths, *, format: str | None = None, where: str | None = None) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""Formats: what a file's row groups are, and how one of them is read: Parquet, packed Arrow, CSV, and one user a line.
+"""The file formats of streams, their row groups, and how to read one: Parquet, packed Arrow, CSV, and one user per line.
 
-Parquet's groups are its own and its fingerprint is a hash of the footer. Packed Arrow (`nonet pack SRC FOLDER`, or any Arrow IPC
-file) is the same with record batches for groups; a local one is mapped and its values are never copied. A mapped file
-must not be written in place: replace it by a rename, as `nonet pack` does.
-Text is cut into groups of about 8 MiB at the ends of lines, once, when the file is first looked at (1 GB/s); its
-fingerprint is a hash of the cuts and of both ends. A line of `user item item ...` is a row with the columns user_id and
-item_id (a list); both are whole numbers where all of the first are.
+Parquet has row groups of its own; the fingerprint is a hash of the footer. Packed Arrow (`nonet pack SRC FOLDER`, or any
+Arrow IPC
+file) has record batches as groups; a local file is memory-mapped and its values are not copied. A mapped file must not be
+written
+in place: replace it by a rename, as `nonet pack` does. Text is cut at the ends of lines into groups of about 8 MiB, once,
+when the
+file is inspected (1 GB/s); its fingerprint is a hash of the cuts and of both ends. A line `user item item ...` is a row
+with the
+columns user_id and item_id (a list); both are integers if all of the first group are.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _GROUP_BYTES = 8 << 20
 _OPEN_FILES = 4
@@ -142,7 +145,7 @@ def read_group(
     def corrupt(error: OSError) -> bool:
         if opened and says_corrupt(error, system, file.path):
             return True
-        _open.__dict__.pop("files", None)  # a broken connection is not asked again
+        _open.__dict__.pop("files", None)  # a broken connection is not reused
         return False
 
     table = read_with_retries(read, f"{file.path}, row group {group}", corrupt)
@@ -237,7 +240,7 @@ def _arrow_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.
     mapped = isinstance(system, pafs.LocalFileSystem)
 
     def opened() -> Any:
-        # looked at by plain reads before it is mapped: reading a mapped file that was cut short ends the process
+        # checked with plain reads before it is mapped, because reading a truncated mapped file kills the process
         reader = (lambda _: pa.ipc.open_file(pa.memory_map(path))) if mapped else pa.ipc.open_file
         return system.open_input_file(path), _arrow_digest, reader
 

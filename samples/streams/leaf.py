@@ -39,7 +39,7 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 _LOOKERS = 8
 
@@ -131,7 +131,7 @@ class Leaf:
         """Return the columns of all files and of their folders. Raises DataError if the files cannot form one table."""
         facts = [(each.file.path, each.schema, each.file.rows) for each in opened]
         wanted = self.files.columns
-        if wanted is not None and self.files.where is None:  # columns that nobody reads may differ
+        if wanted is not None and self.files.where is None:  # columns that are not read may differ
             facts = [
                 (path, pa.schema([field for field in schema if field.name in wanted]), rows)
                 for path, schema, rows in facts

@@ -19,7 +19,7 @@ from nonet.samples.streams.leaf import Group
 from nonet.samples.streams.operators import Map
 
 _READERS = 2
-_GROUPS = 2  # decoded ahead of the slices that are being made
+_GROUPS = 2  # groups that are decoded ahead of the current slices
 
 Key = tuple[int, int, int]  # leaf, epoch, row group
 

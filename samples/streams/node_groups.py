@@ -27,7 +27,7 @@ from nonet.samples.streams.leaf import Group
 _KEPT, _KEPT_BYTES = (
     8,
     2 << 30,
-)  # row groups and bytes of a stream on a machine; ranks read ahead by about four groups
+)  # row groups and bytes kept per stream and machine; ranks read about four groups ahead
 _PREFIX = f"nonet-groups-{os.getuid()}-"
 _USERS = "users.lock"
 
@@ -38,7 +38,7 @@ class NodeGroups:
     def __init__(self, digest: str):
         self._folder = Path(tempfile.gettempdir()) / (_PREFIX + digest)
         for folder in self._folder.parent.glob(_PREFIX + "*"):
-            if folder != self._folder:  # of processes that were killed
+            if folder != self._folder:  # left behind by processes that were killed
                 _release(folder, None)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.lstat().st_uid != os.getuid():

@@ -21,7 +21,7 @@ from nonet.plugins import load_heavy
 from nonet.samples.stores import Join, JoinSetup
 from nonet.samples.tables import matches
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 
 @dataclass(frozen=True)

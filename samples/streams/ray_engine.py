@@ -1,10 +1,13 @@
-"""The Ray engine: the same slices, read by Ray Data's tasks and worked on by its actor pools; only this file imports ray.
+"""The Ray engine: the same slices, read by Ray Data's tasks and processed by its actor pools; only this file imports ray.
 
-Our datasource gives a read task per row group, which knows where the group stands in the epoch's order and finds the slices that
-start in it when it runs. So planning an epoch costs as much as its row groups, not its slices. A slice travels as one row: its
-step and part, its rows as Arrow IPC bytes and its account, so that blocks may be merged as Ray likes and nothing is lost between
-them. Ray restarts
-tasks and actors that die; it costs 2 s to start and a copy through the object store, which pays where maps are heavy or many.
+The data source creates one read task per row group. A task knows the place of its group in the epoch's order and finds the
+slices
+that start in it when it runs, so planning an epoch costs as much as its row groups, not its slices. A slice travels as one
+row:
+its step and part, its rows as Arrow IPC bytes, and its counts, so Ray may merge blocks without losing anything. Ray
+restarts tasks
+and actors that die. It takes 2 s to start and copies data through the object store, which pays off for many or expensive
+maps.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from nonet.samples.streams.feed import Feed, Raw, in_turn
 from nonet.samples.streams.leaf import Group
 from nonet.samples.streams.operators import Map
 
-_CPUS = 0.5  # that a task or an actor asks for: a run's own roles have the rest
+_CPUS = 0.5  # CPUs per task or actor; the rest is left to the run's own roles
 
 
 def on_ray(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:

@@ -1,4 +1,4 @@
-"""Stream: files of rows and what is done with them, as a lazy chain: each step gives a new one, and nothing is read before.
+"""A lazy chain of operations on files of rows; each operation returns a new stream, and nothing is read before iteration.
 
 stream = (
     nonet.samples.read("events/dt=2026-11-*/*.parquet", columns=["user_id", "items"], where="label == 1")

@@ -76,7 +76,7 @@ class _Compiler:
     def compile(self) -> pc.Expression:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # such as an unknown escape in quoted text
+                warnings.simplefilter("ignore")  # ignores, for example, an unknown escape in quoted text
                 tree = ast.parse(self.text.strip(), mode="eval")
             return self._truth(tree.body)
         except SyntaxError as error:

@@ -1,7 +1,8 @@
-"""Which column plays which role, by its name, and where no name tells by its type.
+"""Guesses which column has which role by its name, or by its type if no name fits.
 
-Names are compared without case, blanks and underscores, and without RecBole's `:type` endings. The order of `NAMES` is
-the order of preference: the first name that is there is taken, so `user_id` is the user before `session_id` is.
+Names are compared without case, blanks, underscores and RecBole's `:type` suffixes. `NAMES` is in the order of preference:
+the
+first existing name is used, so `user_id` takes precedence over `session_id`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import pyarrow.compute
 from nonet.embedding import splitmix64
 from nonet.random import hash_words
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 NONE = np.iinfo(np.int64).min
 """What `as_numbers` gives for an id that is missing."""

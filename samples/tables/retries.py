@@ -1,7 +1,8 @@
-"""Reads that are repeated while a disk, a network or an object store does not answer, and never because data are corrupt.
+"""Retries reads while a disk, a network or an object store does not respond, but never for corrupt data.
 
-Corrupt data are corrupt again a second later, so they are reported at once. Everything else that Arrow reports as an OSError is
-tried four times within about two seconds, and is then an UnreachableDataError: no reader may skip it as a bad row.
+Corrupt data stay corrupt, so they are reported at once. Any other OSError of Arrow is retried four times within about two
+seconds
+and then raised as UnreachableDataError, which no reader may skip as a bad row.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from nonet.samples.tables.times import unix_seconds
 from nonet.samples.tables.word_lists import word_lists
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 MISSING = ("NA", "N/A", "n/a", "nan", "NaN", "None", "null", "NULL", "\\N", "<NA>", "")
 """Texts that stand for a missing value where a scenario does not list its own (`data.missing`)."""

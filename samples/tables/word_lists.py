@@ -1,7 +1,8 @@
-"""Categories of any usual form as a list of words an item.
+"""Converts categories of any usual form to a list of words per item.
 
-Lists come as lists, as lists of lists or of structs, and as text: cut at `|`, written as JSON or as Python, or cut at commas.
-Text is taken for a list where that is certain; where it only may be one, `one_word_lists` says so and a warning is due.
+Lists may be lists, lists of lists or of structs, or text: split at `|`, written as JSON or Python, or split at commas. Text
+is
+only taken for a list if that is certain; if it is merely possible, `one_word_lists` reports it and a warning is shown.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from nonet.samples.stores import (
 )
 
 _EVENTS = {"item": pa.int32(), "time": pa.int64(), "event": pa.int32(), "split": pa.int8()}
-_PART = 1 << 22  # events that are written or read at once
+_PART = 1 << 22  # events per read or write
 _COLUMN, _TARGET = "column:", "target:"
 
 
@@ -94,7 +94,7 @@ class StoredSequences:
         except NoStore:
             key = pa.string() if seq.user_id.dtype == object else pa.int64()
             store = create_store(use, _schema(seq), key=key, **self.options)
-        if store.stats()["keys"] < len(seq):  # nothing yet, or a process was killed while it wrote
+        if store.stats()["keys"] < len(seq):  # nothing was written, or a process was killed while writing
             for start, stop in _parts(seq):
                 store.put(_ids(seq, start, stop), _rows(seq, start, stop))
         store.close()
@@ -180,7 +180,7 @@ class UserEvents:
         try:
             values, offsets = self.store.multi_get([self._typed(user)], self._columns)
         except DataError:
-            return None  # text that is no number, among users that are numbers
+            return None  # text that is not an integer, while user ids are integers
         if not offsets[-1]:
             return None
         found = {name: values.column(name).flatten().to_numpy(zero_copy_only=False) for name in self._columns}
