@@ -63,7 +63,7 @@ def test_workers_that_did_not_answer_are_counted_by_name():
             enough.set()
         return silent or []
 
-    heartbeat = keep_alive({"trainer": SimpleNamespace(beat=beat)}, 0.006)
+    heartbeat = keep_alive({"trainer": SimpleNamespace(send_heartbeats=beat)}, 0.006)
     assert enough.wait(WAIT_S)
     heartbeat.stop()
     said = heartbeat.warning()

@@ -62,7 +62,7 @@ class Made:
             [SimpleNamespace(name=name, roles=roles, nodes=("n1",)) for name, roles in PLACES.items()],
         )
         self.hosts = {
-            name: SimpleNamespace(name=name, specs=dict.fromkeys(roles), ready=lambda: None)
+            name: SimpleNamespace(name=name, specs=dict.fromkeys(roles), wait_until_ready=lambda: None)
             for name, roles in PLACES.items()
         }
 
@@ -78,7 +78,7 @@ def run_groups(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(
         run_groups_module.WorkerGroup,
-        "of",
+        "from_actors",
         lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]),
     )
     monkeypatch.setattr(

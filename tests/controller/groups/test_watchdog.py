@@ -164,7 +164,7 @@ def test_a_late_rank_that_is_idle_is_said_to_be_and_busy_strangers_are_not_blame
 
 def test_ranks_that_train_together_are_looked_at_together_and_their_stacks_are_kept(tmp_path):
     def group(name, *seen, roles):
-        return SimpleNamespace(name=name, specs=dict.fromkeys(roles), doing=lambda: list(seen))
+        return SimpleNamespace(name=name, specs=dict.fromkeys(roles), describe_activities=lambda: list(seen))
 
     trainer = group("trainer", WAITS, HANGS, roles=["trainer"])
     shards = group("embedding", SERVES, roles=["embedding"])
