@@ -1,4 +1,4 @@
-"""Inference: questions of many callers answered as one batch, each as if it had been asked alone."""
+"""Batched inference: questions of many callers are answered as one batch, with the answers that each would get alone."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-"""Engine: one version of a model that answers questions, many at once.
+"""Inference engine: one version of a model that answers many questions at once.
 
-Questions of one kind and width are one jagged batch: histories are packed without padding, beams are a rectangle, and every
-operator runs once for all of them. An answer is what the question would get alone: no number of one row is made of another
-row, so scores differ by the rounding of larger matrix products, under 1e-5 (tests/models/inference/test_engine.py).
+Questions of one kind and width form one jagged batch: histories are packed without padding, beams are a rectangle, and every
+operator runs once for all of them. An answer is what the question would get alone: rows do not depend on each other, so scores
+differ only by the rounding of larger matrix products, under 1e-5 (tests/models/inference/test_engine.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _BEAM_COST, _HIDDEN_COST, _FILTER_COST = 0.5, 0.02, 1e-4
 
 
 class Engine:
-    """Answers of one version. A newer version is another engine, with states of its own.
+    """Answers questions with one version of a model; a newer version is another engine with its own states.
 
-    states: what is kept of users between questions, where the model can go on from it; one thread asks at a time.
+    `states` caches prefixes of users between questions, if the model supports it; only one thread may call the engine at a time.
     """
 
     def __init__(self, recommender: Recommender, version: int = 0, states: States | None = None):
@@ -50,28 +50,28 @@ class Engine:
 
     @property
     def items(self) -> int:
-        """Items of the dense index."""
+        """Number of items of the dense index."""
         return self._recommender.corpus.trie.n_items
 
     @property
     def model(self) -> Any:
-        """The module."""
+        """The module that computes answers."""
         return self._recommender.model
 
     @staticmethod
     def cost(question: Question) -> float:
-        """What a question costs beside others of its batch, in positions of a history."""
+        """Estimate the cost of a question within a batch, in positions of a history."""
         beams = question.width if question.asked is None else len(question.asked)
         hidden = _HIDDEN_COST * len(question.hidden)
         filtered = 0.0 if question.within is None else _FILTER_COST * len(question.within.allowed)
         return question.tokens + _BEAM_COST * beams + hidden + filtered
 
     def warm(self) -> None:
-        """Answer a question of nobody, so that the first caller finds code and pages ready. Raises what answering raises."""
+        """Answer a question without events, so that code and pages are loaded before the first caller asks."""
         self.answer([Question(events_of_nobody(self._like), 0, width=4, top=1)])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
-        """An answer a question, in their order."""
+        """Return one answer per question, in their order."""
         answers: list[Answer | None] = [None] * len(questions)
         kinds: dict[tuple[int, bool], list[int]] = {}
         for place, question in enumerate(questions):
@@ -86,7 +86,7 @@ class Engine:
         return [answer for answer in answers if answer is not None]
 
     def _known(self, question: Question) -> Question:
-        """The same without items that came after this version's catalogue; those that are to be scored are in no list."""
+        """Drop the items that came after this version's catalogue; items to be scored are kept."""
         newest = max((int(part.max()) for part in _items(question) if len(part)), default=0)
         if newest < self.items:
             return question
@@ -135,7 +135,7 @@ class Engine:
     def _read(
         self, questions: Sequence[Question], within: SubCatalogue | None = None
     ) -> tuple[Any, Votes | None]:
-        """What the model keeps of the histories, and what is voted within filters."""
+        """Compute the prefill of the histories and the votes within filters."""
         recommender = self._recommender
         seq = packed(questions, self._like)
         users, positions = np.arange(len(questions)), seq.lengths - 1
@@ -145,7 +145,7 @@ class Engine:
         return self._extended(questions, self.states), votes
 
     def _extended(self, questions: Sequence[Question], states: States) -> Any:
-        """As a prefill, but events that a state holds are not computed again."""
+        """Compute the prefill, reusing the events that a state holds."""
         found = [states.find(question) for question in questions]
         tails = [
             replace(question, events=question.events.last(len(question.events) - known))
@@ -171,7 +171,7 @@ class Engine:
         return leaf[item.clamp_min(0)].long().masked_fill(item < 0, -1)
 
     def _explained(self, cache: Any, votes: Votes | None, item_QX: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Nats of the model alone and shares of the votes of some items, [Q, X] each."""
+        """Return the log-probability under the model alone and the share of the votes of some items, [Q, X] each."""
         model, trie = self._recommender.model, self._recommender.corpus.trie
         leaf_QX = self._leaves(item_QX)
         own = leaf_scores(model, cache, trie, leaf_QX, None)

@@ -1,8 +1,7 @@
 """Filters: conditions over item columns, as masks over the trie of a catalogue that many questions share.
 
-All filters of a batch are one array: a word for each leaf of the trie, in it a bit for each filter. It is made in one pass, and a
-look-up reads a word, whatever the number of filters. A list of the items that a filter leaves out would be sorted for every
-question.
+All filters of a batch are one array: one word per leaf of the trie, with one bit per filter. It is built in one pass, and a
+look-up reads one word, whatever the number of filters. A list of excluded items would have to be sorted for every question.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _FEW_LEAVES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemFilter:
-    """A condition and what it allows.
+    """A condition and the items that it allows.
 
     Attributes:
         text: The condition.
-        catalogue: Version of the catalogue whose items these are.
-        allowed: Which items [I] of the dense index it allows, bool.
+        catalogue: Version of the catalogue that the items belong to.
+        allowed: Mask [I] of the allowed items of the dense index.
     """
 
     text: str
@@ -41,18 +40,18 @@ class ItemFilter:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is cached by."""
+        """The key of the filter in a cache."""
         return self.catalogue, self.text
 
     def allowed_of(self, items: int) -> np.ndarray:
-        """Return the mask for a catalogue of so many items: those that came later are not allowed."""
+        """Return the mask for a catalogue of `items` items; items that were added later are not allowed."""
         mask = np.zeros(items, bool)
         count = min(items, len(self.allowed))
         mask[:count] = self.allowed[:count]
         return mask
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as bits."""
+        """Pickle the mask as bits."""
         return _unpack_filter, (self.text, self.catalogue, np.packbits(self.allowed), len(self.allowed))
 
 
@@ -62,7 +61,7 @@ def _unpack_filter(text: str, catalogue: str, bits: np.ndarray, items: int) -> I
 
 
 class FilterCache:
-    """Masks over one trie by batch of filters, the newest ones, bounded in bytes."""
+    """Cache of the masks over one trie by batch of filters, bounded in bytes; the oldest masks are evicted."""
 
     def __init__(self, trie: Trie, most_bytes: int = CACHE_BYTES):
         self._trie, self._most_bytes = trie, most_bytes
@@ -71,11 +70,11 @@ class FilterCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all masks."""
+        """Size of all masks in bytes."""
         return sum(mask.nbytes for mask in self._masks.values())
 
     def within(self, filters: Sequence[ItemFilter | None]) -> FilteredBatch | None:
-        """Return the masks of a batch of questions; None where none of them has a filter."""
+        """Return the masks of a batch of questions; None if none of them has a filter."""
         by_key = {each.key: each for each in filters if each is not None}
         if not by_key:
             return None
@@ -95,7 +94,7 @@ class FilterCache:
 
 
 class FilterBits:
-    """What up to 64 filters a word allow, as a bit each: of every leaf of a trie, and of every node with such a leaf below it."""
+    """Bit masks of filters (up to 64 per word) for every leaf of a trie and every node above an allowed leaf."""
 
     def __init__(self, trie: Trie, filters: Sequence[ItemFilter]):
         self.trie, self.filters = trie, list(filters)
@@ -112,7 +111,7 @@ class FilterBits:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its words."""
+        """Size of the words in bytes."""
         return sum(words.nbytes for words in self._levels.values())
 
     def allow(self, level: int, filter_X: Tensor, node_X: Tensor) -> Tensor:
@@ -133,38 +132,38 @@ class FilterBits:
 
 
 class FilteredBatch(SubCatalogue):
-    """Questions with a filter each, or none: `which_Q` is the filter of each question, -1 for none."""
+    """A batch of questions, each with a filter or none: `which_Q` is the filter of each question, -1 for none."""
 
     def __init__(self, bits: FilterBits, which_Q: np.ndarray):
         self._bits, self._filter_of_Q = bits, torch.from_numpy(np.asarray(which_Q, np.int64))
 
     def of(self, which_U: np.ndarray) -> SubCatalogue:
-        """The filters of some of the questions."""
+        """Return the filters of some of the questions."""
         return FilteredBatch(self._bits, self._filter_of_Q.numpy()[which_U])
 
     def out_items(self, prompts: int) -> list[np.ndarray]:
-        """The items, of the dense index, that each question may not be given."""
+        """Return for each question the dense indices of the items that are excluded."""
         items = self._bits.trie.n_items
         out = [np.flatnonzero(~each.allowed_of(items)) for each in self._bits.filters]
         return [np.empty(0, np.int64) if which < 0 else out[which] for which in self._filter_of_Q.tolist()]
 
     def out(self, leaf_UX: Tensor) -> Tensor:
-        """Return which leaves of each question are out [Q, X] bool."""
+        """Return a mask [Q, X] of the leaves that are excluded for their question."""
         return self.dead(self._bits.trie.levels, leaf_UX)
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
-        """Return which nodes of a level lead to nothing that their question may be given, bool."""
+        """Return a mask of the nodes of a level that lead to no item that their question may get."""
         filter_U = self._filter_of_Q.to(node_UVK.device).view(-1, *[1] * (node_UVK.ndim - 1))
         return ~self._bits.allow(level, filter_U.expand_as(node_UVK), node_UVK)
 
     def out_of(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
-        """Which (question, leaf) pairs [F] are out."""
+        """Return a mask [F] of the (question, leaf) pairs that are excluded."""
         return ~self._bits.allow(self._bits.trie.levels, self._filter_of_Q.to(user_F.device)[user_F], leaf_F)
 
     def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
-        """Return whether so many leaves [D] are all that the questions may be given below nodes [D] of a level.
+        """Return a mask [D]: whether `count_D` leaves are all that the questions may get below the nodes of a level.
 
-        A few leaves of each node are looked at first; all of them where those do not tell.
+        A few leaves of each node are checked first, and all of them only if these do not decide.
         """
         filter_D = self._filter_of_Q.to(user_D.device)[user_D]
         size_D = self._bits.trie.leaves_below(level, node_D)
@@ -176,7 +175,7 @@ class FilteredBatch(SubCatalogue):
         return all_D
 
     def _allowed(self, level: int, filter_D: Tensor, node_D: Tensor, look_D: Tensor) -> Tensor:
-        """Return how many of the first leaves below each node, `look_D` of them, its filter allows."""
+        """Count the allowed leaves among the first `look_D` leaves below each node."""
         trie = self._bits.trie
         first_D = node_D if level == trie.levels else trie.tensor("first_leaf", level, node_D.device)[node_D]
         pair_F = torch.repeat_interleave(look_D)

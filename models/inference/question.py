@@ -1,8 +1,8 @@
-"""A question: what one caller asks of a model, and what comes back.
+"""Questions to a model and its answers.
 
-Both are plain NumPy: a question is made by the feature service, travels to the engine, and names items by dense index.
-`packed` puts the histories of many questions into one `Sequences`, which is what offline prompts are made of too, so the
-features of a prompt are the same bytes wherever it is asked.
+Both are plain NumPy: a question is built by the feature service, sent to the engine, and names items by dense index. `packed`
+puts the histories of many questions into one `Sequences`, the type that offline prompts are built from too, so the features of
+a prompt are the same bytes online and offline.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from nonet.types import Jagged
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events of one user, oldest first: item [n] int32 dense index, time [n] int64 unix seconds, event [n] int32 index of its
-    kind, columns: name -> [n]; start: how many older events of the user are left out."""
+    """Events of one user, oldest first.
+
+    `item` [n] int32 has dense indices, `time` [n] int64 unix seconds, `event` [n] int32 the index of its kind, and `columns` [n]
+    by name. `start` is the number of older events of the user that are left out.
+    """
 
     item: np.ndarray
     time: np.ndarray
@@ -35,13 +38,13 @@ class Events:
         return len(self.item)
 
     def last(self, count: int) -> Events:
-        """The newest `count` events."""
+        """Return the newest `count` events."""
         first = max(0, len(self) - count)
         columns = {name: values[first:] for name, values in self.columns.items()}
         return Events(self.item[first:], self.time[first:], self.event[first:], columns, self.start + first)
 
     def where(self, kept: np.ndarray) -> Events:
-        """The events that a mask [n] keeps."""
+        """Return the events that a mask [n] selects."""
         columns = {name: values[kept] for name, values in self.columns.items()}
         return Events(self.item[kept], self.time[kept], self.event[kept], columns, self.start)
 
@@ -68,7 +71,7 @@ class Question:
 
     @property
     def tokens(self) -> int:
-        """Positions of its history, the start included."""
+        """Number of positions of the history, including the start position."""
         return len(self.events) + 1
 
 
@@ -86,9 +89,9 @@ class Answer:
 
 
 def packed(questions: Sequence[Question], like: Sequences) -> Sequences:
-    """The histories [N + Q] as sequences of Q users, each with one more event behind it that is asked for and never read.
+    """Pack the histories [N + Q] as sequences of Q users, each followed by a placeholder event that is the target and never read.
 
-    `like`: the sequences whose items, kinds of events and columns these are.
+    `like` are the sequences whose items, kinds of events and columns are used.
     """
     counts = np.array([len(question.events) + 1 for question in questions], np.int64)
     columns = {
@@ -111,7 +114,7 @@ def packed(questions: Sequence[Question], like: Sequences) -> Sequences:
 
 
 def hidden_of(questions: Sequence[Question]) -> Jagged:
-    """What each may not list, dense item indices."""
+    """Collect the dense indices of the items that each question may not list."""
     counts = [len(question.hidden) for question in questions]
     values = [np.asarray(question.hidden, np.int64) for question in questions]
     return Jagged(np.concatenate(values), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
@@ -126,14 +129,14 @@ def beam_width(least: int, top: int) -> int:
 
 
 def events_of_nobody(like: Sequences) -> Events:
-    """No events, in the columns of some sequences."""
+    """Return an empty history with the columns of some sequences."""
     none = np.empty(0, np.int32)
     columns = {name: np.empty(0, values.dtype) for name, values in like.columns.items()}
     return Events(none, np.empty(0, np.int64), none, columns)
 
 
 def usual_columns(seq: Sequences) -> dict[str, np.generic]:
-    """What an event holds in each column when nobody says: the largest number, as of what is liked, or no id."""
+    """Return the default value of an event in each column: the largest number, as for a liked item, or no id."""
     return {name: _usual(values) for name, values in seq.columns.items()}
 
 
@@ -149,6 +152,6 @@ def _filler(values: np.ndarray) -> np.generic:
 
 
 def _joined(parts: Sequence[np.ndarray], filler: np.generic) -> np.ndarray:
-    """The parts one after the other, `filler` behind each."""
+    """Concatenate the parts, each followed by `filler`."""
     behind = np.array([filler])
     return np.concatenate([x for part in parts for x in (np.asarray(part, behind.dtype), behind)])

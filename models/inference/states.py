@@ -1,7 +1,7 @@
-"""States: what a version's model keeps of users who asked before, in host memory of a bounded size.
+"""Cache of the prefixes that a version's model computed for users, in host memory of bounded size.
 
-A state holds while the user's window starts at the same event and the events it was made of are still the first of it; then
-only what came after is computed. An engine has states of its own, so a version that is swapped out takes them along.
+A prefix is valid while the user's window starts at the same event and begins with the events that the prefix was computed from;
+then only later events are computed. Each engine has its own states, so they are dropped with the version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Kept:
 
 
 class States:
-    """Prefixes by user, the ones asked for longest ago forgotten beyond `most_bytes`. hits, misses: users found and not."""
+    """LRU cache of prefixes by user, limited to `most_bytes`; `hits` and `misses` count look-ups."""
 
     def __init__(self, most_bytes: int = 256 << 20):
         self._most_bytes, self.nbytes = most_bytes, 0
@@ -32,7 +32,7 @@ class States:
         return len(self._kept)
 
     def find(self, question: Question) -> tuple[Any, int]:
-        """The prefix of a question's user and how many of its events it holds; None and 0 where there is none."""
+        """Return the prefix of a question's user and the number of its events; None and 0 if there is none."""
         kept = self._kept.get(question.user) if question.user else None
         if kept is None or kept.user_key != question.user_key or not _begins(question.events, kept.events):
             self.misses += 1
@@ -42,7 +42,7 @@ class States:
         return kept.prefix, len(kept.events)
 
     def keep(self, question: Question, prefix: Any) -> None:
-        """Remember a prefix of all of a question's events; questions of nobody are not remembered."""
+        """Store a prefix of all of a question's events; questions without a user are not stored."""
         if not question.user:
             return
         old = self._kept.pop(question.user, None)
@@ -53,7 +53,7 @@ class States:
 
 
 def _begins(events: Events, first: Events) -> bool:
-    """Whether some events are the first of others, value by value."""
+    """Return whether `first` is a prefix of `events`, value by value."""
     n = len(first)
     if events.start != first.start or n > len(events):
         return False

@@ -1,8 +1,8 @@
-"""TensorBatch: questions of all callers merged by what they cost, within the time that they have.
+"""Dynamic batching: questions of all callers are merged by their cost, within their deadlines.
 
-One thread computes. Whatever waits when it is free becomes the next batch, the nearest deadline first, up to `most_cost` and
-up to what the fastest of them can afford: seconds of a batch are taken to be a + b * cost, fitted to the batches so far. So
-an idle engine adds no wait, and a busy one merges more. What is too late is answered by `TooLate` and not computed.
+One thread computes. When it is free, the waiting questions become the next batch, the nearest deadline first, up to `most_cost`
+and to what the tightest deadline allows: the duration of a batch is modelled as a + b * cost, fitted to the batches so far. So
+an idle engine adds no delay, and a busy one merges more. Expired questions get `TooLate` and are not computed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _SPENT = 0.8  # of the time that the most urgent question has left, a batch may 
 
 
 class TooLate(DeadlineExceeded):
-    """A question whose deadline passed before it was computed."""
+    """The deadline of a question passed before it was computed."""
 
 
 class Closed(ConfigError):
-    """A question to a queue that takes no more."""
+    """The queue is closed and accepts no more questions."""
 
 
 class QueueDied(NonetError):
-    """A question to a queue whose thread has ended by an error."""
+    """The thread of the queue ended with an error."""
 
 
 @dataclass(slots=True)
 class Measures:
-    """What has been merged so far: batches, questions, cost, seconds computed, the newest batch's size, and what was late."""
+    """Statistics of a queue: batches, questions, cost, seconds computed, size of the newest batch, and expired questions."""
 
     batches: int = 0
     questions: int = 0
@@ -59,10 +59,10 @@ class _Waiting(Generic[Q, A]):
 
 
 class TensorBatch(Generic[Q, A]):
-    """Merges questions for `answer`, which gets a list and gives as many answers.
+    """Merges questions into batches for `answer`, which maps a list of questions to a list of as many answers.
 
-    `most`: questions of a batch, at most; 1 answers them one at a time. `turn`: held while a batch is computed, so that several
-    engines on the same cores take turns.
+    `most` is the maximum number of questions per batch; 1 answers them one at a time. `turn` is a lock that is held while a batch
+    is computed, so that several engines on the same cores take turns.
     """
 
     def __init__(
@@ -86,7 +86,12 @@ class TensorBatch(Generic[Q, A]):
         self._thread.start()
 
     def submit(self, question: Q, within_s: float) -> Future[A]:
-        """Its answer, or TooLate, or what `answer` raised. Raises Closed after `close`, QueueDied where nothing computes."""
+        """Return a future of the answer; it fails with TooLate or with what `answer` raised.
+
+        Raises:
+            Closed: The queue is closed.
+            QueueDied: The thread of the queue has ended.
+        """
         waiting = _Waiting[Q, A](question, self._cost(question), time.monotonic() + within_s)
         with self._change:
             if self._died is not None:
@@ -98,23 +103,23 @@ class TensorBatch(Generic[Q, A]):
         return waiting.future
 
     def __len__(self) -> int:
-        """Questions that wait."""
+        """Return the number of waiting questions."""
         return len(self._waiting)
 
     @property
     def alive(self) -> bool:
-        """Whether questions are computed: false after an error that ended the thread."""
+        """Whether the thread runs; False after an error that ended it."""
         return self._thread.is_alive() and self._died is None
 
     def close(self) -> None:
-        """Take no more; what waits is still answered. Returns when it is."""
+        """Accept no more questions, and return when the waiting ones are answered."""
         with self._change:
             self._closed = True
             self._change.notify()
         self._thread.join()
 
     def _work(self) -> None:
-        """Compute until closed. An error that is not a question's own ends the queue, and everybody who waits learns of it."""
+        """Compute until closed; an error outside of a question's own ends the queue and is passed to all waiting callers."""
         try:
             self._compute_until_closed()
         except BaseException as error:
@@ -142,7 +147,7 @@ class TensorBatch(Generic[Q, A]):
             self._under_way = []
 
     def _next(self) -> tuple[list[_Waiting[Q, A]], list[_Waiting[Q, A]]]:
-        """What is computed now, the most urgent first, and what is too late."""
+        """Take the questions to compute now, the most urgent first, and those that expired."""
         now = time.monotonic()
         with self._change:
             late = [waiting for waiting in self._waiting if waiting.until <= now]
@@ -190,7 +195,7 @@ class TensorBatch(Generic[Q, A]):
 
 
 class _Seconds:
-    """Seconds of a batch as a + b * cost, least squares over the batches so far, older ones weighing less."""
+    """Model of a batch's seconds as a + b * cost: least squares over the batches so far, with decaying weights."""
 
     def __init__(self):
         self._sums = [0.0] * 5  # of 1, cost, seconds, cost^2, cost * seconds
@@ -200,7 +205,7 @@ class _Seconds:
         self._sums = [_FORGET * old + new for old, new in zip(self._sums, each, strict=True)]
 
     def cost_within(self, seconds: float) -> float:
-        """The cost that is done in so many seconds; anything while too little is known."""
+        """Return the cost that can be computed in `seconds`; infinite while there is too little data."""
         n, x, y, xx, xy = self._sums
         spread = n * xx - x * x
         if n < 3 or spread <= 1e-9 * max(1.0, xx):
@@ -211,12 +216,12 @@ class _Seconds:
 
 
 def _start(waiting: _Waiting[Any, Any]) -> bool:
-    """Mark a question as under way. Returns whether its caller still waits for the answer."""
+    """Mark a question as running, and return whether its caller still waits for the answer."""
     return waiting.future.set_running_or_notify_cancel()
 
 
 def _fail(waiting: _Waiting[Any, Any], error: Exception) -> None:
-    """Give a question's future an error, unless it has an answer or was cancelled."""
+    """Set an error on a question's future, unless it is done or cancelled."""
     with suppress(InvalidStateError):
         waiting.future.set_exception(error)
 

@@ -1,8 +1,8 @@
 """Supervised loss of a SID model: the negative log-likelihood of the next items' semantic ids, as a sum.
 
-A sum and a count, never a mean: the trainer divides by the global count, so world 2 equals world 1. With a catalogue the
-softmax of every level is over legal codes only, the distribution that beams, exhaustive scores and RL use (recall@10
-0.119 against 0.101 after ten epochs); nodes with one child cost and teach nothing and are skipped.
+It returns a sum and a count, never a mean: the trainer divides by the global count, so the result does not depend on the world
+size. With a catalogue, the softmax of every level is over legal codes only, the distribution that beams, exhaustive scores and
+RL use (recall@10 0.119 against 0.101 after ten epochs); nodes with one child have loss 0 and are skipped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from nonet.types import SampleBatch
 
 
 class Catalogue(Protocol):
-    """What the loss asks of nonet.models.generation.trie.Trie: child nodes [M, K] of nodes [M], -1 where there is none."""
+    """The part of nonet.models.generation.trie.Trie that the loss uses."""
 
-    def children(self, level: int, nodes: Tensor) -> Tensor: ...
+    def children(self, level: int, nodes: Tensor) -> Tensor:
+        """Return the child nodes [M, K] of nodes [M], -1 where there is none."""
+        ...
 
 
 def sid_loss(
@@ -72,7 +74,7 @@ def sid_loss(
 
 
 def _evenly(logits_MAK: Tensor, illegal_M1K: Tensor | None) -> Tensor:
-    """Nats [M, A] of a target that is spread evenly over the legal codes."""
+    """Compute the loss [M, A] in nats of a target distribution that is uniform over the legal codes."""
     logp_MAK = logits_MAK.log_softmax(-1)
     if illegal_M1K is None:
         return -logp_MAK.mean(-1)
@@ -81,7 +83,7 @@ def _evenly(logits_MAK: Tensor, illegal_M1K: Tensor | None) -> Tensor:
 
 
 def _walk(sid_ML: Tensor, catalogue: Catalogue | None, levels: int) -> tuple[list[Tensor], list[Tensor]]:
-    """By level: the targets [m] that have a choice there, and which of its codes are illegal for them [m, 1, K]."""
+    """Yield for each level the targets [m] that have a choice there, and a mask [m, 1, K] of their illegal codes."""
     every = torch.arange(len(sid_ML), device=sid_ML.device)
     if catalogue is None:
         return [every] * levels, []

@@ -33,16 +33,16 @@ class Prefix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds."""
+        """Size in bytes."""
         return self.kv.nbytes + self.states.nbytes
 
 
 def extend(
     model: SidDecoder, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[Prefix | None]
 ) -> tuple[Cache, list[Prefix]]:
-    """What steps need of each sequence, kept prefix and new events together, and the longer prefixes.
+    """Compute the prefill of stored prefixes together with new events, and the longer prefixes.
 
-    `batch`: of each sequence the events after its prefix, all of them where there is none.
+    `batch` holds the events of each sequence after its prefix, or all of them if there is no prefix.
     """
     offsets, device = batch.item.offsets, batch.item.offsets.device
     fresh_B = torch.tensor([prefix is None for prefix in kept], device=device)
@@ -91,7 +91,7 @@ def _blocks(
     new_B1: Tensor,
     past: Past,
 ) -> Tensor:
-    """The new positions [T, D] behind all blocks, before the norm."""
+    """Run all blocks on the new positions [T, D], without the final norm."""
     offsets = batch.item.offsets
     sequence_N = torch.repeat_interleave(offsets.diff())
     place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]

@@ -79,7 +79,7 @@ class SidDecoderSpec(ModelSpec):
         )
 
     def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:
-        """HSTU's blocks are built for histories of this length and the start before them."""
+        """Return the builder's options; HSTU blocks also get the length of a history with its start position."""
         return {**options, "length": around.history + 1} if options.get("block") == "hstu" else dict(options)
 
 
@@ -94,7 +94,7 @@ def sid_decoder_parameters(
     depth: str = "mlp",
     length: int = 1,
 ) -> int:
-    """Parameters of nonet.models.sid_decoder.decoder.SidDecoder."""
+    """Count the parameters of nonet.models.sid_decoder.decoder.SidDecoder."""
     events = sum(codes) * width + sum(features.values()) * width + (GAPS + RATINGS + TYPES) * width
     blocks = layers * (_hstu_block(width, length) if block == "hstu" else _attention_block(width))
     own = _depth(codes, width) + (_depth_attention(codes, width, heads) if depth == "attention" else 0)

@@ -30,7 +30,10 @@ class Pages:
 
     @staticmethod
     def of(cuts_B1: Tensor, last_M: Tensor) -> Pages:
-        """cuts_B1: where sequences of states begin; last_M: the newest state that each target may see, rising."""
+        """Divide targets into pages.
+
+        `cuts_B1` are the boundaries of the sequences of states; `last_M` is the newest state that each target may see, rising.
+        """
         number_M = torch.arange(len(last_M), device=last_M.device)
         sequence_M = torch.searchsorted(cuts_B1, last_M.contiguous(), right=True) - 1
         rank_M = number_M - torch.searchsorted(sequence_M, sequence_M)
@@ -48,7 +51,7 @@ class Pages:
         return pad(self.length.cumsum(0), (1, 0))
 
     def states(self) -> Tensor:
-        """The packed state [S] of each history key."""
+        """Return the packed state [S] of each history key."""
         page_S = torch.repeat_interleave(self.length)
         return torch.arange(len(page_S), device=page_S.device) + (self.begin - self.cuts[:-1])[page_S]
 
@@ -66,6 +69,6 @@ class Pages:
         return start.flatten(0, 1), stop.flatten(0, 1)
 
     def rows(self, target_R: Tensor) -> Tensor:
-        """Where each page's rows begin [P + 1]."""
+        """Return where each page's rows begin [P + 1]."""
         pages = torch.arange(len(self.first), device=target_R.device)
         return torch.searchsorted(self.page[target_R], pages)
