@@ -20,7 +20,7 @@ class Workers:
     def __init__(self, folder: Path, name: str = "rollout-0", late: int = 0):
         self.folder, self.name, self.late, self.asked = folder, name, late, 0
 
-    def reach(self, file: str, token: str) -> list[str]:
+    def check_shared_file(self, file: str, token: str) -> list[str]:
         self.asked += 1
         problem = explain_unreachable(self.folder / Path(file).name, token)
         return ["", f"{self.name} {problem}" if problem or self.asked <= self.late else ""]

@@ -83,7 +83,7 @@ def test_a_shard_writes_its_part_of_a_commit_within_the_scenarios_deadline(monke
     from nonet.workers.roles import embedding
 
     waits: list[float] = []
-    saving = SimpleNamespace(answer=lambda wait, timeout_s: waits.append(timeout_s))
+    saving = SimpleNamespace(poll_result=lambda wait, timeout_s: waits.append(timeout_s))
     monkeypatch.setattr(embedding, "save", lambda world, folder: saving)
     embedding.EmbeddingShard(run_setup(scenario(deadlines={"save": "2h"}))).save(str(tmp_path))
     assert waits == [7200.0]
