@@ -175,7 +175,7 @@ def _read_table(
             raise DataError(
                 f"csv {path}: {blank + column.null_count:,} of {len(table):,} rows have no {name}: it is "
                 f"{first or 'empty'!r} there, "
-                "which would be one id. Drop or fill those rows, name another column: --column ROLE=NAME, or, "
+                "which would become one id. Drop or fill those rows, name another column: --column ROLE=NAME, or, "
                 "if it is a real id, list the texts that do count as missing: --missing TEXT"
                 + _shared_times(table, name, chosen, missing)
             )

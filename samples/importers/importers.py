@@ -100,10 +100,10 @@ def read_csv(path: PathLike, what: str, *, types: dict[str, pa.DataType] | None 
 
 
 def check_names(names: list[str], what: str) -> None:
-    """Raise DataError where a name is there more than once."""
+    """Raise DataError where a name occurs more than once."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{what}: columns {join_names(twice)} are there more than once; rename or drop them.")
+        raise DataError(f"{what}: columns {join_names(twice)} occur more than once; rename or drop them.")
 
 
 def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -149,4 +149,4 @@ def whole_numbers(tokens: list[str], what: str) -> np.ndarray:
         return np.array(tokens, dtype=np.int64) if tokens else np.empty(0, np.int64)
     except (ValueError, OverflowError):
         bad = next(token for token in tokens if not re.fullmatch(r"[+-]?\d{1,18}", token))
-        raise DataError(f"{what}: {bad!r} is no whole number.") from None
+        raise DataError(f"{what}: {bad!r} is not a whole number.") from None

@@ -74,7 +74,7 @@ class Ledger:
         if again or leased.range_cardinality(part.start, part.stop):
             raise CheckpointError(
                 f"rows at places {part.start} to {part.stop} of epoch {part.epoch} (step {part.step}) were "
-                f"{'learned from' if again else 'leased'} before: one row counts once"
+                f"{'learned from' if again else 'leased'} before; each row counts once"
             )
         leased.add_range(part.start, part.stop)
         self._leases[part.step, part.part] = part

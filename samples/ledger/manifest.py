@@ -126,7 +126,7 @@ class Manifest:
             for what in ("bytes", "rows", "groups", "fingerprint"):
                 if getattr(then, what) != getattr(file, what):
                     return f"file {number}, {file.path}: {_differs(what, getattr(then, what), getattr(file, what))}"
-        return "nothing that is known"
+        return "no known property"
 
 
 def _differs(what: str, then: Any, now: Any) -> str:

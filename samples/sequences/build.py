@@ -262,7 +262,9 @@ def least_events(keep: Mapping[str, int]) -> tuple[int, int]:
                 f"keep: unknown key {name!r}; there are {join_names(known)}.{suggest_sentence(name, known)}"
             )
         if isinstance(least, bool) or not isinstance(least, int) or least < 0:
-            raise ConfigError(f"keep: {name}: {least!r} is no count; it wants a whole number, 0 or more.")
+            raise ConfigError(
+                f"keep: {name}: {least!r} is not a count; it must be a whole number, 0 or more."
+            )
     return keep.get("item_events", 0), keep.get("user_events", 0)
 
 

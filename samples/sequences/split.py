@@ -53,7 +53,7 @@ def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any])
     use = split.get("use", "leave_last_out")
     if use not in _SPLITS:
         raise ConfigError(
-            f"split: use: {use!r} is no split; there are {join_names(_SPLITS)}.{suggest_sentence(str(use), _SPLITS)}"
+            f"split: use: {use!r} is not a split; there are {join_names(_SPLITS)}.{suggest_sentence(str(use), _SPLITS)}"
         )
     for name in split:
         if name not in ("use", "test", "valid", "rl"):
@@ -128,7 +128,7 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
             )
     elif sum(facts.events) and not facts.events[TEST]:
         raise DataError(
-            f"split: test: {split['test']} leaves nobody to evaluate: the events run from "
+            f"split: test: {split['test']} leaves no user to evaluate: the events run from "
             f"{_iso(facts.first)} to {_iso(facts.last)}. Choose an earlier moment."
         )
     if not facts.events[TRAIN]:
@@ -145,7 +145,7 @@ def seconds(duration: str | int | float, name: str = "duration") -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
     if not match or match[2] not in _UNIT_S:
         raise ConfigError(
-            f"split: {name}: {duration!r} is no duration. Write a number and a unit of {join_names(_UNIT_S)}, "
+            f"split: {name}: {duration!r} is not a duration. Write a number and a unit of {join_names(_UNIT_S)}, "
             "such as 1d."
         )
     return int(float(match[1]) * _UNIT_S[match[2]])
@@ -163,7 +163,7 @@ def moment(value: object, name: str = "test") -> int:
             when = datetime.fromisoformat(str(value))
         except ValueError:
             raise ConfigError(
-                f"split: {name}: {value!r} is no ISO timestamp, such as 2026-11-19T00:00:00Z, which `use: "
+                f"split: {name}: {value!r} is not an ISO timestamp, such as 2026-11-19T00:00:00Z, which `use: "
                 "time` wants."
             ) from None
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
@@ -211,7 +211,7 @@ def _count(split: Mapping[str, Any], name: str) -> int:
     value = split.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigError(
-            f"split: {name}: {value!r} is no count of events; leave_last_out wants a whole number, 0 or more."
+            f"split: {name}: {value!r} is not a count of events; leave_last_out wants a whole number, 0 or more."
         )
     return value
 

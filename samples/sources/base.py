@@ -44,7 +44,7 @@ def _nothing_to_check(options: Options) -> None:
 
 
 def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
-    return ["its rows and their order are its own"]
+    return ["the source determines its rows and their order"]
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Filling:
         try:
             return unix_seconds(column, name, unit)
         except (TypeError, ValueError) as error:
-            raise DataError(f"{self.source}: column {name!r} holds no times: {error}") from None
+            raise DataError(f"{self.source}: column {name!r} does not hold times: {error}") from None
 
     def _mapped(self) -> Mapping[str, str]:
         if not isinstance(self.columns, Mapping):

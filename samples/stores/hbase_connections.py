@@ -140,7 +140,7 @@ def _wire_errors() -> tuple[type[BaseException], ...]:
         from thriftpy2.protocol.exc import TProtocolException
         from thriftpy2.transport import TTransportException
     except ImportError:
-        raise ConfigError("hbase:// stores want happybase: pip install 'nonet[hbase]'") from None
+        raise ConfigError("hbase:// stores need happybase: pip install 'nonet[hbase]'") from None
     return (TTransportException, TProtocolException, OSError, EOFError)
 
 

@@ -185,7 +185,7 @@ def _opened(folder: Path, map_gb: float, name: str) -> Any:
     try:
         import lmdb
     except ImportError:
-        raise ConfigError(f"{name} wants lmdb: pip install 'nonet[stores]'") from None
+        raise ConfigError(f"{name} needs lmdb: pip install 'nonet[stores]'") from None
     whole = folder.resolve()
     with _OPENING:
         if whole not in _ENVIRONMENTS or not (whole / "data.mdb").exists():

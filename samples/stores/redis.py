@@ -232,7 +232,7 @@ def _connected(place: str, db: int, timeout_s: float, attempts: int, name: str) 
         from redis.backoff import EqualJitterBackoff
         from redis.retry import Retry
     except ImportError:
-        raise ConfigError(f"{name} wants redis: pip install 'nonet[stores]'") from None
+        raise ConfigError(f"{name} needs redis: pip install 'nonet[stores]'") from None
     host, _, port = place.partition(":")
     return redis.Redis(
         host,

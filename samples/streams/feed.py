@@ -86,7 +86,7 @@ class Feed:
         self.stream = stream
         streams = [part for part, _ in stream.mixed] or [stream]
         if manifest is not None and len(streams) > 1:
-            raise ConfigError("open: a manifest is of one stream; a mixture looks its files up")
+            raise ConfigError("open: a manifest belongs to one stream; a mixture finds its own files")
         drawn_for = f"{name} samples" if name else "samples"
         self.leaves = [Leaf(each, f"{drawn_for} {number}", manifest) for number, each in enumerate(streams)]
         self._turns = cycle([share for _, share in stream.mixed]) if stream.mixed else None

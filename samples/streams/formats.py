@@ -173,7 +173,7 @@ def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
     """Return a parsable file that consists of the footer alone, and the hash of the footer."""
     size = source.size()
     if size < 12:
-        raise pa.ArrowInvalid(f"{size} bytes are no Parquet file")
+        raise pa.ArrowInvalid(f"{size} bytes are not a Parquet file")
     tail = source.read_at(8, size - 8)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != b"PAR1" or length + 12 > size:

@@ -42,7 +42,7 @@ class NodeGroups:
                 _release(folder, None)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.lstat().st_uid != os.getuid():
-            raise PermissionError(f"{self._folder} belongs to somebody else")
+            raise PermissionError(f"{self._folder} belongs to another user")
         handle = os.open(self._folder / _USERS, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(handle, fcntl.LOCK_SH)
         atexit.register(_release, self._folder, handle)

@@ -165,7 +165,9 @@ class Stream:
 
     def _then(self, operator: Operator) -> Stream:
         if self.tokens:
-            raise ConfigError("pack is the last of a chain: what comes after it would see its batches cut")
+            raise ConfigError(
+                "pack must be the last operation of a chain, because a later one would see cut batches"
+            )
         return replace(self, operators=(*self.operators, operator))
 
 
@@ -203,7 +205,7 @@ def cycle(shares: Sequence[float]) -> np.ndarray:
     counts = np.floor(np.cumsum(shares) * 1000 + 0.5).astype(int)
     counts = np.diff(np.concatenate([[0], counts]))
     if (counts == 0).any():
-        raise ConfigError("mix: a share below 0.0005 is nothing in a thousand rows")
+        raise ConfigError("mix: a share below 0.0005 is zero in a thousand rows")
     due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner[np.argsort(due, kind="stable")]

@@ -82,7 +82,7 @@ class _Compiler:
         except SyntaxError as error:
             where = f" near character {error.offset}" if error.offset else ""
             single = " Write == to compare." if _lone_equals(self.text) else ""
-            raise self._error(f"is no condition{where}.{single} Allowed: {_ALLOWED}") from None
+            raise self._error(f"is not a condition{where}.{single} Allowed: {_ALLOWED}") from None
         except (RecursionError, MemoryError, ValueError):
             raise self._error(f"is too deep or holds an illegal character. Allowed: {_ALLOWED}") from None
 
@@ -102,7 +102,7 @@ class _Compiler:
                     f"uses column {ast.unparse(node)!r} ({self._type(node)}) alone; compare it with something"
                 )
             return pc.field(self._field(node).name)
-        raise self._error(f"holds {ast.unparse(node)!r}, which is no condition. Allowed: {_ALLOWED}")
+        raise self._error(f"holds {ast.unparse(node)!r}, which is not a condition. Allowed: {_ALLOWED}")
 
     def _comparison(self, node: ast.Compare) -> pc.Expression:
         """Compile a chain of comparisons and memberships."""
@@ -132,9 +132,9 @@ class _Compiler:
     def _membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
         """Compile `column in (literals)`; a row with null matches neither the condition nor its negation."""
         if not self._is_column(left):
-            raise self._error(f"wants a column before `in`, not {ast.unparse(left)!r}")
+            raise self._error(f"needs a column before `in`, not {ast.unparse(left)!r}")
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
-            raise self._error(f"wants a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
+            raise self._error(f"needs a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
         for value in right.elts:
             if self._is_column(value):
                 raise self._error(
@@ -185,7 +185,7 @@ class _Compiler:
             when = datetime.fromisoformat(text)
         except ValueError:
             raise self._error(
-                f"compares a column of {column_type} with {text!r}, which is no ISO timestamp such as 2026-11-19"
+                f"compares a column of {column_type} with {text!r}, which is not an ISO timestamp such as 2026-11-19"
             ) from None
         return when.date() if pa.types.is_date(column_type) else when
 

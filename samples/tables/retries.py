@@ -64,7 +64,7 @@ def read_with_retries(
             attempts = len(WAITS_S) + 1 if wait_s is None else 1
             raise UnreachableDataError(
                 f"{what}: cannot be read after {attempts} attempts: {first_line(error)}. Nothing was skipped; start again when "
-                "the place answers"
+                "the storage responds"
             ) from None
         except pa.ArrowException as error:
             raise CorruptDataError(f"{what}: cannot be read: {first_line(error)}") from None

@@ -237,7 +237,7 @@ def _sources(columns: Columns) -> dict[str, str]:
     for name, source in to_table_format(columns).columns.items():
         if not isinstance(source, str):
             raise ConfigError(
-                f"columns: {name}: {source!r} is no column name; write {name}: <column of your table>."
+                f"columns: {name}: {source!r} is not a column name; write {name}: <column of your table>."
             )
         sources[ROLES.get(name, name)] = source
     return sources
@@ -263,7 +263,7 @@ def _plain(table: pa.Table) -> pa.Table:
 def _need(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], what: str) -> None:
     """Raise DataError if a required column is missing or occurs twice."""
     if table.column_names.count(name) > 1:
-        raise DataError(f"{what}: column {name!r} is there more than once.")
+        raise DataError(f"{what}: column {name!r} occurs more than once.")
     if name in table.column_names:
         return
     source = source_of.get(name, name)
@@ -308,7 +308,7 @@ def _no_missing_texts(table: pa.Table, name: str, source: str, texts: Collection
         raise DataError(
             f"{what}: {count:,} of {len(column):,} rows have no {name}: {source} is {text!r} in the first of "
             f"them, which stands for a "
-            f"missing value and would be one id. Drop or fill those rows, name another column, or, if {text!r} is a real id, "
+            f"missing value and would become one id. Drop or fill those rows, name another column, or, if {text!r} is a real id, "
             "list the texts that do count as missing: data.missing (nonet new --missing)"
         )
 
@@ -320,7 +320,7 @@ def _with_ids(table: pa.Table, name: str, what: str) -> pa.Table:
         return table
     if not pa.types.is_integer(kind):
         raise DataError(
-            f"{what}: column {name!r} is {kind}; wanted whole numbers or text. Cast it before writing."
+            f"{what}: column {name!r} is {kind}; expected whole numbers or text. Cast it before writing."
         )
     try:
         return _replaced(table, name, table[name].cast(pa.int64()))
@@ -368,7 +368,7 @@ def _no_duplicates(table: pa.Table, what: str) -> None:
     again = values.filter(pa.array(times.to_numpy() > 1))
     if len(again):
         raise DataError(
-            f"{what}: {len(again)} item ids are there more than once, the first: "
+            f"{what}: {len(again)} item ids occur more than once, the first: "
             f"{join_names(again.to_pylist()[:5])}. "
             "An item has one row."
         )

@@ -81,7 +81,7 @@ def test_wrong_items_are_told_and_nothing_changes(run, tmp_path):
     path = str(run.path)
     with pytest.raises(DataError, match="1 of 2 items are in the catalogue already, the first is 1004"):
         add_items(path, table(tmp_path, [5001, 1004]))
-    with pytest.raises(DataError, match="1 item ids are there more than once, the first: 5001"):
+    with pytest.raises(DataError, match="1 item ids occur more than once, the first: 5001"):
         add_items(path, table(tmp_path, [5001, 5001]))
     with pytest.raises(ConfigError, match="'77' is not in the catalogue"):
         add_items(path, None, ["77"])

@@ -232,7 +232,12 @@ BAD = [
         "",
         "line 2 has user 2 and 2 times, wanted user 2 and 1 times",
     ),
-    (import_sequences, {"sequences__txt": "1 2\n", "timestamps__txt": "1 x\n"}, "", "'x' is no whole number"),
+    (
+        import_sequences,
+        {"sequences__txt": "1 2\n", "timestamps__txt": "1 x\n"},
+        "",
+        "'x' is not a whole number",
+    ),
     (import_sequences, {"sequences__txt": "1 2\n", "item2attributes__json": "[1]"}, "", "not a JSON object"),
     (import_sequences, {}, "/gone.txt", "gone.txt: no such file"),
 ]
@@ -249,7 +254,7 @@ def test_bad_source_is_one_line_and_nothing_is_written(tmp_path, run, texts, pat
 
 def test_csv_with_a_column_twice_says_which(tmp_path):
     src = _files(tmp_path / "s", x__csv="user,user,item,time\n1,1,2,3\n") / "x.csv"
-    with pytest.raises(DataError, match=r"x.csv: columns user are there more than once"):
+    with pytest.raises(DataError, match=r"x.csv: columns user occur more than once"):
         import_csv(src, tmp_path / "out")
 
 
@@ -313,7 +318,7 @@ def test_a_column_that_is_there_twice_and_a_file_in_another_encoding_are_named(t
     twice = _files(
         tmp_path / "twice", sequences__txt="1 3\n", item_text__tsv="item_id\ttext\ttext\n3\tx\ty\n"
     )
-    with pytest.raises(DataError, match=r"item_text\.tsv: columns text are there more than once"):
+    with pytest.raises(DataError, match=r"item_text\.tsv: columns text occur more than once"):
         import_sequences(twice, tmp_path / "out")
     (tmp_path / "utf16.csv").write_text("user,item,time\n1,2,3\n", encoding="utf-16")
     with pytest.raises(DataError, match="not UTF-8"):

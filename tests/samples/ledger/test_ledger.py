@@ -32,7 +32,7 @@ def test_a_row_that_is_leased_or_done_cannot_be_leased_again():
     account = ledger()
     account.lease(Slice(0, 0, 0, 0, 10))
     with pytest.raises(
-        CheckpointError, match=r"places 5 to 8 of epoch 0 .* were leased before: one row counts once"
+        CheckpointError, match=r"places 5 to 8 of epoch 0 .* were leased before; each row counts once"
     ):
         account.lease(Slice(0, 1, 0, 5, 8))
     account.apply_step(0)

@@ -247,7 +247,7 @@ def test_ids_of_unlike_types_say_that_they_can_never_match():
     ("kwargs", "says"),
     [
         ({"keep": {"item_event": 5}}, "unknown key 'item_event'.*Did you mean 'item_events'"),
-        ({"keep": {"item_events": -1}}, "item_events: -1 is no count"),
+        ({"keep": {"item_events": -1}}, "item_events: -1 is not a count"),
         ({"keep": {"user_events": 1000}}, "leaves none of 900 interactions"),
         ({"where": "rating > 9"}, "matches no interaction"),
         ({"where": "ratin > 9"}, "data.where: .*Did you mean 'rating'"),

@@ -77,11 +77,11 @@ def test_moments_without_a_zone_are_utc_and_yaml_dates_are_taken():
     [
         ({"use": "leave_lst_out", "test": 1}, "Did you mean 'leave_last_out'"),
         ({"test": 1, "vald": 1}, "unknown key 'vald'.*Did you mean 'valid'"),
-        ({"test": -1}, "test: -1 is no count"),
-        ({"test": "one"}, "test: 'one' is no count"),
-        ({"test": True}, "test: True is no count"),
+        ({"test": -1}, "test: -1 is not a count"),
+        ({"test": "one"}, "test: 'one' is not a count"),
+        ({"test": True}, "test: True is not a count"),
         ({"use": "time", "rl": "1d"}, "wants test: a timestamp"),
-        ({"use": "time", "test": "yesterday"}, "'yesterday' is no ISO timestamp"),
+        ({"use": "time", "test": "yesterday"}, "'yesterday' is not an ISO timestamp"),
     ],
 )
 def test_wrong_split_is_a_config_error(split, says):
@@ -96,7 +96,7 @@ def test_nobody_left_to_evaluate_says_what_is_needed_and_what_there_is():
 
 def test_time_split_after_the_last_event_says_how_far_the_data_runs():
     with pytest.raises(
-        DataError, match=r"nobody to evaluate: the events run from 2023-11-14.* to 2023-11-18"
+        DataError, match=r"no user to evaluate: the events run from 2023-11-14.* to 2023-11-18"
     ):
         split_events(*_users(5), {"use": "time", "test": "2030-01-01"})
 

@@ -97,5 +97,5 @@ def _slices(stream, rank: int, world: int):
 def test_a_folder_of_somebody_else_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(node_groups.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(node_groups.os, "getuid", lambda: os.geteuid() + 1)
-    with pytest.raises(PermissionError, match="belongs to somebody else"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         node_groups.NodeGroups("digest")

@@ -143,7 +143,7 @@ def test_mixtures_keep_their_shares_and_go_round(files):
 
 
 def test_what_makes_no_sense_is_refused(files):
-    with pytest.raises(ConfigError, match=r"pack is the last of a chain"):
+    with pytest.raises(ConfigError, match=r"pack must be the last operation of a chain"):
         read(str(files)).pack(10).map(len)
     with pytest.raises(ConfigError, match=r"shares must be above 0 and sum to 1"):
         read(str(files)).mix({read(str(files)): 1.5})

@@ -108,8 +108,8 @@ def test_categories_are_lists_of_text_and_never_null(kind):
             {"time": "ts"},
             r"no column 'ts' \(columns says time: ts\); it has user_id, item_id",
         ),
-        ({"user_id": [1.5, 2.0, 3.0]}, None, "column 'user_id' is double; wanted whole numbers or text"),
-        ({"item_id": [[1], [2], [3]]}, None, "column 'item_id' is list.*; wanted whole numbers or text"),
+        ({"user_id": [1.5, 2.0, 3.0]}, None, "column 'user_id' is double; expected whole numbers or text"),
+        ({"item_id": [[1], [2], [3]]}, None, "column 'item_id' is list.*; expected whole numbers or text"),
         (
             {"timestamp": ["a", "b", "c"]},
             None,
@@ -123,7 +123,7 @@ def test_categories_are_lists_of_text_and_never_null(kind):
         ({"timestamp": [1.0, float("nan"), 3.0]}, None, "1 of 3 rows have no timestamp"),
         ({"event": ["a", None, "b"]}, None, "1 of 3 rows have no event"),
         ({name: pa.array([], pa.int64()) for name in LOG}, None, "the table is empty"),
-        ({}, {"user": 3}, "columns: user: 3 is no column name"),
+        ({}, {"user": 3}, "columns: user: 3 is not a column name"),
     ],
 )
 def test_wrong_interactions_are_one_line_that_says_what_is_there_and_what_is_wanted(change, columns, says):
@@ -140,7 +140,7 @@ def test_wrong_interactions_are_one_line_that_says_what_is_there_and_what_is_wan
     ("columns", "says"),
     [
         ({"id": [1]}, "no column 'item_id'; it has id"),
-        ({"item_id": [1, 2, 2, 3, 3, 3]}, "2 item ids are there more than once, the first: 2, 3"),
+        ({"item_id": [1, 2, 2, 3, 3, 3]}, "2 item ids occur more than once, the first: 2, 3"),
         ({"item_id": ["a", None]}, "1 of 2 rows have no item_id"),
         ({"item_id": [1], "title": [[1]]}, "column 'title' is list.*; wanted text"),
         ({"item_id": [1], "categories": [1]}, "column 'categories' is int64; wanted a list of text"),

@@ -41,7 +41,7 @@ def test_a_trainer_learns_from_files_and_goes_on_where_its_commit_says(ring, tmp
     other = ring.world(*changes(ring))
     other.load(tmp_path, "pretrain")
     assert other.train("pretrain", 7, 9) == world.train("pretrain", 7, 9)
-    with pytest.raises(CheckpointError, match="were learned from before: one row counts once"):
+    with pytest.raises(CheckpointError, match="were learned from before; each row counts once"):
         other.train("pretrain", 3, 4)
 
 
