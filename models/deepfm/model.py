@@ -151,11 +151,11 @@ class ClickModel:
 
     @torch.no_grad()
     def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
-        """Chances [P] float32 of the questions that these bags of keys stand for."""
+        """Predict click probabilities [P] float32 from bags of keys."""
         return torch.sigmoid(self.model(self.bags(bags))).numpy()
 
     def chances_of(self, clicks: Clicks, index: np.ndarray) -> np.ndarray:
-        """Chances [P] of events."""
+        """Predict the click probabilities [P] of events."""
         parts = [self.chances(clicks.batch(index[at : at + _CHUNK])) for at in range(0, len(index), _CHUNK)]
         return np.concatenate([np.empty(0, np.float32), *parts])
 
@@ -182,6 +182,7 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.nda
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a commit of a click model."""
     try:
         return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except OSError:

@@ -1,7 +1,7 @@
-"""What a prefill of a Hugging Face backbone leaves for the steps: keys and values of a history, read once, whatever the beams.
+"""Result of a prefill with a Hugging Face backbone: keys and values of a history, read once, whatever the number of beams.
 
-Steps only read it. What a step computed for its beams is remembered beside it, so that the next level, whose beams continue
-those, computes one position a beam: nothing is copied when beams are reordered, a mask says which keys are whose ancestors.
+Steps only read it. What a step computed for its beams is stored next to it, so that the next level, whose beams continue those,
+computes one position per beam: nothing is copied when beams are reordered, a mask selects the keys of a beam's ancestors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Nodes:
     kept: KeysValues
 
     def parents(self, codes_UWl: Tensor) -> Tensor | None:
-        """The node [U, W] here that each of the next level's goes on from; None where one of them was not computed."""
+        """Return the node [U, W] that each of the next level's continues from; None if one of them was not computed."""
         same_UWV = (codes_UWl[:, :, None, :-1] == self.codes[:, None]).all(-1)
         return same_UWV.int().argmax(-1) if bool(same_UWV.any(-1).all()) else None
 
@@ -42,12 +42,12 @@ class HfCache:
     nodes: Nodes | None = field(default=None, repr=False)
 
     def part(self, start: int, stop: int) -> HfCache:
-        """The prompts [start, stop)."""
+        """Return the cache of the prompts [start, stop)."""
         some = slice(start, stop)
         most = int(self.lengths[some].max())
         kept = self.kept and [(k[some, :, :most], v[some, :, :most]) for k, v in self.kept]
         return HfCache(self.state[some], self.x[some, :most], self.lengths[some], kept)
 
     def seen(self) -> Tensor:
-        """Which keys of the history are real [U, S]."""
+        """Return a mask [U, S] of the keys of the history that are not padding."""
         return torch.arange(self.x.shape[1], device=self.x.device) < self.lengths[:, None]

@@ -1,8 +1,8 @@
-"""An HF run as a folder that transformers reads: weights with differences merged, codes as words, and what stands beside them.
+"""Export of an HF run as a folder that transformers loads: merged weights, codes as tokens, and the remaining weights.
 
-`AutoModelForCausalLM.from_pretrained(folder)` gives the backbone with START and the codes as rows behind the words, in the input
-and in the output. `nonet.json` says where they are. What a run knows of events besides codes (sparse rows, ratings, gaps) has
-no place in a language model: its weights are `nonet.safetensors`, and a plain transformers model answers without them.
+`AutoModelForCausalLM.from_pretrained(folder)` gives the backbone with START and the codes as rows after the words, in input and
+output embeddings; `nonet.json` holds their positions. The weights for event features besides codes (sparse rows, ratings, gaps)
+have no place in a language model: they are in `nonet.safetensors`, and a plain transformers model ignores them.
 """
 
 from __future__ import annotations

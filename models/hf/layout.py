@@ -22,7 +22,7 @@ from nonet.types import SampleBatch
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """head and lead: ids of words; levels: codes an item."""
+    """Token layout of a prompt: `head` and `lead` are ids of words, `levels` is the number of codes per item."""
 
     levels: int
     head: tuple[int, ...] = ()
@@ -30,25 +30,25 @@ class Layout:
 
     @property
     def start(self) -> int:
-        """Where START stands, which knows the user."""
+        """Position of START, the embedding of the user."""
         return len(self.head)
 
     @property
     def stride(self) -> int:
-        """Positions an event."""
+        """Number of positions per event."""
         return len(self.lead) + self.levels
 
     def length(self, events: int | Tensor) -> int | Tensor:
-        """Positions of a sequence of so many events."""
+        """Return the number of positions of a sequence of `events` events."""
         return self.start + 1 + events * self.stride + len(self.lead)
 
     def words(self, events: int) -> Tensor:
-        """Ids [S] of the words of a sequence of so many events; -1 where START and codes stand."""
+        """Return the ids [S] of the words of a sequence of `events` events; -1 at START and codes."""
         event = [*self.lead, *[-1] * self.levels]
         return torch.tensor([*self.head, -1, *event * events, *self.lead])
 
     def events(self, batch: SampleBatch) -> Events:
-        """Where the events of a batch stand."""
+        """Locate the events of a batch."""
         offsets = batch.item.offsets
         counts_B = offsets.diff()
         sequence_N = torch.repeat_interleave(counts_B)
@@ -72,32 +72,35 @@ class Events:
 
     @property
     def width(self) -> int:
-        """S."""
+        """Number of positions S of the padded sequences."""
         return int(self.layout.length(self.most))
 
     def asked(self, ahead: int = 1) -> Tensor:
-        """Flat position [N] that the first code of each event is asked from, `ahead` events before it; below 0 for none."""
+        """Return the flat position [N] that predicts the first code of each event from `ahead` events before it.
+
+        It is negative where the sequence has no such position.
+        """
         place_N = self.place - (ahead - 1)
         before = self.layout.start + len(self.layout.lead)
         at_N = self.sequence * self.width + before + place_N * self.layout.stride
         return at_N.masked_fill(place_N < 0, -1)
 
     def codes(self) -> Tensor:
-        """Flat positions [N, L] of the codes of each event."""
+        """Return the flat positions [N, L] of the codes of each event."""
         return self.asked()[:, None] + 1 + torch.arange(self.layout.levels, device=self.place.device)
 
     def starts(self) -> Tensor:
-        """Flat position [B] of each START."""
+        """Return the flat position [B] of each START."""
         return torch.arange(len(self.lengths), device=self.place.device) * self.width + self.layout.start
 
     def last(self) -> Tensor:
-        """Flat position [B] that the next item is asked from."""
+        """Return the flat position [B] that predicts the next item."""
         first_B = torch.arange(len(self.lengths), device=self.place.device) * self.width
         return first_B + self.lengths - 1
 
 
 def gaps(batch: SampleBatch, events: Events, buckets: int) -> Tensor:
-    """Bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of seconds."""
+    """Return the bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of s."""
     since_N = pad(batch.time.values.diff().clamp_min(0), (1, 0))[: len(events.place)]
     bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(buckets - 3)
     return bucket_N.masked_fill(since_N == 0, 1).masked_fill(events.place == 0, 0)

@@ -1,9 +1,9 @@
-"""LoRA (Hu et al. 2021): a backbone stays as it is, and every chosen linear layer learns a difference of low rank.
+"""LoRA (Hu et al. 2021): the backbone is frozen, and every chosen linear layer learns a low-rank difference.
 
-    y = W x + (alpha / rank) B A x,   A drawn small, B zero: a run starts as the backbone
+    y = W x + (alpha / rank) B A x,   A drawn small, B zero: training starts from the backbone
 
-W becomes a buffer that no commit holds, so what is trained, committed and published are the differences, the rows of semantic
-ids, and nothing else.
+W becomes a buffer that no checkpoint stores, so only the differences and the rows of semantic ids are trained, stored and
+published.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nonet.suggest import join_names, suggest_sentence
 
 
 class Lora(nn.Module):
-    """A linear layer (torch's, or GPT-2's, whose weight lies the other way) with a difference of low rank."""
+    """A linear layer (torch's, or GPT-2's, which stores its weight transposed) with a low-rank difference."""
 
     def __init__(self, base: nn.Module, rank: int, alpha: float):
         super().__init__()
@@ -40,7 +40,7 @@ class Lora(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """The layer with its difference added to its weight."""
+        """Return the layer with the difference added to its weight."""
         difference = self.scale * self.b @ self.a
         weight: Any = self.base.weight
         weight += (difference.T if self._turned else difference).to(weight.dtype)
@@ -48,7 +48,11 @@ class Lora(nn.Module):
 
 
 def add(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Put differences beside the linear layers that `targets` names, by the last part of their names. Raises ConfigError."""
+    """Add differences to the linear layers that `targets` names by the last part of their names.
+
+    Raises:
+        ConfigError: The backbone has no layer of that name.
+    """
     places = linears(model)
     targets = wanted(options.get("targets"), places)
     for path in places:
@@ -67,7 +71,7 @@ def merge(model: nn.Module) -> None:
 
 
 def linears(model: nn.Module) -> list[str]:
-    """Paths of linear layers."""
+    """Return the paths of the linear layers."""
     return [
         path
         for path, module in model.named_modules()
@@ -76,7 +80,11 @@ def linears(model: nn.Module) -> list[str]:
 
 
 def wanted(targets: Sequence[str] | None, places: Sequence[str]) -> set[str]:
-    """Names of the layers that learn, all by default. Raises ConfigError for one that the backbone has not."""
+    """Return the names of the layers that get a difference; all by default.
+
+    Raises:
+        ConfigError: The backbone has no layer of that name.
+    """
     names = dict.fromkeys(path.rsplit(".", 1)[-1] for path in places)
     for target in targets or ():
         if target not in names:

@@ -1,8 +1,8 @@
-"""HfRecommender: a Hugging Face backbone that writes semantic ids, code by code, as tokens of its own vocabulary.
+"""HfRecommender: a Hugging Face backbone that generates semantic ids, code by code, as tokens of its own vocabulary.
 
-After OneRec and MiniOneRec: an item is L tokens. Their rows stand beside those of the words and are the only ones multiplied by
-when a code is asked for, so logits cost K columns, not a whole vocabulary. What is known of an event besides its codes (sparse
-rows, rating, type, time since the event before) is added to its last code: nobody asks from a last code for the same item.
+After OneRec and MiniOneRec: an item is L tokens. Their rows are stored next to those of the words, and logits are computed for
+them alone, so a step costs K columns, not a whole vocabulary. The other features of an event (sparse rows, rating, type, time
+since the event before) are added to the embedding of its last code, which is never used to predict that same item.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class HfRecommender(nn.Module):
 
     @torch.no_grad()
     def draw(self) -> None:
-        """First weights: codes as large as words, what is known of events at zero but for the rows' projections."""
+        """Initialise the weights: codes as large as words, event features at zero except the projections of rows."""
         std = self.backbone.std
         for weight in (self.token.weight, self.start, *(each.weight for each in self.row.values())):
             nn.init.normal_(weight, std=std)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ class HfRecommender(nn.Module):
     # --- training -----------------------------------------------------------------------------------------------
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """State [T, D] at every position, padded ones included."""
+        """Compute the state [T, D] at every position, including padding."""
         events = self.layout.events(batch)
         x_BSD = self._entering(batch, rows, events)
         with self._sized(events.lengths):
@@ -124,7 +124,7 @@ class HfRecommender(nn.Module):
         return batch.sid[batch.loss_mask.values]
 
     def alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
-        """Summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
+        """Compute the summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
         return load_heavy("nonet.models.hf.align:alignment_loss")(self, sid_nL, texts)
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
@@ -175,7 +175,7 @@ class HfRecommender(nn.Module):
         return self.code_logits(torch.cat(parts, 1), level)
 
     def _from_root(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
-        """States [U, W, D] after prefixes, of which each is a chain of its own behind the history."""
+        """Compute states [U, W, D] after prefixes, each as a chain of its own after the history."""
         users, width, level = prefix_UWl.shape
         device = cache.x.device
         chain = torch.arange(width * level, device=device) // level
@@ -196,7 +196,10 @@ class HfRecommender(nn.Module):
         return state_UQD.unflatten(1, (width, level))[:, :, -1]
 
     def _after(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
-        """The same of prefixes that all go on from nodes of the newest step, their last codes alone; None where they do not."""
+        """Compute states after prefixes that all continue nodes of the newest step, from their last codes alone.
+
+        Returns None if they do not continue these nodes.
+        """
         nodes = cache.nodes
         if nodes is None or nodes.codes.shape[-1] != prefix_UWl.shape[-1] - 1:
             return None
@@ -219,7 +222,7 @@ class HfRecommender(nn.Module):
         return state_UWD
 
     def _again(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor:
-        """The same by reading every history again for every prefix: for backbones whose caches hold no keys and values."""
+        """Compute states after prefixes by reading each history again: for backbones whose caches hold no keys and values."""
         users, width, level = prefix_UWl.shape
         room = functional.pad(cache.x, (0, 0, 0, level))
         at_l = cache.lengths[:, None] + torch.arange(level, device=room.device)
@@ -235,7 +238,7 @@ class HfRecommender(nn.Module):
     # --- rows ---------------------------------------------------------------------------------------------------
 
     def code_logits(self, state: Tensor, level: int) -> Tensor:
-        """Logits [..., K] of a level's codes."""
+        """Compute the logits [..., K] of a level's codes."""
         part = slice(self._first[level], self._first[level] + self.codes[level])
         if self.out is None:
             return self.backbone.capped(functional.linear(state, self.token.weight[part]))
@@ -243,12 +246,12 @@ class HfRecommender(nn.Module):
         return self.backbone.capped(functional.linear(state, self.out.weight[part], bias))
 
     def embed_codes(self, codes: Tensor, level: int = 0) -> Tensor:
-        """Codes [..., l] of the levels from `level` as the first layer reads them [..., l, D]."""
+        """Embed codes [..., l] of the levels from `level` on as input of the first layer, [..., l, D]."""
         first = torch.tensor(self._first[level : level + codes.shape[-1]], device=codes.device)
         return self.token(codes + first) * self.backbone.scale
 
     def _entering(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: Events) -> Tensor:
-        """What the backbone reads [B, S, D], padded at the ends."""
+        """Build the input of the backbone [B, S, D], padded at the end."""
         sequences, width = len(batch.item), self.width
         word_S = self.layout.words(events.most).to(self.start.device)
         frame_SD = self.start.new_zeros(len(word_S), width)
@@ -264,7 +267,7 @@ class HfRecommender(nn.Module):
         return x_TD.unflatten(0, (sequences, -1))
 
     def _known(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: Events) -> tuple[Tensor, Tensor]:
-        """What is known of every event besides its codes [N, D], and START of every sequence [B, D]."""
+        """Embed the features of every event besides its codes [N, D], and START of every sequence [B, D]."""
         event_ND = self.gap(gaps(batch, events, GAPS)) + self.kind(batch.event.values.clamp(0, TYPES - 1))
         if "rating" in batch.context:
             half_steps = (2 * batch.context["rating"].values).round().long()

@@ -27,17 +27,17 @@ START_TOKEN = "<|sid_user|>"
 
 
 def sid_token(level: int, code: int) -> str:
-    """The word that a code has in an exported vocabulary."""
+    """Return the token of a code in an exported vocabulary."""
     return f"<|sid_{level + 1}_{code}|>"
 
 
 def tokenizer_folder(options: Mapping[str, Any]) -> str | None:
-    """Where the tokenizer is looked for."""
+    """Return the folder of the tokenizer."""
     return options.get("tokenizer") or options.get("path")
 
 
 def has_tokenizer(folder: str | None) -> bool:
-    """Whether a folder holds one."""
+    """Return whether a folder holds a tokenizer."""
     return folder is not None and any((Path(folder) / name).is_file() for name in FILES)
 
 
@@ -66,7 +66,7 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
 
 
 def ids_of(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int, ...]:
-    """Ids of a text; `first`: it begins the sequence, so what a tokenizer puts at the beginning stands there."""
+    """Tokenize a text; with `first` the tokens that a tokenizer puts at the beginning of a sequence are included."""
     if not first:
         return tuple(tokenizer(text, add_special_tokens=False).input_ids) if text else ()
     ids = list(tokenizer(text).input_ids)
@@ -88,7 +88,7 @@ def layout_of(options: Mapping[str, Any], levels: int, words: int | None = None)
 
 
 def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
-    """Raises ConfigError where a tokenizer's ids are no rows of the backbone."""
+    """Raise ConfigError if ids of a tokenizer exceed the rows of the backbone."""
     if words is not None and max(ids, default=0) >= words:
         raise ConfigError(
             f"model: the tokenizer has {len(tokenizer):,} words and the backbone rows for {words:,}: word {max(ids)} has none; "
@@ -97,7 +97,7 @@ def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
 
 
 def check_names(tokenizer: Any, folder: str) -> None:
-    """Raises ConfigError where words of a tokenizer already have the names that codes get."""
+    """Raise ConfigError if a tokenizer already has tokens with the names of codes."""
     taken = [word for word in (START_TOKEN, sid_token(0, 0)) if word in tokenizer.get_vocab()]
     if taken:
         raise ConfigError(

@@ -149,6 +149,7 @@ def _describe(answer: Any, array: np.ndarray | None = None) -> str:
 
 
 def _first_users(rollouts: Rollouts, rows: np.ndarray) -> str:
+    """Return the names of the first users of some rows, for an error message."""
     named = ", ".join(str(user) for user in rollouts.user_id[rows[:_SHOWN]])
     return named + (", ..." if len(rows) > _SHOWN else "")
 
