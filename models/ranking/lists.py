@@ -1,7 +1,7 @@
-"""What lists are like beyond hitting: how much of the catalogue they reach, how evenly, how familiar, how varied, how fitting.
+"""List quality beyond accuracy: catalogue coverage, Gini, novelty, diversity and calibration.
 
-Read beside accuracy: a recommender of popular items alone ranks well and shows a hundred items to everybody. The first k of
-each list count. Categories are the item table's; without them diversity and calibration are left out.
+Report it together with accuracy: a recommender of popular items alone ranks well and shows a hundred items to everybody. The
+first k items of each list count. Categories come from the item table; without them diversity and calibration are left out.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Categories:
 
     @classmethod
     def of(cls, names: Iterable[Sequence[str]]) -> Categories | None:
-        """From the category names of each item, the 256 most frequent ones; None where there are none."""
+        """Build from the category names of each item, with the 256 most frequent ones; None if there are none."""
         return cls.of_column(pa.array([list(row) for row in names], pa.list_(pa.string())))
 
     @classmethod
     def of_column(cls, column: Any) -> Categories | None:
-        """The same from an Arrow column of lists of names [I]; a null is an item without."""
+        """Build from an Arrow column of lists of names [I]; a null is an item without categories."""
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         coded = pc.list_flatten(column).dictionary_encode()
         names = coded.dictionary.to_pylist()
@@ -58,7 +58,7 @@ class Categories:
         return cls(first, (cell % len(chosen)).astype(np.int16), len(chosen))
 
     def shares(self, items: np.ndarray) -> np.ndarray:
-        """The categories of items [...] as shares [..., C] float32, rows that sum to 1 or hold nothing."""
+        """Return the categories of items [...] as shares [..., C] float32; each row sums to 1, or to 0 without categories."""
         flat = items.reshape(-1)
         lengths = self.first[flat + 1] - self.first[flat]
         row = np.repeat(np.arange(len(flat)), lengths)
@@ -82,7 +82,7 @@ class ListQuality:
         self._counts = dict.fromkeys(self._sums, 0)
 
     def add(self, lists_PW: np.ndarray, history: Jagged) -> None:
-        """The next lists, and what the user of each had before (dense item indices)."""
+        """Add lists, and the history (dense item indices) of the user of each."""
         lists_Pk = np.asarray(lists_PW)[:, : self._k]
         there = lists_Pk >= 0
         shown = lists_Pk[there]
@@ -94,7 +94,7 @@ class ListQuality:
             self._add("calibration", _divergence(self._of_histories(history), share_PkC.sum(1)))
 
     def absorb(self, other: ListQuality) -> None:
-        """Add the lists of another, of the same catalogue."""
+        """Add the sums of another instance for the same catalogue."""
         self._shown_I = self._shown_I + other._shown_I
         for name in self._sums:
             self._sums[name] += other._sums[name]
@@ -115,7 +115,7 @@ class ListQuality:
         self._counts[name] += len(known)
 
     def _of_histories(self, history: Jagged) -> np.ndarray:
-        """Summed category shares [P, C] of each history."""
+        """Sum the category shares [P, C] of each history."""
         assert self._categories is not None
         offsets, items = np.asarray(history.offsets), np.asarray(history.values)
         out = np.zeros((len(offsets) - 1, self._categories.count))
@@ -126,7 +126,7 @@ class ListQuality:
 
 
 def _diversity(has_PkC: np.ndarray, there_Pk: np.ndarray) -> np.ndarray:
-    """Mean of 1 - Jaccard over the pairs of each list [P]; NaN for a list without a pair that has categories."""
+    """Compute the mean of 1 - Jaccard over the pairs of each list [P]; NaN for a list without a pair that has categories."""
     has = has_PkC.astype(np.float32)
     both = has @ has.transpose(0, 2, 1)
     size = has.sum(2)
@@ -138,7 +138,7 @@ def _diversity(has_PkC: np.ndarray, there_Pk: np.ndarray) -> np.ndarray:
 
 
 def _divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
-    """KL of the history's categories from the list's [P], nats; NaN where one of them has none."""
+    """Compute the KL of the history's categories from the list's [P] in nats; NaN where one of them has none."""
     some = (history_PC.sum(1) > 0) & (list_PC.sum(1) > 0)
     p = history_PC / np.maximum(history_PC.sum(1, keepdims=True), 1e-12)
     q = list_PC / np.maximum(list_PC.sum(1, keepdims=True), 1e-12)
@@ -148,7 +148,7 @@ def _divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
 
 
 def _gini(shown_I: np.ndarray) -> float:
-    """Gini coefficient of how often items were shown."""
+    """Compute the Gini coefficient of how often items were shown."""
     total = shown_I.sum()
     if not total:
         return 0.0

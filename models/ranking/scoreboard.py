@@ -1,6 +1,6 @@
-"""Scoreboard: what the lists of one subject are worth, added up a chunk of held-out events at a time.
+"""Scoreboard: ranking metrics of one subject, accumulated over chunks of held-out events.
 
-It keeps a rank an event and a place an item: what coverage needs of the lists, however many there are.
+It stores one rank per event and one place per item, which is what coverage needs, however many lists there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Scoreboard:
         self._events = 0
 
     def add(self, ranks_C: np.ndarray, lists_CW: np.ndarray | None = None) -> None:
-        """The next events' ranks and, where coverage is asked for, their lists (-1 is none)."""
+        """Add the ranks of the next events and, if coverage is requested, their lists (-1 is none)."""
         part = slice(self._events, self._events + len(ranks_C))
         if lists_CW is not None:
             for name, member in self._groups.items():
@@ -34,7 +34,7 @@ class Scoreboard:
         self._events = part.stop
 
     def absorb(self, other: Scoreboard) -> None:
-        """Add a board of the same groups, whose events come after all of these."""
+        """Add a board of the same groups, whose events follow all of these."""
         self._groups = {
             name: np.concatenate([member, other._groups[name]]) for name, member in self._groups.items()
         }
@@ -44,7 +44,7 @@ class Scoreboard:
         self._events += other._events
 
     def __len__(self) -> int:
-        """How many events were added."""
+        """Return the number of events."""
         return self._events
 
     @property
@@ -53,7 +53,7 @@ class Scoreboard:
         return np.concatenate(self._ranks)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Metric name -> value, by group; a group without events is left out."""
+        """Compute the metrics by name for each group; a group without events is left out."""
         ranks = self.ranks
         return {
             name: summarise(ranks[member], self._metrics, self._reach[name])
@@ -63,6 +63,6 @@ class Scoreboard:
 
 
 def ranks_of_test(file: Path) -> np.ndarray:
-    """The ranks of a subject's test events in its file of results: exhaustive ones, by beam where there are none."""
+    """Read the ranks of a subject's test events from its results file: exhaustive ones, or those by beam if there are none."""
     with np.load(file) as arrays:
         return arrays["test.exhaustive" if "test.exhaustive" in arrays else "test.beam"]

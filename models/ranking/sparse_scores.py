@@ -1,7 +1,7 @@
-"""SparseScores: scores of a whole catalogue that differ from one list for all prompts in few items, ranked without [P, I].
+"""SparseScores: scores of a whole catalogue that differ from a shared list in few items per prompt, ranked without [P, I].
 
-Ranks and lists are those of the dense scores, to the bit: equals stand by the same order, what is masked is in nobody's list.
-A rank is that of the target among what all prompts share, corrected by the items that are the prompt's own or masked.
+Ranks and lists are bitwise those of the dense scores: ties have the same order, and masked items are in no list. A rank is that
+of the target among the shared scores, corrected by the items that are the prompt's own or masked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nonet.types import Jagged
 
 
 class Shared:
-    """What all prompts share: scores [I] float32 and the order of equals [I], sorted once."""
+    """Scores [I] float32 that all prompts share and the order of ties [I], sorted once."""
 
     def __init__(self, score_I: np.ndarray, tie_I: np.ndarray):
         self.score, self.tie = np.asarray(score_I, np.float32), tie_I
@@ -23,7 +23,7 @@ class Shared:
         self._sorted, self._ties = -self.score[self.order], tie_I[self.order]
 
     def ahead(self, score_P: np.ndarray, tie_P: np.ndarray) -> np.ndarray:
-        """How many items come before one of this score and place among equals [P]."""
+        """Count the items that come before one of this score and tie order [P]."""
         left = np.searchsorted(self._sorted, -score_P, "left")
         right = np.searchsorted(self._sorted, -score_P, "right")
         for row in np.flatnonzero(right > left):
@@ -40,7 +40,7 @@ class SparseScores:
         self._score = np.asarray(score, np.float32)
 
     def ranks(self, target_P: np.ndarray, masked: Jagged) -> np.ndarray:
-        """Ranks [P] int64 of the targets, as `rank_of_target_np` gives them for the dense scores."""
+        """Compute the ranks [P] int64 of the targets, equal to those of `rank_of_target_np` for the dense scores."""
         shared, items = self._shared, len(self._shared.score)
         own_P = self._of(np.arange(self._prompts) * items + target_P)
         tie_P = shared.tie[target_P]
@@ -59,7 +59,7 @@ class SparseScores:
         return rank_P
 
     def best(self, k: int, masked: Jagged) -> np.ndarray:
-        """The k best items of each prompt that are not masked [P, k]; -1 where none is left."""
+        """Select the k best items of each prompt that are not masked [P, k]; -1 where none is left."""
         shared, items = self._shared, len(self._shared.score)
         hidden = self._hidden(masked)
         out = np.full((self._prompts, k), -1, np.int64)
@@ -80,7 +80,7 @@ class SparseScores:
         return out
 
     def _of(self, cell: np.ndarray) -> np.ndarray:
-        """The score of any cells."""
+        """Return the score of any cells."""
         score = self._shared.score[cell % len(self._shared.score)].copy()
         if len(self._cell):
             place = np.searchsorted(self._cell, cell).clip(max=len(self._cell) - 1)
@@ -89,7 +89,7 @@ class SparseScores:
         return score
 
     def _hidden(self, masked: Jagged) -> np.ndarray:
-        """Distinct masked cells, ascending."""
+        """Return the distinct masked cells, ascending."""
         lengths = np.diff(np.asarray(masked.offsets, np.int64))
         prompt = np.repeat(np.arange(len(lengths)), lengths)
         return np.unique(prompt * len(self._shared.score) + np.asarray(masked.values))
