@@ -43,13 +43,27 @@ def uni_attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """Queries [T, H, D] over keys [S, G, D] and values [S, G, E] -> [T, H, E]; dense, [B, H, N, D] -> [B, H, N, E].
+    """Attend queries [T, H, D] to keys [S, G, D] and values [S, G, E] and return [T, H, E].
 
-    mask: a UniMask, or the table it made for this batch (one for all layers). cu_seqlens_q [B + 1] cuts the queries into
-    sequences, cu_seqlens_k the keys (the same cuts when left out); a dense batch needs none. activation "silu" is
-    HSTU's silu(score) / scaling_length. scale: 1 / sqrt(D) when left out. soft_cap: cap * tanh(score / cap), before the
-    bias. sink [H]: a logit beside the keys. return_lse: also the log-sum-exp [H, T] ([B, H, N] dense), without gradient.
-    backend: "auto" takes "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, "reference" for what these two don't speak.
+    Dense inputs are [B, H, N, D]; the result is then [B, H, N, E].
+
+    Args:
+        q: Queries, packed or dense.
+        k: Keys, packed or dense.
+        v: Values, packed or dense.
+        mask: A UniMask, or the table that it built for this batch (one for all layers).
+        cu_seqlens_q: Cuts of the queries into sequences [B + 1]; a dense batch needs none.
+        cu_seqlens_k: Cuts of the keys; those of the queries by default.
+        activation: "softmax", or "silu" for HSTU's silu(score) / scaling_length.
+        scale: The factor of the products; 1 / sqrt(D) by default.
+        scaling_length: The divisor of "silu".
+        bias: A relative position and time bias.
+        sink: A logit beside the keys [H].
+        soft_cap: Scores become cap * tanh(score / cap), before the bias.
+        return_lse: Whether to return the log-sum-exp too, [H, T] ([B, H, N] dense), without gradient.
+        backend: "auto" selects "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, or "reference" for what the last
+            two do
+            not support.
     """
     if q.ndim == 4:
         return _attend_dense(
@@ -86,7 +100,7 @@ def _attend_dense(
     return_lse: bool,
     rest: dict[str, Any],
 ) -> Any:
-    """[B, H, N, D] as B packed sequences of N."""
+    """Attend dense inputs [B, H, N, D] as B packed sequences of N."""
     if k.ndim != 4 or v.ndim != 4 or cu_q is not None or cu_k is not None or not len(q) == len(k) == len(v):
         raise ConfigError(
             f"dense q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} want [B, H, N, D], [B, G, M, D] and "
@@ -129,7 +143,7 @@ def _resolve_cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None
 def _resolve_table(
     mask: Any, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int
 ) -> tuple[str, IntervalTable | None]:
-    """What the mask says about this batch: its form, and a table where the form does not say it all."""
+    """Return the form of the mask in this batch, and a table if the form alone does not define it."""
     if isinstance(mask, UniMask):
         form = mask.form
         if form == "full" or (form == "causal" and cu_k is cu_q):
@@ -228,7 +242,7 @@ def _check_options(
 
 
 def _select_backend(name: str, q: Tensor, v: Tensor, call: AttentionCall) -> str:
-    """Which code computes. Asked for by name and not able: an error, never another one in silence."""
+    """Select the backend; one that is requested by name and unavailable raises an error."""
     if name not in BACKENDS:
         raise ConfigError(f"backend is {name!r}; there are {', '.join(BACKENDS)}.")
     host = q.device.type == "cpu"

@@ -43,7 +43,7 @@ class BeamCache:
         self.own_keys, self.own_values = own_keys, own_values
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Each beam's newest key [U, W, G, D] and value [U, W, G, E]."""
+        """Append each beam's newest key [U, W, G, D] and value [U, W, G, E]."""
         prompts, want = len(self.cu_prefix) - 1, self.keys.shape[1:]
         if (
             keys.ndim != 4
@@ -62,7 +62,7 @@ class BeamCache:
         self.own_values = torch.cat([self.own_values, values[:, :, None]], 2)
 
     def reorder_beams(self, parent_UW: Tensor) -> None:
-        """Beams become copies of their parents [U, W]; the prompt stays where it is."""
+        """Replace beams with copies of their parents [U, W]; the prompt does not change."""
         if self.own_keys is None or self.own_values is None:
             return
         prompt = torch.arange(len(parent_UW), device=parent_UW.device)[:, None]
@@ -70,7 +70,7 @@ class BeamCache:
 
     @torch.no_grad()
     def attend(self, q: Tensor, scale: float | None = None, backend: str = "auto") -> Tensor:
-        """Attention of each beam's newest query [U, W, H, D] over its prompt and its own tokens -> [U, W, H, E]."""
+        """Attend each beam's newest query [U, W, H, D] to its prompt and its own tokens and return [U, W, H, E]."""
         prompts, beams, heads = q.shape[:3]
         groups = heads // self.keys.shape[1]
         rows = q.unflatten(2, (-1, groups)).transpose(

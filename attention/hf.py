@@ -44,9 +44,12 @@ def build_attention_mask(
     device: torch.device | str = "cpu",
     **ignored: Any,
 ) -> IntervalTable:
-    """The table of a model's mask for B sequences of Q queries and N keys; one serves all layers.
+    """Build the table of a model's mask for B sequences of Q queries and N keys; it serves all layers.
 
-    attention_mask [B, N]: true where a key is no padding. Raises ConfigError for a mask that needs more than four intervals.
+    attention_mask [B, N] is true where a key is not padding.
+
+    Raises:
+        ConfigError: If the mask needs more than four intervals.
     """
     from transformers.masking_utils import causal_mask_function
 
@@ -103,7 +106,7 @@ def attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention call: query [B, H, Q, D], key and value [B, G, N, D] -> [B, Q, H, D] and no weights."""
+    """Run an attention call of transformers: query [B, H, Q, D], key and value [B, G, N, D] -> [B, Q, H, D]."""
     _refuse(dropout, kwargs)
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -117,7 +120,7 @@ def attention_forward(
 
 
 def _from_tensor(mask: Any, query: Tensor, key: Tensor) -> UniMask:
-    """A 4D mask of bools, or of zeros and the lowest numbers, read back exactly."""
+    """Convert a 4D mask of bools, or of zeros and the lowest numbers, exactly."""
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[1] != 1:
         shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ConfigError(
@@ -137,7 +140,7 @@ def _from_tensor(mask: Any, query: Tensor, key: Tensor) -> UniMask:
 
 
 def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
-    """What this attention cannot do is an error, never left out."""
+    """Raise an error for options that this attention does not support."""
     if dropout:
         raise ConfigError(
             f"dropout {dropout} of attention weights is not computed by {NAME}; set attention_dropout: 0 in the model's config."

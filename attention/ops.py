@@ -79,7 +79,7 @@ class _EagerAttention(torch.autograd.Function):
 
 
 def _make_call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[AttentionCall, str]:
-    """The arguments from cu_q on, as a Call and its backend."""
+    """Convert the arguments from cu_q on to an AttentionCall and its backend."""
     start, stop, max_q, max_k, column_start, column_stop, sees, word, sink, position, time, time_q, time_k = (
         rest[:13]
     )

@@ -33,7 +33,7 @@ class AttentionCall:
         return self.activation == "softmax" and self.soft_cap is None and self.bias is None
 
     def build_table(self, tokens_q: int | None = None, tokens_k: int | None = None) -> IntervalTable:
-        """The table, built where only a form was given; nothing is read from a device if the tokens are told."""
+        """Return the table, built if only a form was given; with token counts nothing is read from a device."""
         if self.table is not None:
             return self.table
         from nonet.attention.masks import UniMask

@@ -61,7 +61,7 @@ def _make_options(call: AttentionCall) -> KernelOptions:
 
 
 def _make_rows_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The kernels read rows of the last dimension."""
+    """Make the last dimension contiguous, as the kernels require."""
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
@@ -78,7 +78,7 @@ def _get_plans(table: IntervalTable, config: Any) -> Any:
 
 
 def _get_cached(store: Any, anchor: Tensor, key: Any, make: Any) -> Any:
-    """What was made for this tensor as it is; made again when the tensor has changed, forgotten when it is gone."""
+    """Return the cached result for this tensor, recomputed if the tensor has changed and dropped with the tensor."""
     if anchor.is_inference():
         return make()
     version, made = store.get(anchor, (None, {}))

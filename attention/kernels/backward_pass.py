@@ -178,5 +178,5 @@ def _sum_distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
 
 
 def _sum_shared_heads(grad: Tensor, like: Tensor) -> Tensor:
-    """Summed over heads where these share a table."""
+    """Sum a gradient over heads that share a table."""
     return grad.sum(0, keepdim=True) if len(like) == 1 else grad

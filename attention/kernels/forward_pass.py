@@ -22,7 +22,7 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionGradients:
-    """Of the loss, by input; None where the input was not given."""
+    """The gradients of the loss by input; None if the input was not given."""
 
     q: Tensor
     k: Tensor
@@ -41,9 +41,18 @@ def forward(
     options: KernelOptions | None = None,
     config: TileConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
+    """Compute outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
 
-    plans are plan.plans(table, config), by default for config_of(...). A query that sees no key gives 0 and -inf.
+    A query that sees no key gives 0 and -inf.
+
+    Args:
+        q: Queries [T, H, D].
+        k: Keys [S, G, D].
+        v: Values [S, G, E].
+        table: The interval table.
+        plans: The plans of this table and configuration.
+        options: What is done with products beside the mask.
+        config: The tile configuration; the shipped one by default.
     """
     options = options or KernelOptions()
     config = config or infer_config(q, v, table, options)
@@ -67,7 +76,7 @@ def forward(
 def infer_config(
     q: Tensor, v: Tensor, table: IntervalTable, options: KernelOptions | None = None
 ) -> TileConfig:
-    """The shipped configuration for these inputs on their device."""
+    """Return the shipped configuration for these inputs on their device."""
     options = options or KernelOptions()
     bias, silu = options.bias, options.activation == "silu"
     rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
@@ -88,6 +97,7 @@ def check(
     options: KernelOptions,
     tile: KernelTile,
 ) -> None:
+    """Check the inputs of a kernel against its table, plan and tile."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or q.shape[2] != k.shape[2] or k.shape[:2] != v.shape[:2]:
         raise ConfigError(f"attention takes q [T, H, D], k [S, G, D] and v [S, G, E]; got {shapes}.")

@@ -53,14 +53,14 @@ def make_shared_arguments(
 
 
 def get_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Of tokens and heads, for each."""
+    """Return the strides of tokens and heads of each tensor."""
     return tuple(stride for x in tensors for stride in x.stride()[:2])
 
 
 def make_constants(
     q: Tensor, v: Tensor, table: IntervalTable, tiles: Tiles, options: KernelOptions, tile: KernelTile
 ) -> dict[str, Any]:
-    """What is compiled into a kernel, and how it is compiled."""
+    """Build a kernel's compile-time constants and compiler options."""
     settings: dict[str, Any] = {
         "SLOTS": len(table.start),
         "S": tiles.spans.shape[1],
@@ -83,11 +83,12 @@ def limit_registers(dtype: torch.dtype) -> dict[str, int]:
 
 
 def resolve_scale(q: Tensor, options: KernelOptions) -> float:
+    """Return the scale of the products, 1 / sqrt(D) by default."""
     return q.shape[2] ** -0.5 if options.scale is None else options.scale
 
 
 def round_to_power_of_two(width: int) -> int:
-    """The power of two a width is padded to; a matrix instruction takes at least 16."""
+    """Return the power of two that a width is padded to, at least 16 for matrix instructions."""
     return max(16, 1 << (width - 1).bit_length())
 
 

@@ -54,8 +54,10 @@ def bias_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr, W: tl.constexpr,
     BT: tl.constexpr,
 ):  # fmt: skip
-    """Programs (diagonal, head, split): for every split-th piece of BT queries the BT keys that stand lowest + diagonal
-    pieces behind it; a plan's tile of BM queries holds BM / BT pieces.
+    """Compute the partial gradients of one (diagonal, head, split).
+
+    For every split-th piece of BT queries, the keys are the BT that are lowest + diagonal pieces behind it; a
+    plan's tile of BM queries has BM / BT pieces.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)

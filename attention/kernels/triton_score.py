@@ -25,7 +25,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a @ b with full fp32 products. The interpreter multiplies bit patterns of bf16, so it gets fp32."""
+    """Compute acc + a @ b with full fp32 products; the interpreter multiplies bit patterns of bf16, so it gets fp32."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
@@ -34,7 +34,7 @@ def dot(a, b, acc):
 
 @triton.jit
 def cast_to_nearest(x, dtype: tl.constexpr):
-    """x as dtype, to the nearest. The interpreter cuts bf16 off, so there the nearest is taken first."""
+    """Round x to the nearest of dtype; the interpreter truncates bf16, so it is rounded explicitly there."""
     if INTERPRETED:
         if dtype == tl.bfloat16:
             bits = x.to(tl.int32, bitcast=True)
@@ -69,9 +69,9 @@ def load_rows(
 
 @triton.jit
 def load_tile(PLACE, CU_Q, CU_K, tokens, lanes):
-    """This program's tile, its lane (head) of `lanes`, sequence, tile within it, spans in use, and `here`.
+    """Load this program's tile, its lane (head) of `lanes`, sequence, tile within it, spans in use, and `here`.
 
-    Programs are [tiles * lanes], the lanes of a tile side by side. The sequence is -1 where there is no tile; the rest
+    Programs are [tiles * lanes], the lanes of a tile side by side. The sequence is -1 if there is no tile; the rest
     is then that of sequence 0.
     """
     tile = tl.program_id(0) // lanes
@@ -83,6 +83,7 @@ def load_tile(PLACE, CU_Q, CU_K, tokens, lanes):
 
 @triton.jit
 def load_bounds(CU_Q, CU_K, sequence, tokens, head):
+    """Load the first tokens and lengths of a sequence and return them as `here`."""
     q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
     rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     return q_first, k_first, rows, keys, tokens, head
@@ -97,7 +98,7 @@ def load_span(SPANS, at):
 
 @triton.jit
 def get_masked_block(turn, inner, outer):
-    """The block of the turn-th step of the loop over [begin, end - (outer - inner)), which leaves the core out."""
+    """Return the block of a turn of the loop over [begin, end - (outer - inner)), which skips the core."""
     return turn + tl.where(turn < inner, 0, outer - inner)
 
 
@@ -161,6 +162,7 @@ def tanh(x):
 
 @triton.jit
 def sigmoid(x):
+    """Compute the logistic function of x."""
     return 1.0 / (1.0 + tl.exp2(x * -LOG2_E))
 
 
@@ -206,6 +208,6 @@ def compute_scores(qk, scales, bias, here, row, key):
 
 @triton.jit
 def compute_cap_slope(qk, inner_scale, soft_cap):
-    """Derivative of the soft cap at these products, but for the scale."""
+    """Compute the derivative of the soft cap at these products, without the scale."""
     bent = tanh(qk * inner_scale)
     return 1.0 - bent * bent

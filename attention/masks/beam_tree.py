@@ -1,7 +1,7 @@
-"""BeamTree: beams that share a history and, level by level, their ancestors; 1 + levels slots of which all but one
-are single keys.
+"""The mask rule of beam trees: beams that share a history and, level by level, their ancestors.
 
-The layout is level-major: [history h | level 0: W beams | level 1: W beams | ...].
+It has 1 + levels slots, of which all but one are single keys. The layout is level-major: [history h | level 0: W
+beams | level 1: W beams | ...].
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class BeamTreeRule:
 
     @property
     def levels(self) -> int:
+        """The number of levels."""
         return self.parents.shape[-2] + 1
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         ancestor_BLLW = self._compute_ancestors(geometry)
         h = geometry.expand_to_queries(self.history, "history")
         p = geometry.place_T
@@ -48,7 +50,7 @@ class BeamTreeRule:
         return MaskRows(tuple(slots))
 
     def _compute_ancestors(self, at: PackedGeometry) -> Tensor:
-        """[B or 1, L, L, W]: of each level's beams, the ancestor at each level above (itself at its own)."""
+        """Compute [B or 1, L, L, W]: for each level's beams the ancestor at each level above (itself at its own)."""
         parents = self.parents if self.parents.ndim == 3 else self.parents[None]
         sequences = len(at.cu_q) - 1
         if len(parents) not in (1, sequences) or parents.device != at.cu_q.device:

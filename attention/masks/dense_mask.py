@@ -1,4 +1,4 @@
-"""Dense views of a table: the bool matrix it stands for (the oracle of every test), its FlexAttention twin, its work."""
+"""Dense views of an interval table: its bool matrix, its FlexAttention form, and its work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to_dense(table: IntervalTable) -> Tensor:
 
 
 def count_visible_pairs(table: IntervalTable) -> int:
-    """Number of (query, key) pairs that attend."""
+    """Count the (query, key) pairs that attend."""
     if table.column_start is None and table.sees is None:
         return int((table.stop - table.start).clamp_min(0).sum(dtype=torch.int64))
     pairs = 0
@@ -70,12 +70,12 @@ def to_flex(table: IntervalTable) -> Any:
 
 
 def make_flex_mod(table: IntervalTable) -> Any:
-    """A mask_mod(b, h, q, k) of packed tokens."""
+    """Create a mask_mod(b, h, q, k) of packed tokens."""
     return make_mask_mod(make_flex_tensors(table))
 
 
 def make_flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
-    """What the mask_mod reads, padded to whole blocks, where it may be asked; copy another batch's into them to reuse it."""
+    """Build the tensors that the mask_mod reads, padded to whole blocks; copy another batch into them to reuse it."""
     tokens_q, tokens_k = (
         table.start.shape[1],
         len(table.word) if table.word is not None else int(table.cu_k[-1]),
@@ -97,7 +97,7 @@ def make_flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
 
 
 def make_mask_mod(tensors: dict[str, Tensor]) -> Any:
-    """The mask_mod over these tensors; sequences are counted from 1 for queries and from 2 for keys, 0 being padding."""
+    """Create the mask_mod over these tensors; sequences count from 1 for queries and 2 for keys, 0 is padding."""
     start, stop, place = tensors["start"], tensors["stop"], tensors["place"]
     sequence_q, sequence_k, row = tensors["sequence_q"], tensors["sequence_k"], tensors["row"]
     columns = (tensors["column_start"], tensors["column_stop"]) if "column_start" in tensors else None

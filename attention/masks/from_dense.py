@@ -1,7 +1,7 @@
-"""Runs: a dense or callable mask read back as intervals; exact, or an error that says how many runs a row has.
+"""Rules that convert a dense or callable mask to intervals exactly, or raise an error.
 
-A row of more than four runs is tried as columns (each key seen by one run of queries). Reading costs O(N^2) once, in blocks
-of rows, and leaves O(N) integers.
+A row of more than four runs is tried as columns (each key seen by one run of queries). Reading costs O(N^2) once,
+in blocks of rows, and produces O(N) integers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class DenseRule:
     seen: Sequence[Tensor]
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         lengths = list(zip(geometry.cu_q.diff().tolist(), geometry.cu_k.diff().tolist(), strict=True))
         shapes = [tuple(seen.shape) for seen in self.seen]
         if shapes != lengths:
@@ -47,6 +48,7 @@ class MaskModRule:
     heads: int
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         keys = geometry.cu_k.diff().tolist()
         return read_rows(
             geometry,
@@ -71,7 +73,7 @@ class MaskModRule:
 
 
 def read_rows(geometry: PackedGeometry, evaluate_block: Callable[[int, int, int], Tensor]) -> MaskRows:
-    """Rows of a dense mask given in blocks; columns where rows need too many runs."""
+    """Convert a dense mask, given in blocks, to row intervals, or to columns if rows need too many runs."""
     slots: list[list[Tensor]] = [[] for _ in range(2 * MOST_SLOTS)]
     most = 0
     for b, first, last, _ in _iterate_blocks(geometry):
@@ -88,7 +90,7 @@ def read_rows(geometry: PackedGeometry, evaluate_block: Callable[[int, int, int]
 
 
 def _read_columns(at: PackedGeometry, dense: Callable[[int, int, int], Tensor], most: int) -> MaskRows:
-    """The column form: full rows, one run of queries a key."""
+    """Convert a dense mask to the column form: full rows, and one run of queries per key."""
     starts, stops = [], []
     for b, (n_q, n_k) in enumerate(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True)):
         seen = [dense(b, first, last) for b_of, first, last, _ in _iterate_blocks(at) if b_of == b]
@@ -107,7 +109,7 @@ def _read_columns(at: PackedGeometry, dense: Callable[[int, int, int], Tensor], 
 
 
 def _iterate_blocks(at: PackedGeometry) -> Iterator[tuple[int, int, int, int]]:
-    """Sequence, first and past-the-last row, and keys, of blocks of bounded size."""
+    """Yield sequence, first row, row past the last, and keys of blocks of bounded size."""
     for b, (n_q, n_k) in enumerate(zip(at.cu_q.diff().tolist(), at.cu_k.diff().tolist(), strict=True)):
         size = max(1, _BLOCK // max(n_k, 1))
         for first in range(0, n_q, size):
@@ -115,7 +117,7 @@ def _iterate_blocks(at: PackedGeometry) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _find_runs(seen_QN: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
-    """The first four runs of each row, start and stop [Q] each, and the most runs of any row."""
+    """Return the first four runs of each row, start and stop [Q] each, and the largest number of runs in a row."""
     pad = torch.nn.functional.pad(seen_QN.to(torch.int8), (1, 1))
     edge = pad[:, 1:] - pad[:, :-1]
     rank = (edge == 1).cumsum(1)

@@ -1,7 +1,8 @@
-"""Hstu and TargetGroups: masks of rows [contextual | history | targets], exactly two slots: history, and own.
+"""The mask rules of HSTU and of target groups: rows [contextual | history | targets] with two slots, history and own.
 
-The whole family of Meta's HSTU (targets, contextual prefix, max attention length, min full length) is two row intervals,
-equal to `_get_valid_attn_mask` of generative-recommenders for every parameter (tests/attention/masks/test_mask.py).
+The whole family of Meta's HSTU (targets, contextual prefix, max attention length, min full length) is two row
+intervals, equal to `_get_valid_attn_mask` of generative-recommenders for every parameter
+(tests/attention/masks/test_mask.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HstuRule:
-    """Meta's definition by ids: id = min(max(p - c + 1, 0), top) with top = n - c + 1 - targets (p and n - targets where
-    c = 0). A query sees itself and the keys of lower id, at most `length` ids below it unless its id >= top - full;
-    a contextual query (id 0) sees every key below top. Contextual keys fall out of the window like any other.
+    """The mask of HSTU, defined by ids as in Meta's implementation.
+
+    id = min(max(p - c + 1, 0), top) with top = n - c + 1 - targets (p and n - targets if c = 0). A query sees
+    itself and the keys of lower id, at most `length` ids below it unless its id >= top - full; a contextual query
+    (id 0) sees every key below top. Contextual keys leave the window like any other.
     """
 
     targets: PerSequence
@@ -30,6 +33,7 @@ class HstuRule:
     full: int
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         p, n = geometry.place_T, geometry.keys_T
         h = n - geometry.expand_to_queries(self.targets, "targets")
         c = geometry.expand_to_queries(self.contextual, "contextual")
@@ -45,7 +49,7 @@ class HstuRule:
         return MaskRows(((start, stop), (p, torch.where(own, p + 1, p))))
 
     def _find_window_start(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
-        """First history key [T] within `length` ids."""
+        """Compute the first history key [T] within `length` ids."""
         if self.length <= 0:
             return torch.zeros_like(p)
         shift = (c - 1).clamp_min(0) if isinstance(c, Tensor) else max(c - 1, 0)  # id = place - shift
@@ -64,6 +68,7 @@ class TargetGroupsRule:
     size: int
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         p = geometry.place_T
         h = geometry.keys_T - geometry.expand_to_queries(self.targets, "targets")
         group = h + (p - h) // self.size * self.size

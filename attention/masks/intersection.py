@@ -1,5 +1,8 @@
-"""Both: the keys that two masks allow. Interval intersection is closed: K1 x K2 slots, of which those that no row uses
-are dropped; more than four that rows do use is an error."""
+"""The rule of the keys that two masks both allow.
+
+Intersections of intervals are intervals: K1 x K2 slots, of which those that no row uses are dropped. More than four
+used slots are an error.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,11 @@ _BITS = 32
 
 
 class MaskRule(Protocol):
-    """What a mask does: rows for a packed batch."""
+    """A mask rule, which computes the row intervals of a packed batch."""
 
-    def compute_rows(self, geometry: PackedGeometry) -> MaskRows: ...
+    def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +37,18 @@ class IntersectionRule:
     other: MaskRule
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         one, other = self.one.compute_rows(geometry), self.other.compute_rows(geometry)
         slots = [(torch.maximum(a, c), torch.minimum(b, d)) for a, b in one.slots for c, d in other.slots]
         return MaskRows(drop_empty_slots(slots), _intersect_columns(one, other), _intersect_words(one, other))
 
 
 def drop_empty_slots(slots: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], ...]:
-    """At most four slots of the same keys. Raises ConfigError where a row needs more."""
+    """Reduce slots to at most four with the same keys.
+
+    Raises:
+        ConfigError: If a row needs more.
+    """
     if len(slots) > MOST_SLOTS:
         slots = [(start, stop) for start, stop in slots if bool((start < stop).any())] or slots[:1]
     if len(slots) <= MOST_SLOTS:
@@ -61,7 +71,7 @@ def _intersect_columns(one: MaskRows, other: MaskRows) -> tuple[Tensor, Tensor] 
 
 
 def _intersect_words(one: MaskRows, other: MaskRows) -> tuple[Tensor, Tensor] | None:
-    """Two class conditions as one: a bit for every pair of their bits."""
+    """Combine two class conditions into one, with a bit for every pair of their bits."""
     if one.words is None or other.words is None:
         return one.words or other.words
     bits_one, bits_other = _list_used_bits(one.words), _list_used_bits(other.words)
@@ -77,7 +87,7 @@ def _intersect_words(one: MaskRows, other: MaskRows) -> tuple[Tensor, Tensor] | 
 
 
 def _list_used_bits(words: tuple[Tensor, Tensor]) -> list[int]:
-    """Bits that both a query and a key use."""
+    """List the bits that both a query and a key use."""
     return [bit for bit in range(_BITS) if all(bool((word.long() >> bit & 1).any()) for word in words)]
 
 

@@ -1,8 +1,7 @@
-"""What a mask says about one packed batch: integers a token, the only form that plans and kernels read.
+"""The interval table of one packed batch: O(N) integers, the only form of a mask that plans and kernels read.
 
-A query sees a key of its own sequence when the key lies in one of the query's K row intervals, and the query in the
-key's column interval, and the two share a bit of their class words; the last two are optional. O(N) integers where a
-dense mask is O(N^2).
+A query sees a key of its own sequence if the key is in one of the query's K row intervals, the query is in the
+key's column interval, and both share a bit of their class words; the last two are optional. A dense mask is O(N^2).
 """
 
 from __future__ import annotations

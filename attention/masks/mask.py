@@ -1,8 +1,8 @@
-"""UniMask: an attention mask as data, at most four row intervals a query; it knows nothing of the batch it will meet.
+"""UniMask: an attention mask as data, with at most four row intervals per query, independent of the batch.
 
-`build_table` turns it into O(N) integers for sequences of given lengths, where a dense mask is O(N^2): the whole HSTU family is
-two intervals a row, a beam tree of three levels four. `a & b` is the keys that both allow. NVIDIA's recsys-examples chose
-the same form for SID decoding.
+`build_table` converts it to O(N) integers for sequences of given lengths, where a dense mask is O(N^2). The whole
+HSTU family is two intervals per row, a beam tree of three levels four. `a & b` has the keys that both allow.
+NVIDIA's recsys-examples uses the same form for SID decoding.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class UniMask:
-    """Which keys of its sequence each query sees. Make one with the constructors below."""
+    """A mask that defines which keys of its sequence each query sees, created by the constructors below."""
 
     rule: MaskRule
 
     @staticmethod
     def full() -> UniMask:
-        """Every key."""
+        """Create a mask of every key."""
         return UniMask(FullRule())
 
     @staticmethod
     def causal(window: int | None = None) -> UniMask:
-        """k <= p; with `window` only the newest `window` of these, p included."""
+        """Create a mask of k <= p; with `window` only the newest `window` of these, including p."""
         if window is not None and window < 1:
             raise ConfigError(
                 f"causal(window={window}): a window holds at least 1 key. Leave it out for no window."
@@ -59,40 +59,46 @@ class UniMask:
 
     @staticmethod
     def causal_bottom_right() -> UniMask:
-        """k <= row + n_k - n_q: `causal` by the name that says where fewer queries than keys stand."""
+        """Create a mask of k <= row + n_k - n_q: `causal`, by the name that states the alignment."""
         return UniMask(CausalRule())
 
     @staticmethod
     def prefix_lm(prefix: PerSequence) -> UniMask:
-        """k < prefix or k <= p. Numbers of prefix keys."""
+        """Create a mask of k < prefix or k <= p, given numbers of prefix keys."""
         return UniMask(PrefixLmRule(prefix))
 
     @staticmethod
     def window(left: int, right: int = 0) -> UniMask:
-        """p - left <= k <= p + right."""
+        """Create a mask of p - left <= k <= p + right."""
         _check_minimum("window", 0, left=left, right=right)
         return UniMask(WindowRule(left, right))
 
     @staticmethod
     def sinks_window(sinks: int, window: int, *, sinks_see_all: bool = False) -> UniMask:
-        """k <= p and (k < sinks or k > p - window); with `sinks_see_all` the first `sinks` rows see every key."""
+        """Create a mask of k <= p and (k < sinks or k > p - window).
+
+        Args:
+            sinks: The number of sink keys.
+            window: The width of the window.
+            sinks_see_all: Whether the first `sinks` rows see every key.
+        """
         _check_minimum("sinks_window", 0, sinks=sinks, window=window)
         return UniMask(SinksWindowRule(sinks, window, sinks_see_all))
 
     @staticmethod
     def semi_local(local: int, prefix: int) -> UniMask:
-        """k <= p and (p - k < local or k < prefix): ULTRA-HSTU's semi-local attention."""
+        """Create a mask of k <= p and (p - k < local or k < prefix), the semi-local attention of ULTRA-HSTU."""
         _check_minimum("semi_local", 0, local=local, prefix=prefix)
         return UniMask(SinksWindowRule(prefix, local))
 
     @staticmethod
     def document(cuts: Tensor, *, causal: bool = False) -> UniMask:
-        """Keys of the query's own document. cuts [M + 1]: packed key offsets of the documents."""
+        """Create a mask of the query's own document; `cuts` [M + 1] are packed key offsets of the documents."""
         return UniMask(SegmentsRule(cuts, causal, 0))
 
     @staticmethod
     def session(cuts: Tensor, *, prefix: PerSequence = 0) -> UniMask:
-        """k <= p and (k in p's session or k < prefix). cuts [M + 1]: packed key offsets of the sessions."""
+        """Create a mask of k <= p and (k in p's session or k < prefix); `cuts` [M + 1] are packed key offsets."""
         return UniMask(SegmentsRule(cuts, True, prefix))
 
     @staticmethod
@@ -103,23 +109,36 @@ class UniMask:
         max_attn_len: int = 0,
         min_full_attn_len: int = 0,
     ) -> UniMask:
-        """[contextual | history | targets]: history causal and within `max_attn_len` (0: no limit; waived for the newest
-        `min_full_attn_len`), contextual rows see the history, targets see the history and themselves.
+        """Create HSTU's mask of [contextual | history | targets].
+
+        The history is causal and within `max_attn_len` (0: no limit; not applied to the newest
+        `min_full_attn_len`). Contextual rows see the history; targets see the history and themselves.
+
+        Args:
+            targets: The number of targets.
+            contextual: The number of contextual keys.
+            max_attn_len: The maximum attention length.
+            min_full_attn_len: The number of newest history rows with full attention.
         """
         _check_minimum("hstu", 0, max_attn_len=max_attn_len, min_full_attn_len=min_full_attn_len)
         return UniMask(HstuRule(targets, contextual, max_attn_len, min_full_attn_len))
 
     @staticmethod
     def target_groups(targets: PerSequence, size: int) -> UniMask:
-        """History causal; a target sees the history and, causally, its own group of `size`. Size 1: isolated targets."""
+        """Create a mask of causal history and groups of `size` targets, causal within; size 1 isolates targets."""
         _check_minimum("target_groups", 1, size=size)
         return UniMask(TargetGroupsRule(targets, size))
 
     @staticmethod
     def beam_tree(history: PerSequence, parents: Tensor) -> UniMask:
-        """[history | level 0: W beams | level 1: W | ...]: the history, causally, and one's ancestors and oneself.
+        """Create a mask of [history | level 0: W beams | level 1: W | ...].
 
-        parents [B, L - 1, W] or [L - 1, W]: for each level after the first, each beam's parent in the level before.
+        A query sees the history causally, its ancestors and itself.
+
+        Args:
+            history: The number of history keys.
+            parents: For each level after the first, each beam's parent in the level before, [B, L - 1, W] or [L -
+                1, W].
         """
         if parents.ndim not in (2, 3) or not parents.shape[-1] > 0 or parents.shape[-2] + 2 > MOST_SLOTS:
             raise ConfigError(
@@ -130,20 +149,23 @@ class UniMask:
 
     @staticmethod
     def classes(sees: Tensor, words: Tensor) -> UniMask:
-        """(sees[q] & words[k]) != 0: scenario, role or modality words of 32 bits, sees [T] and words [S]. Compose with &."""
+        """Create a mask of (sees[q] & words[k]) != 0, for 32-bit words sees [T] and words [S]; combine it with &."""
         return UniMask(ClassesRule(sees, words))
 
     @staticmethod
     def bos_interval(period: int) -> UniMask:
-        """k <= p, and every `period`-th key (k + 1 a multiple) only for p < k + period: the column form."""
+        """Create a mask of k <= p, where every `period`-th key is seen only for p < k + period (column form)."""
         _check_minimum("bos_interval", 1, period=period)
         return UniMask(BosIntervalRule(period))
 
     @staticmethod
     def cross(time_q: Tensor | None = None, time_k: Tensor | None = None, *, strict: bool = False) -> UniMask:
-        """Every key of the other side; with times [T] and [S], those of time <= the query's (< if `strict`).
+        """Create a mask of every key of the other side; with times, of keys up to the query's time.
 
-        time_k must not fall within a sequence.
+        Args:
+            time_q: Times of the queries [T].
+            time_k: Times of the keys [S], which must not decrease within a sequence.
+            strict: Whether keys must be before the query's time.
         """
         if (time_q is None) != (time_k is None):
             raise ConfigError("cross: give both time_q [T] and time_k [S], or neither.")
@@ -151,7 +173,7 @@ class UniMask:
 
     @staticmethod
     def intervals(start: Tensor, stop: Tensor) -> UniMask:
-        """Explicit intervals: start and stop [T, K] integers, K <= 4; intervals of a row may overlap."""
+        """Create a mask of explicit start and stop [T, K] integers, K <= 4; intervals of a row may overlap."""
         if start.shape != stop.shape or start.ndim != 2:
             raise ConfigError(
                 f"intervals: start {tuple(start.shape)} and stop {tuple(stop.shape)} must both be [tokens, intervals]."
@@ -165,12 +187,12 @@ class UniMask:
 
     @staticmethod
     def from_dense(seen: Tensor | Sequence[Tensor]) -> UniMask:
-        """Exactly these bools: one [n_q, n_k] matrix, or one for each sequence; [B, N, N] is B matrices."""
+        """Create a mask of exactly these bools: one [n_q, n_k] matrix, or one per sequence."""
         return UniMask(DenseRule([seen] if isinstance(seen, Tensor) and seen.ndim == 2 else list(seen)))
 
     @staticmethod
     def from_mask_mod(mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], heads: int = 2) -> UniMask:
-        """FlexAttention's mask_mod(b, h, q, k), evaluated densely (O(N^2) time, blocks of rows), for the first `heads`."""
+        """Create a mask from FlexAttention's mask_mod(b, h, q, k), evaluated densely for the first `heads`."""
         return UniMask(MaskModRule(mod, heads))
 
     def __and__(self, other: UniMask) -> UniMask:
@@ -178,7 +200,7 @@ class UniMask:
 
     @property
     def form(self) -> str:
-        """ "full", "causal" or "table": what a backend may do without looking at a table."""
+        """The form of the mask, "full", "causal" or "table", which tells a backend whether it needs a table."""
         if isinstance(self.rule, FullRule):
             return "full"
         return "causal" if isinstance(self.rule, CausalRule) and self.rule.window is None else "table"
@@ -191,9 +213,15 @@ class UniMask:
         tokens_q: int | None = None,
         tokens_k: int | None = None,
     ) -> IntervalTable:
-        """The mask for sequences cut at cu_q and cu_k [B + 1] (cu_q's when left out).
+        """Build the table for sequences cut at cu_q and cu_k.
 
-        Given tokens_q and tokens_k nothing is read back from the device, and the longest runs are bounded by them.
+        With tokens_q and tokens_k, no value is read from the device, and they bound the longest runs.
+
+        Args:
+            cu_q: Cuts of the queries [B + 1].
+            cu_k: Cuts of the keys [B + 1]; cu_q by default.
+            tokens_q: The number of packed queries.
+            tokens_k: The number of packed keys.
         """
         cu_k = cu_q if cu_k is None else cu_k
         known = tokens_q is not None and tokens_k is not None
@@ -220,13 +248,13 @@ class UniMask:
         )
 
     def to_dense(self, cu_q: Tensor, cu_k: Tensor | None = None) -> Tensor:
-        """[T, S] bool over the packed batch. O(N^2): for tests and small cases."""
+        """Convert the mask to bool [T, S] over the packed batch, in O(N^2): for tests and small cases."""
         from nonet.attention.masks.dense_mask import to_dense
 
         return to_dense(self.build_table(cu_q, cu_k))
 
     def to_flex(self, cu_q: Tensor, cu_k: Tensor | None = None) -> Any:
-        """FlexAttention's BlockMask over the packed batch."""
+        """Convert the mask to FlexAttention's BlockMask over the packed batch."""
         from nonet.attention.masks.dense_mask import to_flex
 
         return to_flex(self.build_table(cu_q, cu_k))
@@ -241,7 +269,7 @@ class UniMask:
         value_width: int | None = None,
         backward: bool = False,
     ) -> int:
-        """Floating-point operations of visible pairs: two matrix products forward, five backward."""
+        """Count the floating-point operations of visible pairs: two matrix products forward, five backward."""
         from nonet.attention.masks.dense_mask import count_visible_pairs
 
         value = width if value_width is None else value_width

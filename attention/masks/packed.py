@@ -1,8 +1,8 @@
-"""Packed: the geometry of one packed batch, and Rows, what a mask says about it.
+"""The geometry of one packed batch, and the rows that a mask computes for it.
 
-Queries are the newest n_q positions of their sequence: query row i of a sequence stands at place i + n_k - n_q, so
-that a decoding step's few queries see what the same rows of a whole pass would. All arithmetic is tensors on the cuts'
-device: no value comes to the host, shapes come from the caller.
+Queries are the newest n_q positions of their sequence: query row i of a sequence is at place i + n_k - n_q, so that
+the few queries of a decoding step see what the same rows of a whole pass would. All arithmetic uses tensors on the
+device of the cuts: no value is copied to the host, and shapes come from the caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MaskRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedGeometry:
-    """Where each token of the batch stands in its sequence."""
+    """The place of each token of a packed batch in its sequence."""
 
     cu_q: Tensor  # [B + 1] int64
     cu_k: Tensor
@@ -42,6 +42,7 @@ class PackedGeometry:
 
     @classmethod
     def from_cuts(cls, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int) -> PackedGeometry:
+        """Compute the geometry of sequences cut at cu_q and cu_k [B + 1]."""
         cu_q, cu_k = cu_q.long(), cu_k.long()
         token_T = torch.arange(tokens_q, device=cu_q.device)
         sequence_T = torch.searchsorted(cu_q[1:].contiguous(), token_T, right=True)
@@ -52,17 +53,17 @@ class PackedGeometry:
         )
 
     def expand_to_queries(self, value: PerSequence, name: str) -> PerSequence:
-        """A number as it is, or a sequence's number at each of its queries [T]."""
+        """Return a number unchanged, or a per-sequence number at each query [T]."""
         return value if isinstance(value, int) else self._check_numbers(value, name)[self.sequence_T]
 
     def locate_keys(self) -> tuple[Tensor, Tensor]:
-        """Sequence and place [S] of every key."""
+        """Compute the sequence and the place [S] of every key."""
         token_S = torch.arange(self.tokens_k, device=self.cu_k.device)
         sequence_S = torch.searchsorted(self.cu_k[1:].contiguous(), token_S, right=True)
         return sequence_S, token_S - self.cu_k[sequence_S]
 
     def check_tokens(self, value: Tensor, count: int, name: str) -> Tensor:
-        """`value`, checked to have one entry a token and to lie where the cuts lie."""
+        """Check that `value` has one entry per token and is on the device of the cuts, and return it."""
         if value.ndim != 1 or len(value) != count:
             raise ConfigError(
                 f"{name} has shape {list(value.shape)}; this batch wants [{count}], one number a packed token."

@@ -1,4 +1,4 @@
-"""Rules that are no spans: class words, the column form of BOS intervals, keys of another sequence, explicit intervals."""
+"""Mask rules that are not spans: class words, BOS intervals as columns, keys of another sequence, explicit intervals."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class ClassesRule:
     words: Tensor
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         sees = geometry.check_tokens(self.sees, geometry.tokens_q, "sees")
         words = geometry.check_tokens(self.words, geometry.tokens_k, "words")
         return MaskRows(((torch.zeros_like(geometry.keys_T), geometry.keys_T),), words=(sees, words))
@@ -33,6 +34,7 @@ class BosIntervalRule:
     period: int
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         sequence_S, place_S = geometry.locate_keys()
         queries_S = geometry.cu_q.diff()[sequence_S]
         row_S = place_S - (
@@ -53,6 +55,7 @@ class CrossRule:
     strict: bool
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         if self.time_q is None or self.time_k is None:
             return MaskRows(((torch.zeros_like(geometry.keys_T), geometry.keys_T),))
         time_q = geometry.check_tokens(self.time_q, geometry.tokens_q, "time_q").double()
@@ -62,7 +65,7 @@ class CrossRule:
 
 
 def _count_below(time_q: Tensor, time_k: Tensor, at: PackedGeometry, right: bool) -> Tensor:
-    """Keys [T] of a query's sequence that are below its time, by bisection in all sequences at once."""
+    """Count the keys [T] of a query's sequence below its time, by bisection in all sequences at once."""
     low, high = at.cu_k[at.sequence_T], at.cu_k[at.sequence_T] + at.keys_T
     begin = low
     # Under torch.compile the number of keys is symbolic: enough halvings for any, so that one graph serves all.
@@ -84,6 +87,7 @@ class IntervalsRule:
     stop: Tensor
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         if len(self.start) != geometry.tokens_q or self.start.device != geometry.cu_q.device:
             raise ConfigError(
                 f"the mask has intervals for {len(self.start)} queries on {self.start.device}; this batch has "
@@ -95,9 +99,10 @@ class IntervalsRule:
 
 
 def make_disjoint(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """The same keys, no key in two slots of a row [T, K]: a slot begins where those that begin before it have ended.
+    """Make the slots of each row [T, K] disjoint without changing the set of keys.
 
-    Slots keep their places, so what was slot 0 in every row remains it.
+    A slot begins where the slots that begin before it have ended. Slots keep their numbers, so that slot 0 of every
+    row remains slot 0.
     """
     if start.shape[1] == 1:
         return start, stop

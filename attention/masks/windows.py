@@ -1,6 +1,7 @@
-"""Spans: masks whose rows are one run of keys around the diagonal, or two: the full, causal and windowed family.
+"""Mask rules whose rows are one or two runs of keys around the diagonal: the full, causal and windowed family.
 
-Segments: masks of consecutive documents or sessions inside the packed keys, one slot (two with a shared prefix).
+Segments are masks of consecutive documents or sessions inside the packed keys, with one slot (two with a shared
+prefix).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class FullRule:
     """k < n."""
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         return MaskRows(((torch.zeros_like(geometry.keys_T), geometry.keys_T),))
 
 
@@ -31,6 +33,7 @@ class CausalRule:
     window: int | None = None
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         start_T = (
             torch.zeros_like(geometry.place_T)
             if self.window is None
@@ -46,6 +49,7 @@ class PrefixLmRule:
     prefix: PerSequence
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         prefix = geometry.expand_to_queries(self.prefix, "prefix")
         stop_T = (geometry.place_T + 1).clamp_min(prefix)  # type: ignore[arg-type]
         return MaskRows(((torch.zeros_like(stop_T), stop_T),))
@@ -59,6 +63,7 @@ class WindowRule:
     right: int
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         return MaskRows((((geometry.place_T - self.left).clamp_min(0), geometry.place_T + self.right + 1),))
 
 
@@ -71,6 +76,7 @@ class SinksWindowRule:
     sinks_see_all: bool = False
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         stop_T = geometry.place_T + 1
         first = (torch.zeros_like(stop_T), stop_T.clamp_max(self.sinks))
         near_T = (stop_T - self.window).clamp_min(self.sinks)
@@ -85,8 +91,10 @@ class SinksWindowRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentsRule:
-    """A query sees the keys of its own segment (those up to itself if `causal`) and, causally, the first `prefix` keys
-    of its sequence. `cuts` [M + 1]: packed key offsets, from 0 to S; a sequence's end also ends its segment.
+    """A query sees the keys of its own segment and, causally, the first `prefix` keys of its sequence.
+
+    If `causal`, it sees the keys of its segment up to itself. `cuts` [M + 1] are packed key offsets from 0 to S;
+    the end of a sequence also ends its segment.
     """
 
     cuts: Tensor
@@ -94,6 +102,7 @@ class SegmentsRule:
     prefix: PerSequence
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
+        """Compute the row intervals of this mask for a packed batch."""
         if self.cuts.ndim != 1 or not len(self.cuts) or self.cuts.device != geometry.cu_q.device:
             raise ConfigError(
                 f"segment cuts of shape {list(self.cuts.shape)} on {self.cuts.device}; wanted [segments + 1] packed key "

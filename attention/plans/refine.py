@@ -75,7 +75,7 @@ def _count_tokens(side: TileSide) -> np.ndarray:
 def _clip_to_columns(
     start_S: Tensor, stop_S: Tensor, hull: Runs, core: Runs, query: TileSide, key: TileSide
 ) -> tuple[Runs, Runs]:
-    """Runs of query tiles cut to those that some key's column meets, and to those within every key's column."""
+    """Clip runs of query tiles to those that any key's column meets, and to those within every key's column."""
     token_MR = compute_tokens(key.first, key.rows, key.size)
     begin, end, inner, outer = compute_extents(start_S.numpy(), stop_S.numpy(), token_MR)
     # A tile that its sequence does not fill ends with the sequence.
@@ -146,7 +146,7 @@ def _find_shared_bits(mine_3G: np.ndarray, theirs_3M: np.ndarray) -> tuple[np.nd
 
 
 def _find_row_runs(seen_GM: np.ndarray) -> Runs:
-    """Runs of true entries, row by row."""
+    """Find the runs of true entries, row by row."""
     groups, places = seen_GM.shape
     edge = np.zeros((groups, places + 2), dtype=np.int8)
     edge[:, 1:-1] = seen_GM
@@ -159,7 +159,7 @@ def _find_row_runs(seen_GM: np.ndarray) -> Runs:
 def _select_runs(
     runs: Runs, low_E: np.ndarray, high_E: np.ndarray, home_E: np.ndarray, most: int, swallow: bool
 ) -> Runs:
-    """The runs in each [low, high), at most `most`; with `swallow` the last takes all that follow. Codes move by `home`."""
+    """Select at most `most` runs in each [low, high); with `swallow` the last includes all that follow."""
     begin_R, end_R = runs
     if not len(begin_R):
         return begin_R, end_R

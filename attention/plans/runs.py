@@ -45,8 +45,9 @@ def join_touching_runs(begin_R: np.ndarray, end_R: np.ndarray) -> Runs:
 
 
 def stack_runs(runs: Runs, groups: int, swallow: bool) -> np.ndarray:
-    """Runs as intervals [groups, R, 2], empty ones (0, 0). Past the 32nd of a group they are left out; with `swallow`
-    the 32nd takes them all.
+    """Stack runs as intervals [groups, R, 2], with empty ones as (0, 0).
+
+    Runs past the 32nd of a group are left out; with `swallow` the 32nd includes all of them.
     """
     (begin, end), group = runs, runs[0] // WIDE
     number = _number_runs(group, groups)
@@ -120,7 +121,7 @@ def _make_ramps(count_E: np.ndarray) -> np.ndarray:
 
 
 def make_spans(hull: Runs, core: Runs, groups: int) -> np.ndarray:
-    """Runs by group (codes) into [groups, 4, 4]; of a run's cores the longest is kept."""
+    """Convert runs by group (codes) to spans [groups, 4, 4]; of a run's cores the longest is kept."""
     (begin, end), (core_begin, core_end) = hull, core
     group = begin // WIDE
     slot = group * MOST_RUNS + np.minimum(_number_runs(group, groups), MOST_RUNS - 1)

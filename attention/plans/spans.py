@@ -50,10 +50,11 @@ def compute_slot_spans(
 
 
 def make_disjoint(spans_NK4: np.ndarray) -> np.ndarray:
-    """The same blocks as at most K spans that share none, in rising order; empty ones last, as (0, 0, 0, 0).
+    """Convert spans to at most K disjoint spans of the same blocks, in rising order.
 
-    Where hulls overlap, a span ends behind its core and the next takes over the rest; no core of an earlier span is
-    lost, and of a later one only what the earlier already covers or what lies before the cut.
+    Empty spans are last, as (0, 0, 0, 0). Where hulls overlap, a span ends behind its core and the next one takes
+    the rest. No core of an earlier span is lost; of a later one only what the earlier already covers or what is
+    before the cut.
     """
     if spans_NK4.shape[1] == 1:
         return np.where(spans_NK4[..., :1] >= FAR, 0, spans_NK4)
@@ -75,7 +76,7 @@ def make_disjoint(spans_NK4: np.ndarray) -> np.ndarray:
 
 
 def _clip_span(span_4N: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The span [4, N] cut to [begin, end), its core with it."""
+    """Clip spans [4, N] and their cores to [begin, end)."""
     inner, outer = np.maximum(span_4N[1], begin), np.minimum(span_4N[2], end)
     hollow = inner >= outer
     return np.stack(

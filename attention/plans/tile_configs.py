@@ -39,10 +39,16 @@ class TileConfig:
 def select_config(
     width: int, dtype: torch.dtype, capability: int, rich: bool = False, silu: bool = False
 ) -> TileConfig:
-    """The configuration of the wider of q's and v's head width; capability 80, 90 or 100, the nearest below is used.
+    """Select the configuration for a head width, dtype and device.
 
-    rich: whatever takes registers beside the plain mask: more than two slots, columns, classes, a soft cap, a bias.
-    silu: the activation, instead of softmax.
+    Args:
+        width: The wider of q's and v's head width.
+        dtype: The dtype of the inputs.
+        capability: The compute capability; of 80, 90 and 100 the nearest below is used.
+        rich: Whether features other than the plain mask need registers: more than two slots, columns, classes, a
+            soft cap or
+            a bias.
+        silu: Whether the activation is SiLU instead of softmax.
     """
     if not 1 <= width <= WIDEST:
         raise ConfigError(f"attention heads are {width} wide; the kernels take 1 to {WIDEST}.")

@@ -97,7 +97,7 @@ def bound_tiles(tokens: int, sequences: int, block: int) -> int:
 
 
 def count_tiles_before(cuts_B1: Tensor, block: int) -> Tensor:
-    """The number of tiles before each sequence, [B + 1]."""
+    """Compute the number of tiles before each sequence, [B + 1]."""
     base_B1 = torch.zeros_like(cuts_B1)
     base_B1[1:] = (-(-cuts_B1.diff() // block)).cumsum(0)
     return base_B1

@@ -18,7 +18,7 @@ _FAR = tl.constexpr(2**30)
 
 @triton.jit
 def find_sequence(BASE, tile, sequences, turns):
-    """The last sequence whose first tile is at or before this one: empty ones before it share its base."""
+    """Find the last sequence whose first tile is at or before this one; empty ones before it share its base."""
     low = 0
     high = sequences
     for _ in range(turns):
@@ -31,11 +31,13 @@ def find_sequence(BASE, tile, sequences, turns):
 
 @triton.jit
 def combine_any_bits(a, b):
+    """Combine class words to the bits that any of them has."""
     return a | b
 
 
 @triton.jit
 def combine_all_bits(a, b):
+    """Combine class words to the bits that all of them have."""
     return a & b
 
 

@@ -79,8 +79,10 @@ def make_buckets(
 def group_sequences(
     n_q: list[int], n_k: list[int], chosen: list[int], heads: int, max_scores: int
 ) -> Iterator[list[int]]:
-    """Sequences that share a call of at most `most` scores, in their packed order; a bucket ends where lengths have
-    halved, or it is full."""
+    """Group sequences that share a call of at most `max_scores` scores, in their packed order.
+
+    A bucket ends where lengths have halved, or when it is full.
+    """
     order = [b for b in sorted(chosen, key=lambda b: (-n_k[b], -n_q[b])) if n_q[b] and n_k[b]]
     begin = 0
     for at in range(1, len(order) + 1):
@@ -114,7 +116,7 @@ def _make_bucket(
 
 
 def make_side(cuts: Tensor, index_B: Tensor) -> BucketSide:
-    """The tokens of some sequences."""
+    """Locate the tokens of some sequences."""
     start_B, length_B = cuts[index_B], cuts.diff()[index_B]
     longest = int(length_B.max())
     place_BQ = torch.arange(longest, device=cuts.device).expand(len(index_B), longest)
@@ -149,7 +151,7 @@ def compute_bucket_mask(
 
 
 def forward(bucket: SequenceBucket, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Outputs [t, H, D] and log-sum-exp [t, H] of the bucket's query tokens."""
+    """Compute outputs [t, H, D] and log-sum-exp [t, H] of the bucket's query tokens."""
     hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
     out_BHQD, lse_BHQ = _flash(
         bucket.query.pad_with_last(q, bucket.sequences),

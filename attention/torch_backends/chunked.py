@@ -155,7 +155,7 @@ def _make_shared_block(table: IntervalTable, index_B: Tensor) -> _ScoreBlock:
 
 
 def _make_run(token: Tensor) -> BucketSide:
-    """Some tokens of one sequence."""
+    """Make a block of some tokens of one sequence."""
     return BucketSide(token, torch.arange(len(token), device=token.device), token, len(token), False)
 
 

@@ -29,7 +29,7 @@ def attend_reference(
     sink: Tensor | None = None,
     bias: RelativeBias | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [T, H, E], and log-sum-exp [H, T] in nats (zeros for "silu"). Arguments as kernels.forward."""
+    """Compute outputs [T, H, E] and log-sum-exp [H, T] in nats (zeros for "silu"); arguments as in kernels.forward."""
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     outs, sums = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(q.shape[1], 0)]

@@ -215,7 +215,7 @@ def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> No
 
 
 def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
-    """The call's buckets and pieces, kept as long as its table (or cuts) live unchanged."""
+    """Return the call's buckets and pieces, cached while its table (or cuts) is alive and unchanged."""
     anchor = call.cu_q if call.table is None else call.table.start
     if anchor.is_inference():  # no version is counted there, so a change would go unseen
         return _make_split(call, heads)

@@ -24,8 +24,10 @@ _STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class MaskPiece:
-    """Rows [q0, q1) over keys [k0, k1): "dense"; of a square "causal" (row i its first i + 1 keys) or "anti" (all but its
-    first i); "self" (row i its i-th key); "masked" (by `slots`).
+    """A piece of a mask: rows [q0, q1) over keys [k0, k1) of one kind.
+
+    Kinds are "dense"; of a square "causal" (row i its first i + 1 keys) or "anti" (all but its first i); "self"
+    (row i its i-th key); "masked" (by `slots`).
     """
 
     kind: str
@@ -39,7 +41,7 @@ class MaskPiece:
 
 
 def split_mask(table: IntervalTable, sequences: list[int]) -> list[MaskPiece]:
-    """The pieces of these sequences, those of a sequence together."""
+    """Split the mask of these sequences into pieces, with those of a sequence together."""
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     start, stop = table.start.cpu().numpy(), table.stop.cpu().numpy()
     refined = table.column_start is not None or table.sees is not None
@@ -113,7 +115,10 @@ def _cut_rows(
 
 
 def _cut_band(q0: int, q1: int, k0: int, width: int, b: int) -> list[MaskPiece]:
-    """A window of `width` keys that moves with its rows: by `width` rows, one triangle it leaves and one it enters."""
+    """Split a window of `width` keys that moves with its rows.
+
+    Every `width` rows have one triangle that leaves the window and one that enters it.
+    """
     out = []
     for first in range(q0, q1, width):
         rows, key = min(width, q1 - first), k0 + first - q0
@@ -145,7 +150,7 @@ def _make_masked_pieces(loose: dict, base_q: int, base_k: int, b: int) -> list[M
 
 
 def _mark_first_pieces(pieces: list[MaskPiece], q0: int, q1: int) -> list[MaskPiece]:
-    """The pieces with `first` told."""
+    """Set `first` of the pieces and return them."""
     seen = np.zeros(q1 - q0, dtype=bool)
     out = []
     for piece in pieces:
