@@ -88,7 +88,7 @@ class ReaderRowSource:
         """Read the rows [N, D] of keys [N]; in training mode raise ConfigError."""
         if train:
             raise ConfigError(f"table {table!r} is behind a reader, which makes no rows; call eval() first")
-        return self.reader.rows(table, keys)
+        return self.reader.read_rows(table, keys)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Raise ConfigError, because a reader takes no gradients."""
