@@ -162,7 +162,7 @@ def _resolve_table(
         raise ConfigError(
             f"this mask's table was made for {made_q} queries and {made_k} keys in {len(mask.cu_q) - 1} sequences on "
             f"{mask.start.device}; this batch has {tokens_q} and {tokens_k} in {len(cu_q) - 1} on {cu_q.device}, or cuts them "
-            "elsewhere. Make it with mask.table(cu_seqlens_q, cu_seqlens_k)."
+            "elsewhere. Make it with mask.build_table(cu_seqlens_q, cu_seqlens_k)."
         )
     return "table", mask
 

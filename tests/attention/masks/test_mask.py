@@ -34,7 +34,7 @@ def test_mask_equals_its_predicate_on_200_random_batches(make):
         got = mask.to_dense(cu_q, cu_q if k is q else cu_k)
         want = block_diagonal(q, k, seen)
         assert torch.equal(got, want), (q, k, mask)
-        table = mask.table(cu_q, cu_k)
+        table = mask.build_table(cu_q, cu_k)
         assert 1 <= len(table.start) <= 4
         keys = torch.repeat_interleave(torch.tensor(k), torch.tensor(q))
         assert (table.start >= 0).all()
