@@ -17,7 +17,7 @@ def attended(mask, scores, values, **options):
     q, k, v = (
         torch.tensor(x, dtype=torch.float64).view(count, 1, 1) for x in ([1.0] * count, scores, values)
     )
-    out, lse = attend_reference(q, k, v, mask.table(torch.tensor([0, count])), scale=1.0, **options)
+    out, lse = attend_reference(q, k, v, mask.build_table(torch.tensor([0, count])), scale=1.0, **options)
     return out.flatten().tolist(), lse.flatten().tolist()
 
 

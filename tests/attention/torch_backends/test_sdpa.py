@@ -230,7 +230,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch_in_that_type(dtype, 
 
 def test_a_piece_is_a_whole_rectangle_a_square_or_a_diagonal_where_the_mask_is_one():
     cut = cuts([1000])
-    kinds = lambda mask: sorted(p.kind for p in split_mask(mask.table(cut), [0]))  # noqa: E731
+    kinds = lambda mask: sorted(p.kind for p in split_mask(mask.build_table(cut), [0]))  # noqa: E731
     assert kinds(UniMask.causal()) == ["causal"]
     assert kinds(UniMask.hstu(300)) == ["causal", "dense", "self"]
     assert kinds(UniMask.prefix_lm(400)) == ["causal", "dense", "dense"]
