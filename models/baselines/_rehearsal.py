@@ -57,5 +57,5 @@ def check_scores(name: str, answer: Any, prompts: int, n_items: int) -> np.ndarr
 
 
 def _first_users(seq: Sequences, most: int) -> Sequences:
-    """The sequences of the first users alone; items keep their places."""
+    """Return the sequences of the first users only; items keep their indices."""
     return seq.part(0, min(len(seq), most))

@@ -47,7 +47,7 @@ class SasRecNet(nn.Module):
 
     @torch.no_grad()
     def scores(self, item: Jagged) -> Tensor:
-        """Logits [B, I] of what follows each whole sequence."""
+        """Compute the logits [B, I] of the next item after each whole sequence."""
         state_BD = self(item)[item.offsets[1:] + torch.arange(len(item))]
         return state_BD @ self.item.weight.T
 

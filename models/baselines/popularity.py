@@ -30,12 +30,12 @@ class Popularity:
         return self
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
-        """Nobody has an item of their own."""
+        """Return votes without cells: no prompt has items of its own."""
         nothing = np.empty(0, np.int64)
         return Votes(self.popularity, nothing, nothing, np.empty(0))
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[P, I] float32, a read-only view of one row."""
+        """Return the scores [P, I] float32, a read-only view of one row."""
         return np.broadcast_to(self.popularity.astype(np.float32), (len(users), len(self.popularity)))
 
 

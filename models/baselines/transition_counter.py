@@ -68,7 +68,7 @@ class TransitionCounter:
         return Transitions.fit(seq, len(self.popularity), options, splits)
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[P, I] float32."""
+        """Compute the scores [P, I] float32."""
         event_at(seq, users, positions)
         scores = np.empty((len(users), len(self.popularity)), np.float32)
         for part in _parts(len(users), _CHUNK):
@@ -79,7 +79,7 @@ class TransitionCounter:
         return scores
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
-        """The items that the last events of each prompt vote for, beside popularity."""
+        """Compute the votes of the last events of each prompt, and popularity for all other items."""
         back = np.arange(1, _LAST + 1)
         positions = visible(seq, users, positions)
         prompt, age = np.nonzero(positions[:, None] >= back)

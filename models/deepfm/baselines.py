@@ -27,7 +27,7 @@ _PRIOR_ROWS = 5.0
 
 
 def baseline_chances(name: str, clicks: Clicks, index: np.ndarray) -> np.ndarray:
-    """Chances [P] of the baseline `name`, fitted on the TRAIN rows, for events [P]."""
+    """Fit the baseline `name` on the TRAIN rows, and predict probabilities [P] for events [P]."""
     if name == "popularity":
         return _like_rate(clicks)[clicks.seq.item[index]]
     return LogisticRegression.fit(clicks).chances(clicks.batch(index))
@@ -74,7 +74,7 @@ class LogisticRegression:
         return best
 
     def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
-        """Chances [P]."""
+        """Predict probabilities [P]."""
         return torch.sigmoid(_matrix(bags, self.keys) @ self.weight + self.bias).numpy()
 
 

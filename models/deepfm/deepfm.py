@@ -51,7 +51,7 @@ class DeepFM(nn.Module):
         return self.bias + rows_BFD[..., 0].sum(1) + pairs_B + self.mlp(factors_BFK.flatten(1))[:, 0]
 
     def hidden_matrices(self) -> list[Tensor]:
-        """The MLP's matrices but for the last one, which is a vector."""
+        """Return the MLP's matrices except the last one, which is a vector."""
         *hidden, _ = (layer.weight for layer in self.mlp if isinstance(layer, nn.Linear))
         return hidden
 

@@ -49,7 +49,10 @@ def summarise_clicks(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, flo
 def paired_clicks(
     a: np.ndarray, b: np.ndarray, label_P: np.ndarray, user_P: np.ndarray, seed: int, resamples: int = 2000
 ) -> dict[str, dict[str, float]]:
-    """Metric -> diff, low, high of a - b (chances [P] of the same rows); 95 % from drawing users with replacement."""
+    """Compare two models' click metrics on the same rows, with a paired bootstrap over users.
+
+    `a` and `b` are probabilities [P]. Returns for each metric diff, low and high of a - b; the interval is 95 %.
+    """
     _, place = np.unique(user_P, return_inverse=True)
     users, draw = int(place.max()) + 1, rng(seed, "bootstrap")
     losses = log_losses(a, label_P) - log_losses(b, label_P)
@@ -72,7 +75,7 @@ def paired_clicks(
 
 
 def _aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray) -> np.ndarray:
-    """AUC [R] with rows weighted; one sort for all weightings."""
+    """Compute the AUC [R] for R weightings of the rows with one sort."""
     score = np.asarray(score_P, np.float64)
     if not np.isfinite(score).all():
         raise DataError(f"{(~np.isfinite(score)).sum()} of {len(score)} predicted clicks are not finite")
