@@ -185,7 +185,7 @@ def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went():
     table.deleted.forget(table.step)
     publisher.publish(3)
     assert [publisher.make_update(have)["base"] for have in (1, 2, 3)] == [None, 2, 3]
-    with pytest.raises(StaleVersion, match="after step 1 is not known: up to step 5"):
+    with pytest.raises(StaleVersion, match="after step 1 are not known: deletes up to step 5"):
         make_update(world.tables, 4, base=1, since=1)
     table.clear()
     assert len(make_update(world.tables, 4, base=1, since=1)["tables"]["item"]) == 0

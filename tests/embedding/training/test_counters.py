@@ -19,7 +19,7 @@ def step_on(table, keys, step):
 
 @pytest.mark.parametrize("kind", [NativeTable, NumPyTable])
 def test_counts_are_what_came_since_the_last_time_and_add_up(kind):
-    table = kind.of("item", TableSpec(4, admit_count=2, ttl_steps=4), 7)
+    table = kind.from_spec("item", TableSpec(4, admit_count=2, ttl_steps=4), 7)
     counters = TableCounters({"item": table})
     step_on(table, [1, 2, 2, 3], 1)
     first = counters.take()["item"]
