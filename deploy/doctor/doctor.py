@@ -1,6 +1,7 @@
-"""`nonet doctor`: is this machine ready? Versions, devices, Ray, a compiler, memory, writable folders; a way out for each lack.
+"""`nonet doctor`: check versions, devices, Ray, compiler, memory and folders, with advice for each problem.
 
-A check is ok, a warning (it runs, with less) or a failure (it will not run). Nothing is started: seconds, no processes.
+The state of a check is ok, a warning (runs work with restrictions) or a failure (runs do not work). The
+checks take seconds and start no processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ _FILES, _SHM_BYTES, _MEMORY_BYTES = 4096, 200 << 20, 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: ok, warning or failure, what was found, and what to do about it."""
+    """The result of one check.
+
+    Attributes:
+        name: What was checked.
+        state: OK, WARNING or FAILURE.
+        found: What was found.
+        advice: What to do about it, "" if nothing.
+    """
 
     name: str
     state: str
@@ -40,19 +48,19 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Every check, in the order people read them."""
+    """Run every check and return the results in the order in which they are shown."""
     return [*_versions(), *_devices(), _ray(), _port(), _compiler(), *_room(), *_folders()]
 
 
 def main(as_json: bool) -> int:
-    """Print the checks and return the exit code."""
+    """Print the checks and return the exit code: 1 if a check failed, else 0."""
     checks = examine()
     print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else text(checks))
     return 1 if any(check.state == FAILURE for check in checks) else 0
 
 
 def text(checks: list[Check]) -> str:
-    """The checks as lines, and a verdict."""
+    """Format the checks as lines, with a summary at the end."""
     marks = {OK: "ok     ", WARNING: "warning", FAILURE: "FAILURE"}
     wide = max(len(check.name) for check in checks)
     lines = [
@@ -65,6 +73,7 @@ def text(checks: list[Check]) -> str:
 
 
 def _versions() -> Iterator[Check]:
+    """Check the versions of Python and of all required and optional packages."""
     python = platform.python_version_tuple()[:2]
     good = ("3", "11") <= python < ("3", "13")
     yield Check(
@@ -87,11 +96,11 @@ def _versions() -> Iterator[Check]:
         try:
             yield Check(name, OK, version(name))
         except PackageNotFoundError:
-            yield Check(name, WARNING, "not installed", f"wanted only for {use}")
+            yield Check(name, WARNING, "not installed", f"needed only for {use}")
 
 
 def _fits(have: str, bounds: str) -> bool:
-    """Whether a version is in `>=a,<b`."""
+    """Return whether a version is within bounds such as `>=a,<b`."""
 
     def number(text: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", text.split("+")[0])][:3]
@@ -104,6 +113,7 @@ def _fits(have: str, bounds: str) -> bool:
 
 
 def _devices() -> Iterator[Check]:
+    """Report CPU cores and accelerators."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
@@ -113,10 +123,11 @@ def _devices() -> Iterator[Check]:
         kind = torch.accelerator.current_accelerator()
         yield Check("devices", OK, f"{count} x {kind.type if kind else 'unknown'}")
     else:
-        yield Check("devices", OK, "none besides cpu")
+        yield Check("devices", OK, "none other than cpu")
 
 
 def _ray() -> Check:
+    """Check the environment variables of Ray."""
     from nonet.workers import check_ray_environment
 
     try:
@@ -130,6 +141,7 @@ def _ray() -> Check:
 
 
 def _port() -> Check:
+    """Check that the default port of `nonet serve` is free."""
     from nonet.workers import check_port
 
     try:
@@ -140,22 +152,24 @@ def _port() -> Check:
 
 
 def _compiler() -> Check:
+    """Check that there is a C++ compiler."""
     path = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if path:
         return Check("compiler", OK, path)
     return Check(
         "compiler",
         WARNING,
-        f"none of {', '.join(_COMPILERS)}",
-        "sparse tables run on NumPy, several times slower",
+        f"none of {', '.join(_COMPILERS)} found",
+        "sparse tables use NumPy, which is several times slower",
     )
 
 
 def _room() -> Iterator[Check]:
+    """Check memory, shared memory and the limit of open files."""
     memory = host_memory_bytes()
     small = memory < _MEMORY_BYTES
     yield Check(
-        "memory", WARNING if small else OK, gigabytes(memory), "2 GB is little for a run" if small else ""
+        "memory", WARNING if small else OK, gigabytes(memory), "runs may need more than 2 GB" if small else ""
     )
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -165,13 +179,14 @@ def _room() -> Iterator[Check]:
         )
         yield Check("/dev/shm", WARNING if tight else OK, f"{gigabytes(free)} free", advice)
     except OSError:
-        yield Check("/dev/shm", WARNING, "not there", "Ray's object store falls back to disk")
+        yield Check("/dev/shm", WARNING, "does not exist", "Ray's object store falls back to disk")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = files < _FILES and files != resource.RLIM_INFINITY
     yield Check("open files", WARNING if few else OK, f"{files}", f"ulimit -n {_FILES}" if few else "")
 
 
 def _folders() -> Iterator[Check]:
+    """Check that the folders of runs, caches and temporary files are writable."""
     runs = Path(os.environ.get("NONET_RUNS", "runs")).absolute()
     for name, folder in (
         ("runs", runs),

@@ -1,4 +1,4 @@
-"""New scenarios from a data set of one's own."""
+"""Create scenarios from the user's own data."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""`nonet new FILE --data DIR`: from somebody's tables to a scenario that runs, with what to know about the data.
+"""`nonet new FILE --data DIR`: create a scenario that runs on the user's tables, and describe the data.
 
-Nothing that is there is overwritten, and an error leaves nothing behind. CSV files, MovieLens and sequences folders are imported
-beside the scenario, to `FILE-data/`.
+Existing files are never overwritten, and an error leaves nothing behind. CSV files, MovieLens and sequences
+folders are imported into `FILE-data/` beside the scenario.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nonet.samples.profiles import profile_text, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
 
 _TABLES = ("interactions.parquet", "items.parquet")
-_RAY_BYTES = 1e9  # of its processes and the driver, in runs on one node
-_BESIDE = ("README", "README.txt", "README.html")  # what an importer may copy along
+_RAY_BYTES = 1e9  # memory of Ray's processes and the driver in runs on one node
+_BESIDE = ("README", "README.txt", "README.html")  # files that an importer may copy
 
 
 def new_from_data(
@@ -36,31 +36,31 @@ def new_from_data(
     columns: Mapping[str, str],
     missing: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """Write a scenario, a reward and, of other formats, the two tables.
+    """Write a scenario, a reward and, for other formats than Parquet, the two tables.
 
     Args:
-        target: the scenario's file.
-        place: the tables: a folder, or a file of interactions.
-        items: the file of items, where it is not found beside the interactions.
-        columns: role -> column, over guesses.
-        missing: texts that stand for a missing value; None for the usual ones.
+        target: The scenario's file.
+        place: The tables: a folder, or a file of interactions.
+        items: The file of items, if it is not found beside the interactions.
+        columns: Columns by role, which override guesses.
+        missing: Texts that stand for a missing value; None for the default ones.
 
     Yields:
         What was found and written, line by line.
 
     Raises:
-        ConfigError: an argument is wrong, or what `nonet plan` checks in a scenario.
-        DataError: the tables are wrong. Nothing is left behind then.
+        ConfigError: An argument is wrong, or the scenario fails the checks of `nonet plan`.
+        DataError: The tables are wrong. Nothing is left behind then.
     """
     if target.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{target}: a scenario is a .yaml file")
+        raise ConfigError(f"{target} must be a .yaml file")
     name = re.sub(r"\W", "_", target.stem)
     name = name if name[:1].isalpha() else f"s_{name}"
     reward = Path("rewards") / f"{name}.py"
     folder = target.parent / f"{target.stem}-data"
     for path in (target, target.parent / reward):
         if path.exists():
-            raise ConfigError(f"{path} exists already; choose another place")
+            raise ConfigError(f"{path} already exists; choose another path")
     source = find_source(place, items, columns, missing)
     texts = None if missing is None else list(dict.fromkeys(missing))
     notes: list[str] = []
@@ -75,11 +75,11 @@ def new_from_data(
     yield from said
     wrote = [target, target.parent / reward, *([folder] if folder.exists() else [])]
     yield "wrote " + ", ".join(map(str, wrote))
-    yield f"next: nonet plan {target}  (what the data chose, and why);  nonet run {target}"
+    yield f"next: nonet plan {target}  (shows the derived settings and their reasons);  nonet run {target}"
 
 
 def _write_files(texts: Mapping[Path, str]) -> None:
-    """Write files that are not there yet; where one of them cannot be written, none is left behind."""
+    """Write files that do not exist yet; if one of them cannot be written, none is left behind."""
     folders = [
         folder for path in texts for folder in (path.parent, *path.parent.parents) if not folder.exists()
     ]
@@ -91,19 +91,19 @@ def _write_files(texts: Mapping[Path, str]) -> None:
         for path in texts:
             path.unlink(missing_ok=True)
         for folder in sorted(set(folders), reverse=True):
-            with suppress(OSError):  # it was not made, or something else was put there meanwhile
+            with suppress(OSError):  # it was not created, or it has other files
                 folder.rmdir()
         raise
 
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Leave no folder behind where what follows fails; refuse one that holds anything but tables."""
+    """Remove a new folder if the block fails; refuse a folder that has other files than tables."""
     was_there = folder.exists()
     if was_there and (
         not folder.is_dir() or any(path.name not in (*_TABLES, *_BESIDE) for path in folder.iterdir())
     ):
-        raise ConfigError(f"{folder} holds other files; choose another name for the scenario")
+        raise ConfigError(f"{folder} has other files; choose another name for the scenario")
     try:
         yield
     except BaseException:
@@ -113,7 +113,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _data(source: Source, form: TableFormat, folder: Path, beside: Path, notes: list[str]) -> dict[str, Any]:
-    """The scenario's `data`: tables where they are, or imported to `folder`."""
+    """Make the scenario's `data` section: tables at their place, or imported into `folder`."""
     if source.form == "parquet":
         return _parquet(source, form, folder, beside)
     extra: dict[str, Any] = {}
@@ -126,9 +126,12 @@ def _data(source: Source, form: TableFormat, folder: Path, beside: Path, notes: 
 
 
 def _parquet(source: Source, form: TableFormat, folder: Path, beside: Path) -> dict[str, Any]:
-    """Tables as they are, with the names of their columns; where both call the item differently, copies with our names."""
+    """Make the `data` section of Parquet tables, including the names of their columns.
+
+    If both tables name the item column differently, copies with the default names are written.
+    """
     table, items = source.interactions, source.items
-    assert table is not None  # a Parquet source has one
+    assert table is not None  # a Parquet source has a table of interactions
     names = {role: name for role, name in table.roles.items() if ROLES.get(role, role) != name}
     if items is None:
         return {"interactions": _path(table.path, beside)} | ({"columns": names} if names else {})
@@ -142,11 +145,12 @@ def _parquet(source: Source, form: TableFormat, folder: Path, beside: Path) -> d
 
 
 def _named(folder: Path, beside: Path) -> dict[str, Any]:
+    """Return the paths of both imported tables as the scenario names them."""
     return {"interactions": _path(folder / _TABLES[0], beside), "items": _path(folder / _TABLES[1], beside)}
 
 
 def _path(path: Path, beside: Path) -> str:
-    """As the scenario says it: relative below its folder, else absolute."""
+    """Format a path for the scenario: relative if it is below the scenario's folder, else absolute."""
     path, beside = path.resolve(), beside.resolve()
     return os.path.relpath(path, beside) if path.is_relative_to(beside) else str(path)
 
@@ -154,7 +158,7 @@ def _path(path: Path, beside: Path) -> str:
 def _scenario(
     name: str, place: Path, data: Mapping[str, Any], reward: Path, beside: Path
 ) -> tuple[str, list[str]]:
-    """The scenario's text, and what to tell of its data: a table, warnings and memory."""
+    """Build the scenario's text, and lines that describe its data: a table, warnings and memory."""
     from nonet.controller.cluster import this_machine
     from nonet.controller.plan import gigabytes
     from nonet.deploy.run import ScenarioFile, planning
@@ -170,7 +174,7 @@ def _scenario(
     made = source.plan(this_machine())
     memory = max((line.needed for line in made.ledger.lines), default=0)
     said.append(
-        f"its workers hold about {gigabytes(memory)}, Ray's own processes {gigabytes(_RAY_BYTES)} more; the run prints the time "
-        "that is left from its first steps on"
+        f"the workers need about {gigabytes(memory)}, and Ray's own processes {gigabytes(_RAY_BYTES)} more; the run prints the "
+        "remaining time after its first steps"
     )
     return text, said

@@ -1,4 +1,4 @@
-"""The scenario and the reward file that `nonet new FILE --data DIR` writes: short, with comments, and ready to run."""
+"""The scenario and the reward file that `nonet new FILE --data DIR` writes: short, commented and ready to run."""
 
 from __future__ import annotations
 
@@ -13,30 +13,39 @@ _BOUGHT = ("order", "purchase", "buy", "transaction", "pay")
 
 
 def scenario_page(name: str, title: str, data: Mapping[str, Any], profile: Profile, reward: str) -> str:
-    """The YAML. data: `interactions`, `items`, `columns`; reward: the file of the first reward, beside the scenario."""
+    """Render the scenario as YAML.
+
+    Args:
+        name: The scenario's name.
+        title: The title of its first comment.
+        data: The `data` section: `interactions`, `items`, `columns`.
+        profile: Figures of the data.
+        reward: The file of the first reward, relative to the scenario.
+    """
     return "\n".join(_lines(name, title, data, profile, reward)) + "\n"
 
 
 def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, reward: str) -> Iterator[str]:
+    """Yield the lines of the scenario."""
     p = profile
     yield f"# {title}: {p.users:,} users, {p.items:,} items, {p.events:,} events -> recommender."
     yield f"name: {name}"
     yield "seed: 7"
-    yield "settings: data       # keys left out follow from the data: `nonet plan` says which and why; a key given here wins"
+    yield "settings: data       # keys left out are derived from the data: `nonet plan` shows them; a key given here takes precedence"
     yield "data:"
     for key, value in data.items():
         yield f"  {key}: {json.dumps(value, ensure_ascii=False)}"
     yield "stages:"
-    yield "  pretrain: {}       # next events of all users"
+    yield "  pretrain: {}       # predict the next events of all users"
     if threshold := liked(p):
-        yield f'  finetune: {{target: "rating >= {threshold:g}"}}   # then what they liked'
+        yield f'  finetune: {{target: "rating >= {threshold:g}"}}   # then the events that they liked'
     elif bought := [kind for kind in p.kinds if kind.lower() in _BOUGHT]:
-        yield f'  # finetune: {{target: "event in ({", ".join(map(repr, bought))},)"}}   # then what they bought'
-    yield "  # rl:                # then rewards of your own: take the # away, and edit the file"
+        yield f'  # finetune: {{target: "event in ({", ".join(map(repr, bought))},)"}}   # then the events that they bought'
+    yield "  # rl:                # then your own rewards: remove the # characters and edit the file"
     yield "  #   steps: 60"
     yield "  #   users: 64"
     yield "  #   lr: 1e-4"
-    yield "  #   algorithm: {use: rsft, better: 1.0}   # a policy gradient, beside the next events of all prompts"
+    yield "  #   algorithm: {use: rsft, better: 1.0}   # a policy gradient, plus the next events of all prompts"
     yield "  #   rollout: {use: beam, width: 16}"
     yield "  #   rewards:"
     yield "  #     hit: {weight: 1.0}"
@@ -44,10 +53,10 @@ def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, rew
 
 
 def reward_page(name: str) -> str:
-    """A reward to start from."""
+    """Render the Python file of a first reward."""
     return f'''"""A reward of your own: numbers [U, W] for U users and W recommended items each.
 
-It may ask for any column of the items, and more: docs/reference/rewards.md.
+It may use any column of the items, and more: docs/reference/rewards.md.
 """
 
 import nonet
@@ -55,12 +64,15 @@ import nonet
 
 @nonet.reward
 def {name}(events, *, half_life: float = 30.0):  # events [U, W]: training events of each recommended item
-    return 0.5 ** (events / half_life)  # 1 for an item nobody has seen, halved every `half_life` events
+    return 0.5 ** (events / half_life)  # 1 for an item without events, halved every `half_life` events
 '''
 
 
 def liked(profile: Profile) -> float | None:
-    """The highest rating from which up at least 45 % of the rated events are; None where ratings tell nothing apart."""
+    """Return the highest rating such that at least 45 % of the rated events are rated so or higher.
+
+    None if all ratings are equal or there are none.
+    """
     values = sorted(profile.ratings, reverse=True)
     if len(values) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What a folder or file holds: which table is of interactions, which of items, and which column plays which role."""
+"""Detection of a data set: which table has interactions, which has items, and which column has which role."""
 
 from __future__ import annotations
 
@@ -42,7 +42,16 @@ _NEEDED = ("user", "item", "time")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, what it is written in (parquet or csv), its Arrow schema, and role -> column as far as names tell."""
+    """A table of the data set.
+
+    Attributes:
+        path: The table's file or folder.
+        form: "parquet" or "csv".
+        schema: Its Arrow schema.
+        roles: Columns by role in a table of interactions, as far as names tell.
+        item_roles: Columns by role in a table of items, as far as names tell.
+        text: How a text file is written; None for Parquet.
+    """
 
     path: Path
     form: str
@@ -56,7 +65,7 @@ class Table:
         return list(self.schema.names)
 
     def by_type(self) -> Table:
-        """The same with the roles that types tell, where names do not."""
+        """Return a copy with roles that follow from types where names tell none."""
         return replace(self, roles=guess_by_type(self.roles, self.schema))
 
     @property
@@ -70,9 +79,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where interactions and items are. form: parquet, or the importer that reads them: csv, movielens or sequences.
+    """Where interactions and items are.
 
-    place: what an importer is given; interactions, items: of parquet and csv.
+    Attributes:
+        form: "parquet", or the importer that reads the data: "csv", "movielens" or "sequences".
+        place: What the importer reads.
+        interactions: The table of interactions, for parquet and csv.
+        items: The table of items, for parquet and csv, if there is one.
     """
 
     form: str
@@ -81,7 +94,7 @@ class Source:
     items: Table | None = None
 
     def roles(self) -> str:
-        """Which column is what, in words."""
+        """Describe which column has which role; "" for data that an importer knows."""
         if self.interactions is None:
             return ""
         said = [f"{role} = {name}" for role, name in self.interactions.roles.items()]
@@ -96,23 +109,24 @@ class Source:
 def find_source(
     place: Path, items: Path | None, columns: Mapping[str, str], missing: Sequence[str] | None = None
 ) -> Source:
-    """The tables in a folder, or a file of interactions with `items` beside it.
+    """Find the tables in a folder, or beside a file of interactions.
 
     Args:
-        place: a file or a folder.
-        items: the file of items, where one is named.
-        columns: role -> column, over guesses.
-        missing: texts that stand for a missing value; None for the usual ones.
+        place: A file or a folder.
+        items: The file of items, if one is named.
+        columns: Columns by role, which override guesses.
+        missing: Texts that stand for a missing value; None for the default ones.
 
-    Raises ConfigError that says what is missing or what there is too much of.
+    Raises:
+        ConfigError: A table or a role is missing or ambiguous, or an option does not apply.
     """
     if not place.exists():
-        raise ConfigError(f"--data {place}: there is no such file or folder")
+        raise ConfigError(f"--data {place}: no such file or folder")
     form = _known_form(place)
     if form and (items or columns or missing is not None):
         raise ConfigError(
-            f"--data {place}: its files are read as `nonet import {form}` does, which knows no --items, --column and "
-            "--missing; leave them out, or name the file of interactions itself"
+            f"--data {place}: its files are read as by `nonet import {form}`, which has no --items, --column and "
+            "--missing; omit these options, or name the file of interactions itself"
         )
     if form:
         return Source(form, place)
@@ -136,7 +150,7 @@ def find_source(
 
 
 def _with_finest_times(table: Table, columns: Mapping[str, str], missing: tuple[str, ...]) -> Table:
-    """The table with the best of several columns of times, by its first rows."""
+    """Choose the best of several columns of times by the table's first rows."""
     candidates = time_candidates(table.names)
     if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
         return table
@@ -146,7 +160,7 @@ def _with_finest_times(table: Table, columns: Mapping[str, str], missing: tuple[
 
 
 def _known_form(place: Path) -> str:
-    """The importer whose files these are by their names, "" for none."""
+    """Return the importer that knows these file names; "" for none."""
     if not place.is_dir():
         return "sequences" if place.name == "sequences.txt" else ""
     if (place / "sequences.txt").is_file():
@@ -155,7 +169,10 @@ def _known_form(place: Path) -> str:
 
 
 def _candidates(place: Path) -> list[Path]:
-    """Tables by their endings; a folder with data files in it is one table, and so is a folder of nothing but parts."""
+    """List tables by their file endings.
+
+    A folder that consists of parts of a table is one table.
+    """
     if place.is_file() or _holds_parts(place):
         return [place]
     paths = [path for path in sorted(place.iterdir()) if not path.name.startswith((".", "_"))]
@@ -168,7 +185,7 @@ def _candidates(place: Path) -> list[Path]:
 
 
 def _data_below(folder: Path) -> list[Path]:
-    """The data files of a folder at any depth, without those that writers hide."""
+    """List the data files in a folder at any depth, without hidden files."""
     return [
         path
         for path in sorted(folder.rglob("*"))
@@ -179,7 +196,11 @@ def _data_below(folder: Path) -> list[Path]:
 
 
 def _holds_parts(folder: Path) -> bool:
-    """Whether a folder is one table: a writer left its mark, its folders are named key=value, or its files are numbered parts."""
+    """Return whether a folder is one table.
+
+    It is if it has a marker file of a writer, if its folders are named key=value, or if its files are
+    numbered parts.
+    """
     data = _data_below(folder)
     if not data or any(
         len(path.relative_to(folder).parts) > 1 and "=" not in path.relative_to(folder).parts[0]
@@ -194,12 +215,13 @@ def _holds_parts(folder: Path) -> bool:
 
 
 def _form(path: Path) -> str:
-    """parquet or csv, by the content of the file, or of a folder's first one."""
+    """Return "parquet" or "csv" by the content of the file, or of a folder's first file."""
     files = _data_below(path) if path.is_dir() else [path]
     return "parquet" if not files or is_parquet_file(files[0]) or files[0].suffix == ".parquet" else "csv"
 
 
 def _table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]) -> Table:
+    """Read a table's schema and guess the roles of its columns."""
     form, text = _form(path), None
     schema: Any
     if form == "parquet":
@@ -213,6 +235,7 @@ def _table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]) -> 
 
 
 def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, str]) -> Table:
+    """Return the table of interactions. Raises ConfigError if there is none or more than one."""
     headless = [table for table in tables if table.text is not None and not table.text.has_header]
     for table in headless:
         if not named_by_number(columns, table.names):
@@ -234,21 +257,20 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
         found = f"--data {place}: {len(whole)} tables have users, items and times ({names})"
         if whole[0].names == whole[1].names:
             raise ConfigError(
-                f"{found} and the same columns; if they are parts of one table, put them in a folder of their own inside this "
-                "one, else move all but one away"
+                f"{found} and the same columns; if they are parts of one table, move them into a subfolder; otherwise move all "
+                "but one to another folder"
             )
         raise ConfigError(f"{found}; name one: --data {whole[0].path}")
     if not tables:
         raise ConfigError(
-            f"--data {place}: no table there; wanted .parquet, {_SHOWN}, or a MovieLens or sequences folder"
+            f"--data {place} has no table; supported are .parquet, {_SHOWN}, and MovieLens and sequences folders"
         )
     best = max(tables, key=lambda table: sum(role in table.roles for role in _NEEDED))
     missing = [role for role in _NEEDED if role not in best.roles]
     if best in unsure:
         raise ConfigError(
-            f"--data {best.path}: its first line does not look like names of columns; write a first line of "
-            f"names, or name columns "
-            "that it has: --column user=NAME"
+            f"--data {best.path}: its first line does not look like column names; add a first line with "
+            f"names, or name existing columns: --column user=NAME"
         )
     raise ConfigError(
         f"--data {best.path}{_read_as(best)}: no column looks like the {' or the '.join(missing)}; it has "
@@ -265,9 +287,10 @@ def _items(
     columns: Mapping[str, str],
     missing: tuple[str, ...],
 ) -> Table | None:
+    """Return the table of items, None if there is none. Raises ConfigError if there is more than one."""
     if given is not None:
         if not given.exists():
-            raise ConfigError(f"--items {given}: there is no such file")
+            raise ConfigError(f"--items {given}: no such file")
         table = _table(given, columns, missing)
         if "item" not in table.item_roles:
             named = interactions.roles.get("item", "item_id")
@@ -286,11 +309,11 @@ def _items(
 
 
 def _read_as(table: Table) -> str:
-    """What the file was taken for, where its content and not its columns said so."""
+    """Describe the form that was detected from the content, for errors."""
     return ", read as JSON lines" if table.text is not None and table.text.kind == "json" else ""
 
 
 def _by_name(tables: Sequence[Table], name: str) -> Table | None:
-    """The only table, or that of several which is called so."""
+    """Return the only table, or the only one of several with that name."""
     called = [table for table in tables if table.path.name.partition(".")[0] == name]
     return tables[0] if len(tables) == 1 else called[0] if len(called) == 1 else None

@@ -1,4 +1,4 @@
-"""Whether two devices agree, step by step."""
+"""Comparison of two devices or precisions on the same weights and batches."""
 
 import lazy_loader
 

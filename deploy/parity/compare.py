@@ -1,7 +1,8 @@
-"""How far two sides agree: per module, per gradient, per distribution, per ranking; and against which limits.
+"""How closely two sides agree, by module, gradient, distribution and ranking, and the limits of the differences.
 
-Pure NumPy. Errors are relative in the Euclidean norm. The limits of a pair are those of its lower precision: float32 sums in
-another order drift by some 1e-6 a layer, bfloat16 keeps 8 bits, so 0.4 % a rounding.
+Pure NumPy. Errors are relative in the Euclidean norm. A pair has the limits of its lower precision: float32
+with another order of summation drifts by about 1e-6 per layer; bfloat16 keeps 8 bits, so each rounding
+changes a value by up to 0.4 %.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ _ORDER = ("bf16", "fp16", "fp32")  # the loosest first
 
 @dataclass(frozen=True, slots=True)
 class ModuleError:
-    """One call of a module on both sides, or one gradient: relative error in the norm, largest difference."""
+    """The difference of one module call or one gradient between both sides.
+
+    Attributes:
+        name: The module's or parameter's name.
+        relative: The relative error in the Euclidean norm.
+        largest: The largest absolute difference.
+        same: Whether all bits are equal.
+    """
 
     name: str
     relative: float
@@ -40,7 +48,25 @@ class ModuleError:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What was compared and found. `beyond` holds a sentence a limit that was passed; empty when the sides agree."""
+    """What was compared and found.
+
+    Attributes:
+        sides: Pool, device, precision and torch version of each side.
+        weights: Where the weights come from.
+        prompts: Number of prompts.
+        same_bits: Whether modules, gradients and scores are equal in all bits.
+        first_different: The first module that differs, None for none.
+        first_beyond: The first module beyond its limit, None for none.
+        modules: Errors of module outputs in the order of execution.
+        gradients: Errors of gradients by parameter.
+        gradient: Relative error of all gradients as one vector.
+        loss: The loss of each side in nats.
+        kl: "mean" and "most" KL divergence over the catalogue in nats.
+        overlap: Mean share of the first items that both sides have.
+        metrics: Values, difference and interval by metric.
+        limits: Limits by name.
+        beyond: A sentence for every exceeded limit; empty if the sides agree.
+    """
 
     sides: list[dict[str, str]]
     weights: str
@@ -59,21 +85,22 @@ class Agreement:
     beyond: list[str]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
         return asdict(self)
 
     def text(self) -> str:
-        """What a person reads: the two sides, where they part, the worst of each, the verdict."""
+        """Format the sides, the first differences, the worst errors and the result for readers."""
         names = [
             f"{side['pool']} ({side['device']}, {side['precision']}, {side['torch']})" for side in self.sides
         ]
         lines = [f"{names[0]} against {names[1]}", f"weights: {self.weights}; {self.prompts} prompts", ""]
         parts = [*_worst("modules", self.modules), *_worst("gradients", self.gradients)]
-        lines += [f"first module that differs   {self.first_different or 'none: every bit is the same'}"]
+        lines += [f"first module that differs   {self.first_different or 'none: all bits are equal'}"]
         lines += [f"first module beyond limit   {self.first_beyond or 'none'}", *parts]
         lines += [
             f"gradient as a whole         off by {self.gradient:.2e} of its norm (limit {self.limits['gradient']:g})",
             f"loss                        {self.loss[0]:.6f} and {self.loss[1]:.6f} nats",
-            f"KL over the catalogue       mean {self.kl['mean']:.2e}, most {self.kl['most']:.2e} nats "
+            f"KL over the catalogue       mean {self.kl['mean']:.2e}, maximum {self.kl['most']:.2e} nats "
             f"(limit of the mean {self.limits['kl']:g})",
             f"overlap of the first {TOP}     {self.overlap:.4f} (limit {self.limits['overlap']:g})",
         ]
@@ -85,13 +112,21 @@ class Agreement:
         verdict = (
             ["", *(f"BEYOND: {sentence}" for sentence in self.beyond)]
             if self.beyond
-            else ["", "within every limit"]
+            else ["", "within all limits"]
         )
         return "\n".join([*lines, *verdict])
 
 
 def limits_for(precisions: Sequence[str], given: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The limits of a pair; `given` overrules. Raises ConfigError on an unknown one."""
+    """Return the limits of a pair of precisions.
+
+    Args:
+        precisions: The precision of each side.
+        given: Limits by name that override the default ones.
+
+    Raises:
+        ConfigError: A limit is unknown.
+    """
     limits = dict(LIMITS[min(precisions, key=_ORDER.index)])
     for name, value in (given or {}).items():
         if name not in limits:
@@ -112,7 +147,19 @@ def compare(
     weights: str,
     seed: int,
 ) -> Agreement:
-    """The agreement of two sides' answers on the same prompts."""
+    """Compare two sides' answers on the same prompts.
+
+    Args:
+        answers: The modules, gradients, loss and scores of each side.
+        seq: The users' events.
+        users: The user row of each prompt [P].
+        positions: The position of each prompt [P].
+        tie: The order of items with equal scores [I].
+        metrics: Names of metrics.
+        limits: Limits by name.
+        weights: Where the weights come from.
+        seed: The seed of the bootstrap.
+    """
     a, b = answers
     modules = errors(a["modules"], b["modules"])
     gradients, whole = errors(a["gradients"], b["gradients"]), error_of_all(a["gradients"], b["gradients"])
@@ -142,7 +189,10 @@ def compare(
 
 
 def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
-    """Error of each output by name, in the order of `a`; what only one side has is infinitely far."""
+    """Compute the error of each output by name, in the order of `a`.
+
+    An output that only one side has is infinitely wrong.
+    """
     modules = []
     for name in [*a, *(name for name in b if name not in a)]:
         if name not in a or name not in b or a[name].shape != b[name].shape:
@@ -158,10 +208,10 @@ def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[Mod
 
 
 def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
-    """Relative error of everything as one vector; infinite where one side lacks a part.
+    """Compute the relative error of all arrays as one vector; infinite if one side lacks a part.
 
-    The measure of gradients: that of a single bias is a sum over positions that all but cancels, and was 31 % off in bf16
-    (quickstart, depth.norm.0.bias) where the step as a whole was sound.
+    It measures gradients, because the gradient of a single bias may be a sum over positions that nearly
+    cancels: one (quickstart, depth.norm.0.bias) was 31 % off in bf16 although the whole step was accurate.
     """
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         return float("inf")
@@ -172,17 +222,17 @@ def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> fl
 
 
 def divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
-    """KL(a || b) [P] nats over the catalogue; items that neither side knows count nothing."""
+    """Compute KL(a || b) [P] in nats over the catalogue; items that neither side knows are ignored."""
     a, b = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
     known = np.isfinite(a)
     change = np.where(known, np.where(known, a, 0.0) - np.where(known, b, 0.0), 0.0)
     probability = np.where(known, np.exp(np.where(known, a, 0.0)), 0.0)
-    # E[d + exp(-d) - 1] is the KL of normalised sides, and never negative where rounding leaves them not quite so
+    # E[d + exp(-d) - 1] equals the KL divergence of normalised sides, and is not negative if rounding errors occur
     return (probability * (change + np.expm1(-change))).sum(1)
 
 
 def overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
-    """Mean share of the k best items of one side that are among the other's; equals by index."""
+    """Compute the mean share of one side's k best items that are among the other's; ties break by index."""
     best = [np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI)]
     return float(np.mean([len(np.intersect1d(x, y)) / max(1, len(x)) for x, y in zip(*best, strict=True)]))
 
@@ -190,11 +240,13 @@ def overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
 def _ranks(
     scores_PI: np.ndarray, seq: Sequences, users: np.ndarray, positions: np.ndarray, tie: np.ndarray
 ) -> np.ndarray:
+    """Rank the target of each prompt [P]."""
     target = seq.item[event_at(seq, users, positions)].astype(np.int64)
     return rank_of_target_np(scores_PI, target, masked(seq, users, positions), tie)
 
 
 def _metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:
+    """Compute a metric on both sides and the interval of its difference."""
     a, b = (per_event(name, side) for side in ranks)
     return {"a": float(a.mean()), "b": float(b.mean()), **paired(a, b, users, seed)}
 
@@ -207,7 +259,7 @@ def _beyond(
     moved: Mapping[str, Mapping[str, float]],
     limits: Mapping[str, float],
 ) -> list[str]:
-    """A sentence for every limit that was passed; NaN passes all of them."""
+    """Describe every limit that was exceeded; NaN exceeds all limits."""
     said = []
     if first:
         said.append(f"module {first.name} differs by {first.relative:.2e}, the limit is {limits['module']:g}")
@@ -224,12 +276,13 @@ def _beyond(
 
 
 def _worst(what: str, modules: Sequence[ModuleError]) -> list[str]:
+    """Describe how many outputs are equal in all bits, and the one with the largest error."""
     if not modules:
         return []
     worst = max(modules, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
     same = sum(m.same for m in modules)
     if same == len(modules):
-        return [f"{what:<27} all {same} the same bits"]
+        return [f"{what:<27} all {same} equal in all bits"]
     return [
-        f"{what:<27} {same} of {len(modules)} the same bits; the worst, {worst.name}, by {worst.relative:.2e} of its norm"
+        f"{what:<27} {same} of {len(modules)} equal in all bits; the largest error is {worst.relative:.2e} of the norm ({worst.name})"
     ]

@@ -1,7 +1,8 @@
-"""`nonet parity SCENARIO --pools a,b`: the same weights, batches and seeds through two pools, and where they part.
+"""`nonet parity SCENARIO --pools a,b`: run the same weights, batches and seeds in two pools and compare the results.
 
-Compared are every module's output in the order of execution, the loss and its gradients, the distribution over the
-catalogue, the ranking and its metrics. The limits are stated beside what was found; beyond one of them the verb exits 1.
+Compared are every module's output in the order of execution, the loss and its gradients, the distribution
+over the catalogue, and the ranking with its metrics. The limits are printed beside the results; if one is
+exceeded, the command exits with code 1.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from nonet.workers.runtime import ActorGroup, Place, RoleSpec, WorkerGroup, Work
 
 _WAIT_S = 600.0
 _READY_S = 30.0
-_SCORES = 16_000_000  # scores a side that are compared: 64 MB
+_SCORES = 16_000_000  # compared scores per side: 64 MB
 _PROMPTS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ParitySide:
-    """One of the two: a pool of the scenario (or the name of a device) and a precision."""
+    """One side of the comparison: a pool of the scenario (or the name of a device) and a precision."""
 
     name: str
     pool: Pool
@@ -46,7 +47,13 @@ class ParitySide:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What both sides are given: artifacts, a commit, and how its weights came to be."""
+    """The inputs of both sides.
+
+    Attributes:
+        folders: Folders of artifacts by kind.
+        commit: The folder of the checkpoint.
+        weights: A description of the weights' origin.
+    """
 
     folders: Mapping[str, str]
     commit: str
@@ -62,7 +69,20 @@ def parity(
     steps: int = 50,
     limits: Mapping[str, float] | None = None,
 ) -> Agreement:
-    """Compare two pools on a scenario. `run`: its newest commit; else weights trained here for `steps` steps."""
+    """Compare two pools on a scenario.
+
+    Args:
+        made: The scenario.
+        pools: Two names of pools or devices, separated by a comma.
+        precision: The precision of each side, separated by a comma.
+        run: The run whose newest checkpoint is used; None to train weights here.
+        steps: Supervised steps to train without `run`.
+        limits: Limits by name that override the default ones.
+
+    Raises:
+        ConfigError: A pool, a precision, a limit or the run is wrong.
+        PlacementError: The cluster lacks a device.
+    """
     scenario = made.scenario
     sides = _sides(scenario, pools, precision)
     bounds = limits_for([side.precision for side in sides], limits)
@@ -87,18 +107,19 @@ def parity(
 
 
 def parse_limits(given: Sequence[str]) -> dict[str, float]:
-    """["kl=1e-3"] -> {"kl": 1e-3}. Raises ConfigError."""
+    """Parse limits: ["kl=1e-3"] becomes {"kl": 1e-3}. Raises ConfigError."""
     limits = {}
     for text in given:
         name, _, value = text.partition("=")
         try:
             limits[name] = float(value)
         except ValueError:
-            raise ConfigError(f"--limit {text!r}: wanted NAME=NUMBER, as in kl=1e-3") from None
+            raise ConfigError(f"--limit {text!r}: must be NAME=NUMBER, such as kl=1e-3") from None
     return limits
 
 
 def _sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
+    """Parse the two sides. Raises ConfigError."""
     names, precisions = _pair("--pools", pools), _pair("--precision", precision)
     for word in precisions:
         if word not in PRECISIONS:
@@ -109,15 +130,17 @@ def _sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
 
 
 def _pair(option: str, text: str) -> Sequence[str]:
+    """Split an option into two values; a single one is used for both sides. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1:
         parts *= 2
     if len(parts) != 2 or not all(parts):
-        raise ConfigError(f"{option} {text!r}: give two, as in a,b, or one for both sides")
+        raise ConfigError(f"{option} {text!r}: give two values, such as a,b, or one for both sides")
     return parts
 
 
 def _pool(scenario: Scenario, name: str) -> Pool:
+    """Return a pool of the scenario, or one of a device's name. Raises ConfigError."""
     if name in scenario.pools:
         return scenario.pools[name]
     try:
@@ -131,7 +154,7 @@ def _pool(scenario: Scenario, name: str) -> Pool:
 
 
 def _check_there(sides: Sequence[ParitySide]) -> None:
-    """Raises PlacementError where the cluster has no such device at all, before anything is trained."""
+    """Check that the cluster has the devices, before anything is trained. Raises PlacementError."""
     import ray
 
     ensure_ray()
@@ -141,17 +164,18 @@ def _check_there(sides: Sequence[ParitySide]) -> None:
         if there.get(resource, 0.0) < 1:
             raise PlacementError(
                 f"pool {side.name!r} needs 1 {resource}, the cluster has {there.get(resource, 0.0):g}: "
-                "join one that has it (RAY_ADDRESS), or compare other pools"
+                "use a cluster that has it (RAY_ADDRESS), or compare other pools"
             )
 
 
 def _of_run(run: str) -> Material:
+    """Return the artifacts and the newest checkpoint of a run. Raises ConfigError."""
     folder = find_run(run)
     facts = folder.read_facts()
     newest = Checkpoints(folder.checkpoints).newest()
     if facts is None or newest is None:
         raise ConfigError(
-            f"{folder.id} has no commit to compare with; leave --run out to train a few steps here"
+            f"{folder.id} has no checkpoint to compare with; omit --run to train a few steps here"
         )
     path, manifest = newest
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
@@ -159,7 +183,10 @@ def _of_run(run: str) -> Material:
 
 
 def _fresh(made: ScenarioFile, scratch: Path, steps: int) -> Material:
-    """Artifacts and a few supervised steps, made in this process on the host, on one thread as a planned run would."""
+    """Make artifacts and train a few supervised steps in this process.
+
+    The steps run on the host with one thread, as in a planned run.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -185,7 +212,7 @@ def _fresh(made: ScenarioFile, scratch: Path, steps: int) -> Material:
 
 
 def _prompts(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out test events, evenly spread: as many as keep the scores of a side at 64 MB."""
+    """Select held-out test events, evenly spread, so that the scores of a side take at most 64 MB."""
     users, positions = prompts(corpus.seq, TEST)
     most = min(_PROMPTS, max(8, _SCORES // max(1, len(corpus.items))), len(users))
     chosen = np.linspace(0, len(users) - 1, most).round().astype(int)
@@ -200,7 +227,12 @@ def _ask(
     users: np.ndarray,
     positions: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Both sides' answers: what they are, a step's modules, loss and gradients, scores of the prompts."""
+    """Run both sides.
+
+    Returns:
+        For each side: its description, the modules, loss and gradients of a step, and scores of the
+            prompts.
+    """
     trained = int((corpus.seq.split == TRAIN).sum())
     stage = next(iter(stage_setups(scenario, len(corpus.seq), trained).values()))
     answers = []
@@ -215,7 +247,7 @@ def _ask(
 
 @contextmanager
 def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
-    """A worker of the side's pool: on its device, with its labels, in its environment."""
+    """Start a worker in the side's pool: on its device, with its labels and its environment."""
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 

@@ -1,4 +1,4 @@
-"""The report of a run: scores, curves, verdict, page."""
+"""The report of a run: scores, curves, verdict and the HTML page."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Tables of what accuracy over all events does not tell: what lists are like, segments, and what a memory adds.
+"""Tables beyond accuracy over all events: properties of lists, segments, and the gain from a memory.
 
-Pure functions of report.json's dictionary, any part of which may be missing; each table comes with the sentence that says how
-to read it.
+Pure functions of report.json's dictionary, any part of which may be missing. Each table comes with a
+sentence that explains how to read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIGITS = 3
 
 
 def list_table(report: Report) -> Table:
-    """Baselines and stages by coverage, Gini, novelty, diversity and calibration of their lists."""
+    """Build the table of coverage, Gini, novelty, diversity and calibration of the lists of baselines and stages."""
     lists = _part(report, "lists")
     measures = list(dict.fromkeys(name for values in lists.values() for name in values))
     rows = [
@@ -26,41 +26,41 @@ def list_table(report: Report) -> Table:
         for name, kind in names(report)
         if name in lists
     ]
-    return Table(["", *measures], rows, "What lists are like")
+    return Table(["", *measures], rows, "Properties of lists")
 
 
 def sampled_note(report: Report) -> str:
-    """How many users were ranked and what that leaves uncertain; "" where all were."""
+    """Format how many users were ranked and the resulting uncertainty; "" if all users were ranked."""
     sampled = _part(report, "sampled")
     if not sampled:
         return ""
     facts: Mapping[str, Any] = list(sampled.values())[-1]
     known = ", ".join(f"{metric} ± {number(width)}" for metric, width in facts["half_width"].items())
     return (
-        f"{facts['users']:,} of {facts['of']:,} tested users were ranked, drawn by the seed; the mean over all of them lies, at "
-        f"95 %, within {known} of the last row."
+        f"{facts['users']:,} of {facts['of']:,} test users, drawn with the run's seed, were ranked; the mean over all of them is "
+        f"within {known} of the last row (95 % interval)."
     )
 
 
 def list_note(report: Report) -> str:
-    """How to read `list_table`."""
+    """Format how to read `list_table`."""
     sorts = " ".join(measure for values in _part(report, "lists").values() for measure in values)
     told = [
-        "Of the first items of every test list: coverage is the part of the catalogue that anybody is shown",
-        "Gini is 0 where all items are shown alike and 1 where everybody is shown the same",
+        "For the first items of every test list: coverage is the share of the catalogue that is shown to at least one user",
+        "Gini is 0 if all items are shown equally often and 1 if all users are shown the same item",
         "novelty is how rare a shown item is, in bits",
     ]
     if "diversity" in sorts:
-        told.append("diversity is how little two items of a list share in categories")
+        told.append("diversity is how much the categories of two items of a list differ")
     if "calibration" in sorts:
         told.append(
-            "calibration is how far a list's categories are from its user's history, where less is better"
+            "calibration is the distance between the categories of a list and of its user's history (lower is better)"
         )
     return "; ".join(told) + "."
 
 
 def segment_table(report: Report) -> Table:
-    """The last stage beside the strongest baseline, by segment of users and of items."""
+    """Build the table of the last stage and the strongest baseline by segment of users and of items."""
     segments, subjects = _part(report, "segments"), _compared(report)
     metrics = headline_metrics(report)
     rows: list[list[Cell | str]] = []
@@ -76,22 +76,20 @@ def segment_table(report: Report) -> Table:
 
 
 def segment_note(report: Report) -> str:
-    """How to read `segment_table`."""
+    """Format how to read `segment_table`."""
     segments = _part(report, "segments")
     median = next((facts["most"] for facts in segments.values() if "most" in facts), None)
     at = f" ({median:g})" if median is not None else ""
     left_out = _part(report, "data").get("share_only_trained")
-    nobody = (
-        f" {percent(left_out)} of the users have no test event: nothing here is of them." if left_out else ""
-    )
+    nobody = f" {percent(left_out)} of the users have no test event and are not included." if left_out else ""
     return (
-        f"Users are split at the median of their training events{at}, items by the first, second and last third of all training "
-        f"events that they make up, so a column read downwards says whom a mean is of.{nobody}"
+        f"Users are split at the median of their training events{at}; items are split by popularity into groups with the first, "
+        f"second and last third of all training events. Each column shows which segments a mean comes from.{nobody}"
     )
 
 
 def memory_table(report: Report) -> Table:
-    """Each stage with its memory beside its model alone."""
+    """Build the table of each stage with its memory and with its model alone."""
     rows: list[list[Cell | str]] = []
     metrics = headline_metrics(report)
     alone = {row.name: row.scores for row in stage_table(report, search="model alone")}
@@ -109,17 +107,18 @@ def memory_table(report: Report) -> Table:
         rows.append([label(stage), *(number(told.get(weight), _DIGITS) for weight in weights), *cells])
     head = ["", *weights, *("with memory", "model alone", "gain") * len(metrics)]
     groups = [("", 1), ("fitted weights", len(weights)), *((metric, 3) for metric in metrics)]
-    return Table(head, rows, "What the memory gives", groups)
+    return Table(head, rows, "Gain from the memory", groups)
 
 
 MEMORY_NOTE = (
-    "A list mixes the model p with the votes v of what came soon after the user's newest items in training, as (1 - l) p + l q "
-    "with q ~ p^b v^c: the larger l, the more is remembered. m is what the items nearest to a user's state have of v, "
-    "where they vote; the gain is coloured where its 95 % interval leaves out 0."
+    "A list mixes the model's distribution p with the votes v of items that followed the user's newest items in training, as "
+    "(1 - l) p + l q with q ~ p^b v^c: a larger l gives the memory more weight. m is the share in v of the items nearest to the "
+    "user's state, if they vote. The gain is colored if its 95 % interval excludes 0."
 )
 
 
 def _gain(metric: str, told: Mapping[str, Any]) -> Cell | str:
+    """Make the cell of the gain from the memory in one metric."""
     values = (told.get("gain") or {}).get(metric)
     if not values:
         return "–"
@@ -128,13 +127,14 @@ def _gain(metric: str, told: Mapping[str, Any]) -> Cell | str:
 
 
 def _compared(report: Report) -> list[str]:
-    """The last stage that was ranked, and the strongest baseline."""
+    """Select the last stage that was ranked and the strongest baseline."""
     ranked = [row for row in stage_table(report) if row.kind == "stage"]
     baselines = [name for name, kind in names(report) if kind == "baseline"]
     return [row.name for row in ranked[-1:]] + (strongest(report, baselines) if ranked else [])
 
 
 def _told(facts: Mapping[str, Any]) -> str:
+    """Describe the size and bounds of a segment."""
     if "items" in facts:
         return f"{facts['items']:,} items"
     if "users" not in facts:
@@ -148,7 +148,7 @@ def _part(report: Report, key: str) -> Mapping[str, Any]:
 
 
 def rl_tables(report: Mapping[str, Any]) -> list[Table]:
-    """What happened to the rewards of RL: floors, prompts without a score, commands of people; those that have rows."""
+    """Build the tables of RL rewards, leaving out empty ones: floors, prompts without a score, and users' commands."""
     floors = [
         [
             name,
@@ -178,14 +178,14 @@ def rl_tables(report: Mapping[str, Any]) -> list[Table]:
             Table(
                 ["floor", "at least", "held-out users", "training", "multiplier", ""],
                 floors,
-                "Floors of rewards, held within 2 % for users that RL never trains on",
+                "Floors of rewards, met within 2 % for users that RL never trains on",
             ),
             Table(
-                ["reward", "prompts", "steps", "users", "why"],
+                ["reward", "prompts", "steps", "users", "reason"],
                 without,
                 "Prompts without a score, left out of training",
             ),
-            Table(["command", "from", ""], commands, "Asked for while the run went on"),
+            Table(["command", "from", ""], commands, "Commands given while the run was in progress"),
         )
         if table
     ]

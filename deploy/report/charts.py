@@ -1,7 +1,7 @@
-"""Charts as inline SVG: no script, no file, colours from the page's style sheet, so dark and print just work.
+"""Charts as inline SVG: no scripts or files, with colors from the page's style sheet for dark mode and print.
 
-Every function returns markup whose texts are escaped. Coordinates are rounded to a tenth of a pixel and lines
-thinned to 300 points, which keeps a report of twenty curves under 200 KB.
+Every function returns markup whose texts are escaped. Coordinates are rounded to a tenth of a pixel and
+lines are reduced to 300 points, which keeps a report of twenty curves under 200 KB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,20 @@ def line_chart(
     unit: str = "",
     beside: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """One curve over steps: points faint, their moving average bold where there are 30 or more; `beside` it a dashed one."""
+    """Draw one curve over steps.
+
+    With 30 points or more, the points are drawn faint and their moving average bold.
+
+    Args:
+        title: The chart's title.
+        steps: The x coordinates.
+        values: The y coordinates; non-finite ones are left out.
+        unit: The unit of the values.
+        beside: Points (step, value) of a second, dashed curve.
+
+    Returns:
+        The markup of a figure.
+    """
     points = thin([(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)])
     heading = f"{escape(title)}<small>{escape(unit)}</small>"
     if len(points) < 2:
@@ -46,7 +59,7 @@ def line_chart(
 
 
 def forest_plot(found: Sequence[Difference]) -> str:
-    """Differences with their intervals around a line at zero; one row each."""
+    """Draw differences and their intervals around a line at zero, one row for each."""
     row_height, left, right, width = 26, 330, 230, 960
     low, high = min(0.0, *(d.low for d in found)), max(0.0, *(d.high for d in found))
     span = (high - low) or 1.0
@@ -76,7 +89,7 @@ def forest_plot(found: Sequence[Difference]) -> str:
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most 300 points: means of neighbours."""
+    """Reduce a series to at most 300 points by averaging neighbours."""
     size = math.ceil(len(points) / _POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [
@@ -85,7 +98,7 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def moving_average(values: Sequence[float]) -> list[float]:
-    """Centred means over a tenth of the values, of fewer at the ends; empty below 30 values."""
+    """Compute centered means over a tenth of the values, fewer at the ends; empty below 30 values."""
     if len(values) < 30:
         return []
     reach = max(1, len(values) // 20)
@@ -94,7 +107,7 @@ def moving_average(values: Sequence[float]) -> list[float]:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers in [low, high], about `count` of them."""
+    """Choose about `count` round numbers in [low, high]."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -105,7 +118,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """The ticks' texts, with as many decimals as tell them apart."""
+    """Format ticks with as many decimals as are needed to tell them apart."""
     unit, suffix = (1000.0, "k") if max(map(abs, values)) >= 10_000 else (1.0, "")
     for digits in range(9):
         texts = [f"{value / unit:.{digits}f}{suffix}" for value in values]
@@ -117,13 +130,13 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 
 class _Frame:
-    """From data to pixels."""
+    """The plotting area of a chart, which maps data to pixels."""
 
     def __init__(self, points: Sequence[tuple[float, float]]):
         self.x_low, self.x_high = min(x for x, _ in points), max(x for x, _ in points)
         low, high = min(y for _, y in points), max(y for _, y in points)
         margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-        # Curves that are never negative, such as a KL, show no room below zero.
+        # Do not show negative values for curves that are never negative, such as a KL divergence.
         self.y_low = max(low - margin, 0.0) if low >= 0 else low - margin
         self.y_high = high + margin
 
@@ -153,6 +166,7 @@ class _Frame:
 
 
 def _whisker(d: Difference, place, y: float, left: int, width: int) -> str:
+    """Draw one row of a forest plot: metric, point, interval and its text."""
     tone = {1: "good", -1: "bad"}.get(d.direction, "even")
     words = "not significant" if d.direction == 0 else "significant"
     interval = f"{number(d.diff, sign=True)}  [{number(d.low, sign=True)}, {number(d.high, sign=True)}]"
@@ -167,6 +181,7 @@ def _whisker(d: Difference, place, y: float, left: int, width: int) -> str:
 
 
 def _short(value: float) -> str:
+    """Format a number with about three significant digits."""
     if value == 0:
         return "0"
     magnitude = abs(value)

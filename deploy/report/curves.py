@@ -1,7 +1,7 @@
-"""The curves of a run: metrics.jsonl, one series for each stage and name.
+"""The curves of a run: metrics.jsonl as one series for each stage and metric.
 
-Where several ranks report a step, throughputs are summed and everything else is averaged; where a step was
-reported twice, because the run was resumed, the last report counts.
+If several ranks report a step, throughputs are summed and all other metrics averaged. If a step was
+reported twice because the run was resumed, the last report is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ _FIRST = ("loss", "validation", "held-out", "reward", "kl", "rows/s", "rows_per_
 
 @dataclass(slots=True)
 class Curve:
-    """One metric of one stage: `points` (step, value), by step."""
+    """One metric of one stage.
+
+    Attributes:
+        stage: The stage's name, "" for metrics outside of stages.
+        name: The metric's name.
+        unit: Its unit.
+        reports: Values by (step, role, rank).
+    """
 
     stage: str
     name: str
@@ -27,7 +34,7 @@ class Curve:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """(step, value), ranks put together."""
+        """Points (step, value) in order of steps, combined over ranks."""
         steps: dict[float, list[float]] = {}
         for (step, _, _), value in self.reports.items():
             steps.setdefault(step, []).append(value)
@@ -36,12 +43,20 @@ class Curve:
 
     @property
     def important(self) -> bool:
-        """Whether a reader should see it without asking: losses, rewards, kl and throughput."""
+        """Whether the curve is shown by default: losses, rewards, KL and throughput."""
         return any(word in self.name for word in _FIRST)
 
 
 def read_curves(path: Path) -> tuple[list[Curve], int]:
-    """Curves in order of appearance, and how many lines could not be read: a kill tears the last."""
+    """Read the curves of a metrics file.
+
+    Args:
+        path: The file, which may be missing.
+
+    Returns:
+        Curves in order of appearance, and the number of unreadable lines (a killed process may leave a
+        partial last line).
+    """
     if not path.exists():
         return [], 0
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -49,7 +64,14 @@ def read_curves(path: Path) -> tuple[list[Curve], int]:
 
 
 def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
-    """The curves of JSON lines, and how many lines were no metrics records."""
+    """Collect curves from JSON lines.
+
+    Args:
+        lines: The lines of metrics.jsonl.
+
+    Returns:
+        Curves in order of appearance, and the number of lines that are no metrics records.
+    """
     curves: dict[tuple[str, str], Curve] = {}
     unread = 0
     for line in lines:
@@ -57,7 +79,9 @@ def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
         if record is None:
             unread += bool(line.strip())
             continue
-        if str(record["name"]).startswith("machine "):  # sums, which the report divides
+        if str(record["name"]).startswith(
+            "machine "
+        ):  # cumulative sums, from which the report computes shares
             continue
         key = (str(record.get("stage") or ""), str(record["name"]))
         curve = curves.setdefault(key, Curve(*key, str(record.get("unit") or "")))
@@ -66,6 +90,7 @@ def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
 
 
 def _record(line: str) -> dict[str, Any] | None:
+    """Parse a line as a metrics record; None if it is not one."""
     try:
         record = json.loads(line)
         record["step"], record["value"] = float(record["step"]), float(record["value"])

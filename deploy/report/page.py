@@ -1,7 +1,7 @@
-"""The report's page: verdict first, then the numbers that carry it, then how it was made.
+"""The report's page: the verdict first, then the numbers behind it, then how the run was made.
 
-`page` is pure: the same report gives the same bytes. The templates escape every text that comes from the run. A section
-is left out when its part of the report is missing.
+`page` is pure: the same report gives the same bytes. The templates escape every text that comes from the
+run. A section is left out when its part of the report is missing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,20 @@ _VALIDATION_NATS = "validation nats"
 def page(
     report: Mapping[str, Any], *, curves: Sequence[Curve] = (), scenario: str = "", unread: int = 0
 ) -> str:
-    """The whole page. `unread` metrics lines that could not be read are mentioned under the curves."""
+    """Render the whole page.
+
+    Args:
+        report: The contents of report.json.
+        curves: Curves of the run's metrics.
+        scenario: The text of scenario.yaml.
+        unread: Number of lines of metrics.jsonl that could not be read, mentioned below the curves.
+
+    Returns:
+        The HTML text.
+    """
     paired = list(differences(report))
     shown = [difference for difference in paired if difference.metric in headline_metrics(report)]
-    # A single point, such as a score at a stage's end, is no curve; the tables have it.
+    # A single point, such as a score at the end of a stage, is shown in the tables instead.
     drawn = [curve for curve in curves if len(curve.points) > 1]
     nats = {curve.stage: curve.points for curve in drawn if curve.name == _VALIDATION_NATS}
     drawn = [curve for curve in drawn if curve.name != _VALIDATION_NATS]
@@ -43,7 +53,10 @@ def page(
             tables.score_table(report, "test", "exhaustive", "Every catalogue item scored"),
             tables.score_table(report, "test", "beam", "By beam search"),
             tables.score_table(
-                report, "shuffled", "exhaustive", "Every item scored, a user's events of equal time shuffled"
+                report,
+                "shuffled",
+                "exhaustive",
+                "Every item scored, with each user's events of equal time shuffled",
             ),
         ],
         validation=[
@@ -77,7 +90,7 @@ def page(
 
 @cache
 def template(name: str) -> Template:
-    """A page's template; it escapes every text."""
+    """Load a page's template, which escapes every text."""
     folder = Path(__file__).parent / "templates"
     return Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -85,6 +98,7 @@ def template(name: str) -> Template:
 
 
 def _subtitle(report: Mapping[str, Any]) -> str:
+    """Format the run's id, seed, data sizes and duration in one line."""
     data = report.get("data") or {}
     parts = [str(report[key]) for key in ("run",) if report.get(key)]
     if report.get("seed") is not None:
@@ -99,9 +113,9 @@ def _subtitle(report: Mapping[str, Any]) -> str:
 
 
 def _users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each user's newest history, what was held out, and what each baseline and stage recommended.
+    """Collect each user's newest history, held-out items, and lists of each baseline and stage.
 
-    An item is (title, was held out, the stage before did not recommend it).
+    An item of a list is (title, whether it was held out, whether the stage before did not recommend it).
     """
     stages, users = report.get("stages") or {}, []
     for user in report.get("users") or []:
@@ -129,10 +143,10 @@ def _texts(titles: Sequence[Any] | None) -> list[str]:
 
 
 def _chart(curve: Curve, nats: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
-    """A training loss has its stage's validation beside it, next events alone."""
+    """Render the chart of a curve; a training loss is drawn with its stage's validation loss beside it."""
     title = f"{label(curve.stage)} · {curve.name}" if curve.stage else curve.name
     beside = nats.get(curve.stage, ()) if curve.name == "loss" else ()
-    title += ", dashed: validation, next events alone" if beside else ""
+    title += "; dashed: validation, next events only" if beside else ""
     told_already = curve.unit in ("1", "1/s") or curve.unit in curve.name
     steps, values = zip(*curve.points, strict=True)
     return Markup(line_chart(title, steps, values, "" if told_already else curve.unit, beside))

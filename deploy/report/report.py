@@ -1,6 +1,6 @@
-"""A finished run as one HTML page that needs no network, no script and no other file.
+"""The report of a finished run as one HTML page, without network access, scripts or other files.
 
-`write_report` reads what the run left in its folder and leaves report.html beside it, whole or not at all.
+`write_report` reads the files in the run's folder and writes report.html beside them atomically.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from nonet.errors import ConfigError
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write RUN/report.html from RUN's report.json, metrics.jsonl and scenario.yaml; returns its path.
+    """Write RUN/report.html from RUN's report.json, metrics.jsonl and scenario.yaml.
 
-    Only report.json must be there; sections whose numbers are missing are left out.
+    Args:
+        run_dir: The run's folder. Only report.json must exist; sections whose numbers are missing are left
+            out.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigError: report.json is missing or is not a JSON object.
     """
     run_dir = Path(run_dir)
     report = _read(run_dir / "report.json")
@@ -31,11 +39,12 @@ def write_report(run_dir: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read report.json as an object. Raises ConfigError."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path.parent} has no report.json; a run writes it when it evaluates: resume it first"
+            f"{path.parent} has no report.json, which a run writes when it evaluates; resume the run first"
         ) from None
     except ValueError as cause:
         raise ConfigError(f"{path} is not JSON ({cause}); resume the run to write it again") from None

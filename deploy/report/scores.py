@@ -1,7 +1,7 @@
-"""A report's numbers in the shape that people read: one row a baseline or stage, one column a metric.
+"""The numbers of a report as rows: one row for each baseline or stage, one column for each metric.
 
-Pure functions of report.json's dictionary (docs/explanation/design.md, section 7); any part of it may be missing, and then there
-is no row.
+Pure functions of report.json's dictionary (docs/explanation/design.md, section 7). Any part of it may be
+missing; its rows are then left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ HEADLINES = ("recall@10", "ndcg@10")
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """Whose scores these are ("finetune"), whether it is a stage or a baseline, and its scores by metric."""
+    """The scores of one stage or baseline.
+
+    Attributes:
+        name: Its name, such as "finetune".
+        kind: "stage" or "baseline".
+        scores: Scores by metric.
+    """
 
     name: str
     kind: str
@@ -25,7 +31,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """left - right in one metric, with the 95 % interval of a paired bootstrap over users."""
+    """The difference left - right in one metric, with the 95 % interval of a paired bootstrap over users."""
 
     left: str
     right: str
@@ -36,17 +42,23 @@ class Difference:
 
     @property
     def direction(self) -> int:
-        """1 or -1 where the interval leaves out 0, else 0: not significant."""
+        """1 or -1 if the interval excludes 0, else 0 (not significant)."""
         return int(self.low > 0) - int(self.high < 0)
 
 
 def label(name: str) -> str:
-    """A name as people read it: transition_counter -> transition counter, rl -> RL."""
+    """Format a name for readers: transition_counter becomes "transition counter", rl becomes "RL"."""
     return "RL" if name == "rl" else name.replace("_", " ")
 
 
 def number(value: Any, digits: int = 4, sign: bool = False) -> str:
-    """A number with fixed digits; a dash for what is missing or not finite."""
+    """Format a number.
+
+    Args:
+        value: The number; a missing or non-finite one becomes a dash.
+        digits: Number of decimals.
+        sign: Whether to show the sign of positive numbers.
+    """
     if not _is_number(value):
         return "–"
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
@@ -55,10 +67,16 @@ def number(value: Any, digits: int = 4, sign: bool = False) -> str:
 def stage_table(
     report: Mapping[str, Any], *, split: str = "test", search: str = "exhaustive", events: str = "all"
 ) -> list[ScoreRow]:
-    """Baselines, then stages, in the report's order; those without scores of this kind are left out.
+    """Select the scores of baselines and stages of one kind, in the report's order.
 
-    split test | valid, search exhaustive | beam, events all | target (those that match the finetuning
-    target).
+    Args:
+        report: The contents of report.json.
+        split: "test" or "valid".
+        search: "exhaustive", "beam" or "model alone".
+        events: "all", "target" (events that match the finetuning target) or the name of a segment.
+
+    Returns:
+        Baselines, then stages; those without scores of this kind are left out.
     """
     rows = []
     for name, kind in names(report):
@@ -72,18 +90,18 @@ def stage_table(
 
 
 def metrics_of(rows: list[ScoreRow]) -> list[str]:
-    """The metrics that any row has, in order of first appearance."""
+    """Return the metrics that any row has, in order of first appearance."""
     return list(dict.fromkeys(metric for row in rows for metric in row.scores))
 
 
 def names(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, "baseline" | "stage") of everything that was evaluated."""
+    """Return (name, "baseline" or "stage") of every evaluated subject."""
     baselines = [(name, "baseline") for name in report.get("baselines") or {}]
     return baselines + [(name, "stage") for name in report.get("stages") or {}]
 
 
 def differences(report: Mapping[str, Any]) -> Iterator[Difference]:
-    """Every paired difference, in the report's order; those with a missing number are left out."""
+    """Yield every paired difference in the report's order; those with a missing number are left out."""
     known = {name for name, _ in names(report)}
     for pair, metrics in (report.get("paired") or {}).items():
         left, right = _split_pair(pair, known)
@@ -94,13 +112,14 @@ def differences(report: Mapping[str, Any]) -> Iterator[Difference]:
 
 
 def headline_metrics(report: Mapping[str, Any]) -> list[str]:
-    """The metrics that words are about: recall@10 and ndcg@10 where there are such, else the first two."""
+    """Return the metrics that sentences use: recall@10 and ndcg@10 if available, else the first two."""
     metrics = list(dict.fromkeys(difference.metric for difference in differences(report)))
     metrics = metrics or metrics_of(stage_table(report))
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 
 def _split_pair(pair: str, known: set[str]) -> tuple[str, str]:
+    """Split a key "left-right" into names that the report knows; names may contain hyphens."""
     cuts = [at for at, character in enumerate(pair) if character == "-"]
     for at in cuts:
         if pair[:at] in known and pair[at + 1 :] in known:

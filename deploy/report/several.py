@@ -1,4 +1,7 @@
-"""The page of several seeds: means over the draws, and what is certain whatever the draw. Pure, as the page of a run is."""
+"""The page of several seeds: the mean of each metric over the seeds, and the differences that are significant.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,14 @@ _TONES = {1: ("good", "▲"), 0: ("even", "●"), -1: ("bad", "▼")}
 
 
 def seeds_page(pooled: Mapping[str, Any]) -> str:
-    """The whole page of what `nonet run --seeds` pooled (deploy/after/seeds.py)."""
+    """Render the whole page of a pooled result.
+
+    Args:
+        pooled: The result that `nonet run --seeds` combines (deploy/after/seeds.py).
+
+    Returns:
+        The HTML text.
+    """
     report = as_report(pooled)
     paired = list(differences(report))
     shown = [difference for difference in paired if difference.metric in headline_metrics(report)]
@@ -36,7 +46,7 @@ def seeds_page(pooled: Mapping[str, Any]) -> str:
 
 
 def as_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
-    """The pooled result as a run's report has it: the means for the scores."""
+    """Convert a pooled result to the form of a run's report, with means as scores."""
     means = {
         name: {metric: row["mean"] for metric, row in by_metric.items()}
         for name, by_metric in pooled["subjects"].items()
@@ -46,6 +56,7 @@ def as_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _means(pooled: Mapping[str, Any]) -> Table:
+    """Build the table of each subject's mean and standard deviation by metric."""
     subjects = pooled["subjects"]
     metrics = _metrics(pooled)
     best = {metric: max(row[metric]["mean"] for row in subjects.values()) for metric in metrics}
@@ -68,6 +79,7 @@ def _means(pooled: Mapping[str, Any]) -> Table:
 
 
 def _each(pooled: Mapping[str, Any]) -> Table:
+    """Build the table of each subject's metrics for every seed."""
     metrics = _metrics(pooled)
     rows = [
         [Cell(label(name), f"seed {seed}"), *(number(row[metric]["values"][at]) for metric in metrics)]

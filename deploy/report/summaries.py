@@ -1,6 +1,6 @@
-"""The end of a run as a few lines of text: verdict and table.
+"""The end of a run as a few lines of text, and a suggested `nonet recommend` command.
 
-What to try after a run: a `nonet recommend` that works on this run's own data, safe to paste into a shell.
+The suggested command works on this run's data and is quoted for a shell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from nonet.deploy.report.verdicts import verdict
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Verdict sentences, then baselines and stages by metric (test, full ranking, all held-out events)."""
+    """Format the verdict and a table of baselines and stages by metric.
+
+    The metrics are of all held-out test events by full ranking.
+
+    Args:
+        report: The contents of report.json.
+
+    Returns:
+        Lines of text for a terminal.
+    """
     rows = {**report.get("baselines", {}), **report.get("stages", {})}
     metrics = list(next(iter(rows.values()), {}))
     lines = [*verdict(report), ""]
@@ -39,11 +48,19 @@ def summary(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_LONGEST = 60  # letters of a title that is pleasant to type
+_LONGEST = 60  # characters of a suggested title
 
 
 def suggestion(run: RunFolder) -> str:
-    """The command, with two popular titles, or with a user where items have none; "" where there is nothing to recommend."""
+    """Suggest a `nonet recommend` command for a run.
+
+    Args:
+        run: The run's folder.
+
+    Returns:
+        The command with two popular titles, or with a user if items have no titles; "" if there is nothing
+        to recommend.
+    """
     artifacts = (run.read_facts() or {}).get("artifacts", {})
     if not {"sequences", "sids"} <= set(artifacts):
         return ""
@@ -56,7 +73,7 @@ def suggestion(run: RunFolder) -> str:
 
 
 def _popular_titles(folder: Path) -> list[str]:
-    """Two titles that are no ids and name one item each, of those that were interacted with most."""
+    """Return the two most popular titles that differ from the item's id and name exactly one item."""
     items = pq.read_table(folder / "items.parquet", columns=["item_id", "title", "events"]).sort_by(
         [("events", "descending")]
     )

@@ -1,6 +1,6 @@
 """The report's tables: pure functions of report.json's dictionary, any part of which may be missing.
 
-A table without rows is false and left out of the page. Texts are plain: the templates escape them.
+A table without rows is false and left out of the page. Texts are plain; the templates escape them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from nonet.deploy.report.scores import (
 from nonet.deploy.report.verdicts import reward_digits, reward_direction
 
 _MIB = 2**20
-_FACTS = ("epochs", "trials", "loss")  # of a trained baseline, beside its seconds
+_FACTS = ("epochs", "trials", "loss")  # columns of a trained baseline in addition to its seconds
 Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A text; `small` stands behind it, `share` [0, 1] is a bar under it, `tone` 1, 0 or -1 a colour and a sign."""
+    """One cell of a table.
+
+    Attributes:
+        text: The cell's text.
+        small: A small text behind it.
+        bold: Whether the text is bold.
+        share: Length in [0, 1] of a bar below the text; None for no bar.
+        tone: 1, 0 or -1 for a color and a sign; None for neither.
+    """
 
     text: str
     small: str = ""
@@ -39,7 +47,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, the first of each its name; `groups` (title, columns) stand above the head."""
+    """A table of cells.
+
+    Attributes:
+        head: The columns' titles.
+        rows: Rows of cells; the first cell of a row is its name.
+        caption: The table's caption.
+        groups: (title, number of columns) of each group above the head.
+        narrow: Whether the table takes only part of the page's width.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
@@ -52,7 +68,16 @@ class Table:
 
 
 def score_table(report: Report, split: str, search: str, caption: str) -> Table:
-    """Baselines and stages by metric, of all held-out events and of those that match the finetuning target."""
+    """Build the table of baselines and stages by metric.
+
+    It covers all held-out events and, beside them, the events that match the finetuning target.
+
+    Args:
+        report: The contents of report.json.
+        split: "test", "valid" or "shuffled".
+        search: "exhaustive" or "beam".
+        caption: The table's caption.
+    """
     by_events = {
         events: stage_table(report, split=split, search=search, events=events) for events in ("all", "target")
     }
@@ -76,7 +101,7 @@ def score_table(report: Report, split: str, search: str, caption: str) -> Table:
 def _events_title(report: Report, split: str, events: str) -> str:
     held_out = _part(_part(report, "data"), "held_out")
     count = held_out.get(split if events == "all" else f"{split}_target")
-    words = "all held-out events" if events == "all" else "those matching the finetuning target"
+    words = "all held-out events" if events == "all" else "events that match the finetuning target"
     return f"{words} ({count:,})" if isinstance(count, int) else words
 
 
@@ -89,7 +114,7 @@ def _score(rows: Sequence[ScoreRow], metric: str, name: str) -> Cell | str:
 
 
 def difference_table(differences: Sequence[Difference]) -> Table:
-    """Every paired difference with its interval."""
+    """Build the table of paired differences and their intervals."""
     rows = [
         [
             f"{label(d.left)} − {label(d.right)}",
@@ -103,7 +128,12 @@ def difference_table(differences: Sequence[Difference]) -> Table:
 
 
 def reward_tables(report: Report) -> list[tuple[str, Table]]:
-    """What each RL stage's rewards were measured on, and their table; captions tell stages apart where there are several."""
+    """Build the reward table of each RL stage.
+
+    Returns:
+        (what the rewards were measured on, table) of each stage. Captions name the stages if there are
+        several.
+    """
     stages = _part(report, "stage_rewards") or {"": report}
     tables = [
         (part.get("rewards_on") or "", reward_table(part, label(name) if len(stages) > 1 else ""))
@@ -113,18 +143,18 @@ def reward_tables(report: Report) -> list[tuple[str, Table]]:
 
 
 def reward_table(report: Report, caption: str = "") -> Table:
-    """Each objective before and after RL."""
+    """Build the table of each objective before and after RL."""
     rows = []
     for name, values in _part(report, "rewards").items():
         digits, (before, after) = reward_digits(list(values)), values[:2]
         change = Cell(number(after - before, digits, sign=True), tone=reward_direction(list(values)))
-        own = Cell(label(name), "what RL trains" if name == "total" else "")
+        own = Cell(label(name), "trained by RL" if name == "total" else "")
         rows.append([own, number(before, digits), number(after, digits), change])
     return Table(["objective", "before", "after", "change"], rows, caption, narrow=True)
 
 
 def codebook_table(report: Report) -> Table:
-    """The tokenizer's levels."""
+    """Build the table of the tokenizer's levels."""
     health = _part(report, "tokenizer")
     levels = zip_longest(*(health.get(key) or [] for key in ("codes", "used", "perplexity")))
     rows = [
@@ -140,7 +170,10 @@ def codebook_table(report: Report) -> Table:
 
 
 def made_tables(report: Report) -> list[Table]:
-    """How the run was made: time, machine, baselines, work, turns, sparse tables, sizes, versions; those that have rows."""
+    """Build the tables of how the run was made, leaving out empty ones.
+
+    They cover time, machine, baselines, work, joins, offloading, sparse tables, sizes and versions.
+    """
     return [
         table
         for table in (
@@ -151,6 +184,7 @@ def made_tables(report: Report) -> list[Table]:
 
 
 def _wall(report: Report) -> Table:
+    """Build the table of wall time, rows and speed by stage."""
     wall = {name: s for name, s in _part(report, "wall_s").items() if isinstance(s, int | float)}
     total = wall.pop("total", None) or sum(wall.values())
     rows: list[list[Cell | str]] = []
@@ -166,7 +200,7 @@ def _wall(report: Report) -> Table:
 
 
 def _baselines(report: Report) -> Table:
-    """How baselines that say so were trained."""
+    """Build the table of how baselines were trained, for those that report it."""
     rows = []
     for name, facts in _part(report, "trained").items():
         seconds = facts.get("seconds")
@@ -178,6 +212,7 @@ def _baselines(report: Report) -> Table:
 
 
 def _work(report: Report) -> Table:
+    """Build the table of each group's idle time and of bytes that were sent."""
     sent = _part(report, "bytes_out")
     rows = [
         [label(name), f"{number(100 * share, 0)} %", _mib(sent.get(name, 0))]
@@ -188,8 +223,8 @@ def _work(report: Report) -> Table:
         for kind, counts in _part(report, "published").items()
         if counts.get("updates")
     ]
-    note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
-    return Table(["group", "idle", "bytes given back"], rows, f"Work. {note}")
+    note = "Idle: share of the time between a group's first and last call in which it had no call. trace.json has every call."
+    return Table(["group", "idle", "bytes returned"], rows, f"Work. {note}")
 
 
 def _joins(report: Report) -> Table:
@@ -206,12 +241,12 @@ def _joins(report: Report) -> Table:
         for name, readers in _part(report, "joins").items()
         for reader, counts in readers.items()
     ]
-    note = "Joins: rows that were looked up by key, as of their time. A row that is not found has missing values."
+    note = "Joins: rows looked up by key, as of the event's time. A row that is not found has missing values."
     return Table(["join", "read by", "rows", "found", "share", "time"], rows, note)
 
 
 def _machine(report: Report) -> Table:
-    """What share of the machine each stage's losses got, and where the first trainer's seconds went."""
+    """Build the table of hardware utilization by stage and of where the first trainer's time went."""
     stages = _part(report, "machine")
     parts = list(dict.fromkeys(part for stage in stages.values() for part in stage["shares"]))
     rows = [
@@ -225,14 +260,14 @@ def _machine(report: Report) -> Table:
         for name, stage in stages.items()
     ]
     note = (
-        "The machine: operations of layers and visible attention over those of a matrix product measured on the first trainer's "
-        "device, tokens a second, and where its steps' seconds went."
+        "Hardware utilization: operations of layers and visible attention, divided by those of a matrix product measured on the "
+        "first trainer's device; tokens per second; and the share of each part of a step in its time."
     )
     return Table(["stage", "MFU", "GFLOP/s", "tokens/s", *parts], rows, note)
 
 
 def _turns(report: Report) -> Table:
-    """What groups that share a device moved to host memory and back; nothing where they fit together."""
+    """Build the table of offloads of groups that share a device; it is empty if they fit together."""
     rows = [
         [
             name,
@@ -243,23 +278,24 @@ def _turns(report: Report) -> Table:
         ]
         for name, turns in _part(report, "moved").items()
     ]
-    note = "Turns: groups that don't fit on their device together wait in host memory while another works."
+    note = "Offloading: groups that do not fit on their device together are kept in host memory while another one computes."
     return Table(["group", "offloads", "resumes", "moved", "time"], rows, note)
 
 
 def _sparse(report: Report) -> Table:
-    """Sparse tables, where some id was refused, forgotten or read as the default row."""
+    """Build the table of sparse tables; it is empty unless an id was refused, evicted or absent."""
     tables = _part(report, "sparse")
     has_counts = any(
         counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent")
     )
     columns = ["rows", "admitted", "evicted", "refused", "absent"]
     rows = [[name, *(f"{counts.get(what, 0):,}" for what in columns)] for name, counts in tables.items()]
-    note = "Refused and absent: look-ups in training and in reading that read the default row."
+    note = "Refused and absent: lookups in training and in reading that returned the default row."
     return Table(["table", *columns], rows if has_counts else [], f"Sparse tables. {note}")
 
 
 def _sizes(report: Report) -> Table:
+    """Build the table of parameters, memory, held-out events, repeats and package versions."""
     data, peak = _part(report, "data"), report.get("peak_rss_bytes")
     titles = {"parameters": "dense parameters"}
     weights = _part(report, "weights").items()
@@ -272,7 +308,7 @@ def _sizes(report: Report) -> Table:
     shares = _part(_part(data, "repeats"), "share")
     if isinstance(left_out := data.get("share_only_trained"), float):
         rows.append(["users without a test event", percent(left_out)])
-    rows += [[f"of an item seen before, {name} events", percent(share)] for name, share in shares.items()]
+    rows += [[f"{name} events of an item seen before", percent(share)] for name, share in shares.items()]
     rows += [[f"version of {name}", str(version)] for name, version in _part(report, "versions").items()]
     return Table(["", ""], rows, "Sizes and versions", narrow=True)
 

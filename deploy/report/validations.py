@@ -1,7 +1,8 @@
-"""What validation said of each stage: which commit went on, when it stopped, and whether it learned its events by heart.
+"""What validation says about each stage: the selected checkpoint, when the stage stopped, and whether it overfits.
 
-Validation's nats are of next events alone, without dropout. A training loss is a mean over the events `ahead` too, with dropout,
-since the validation before: it lies above what next events cost, so the gap between them is at least what it looks.
+The nats of validation are of next events only, without dropout. The training loss is a mean since the
+previous validation over all `ahead` events, with dropout, so it is higher than the loss of next events. The
+true gap between both is therefore at least the gap that is shown.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from nonet.controller.record import selection_text
 from nonet.deploy.report.scores import label, number
 
 ROSE, BELOW = 0.03, 0.15
-"""Overfitting: validation costs 3 % more nats than at its lowest, and the training loss lies 15 % below that lowest."""
+"""Overfitting means: validation nats are 3 % above their minimum, and the training loss is 15 % below that minimum."""
 
 
 def validation_sentences(report: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """(sentence, tone) of each validated stage, and one more where it overfits."""
+    """Yield (sentence, tone) for each validated stage, and another one if the stage overfits."""
     for stage, found in (report.get("validation") or {}).items():
         history, best = found.get("history") or [], found.get("best")
         if len(history) < 2 or best is None:
@@ -29,7 +30,7 @@ def validation_sentences(report: Mapping[str, Any]) -> Iterator[tuple[str, int]]
 
 
 def _overfitting(stage: str, history: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence, "" where a stage does not overfit."""
+    """Describe the overfitting of a stage; "" if it does not overfit."""
     told = [entry for entry in history if entry.get("nats") is not None and entry.get("loss") is not None]
     if len(told) < 2:
         return ""
@@ -39,7 +40,7 @@ def _overfitting(stage: str, history: Sequence[Mapping[str, Any]]) -> str:
         return ""
     name = label(stage)
     return (
-        f"{name[0].upper()}{name[1:]} overfits: validation costs {number(last['nats'], 2)} nats an event at step {last['step']}, "
+        f"{name[0].upper()}{name[1:]} overfits: validation is {number(last['nats'], 2)} nats per event at step {last['step']}, "
         f"{number(nats, 2)} at step {lowest['step']}, while the training loss fell to {number(loss, 2)}; "
-        "more data, dropout or a smaller model may help, more steps will not."
+        "more data, dropout or a smaller model may help; more steps will not."
     )

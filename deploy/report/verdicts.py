@@ -1,8 +1,8 @@
-"""What a run's report says, in words.
+"""The results of a run's report in sentences.
 
-A difference is called better or worse only where the 95 % interval of the paired bootstrap leaves out 0;
-otherwise it is called not significant, however large it looks. A reward without an interval is told as a fact
-about its prompts alone.
+A difference is called better or worse only if the 95 % interval of the paired bootstrap excludes 0.
+Otherwise it is called not significant, whatever its size. A reward without an interval is reported as a
+fact about its prompts only.
 """
 
 from __future__ import annotations
@@ -20,19 +20,28 @@ from nonet.deploy.report.validations import validation_sentences
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence, and 1, 0 or -1: good news, neither, bad news."""
+    """One sentence of the verdict.
+
+    Attributes:
+        text: The sentence.
+        tone: 1 for good news, 0 for neutral, -1 for bad news.
+    """
 
     text: str
     tone: int
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
-    """The findings' sentences, most important first; never empty."""
+    """Return the sentences of all findings, most important first; the list is never empty."""
     return [finding.text for finding in findings(report)]
 
 
 def findings(report: Mapping[str, Any]) -> list[Finding]:
-    """Stages against baselines and each other, the reward that RL trained, then which commits went on, and what repeats mean."""
+    """Collect the findings of a report, most important first.
+
+    The order is: comparisons of stages with baselines and with one another, rewards of RL, limits of the
+    data, validation, and repeated items.
+    """
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
     comparisons = _comparisons(report) or [_plain(report)]
@@ -50,6 +59,7 @@ def findings(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
+    """Compare stages with baselines and with one another, one finding for each selected pair."""
     metrics = headline_metrics(report)
     if not metrics:
         return []
@@ -65,10 +75,11 @@ def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _worth_telling(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The comparisons that make up a verdict; the others stand in the report's own section.
+    """Select the comparisons that make up the verdict; the report's own section has the others.
 
-    The last stage before RL against every baseline, every stage against the one before it, and the last stage
-    against the strongest baseline. Pairs that name something else are a user's own, and told.
+    Selected are: the last stage before RL against every baseline, every stage against the one before it,
+    and the last stage against the strongest baseline. Pairs that name other subjects come from the user and
+    are always included.
     """
     stages, baselines = list(report.get("stages") or {}), list(report.get("baselines") or {})
     focus = next((name for name in reversed(stages) if name != "rl"), stages[-1])
@@ -81,19 +92,20 @@ def _worth_telling(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> l
 
 
 def strongest(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
-    """The baseline that scores best, none of none."""
+    """Return a list with the best-scoring baseline by the first headline metric, empty if there is none."""
     metric = headline_metrics(report)[0]
     scores = {row.name: row.scores.get(metric, 0.0) for row in stage_table(report) if row.name in baselines}
     return [max(scores, key=lambda name: scores[name])] if scores else []
 
 
 def _comparison(report: Mapping[str, Any], shown: list[Difference], *, against_stage: bool) -> Finding:
+    """Describe the difference between two subjects; the first metric decides the wording."""
     first, *others = shown
     left, right = label(first.left), label(first.right)
     same = f"{left} against {right}: the difference is not significant"
     if first.left == "rl" and against_stage:
-        words = {1: f"RL helped, over {right}", -1: f"RL hurt, against {right}"}
-        same = f"RL neither helped nor hurt: its difference from {right} is not significant"
+        words = {1: f"RL improves on {right}", -1: f"RL is worse than {right}"}
+        same = f"RL made no significant difference against {right}"
     elif against_stage:
         words = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
     else:
@@ -106,6 +118,7 @@ def _comparison(report: Mapping[str, Any], shown: list[Difference], *, against_s
 
 
 def _evidence(report: Mapping[str, Any], difference: Difference) -> str:
+    """Format both scores of a difference, their ratio if it is large, and the interval."""
     scores = {row.name: row.scores.get(difference.metric) for row in stage_table(report)}
     left, right = scores.get(difference.left), scores.get(difference.right)
     if left is None or right is None:
@@ -126,17 +139,17 @@ def _significance(difference: Difference) -> str:
 
 
 def _plain(report: Mapping[str, Any]) -> Finding:
+    """List the scores of all stages when nothing was compared in pairs."""
     rows = stage_table(report)
     metric = next(iter(headline_metrics(report)), None)
     if metric is None:
         return Finding("The stages have no scores, so there is nothing to compare.", 0)
     scores = ", ".join(f"{label(row.name)} {number(row.scores.get(metric))}" for row in rows)
-    return Finding(
-        f"{metric}: {scores}. Nothing was compared pairwise, so none of these is called better.", 0
-    )
+    return Finding(f"{metric}: {scores}. No pairs were compared, so no stage is called better.", 0)
 
 
 def _rewards(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe how each reward changed during RL."""
     rewards = {name: list(values) for name, values in (report.get("rewards") or {}).items()}
     rewards = {name: values for name, values in rewards.items() if _finite(values[:2])}
     if not rewards:
@@ -152,7 +165,7 @@ def _rewards(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _hacked(report: Mapping[str, Any]) -> list[Finding]:
-    """That a stage's trained reward rose while what people took is ranked worse than before it: its reward was gamed."""
+    """Find stages whose trained reward rose while their held-out metrics fell, which is reward hacking."""
     found, stages = [], list(report.get("stages") or {})
     for name, part in (report.get("stage_rewards") or {}).items():
         total = list((part.get("rewards") or {}).get("total") or [])
@@ -179,7 +192,7 @@ def _hacked(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _reranked(report: Mapping[str, Any]) -> list[Finding]:
-    """Return what re-ranking the start of an RL stage by the same rewards reaches without training."""
+    """Describe how re-ranking the start of an RL stage by its rewards compares with training."""
     found = []
     metric = next(iter(headline_metrics(report)), None)
     baselines, stages = report.get("baselines") or {}, report.get("stages") or {}
@@ -200,7 +213,7 @@ def _reranked(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _left_out(report: Mapping[str, Any]) -> list[Finding]:
-    """Prompts without a score, and floors that did not hold."""
+    """Describe prompts without a score and the floors of rewards."""
     found = [
         Finding(
             f"Reward {name} gave no score to {each['prompts']:,} prompts in {each['steps']:,} steps, which were left out: "
@@ -226,7 +239,7 @@ def _left_out(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
-    """Return what in the data or the semantic ids limits the meaning of the scores."""
+    """Describe properties of the data or of the semantic ids that limit what the scores mean."""
     data, tokenizer = report.get("data") or {}, report.get("tokenizer") or {}
     texts = (duplicates_text(data), shared_codes_text(tokenizer, data.get("items", 0)))
     return [Finding(text, -1) for text in texts if text]
@@ -239,7 +252,11 @@ def _repeats(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def reward_direction(values: list[float]) -> int:
-    """1, 0 or -1 for [before, after] or, with the interval of the difference, [before, after, low, high]."""
+    """Return 1, 0 or -1 for a reward that rose, did not change or fell.
+
+    Args:
+        values: [before, after], or [before, after, low, high] with the 95 % interval of the difference.
+    """
     before, after, *interval = values
     if len(interval) == 2 and _finite(interval):
         return int(interval[0] > 0) - int(interval[1] < 0)
@@ -247,11 +264,12 @@ def reward_direction(values: list[float]) -> int:
 
 
 def reward_digits(values: list[float]) -> int:
-    """Decimals that show a change: four, or six where both means are below 0.01."""
+    """Return the number of decimals that shows a change: four, or six if both means are below 0.01."""
     return 4 if max(abs(value) for value in values[:2]) >= 0.01 else 6
 
 
 def _change(values: list[float]) -> str:
+    """Describe the change of a reward from [before, after] or [before, after, low, high]."""
     digits = reward_digits(values)
     before, after, *interval = values
     if len(interval) == 2 and reward_direction(values) == 0:

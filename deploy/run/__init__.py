@@ -1,4 +1,4 @@
-"""Runs from the driver's side: the Python calls, the panel, the plan."""
+"""Runs from the driver's side: the Python API, the progress panel and planning."""
 
 import lazy_loader
 

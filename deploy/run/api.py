@@ -1,4 +1,7 @@
-"""The Python face of scenarios and runs: `nonet.scenario`, `nonet.run`, `nonet.start`. Ray is loaded where a run starts."""
+"""The Python API of scenarios and runs: `nonet.scenario`, `nonet.run`, `nonet.start`.
+
+Ray is only imported when a run starts.
+"""
 
 from __future__ import annotations
 
@@ -21,40 +24,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """A scenario and the folder its files are beside. `set` gives a changed copy."""
+    """A scenario and the folder that its files are relative to. `set` returns a changed copy."""
 
     scenario: Scenario
     folder: Path
 
     def set(self, path: str, value: Any) -> ScenarioFile:
-        """A copy with one key changed, e.g. set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})."""
+        """Return a copy with one key changed, such as set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1}).
+
+        Args:
+            path: The key's path, with dots.
+            value: The new value.
+
+        Raises:
+            ConfigError: The key or the value is wrong.
+        """
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         put(whole, path, value, f"set({path!r})")
         chosen = whole.get("settings")
-        if isinstance(chosen, dict):  # what is set here was not chosen by the data
+        if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
             whole["settings"] = {
                 key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
             }
         return replace(self, scenario=make_scenario(whole, self.scenario.name, PluginFiles(str(self.folder))))
 
     def plan(self, view: ClusterView | None = None) -> Plan:
-        """The plan on a cluster view, this machine by default; `.show()` is its text."""
+        """Plan the run on a cluster view, by default this machine; the plan's `show()` returns its text."""
         return plan(self.scenario, view or this_machine())
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the scenario as a dictionary without secret values."""
         return document(self.scenario)
 
 
 def scenario(
     source: str | Path, changes: list[str] | None = None, *, stored: Path | None = None
 ) -> ScenarioFile:
-    """A scenario by shipped name or path; `stored`: that of a run that goes on with it. Raises ConfigError."""
+    """Load a scenario.
+
+    Args:
+        source: The name of a shipped scenario, or a path.
+        changes: Changes of keys, each "a.b=c".
+        stored: The scenario.yaml of the run that is continued with it; None for a new run.
+
+    Raises:
+        ConfigError: The scenario does not exist or is wrong.
+    """
     loaded, folder = load_scenario(find(source), changes, stored)
     return ScenarioFile(loaded, folder)
 
 
 def start(source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = "") -> Run:
-    """Start a run and return at once; `.wait()` blocks."""
+    """Start a run without waiting for it; `wait()` of the result blocks.
+
+    Args:
+        source: A scenario, the name of a shipped one, or a path.
+        run_dir: The run's folder, by default a new one.
+        command: The command that starts the run, for the report.
+
+    Returns:
+        The run in progress.
+    """
     chosen = source if isinstance(source, ScenarioFile) else scenario(source)
     return _start(chosen.scenario, chosen.folder, new_run(chosen.scenario.name, run_dir), command=command)
 
@@ -68,7 +98,16 @@ def _start(*args: Any, **more: Any) -> Run:
 def start_detached(
     source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = ""
 ) -> RunFolder:
-    """Start a run that goes on without this process, on the cluster RAY_ADDRESS names; its folder."""
+    """Start a run on the cluster that RAY_ADDRESS names; it continues without this process.
+
+    Args:
+        source: A scenario, the name of a shipped one, or a path.
+        run_dir: The run's folder, by default a new one.
+        command: The command that starts the run, for the report.
+
+    Returns:
+        The run's folder.
+    """
     chosen = source if isinstance(source, ScenarioFile) else scenario(source)
     folder = new_run(chosen.scenario.name, run_dir)
     from nonet.deploy.run import driver
@@ -84,7 +123,20 @@ def run(
     panel: Panel | None = None,
     command: str = "",
 ) -> Run:
-    """Run a scenario to its end with progress. Raises NonetError."""
+    """Run a scenario to its end and show the progress.
+
+    Args:
+        source: A scenario, the name of a shipped one, or a path.
+        run_dir: The run's folder, by default a new one.
+        panel: Where the progress is shown, by default standard error.
+        command: The command that starts the run, for the report.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        NonetError: The run failed, or its input is wrong.
+    """
     with panel or Panel() as shown:
         started = start(source, run_dir=run_dir, command=command)
         if in_job():
@@ -101,10 +153,22 @@ def resume(
     given: ScenarioFile | None = None,
     panel: Panel | None = None,
 ) -> Run:
-    """Go on with a run from its newest whole commit.
+    """Continue a run from its newest complete checkpoint.
 
-    Values of env.vars, which a run does not store, come from `changes`, from `given` (the scenario that began it), or from
-    the environment. Raises ConfigError when there is nothing to resume, or where it is of another scenario.
+    Values of env.vars, which a run does not store, come from `changes`, from `given`, or from the
+    environment.
+
+    Args:
+        run_name: A folder, an id, a prefix, or `last`.
+        changes: Values of env.vars, each "a.b=c".
+        given: The scenario that started the run.
+        panel: Where the progress is shown, by default standard error.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: There is nothing to resume, or the run has another scenario than `given`.
     """
     folder = find_run(run_name)
     check_same(load_scenario(folder.scenario, changes)[0] if given is None else given.scenario, folder)
@@ -116,5 +180,5 @@ def resume(
     loaded, taken = with_values(stored, given and given.scenario)
     with panel or Panel() as shown:
         if taken:
-            shown.note(f"from this environment, for env.vars: {', '.join(taken)}")
+            shown.note(f"env.vars from this process's environment: {', '.join(taken)}")
         return _start(loaded, folder.sources, folder, resume=True).wait(shown)

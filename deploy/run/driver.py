@@ -1,7 +1,8 @@
-"""The driver: starts a run's controller, shows what it says, and stops it when asked.
+"""The driver: it starts a run's controller, shows its events, and stops it on request.
 
-It holds the run's lease and renews it: when it dies, a local Ray dies with it, and on a shared cluster the controller commits and
-ends everything. The first Ctrl-C (or SIGTERM, as `ray job stop` sends) asks for a commit at the next step, the second leaves.
+The driver holds the run's lease and renews it. If the driver dies, a local Ray dies with it; on a shared
+cluster the controller commits and stops everything. The first Ctrl-C (or SIGTERM, which `ray job stop`
+sends) requests a checkpoint at the next step, the second one quits immediately.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ _RESTART_S = 120.0
 
 
 class Run:
-    """A run under way or over: its folder, its state (running, done, stopped), its report, and warnings about its data."""
+    """A run in progress or finished.
+
+    Attributes:
+        folder: The run's folder.
+        id: The run's id.
+        state: "running", "done", "stopped" or "failed".
+        warnings: Warnings about the run's data.
+    """
 
     def __init__(
         self,
@@ -53,11 +61,14 @@ class Run:
         self._began = time.time()
         self._all_ours = (
             "RAY_ADDRESS" not in os.environ
-        )  # a shared cluster's processes are not below this one
+        )  # processes of a shared cluster are not children of this one
         self._lease = Heartbeat(self._renew, timeout_s / 6)
 
     def _renew(self) -> None:
-        """Tell the controller that its driver lives; never where Ray was shut down, for a call would join another cluster."""
+        """Renew the lease at the controller.
+
+        It does nothing after `ray.shutdown()`, because a remote call would implicitly join another cluster.
+        """
         import ray
 
         if ray.is_initialized():
@@ -65,18 +76,29 @@ class Run:
             self._take_stop_request()
 
     def _take_stop_request(self) -> None:
-        """Stop where `nonet stop` asked for it; removing the file is the answer."""
+        """Stop the run if `nonet stop` requested it; removing the request's file acknowledges it."""
         if self.folder.stop_request.exists():
             self.stop()
             self.folder.stop_request.unlink(missing_ok=True)
 
     @property
     def report(self) -> dict[str, Any]:
-        """report.json of a finished run."""
+        """The contents of report.json of a finished run."""
         return self.folder.read_json("report.json")
 
     def wait(self, panel: Panel | None = None) -> Run:
-        """Show events until the end; a run that has ended answers at once. Raises what made the run fail."""
+        """Wait for the end of the run and show its events.
+
+        Args:
+            panel: Where events are shown; None for nowhere.
+
+        Returns:
+            This run; immediately if it has ended before.
+
+        Raises:
+            WorkerFailed: The run failed.
+            WorkerLost: The controller is gone.
+        """
         if self._controller is None:
             return self
         seen, pid, view = 0, 0, EventView(panel)
@@ -84,11 +106,11 @@ class Run:
         with _interrupts() as interrupted:
             while True:
                 answer = self._polled(seen)
-                if answer["pid"] != pid:  # another process conducts: its events begin anew
+                if answer["pid"] != pid:  # the controller was restarted: its event numbers start at 0 again
                     seen, pid = (0, answer["pid"]) if pid else (seen, answer["pid"])
                     answer = self._polled(seen)
                 if dropped := missing(answer["events"], seen):
-                    view.note(f"{dropped} steps went by unseen; metrics.jsonl has all")
+                    view.note(f"{dropped} events were not shown; metrics.jsonl has all steps")
                 seen = answer["events"][-1]["number"] + 1 if answer["events"] else seen
                 view.show(answer["events"])
                 if warning := self._lease.warning():
@@ -98,7 +120,7 @@ class Run:
                 self._take_stop_request()
                 if interrupted.count and asked_at is None:
                     asked_at = time.monotonic()
-                    view.note("stopping after this step; once more to leave at once")
+                    view.note("stopping after this step; press Ctrl-C again to quit immediately")
                     self._controller.stop.remote()
                 if interrupted.count > 1 or (asked_at and time.monotonic() - asked_at > _STOP_S):
                     self.state = "stopped"
@@ -107,7 +129,10 @@ class Run:
                 time.sleep(_POLL_S)
 
     def _polled(self, seen: int) -> dict[str, Any]:
-        """What the controller says; while Ray restarts it, waits. Raises WorkerLost when it is gone for good."""
+        """Poll the controller for events after number `seen`, waiting while Ray restarts the controller.
+
+        Raises WorkerLost if the controller does not come back.
+        """
         import ray
         from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
@@ -123,17 +148,17 @@ class Run:
                 self.close()
                 raise WorkerLost(
                     f"the controller is gone ({' '.join(str(gone).split())[:200]}); "
-                    f"if there is a commit, go on with: nonet resume {self.id}"
+                    f"if it has a checkpoint, continue with: nonet resume {self.id}"
                 ) from None
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask for a commit at the next step, then the end; nothing where the run has ended."""
+        """Request a checkpoint at the next step and then the end of the run; a no-op if it has ended."""
         if self._controller is not None:
             self._controller.stop.remote()
 
     def close(self) -> None:
-        """End the controller and what it started."""
+        """Stop the controller and everything that it started, and release the run's folder."""
         import ray
 
         self._lease.stop()
@@ -145,13 +170,17 @@ class Run:
         self._held.close()
 
     def _ended(self, outcome: dict[str, Any]) -> Run:
+        """Record the outcome, release everything and write the report.
+
+        The folder of a run that failed because of wrong input before its first checkpoint is deleted.
+        """
         self.state = outcome["state"]
         self.close()
         if self.state == "failed":
             if not list(self.folder.checkpoints.glob("step-*")) and outcome["exit_code"] == 2:
                 shutil.rmtree(
                     self.folder.path, ignore_errors=True
-                )  # the caller's mistake, found before the first commit
+                )  # wrong input, found before the first checkpoint
             raise WorkerFailed(
                 outcome["error"],
                 traceback=outcome.get("traceback", ""),
@@ -171,7 +200,22 @@ class Run:
 def start(
     scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
 ) -> Run:
-    """Check everything, then start the run; returns at once."""
+    """Check the scenario and its data, then start the run without waiting for it.
+
+    Args:
+        scenario: The scenario.
+        folder: The folder that the scenario's files are relative to.
+        run: The run's folder.
+        resume: Whether to continue from the newest complete checkpoint.
+        command: The command that started the run, for the report.
+
+    Returns:
+        The run in progress.
+
+    Raises:
+        ConfigError: The scenario, its data or the folder is not usable.
+        NonetError: The controller did not start.
+    """
     timeout_s = orphan_timeout_s()
     warnings: list[str] = []
     if not resume:
@@ -188,7 +232,7 @@ def start(
         return Run(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
-        if not there and not run.scenario.exists():  # nothing was begun: `last` must not mean it
+        if not there and not run.scenario.exists():  # nothing was started, so `last` must not refer to it
             shutil.rmtree(run.path, ignore_errors=True)
         raise
 
@@ -196,16 +240,28 @@ def start(
 def start_detached(
     scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
 ) -> None:
-    """As `start`, for a run that goes on without this process. Raises ConfigError without a cluster that outlives it."""
+    """Start a run that continues without this process.
+
+    Args:
+        scenario: The scenario.
+        folder: The folder that the scenario's files are relative to.
+        run: The run's folder.
+        resume: Whether to continue from the newest complete checkpoint.
+        command: The command that started the run, for the report.
+
+    Raises:
+        ConfigError: There is no cluster that outlives this process, or the scenario is not usable.
+        NonetError: The controller did not start.
+    """
     if not os.environ.get("RAY_ADDRESS") or os.environ["RAY_ADDRESS"] == "local":
         raise ConfigError(
-            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (e.g. auto), or leave --detach out"
+            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
         )
     if not resume:
         scenario = settled(scenario)
         preflight.check(scenario, folder)
     check_ray_environment()
-    with claim(run):  # its controller will hold it
+    with claim(run):  # the controller claims the folder afterwards
         read_copies(run) if resume else run.begin_anew()
     _controller(scenario, folder, run, resume, command, detached=True)
 
@@ -213,7 +269,7 @@ def start_detached(
 def _controller(
     scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
 ) -> Any:
-    """Make the run's controller, after what earlier runs left without one has been ended."""
+    """Stop orphaned processes of earlier runs, then start this run's controller."""
     from ray.exceptions import RayError
 
     from nonet.controller import SingleController, Task
@@ -234,14 +290,14 @@ def _controller(
 
 
 def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
-    """Stop a run on the cluster that RAY_ADDRESS names: a commit at the next step, then everything ends.
+    """Stop a run on the cluster that RAY_ADDRESS names: request a checkpoint at the next step, then stop everything.
 
     Args:
         run: The run's id.
-        timeout_s: Seconds to wait for its end; it is ended without a commit after that.
+        timeout_s: Seconds to wait for the run to end; after that it is stopped without a checkpoint.
 
     Returns:
-        What was done.
+        A message that says what was done.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
@@ -253,14 +309,14 @@ def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
         controller = ray.get_actor(f"{run}/{CONTROLLER}", NAMESPACE)
     except ValueError:
         left = reap_run(run)
-        return f"{run} has no controller; ended {left} processes and placement groups it had left"
+        return f"{run} has no controller; stopped its {left} remaining processes and placement groups"
     deadline = time.monotonic() + timeout_s
     try:
         ray.get(controller.stop.remote(), timeout=10.0)
         while time.monotonic() < deadline and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
             time.sleep(_POLL_S)
     except (RayActorError, GetTimeoutError):
-        pass  # it left by itself, or does not answer: either way what is left is ended below
+        pass  # it ended by itself or does not answer; the rest is stopped below in either case
     with contextlib.suppress(Exception):
         ray.kill(controller, no_restart=True)
     reap_run(run)
@@ -268,7 +324,7 @@ def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
 
 
 class EventView:
-    """The controller's events on a panel, or nowhere."""
+    """Shows the controller's events on a panel, if there is one."""
 
     def __init__(self, panel: Panel | None):
         self._panel = panel
@@ -276,6 +332,7 @@ class EventView:
         self._last: str | None = None
 
     def note(self, text: str) -> None:
+        """Show one line of text."""
         if self._panel:
             self._panel.note(text)
 
@@ -298,6 +355,7 @@ class EventView:
         self._panel.step(event["stage"], event["step"], event["metrics"])
 
     def _result(self, event: dict[str, Any]) -> None:
+        """Show a subject's metrics, and lists of a few users for a stage."""
         assert self._panel
         metrics = event["metrics"]
         self._panel.table(f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())])
@@ -319,7 +377,7 @@ class EventView:
 
 @contextmanager
 def _interrupts() -> Iterator[SimpleNamespace]:
-    """Counts SIGINT and SIGTERM instead of dying of them; only where signals can be caught."""
+    """Count SIGINT and SIGTERM instead of terminating; other threads than the main one cannot catch signals."""
     seen = SimpleNamespace(count=0)
     if threading.current_thread() is not threading.main_thread():
         yield seen

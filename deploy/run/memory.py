@@ -1,7 +1,7 @@
-"""Memory of a run: the proportional set size (PSS) of this process and all its descendants, sampled.
+"""Memory of a run: the sampled proportional set size (PSS) of this process and all its descendants.
 
-PSS divides shared pages among those who share them, so its sum over processes is what they occupy together; the sum of
-resident sizes would count Ray's shared pages once a process.
+PSS divides shared pages among the processes that share them, so its sum over processes is the memory that
+they use together. A sum of resident set sizes would count Ray's shared pages once per process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psutil
 
 
 class PeakMemory:
-    """Samples in a thread between `with` and its end; `peak_bytes` is the highest sum seen."""
+    """Samples the PSS in a thread while the context is open; `peak_bytes` is the highest sum."""
 
     def __init__(self, interval_s: float = 1.0):
         self.peak_bytes = 0
@@ -34,7 +34,7 @@ class PeakMemory:
 
 
 def tree_pss_bytes(root: int) -> int:
-    """Sum of PSS over a process and its descendants, bytes; 0 where the system does not tell it."""
+    """Return the sum of PSS in bytes over a process and its descendants; 0 if the system does not report it."""
     process = psutil.Process(root)
     return sum(map(_pss_bytes, [process, *process.children(recursive=True)]))
 
@@ -42,5 +42,5 @@ def tree_pss_bytes(root: int) -> int:
 def _pss_bytes(process: psutil.Process) -> int:
     try:
         return getattr(process.memory_full_info(), "pss", 0)
-    except psutil.Error:  # gone, or not ours to read
+    except psutil.Error:  # the process has ended or may not be read
         return 0

@@ -1,7 +1,8 @@
-"""What a person sees while a run goes on: a live panel on a terminal, plain lines everywhere else.
+"""The progress of a run: a live panel on a terminal, plain lines otherwise.
 
-The plain face writes a line when a stage starts and ends and one about every 5 s in between, each flushed, so
-that a log or `ray job logs` tells as much as a screen. Rich is imported only for the live face.
+The plain display prints a line when a stage starts and ends and about every 5 s in between. Each line is
+flushed, so a log or `ray job logs` has the same information as a terminal. Rich is only imported for the
+live display.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Progress:
-    """Where a stage is: `total` steps or None when unknown, the last metrics, seconds since its start.
+    """The progress of a stage.
 
-    `first` steps were done before, by a run that this one resumes.
+    Attributes:
+        stage: The stage's name.
+        total: Number of steps, None if unknown.
+        started: The panel's clock at the start.
+        first: Steps that were done before the run was resumed.
+        step: Steps done so far, including `first`.
+        metrics: The latest metrics.
+        elapsed_s: Seconds since the start.
     """
 
     stage: str
@@ -33,28 +41,48 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the speed so far; None before the first step and without a total."""
+        """Estimated seconds left at the speed so far; None before the first step and without a total."""
         if not self.total or not self.first < self.step <= self.total:
             return None
         return self.elapsed_s * (self.total - self.step) / (self.step - self.first)
 
 
 class Face(Protocol):
-    """How a panel shows what happens."""
+    """How a panel displays a run."""
 
-    def begin(self, progress: Progress) -> None: ...
-    def progress(self, progress: Progress) -> None: ...
-    def end(self, progress: Progress) -> None: ...
-    def say(self, text: str) -> None: ...
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None: ...
-    def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None: ...
-    def close(self) -> None: ...
+    def begin(self, progress: Progress) -> None:
+        """Show that a stage begins."""
+
+    def progress(self, progress: Progress) -> None:
+        """Show the progress of a stage."""
+
+    def end(self, progress: Progress) -> None:
+        """Show that a stage has ended."""
+
+    def say(self, text: str) -> None:
+        """Show one line of text permanently."""
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table permanently."""
+
+    def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+        """Show titles by user permanently."""
+
+    def close(self) -> None:
+        """Restore the terminal."""
 
 
 class Panel:
-    """Progress of one run on `stream` (standard error when not given); `live` None asks the stream.
+    """The progress of one run on a stream.
 
-    A context manager: leaving it calls `done`, which gives the terminal back.
+    It is a context manager; leaving it calls `done`, which restores the terminal.
+
+    Args:
+        stream: Where to write, by default standard error.
+        live: Whether to use the live display; None to use it on a terminal.
+        interval_s: Seconds between two lines of the plain display.
+        clock: The source of time in seconds.
+        face: The display to use instead of the plain or live one.
     """
 
     def __init__(
@@ -73,13 +101,25 @@ class Panel:
         self._face = face or _face(out, live, interval_s, clock)
 
     def stage(self, name: str, steps_total: int | None = None, *, done: int = 0) -> None:
-        """A stage begins, `done` steps of it by an earlier run, and the one before it is over."""
+        """Begin a stage and end the one before it.
+
+        Args:
+            name: The stage's name.
+            steps_total: Its number of steps, None if unknown.
+            done: Steps that were done before the run was resumed.
+        """
         self._finish()
         self._current = Progress(name, steps_total, self._clock(), done, done)
         self._face.begin(self._current)
 
     def step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Steps done so far in a stage, and its latest metrics; a stage that was not begun begins here."""
+        """Update the progress of a stage, beginning the stage if it has not begun.
+
+        Args:
+            stage: The stage's name.
+            step: Steps done so far.
+            metrics: The latest metrics.
+        """
         if self._current is None or self._current.stage != stage:
             self.stage(stage)
         assert self._current is not None
@@ -89,23 +129,28 @@ class Panel:
         self._face.progress(self._current)
 
     def note(self, text: str) -> None:
-        """One line that stays."""
+        """Show one line of text permanently."""
         self._face.say(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table that stays; numbers get four decimals."""
+        """Show a table permanently; numbers get four decimals."""
         self._face.table(title, columns, [[_cell(value) for value in row] for row in rows])
 
     def users(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """What users would see: each row has `user_id`, `recommended`, maybe `target` and `before` titles.
+        """Show what users would be recommended.
 
-        Hits are marked ✓; against `before`, what moved is marked: new, or by how many places up (+) or down
-        (-).
+        Hits are marked with ✓. With `before`, each title is also marked as new, or by the number of places
+        it moved up (+) or down (-).
+
+        Args:
+            title: A heading.
+            rows: Each row has `user_id` and `recommended` titles, and optionally `target` and `before`
+                titles.
         """
         self._face.users(title, [(str(row["user_id"]), _marked(row)) for row in rows])
 
     def done(self) -> None:
-        """End the stage that runs and leave the terminal as it was; a second call does nothing."""
+        """End the current stage and restore the terminal; a second call does nothing."""
         self._finish()
         self._face.close()
 
@@ -123,7 +168,7 @@ class Panel:
 
 
 class PlainFace:
-    """One line at a time, flushed; what the stream cannot encode becomes a question mark."""
+    """Prints one line at a time and flushes it; characters that the stream cannot encode become question marks."""
 
     def __init__(self, stream: TextIO, interval_s: float, clock: Callable[[], float]):
         self._stream, self._interval_s, self._clock = stream, interval_s, clock
@@ -174,7 +219,7 @@ class PlainFace:
 
 
 def line(progress: Progress) -> str:
-    """A running stage in one line, e.g. "pretrain 120/440  loss 8.123  20 s, about 53 s left"."""
+    """Format a stage in progress as one line: "pretrain 120/440  loss 8.123  20 s, about 53 s left"."""
     total = f"/{progress.total:,}" if progress.total else ""
     left = f", about {progress.left_s:.0f} s left" if progress.left_s else ""
     parts = [
@@ -186,12 +231,12 @@ def line(progress: Progress) -> str:
 
 
 def steps_text(count: int) -> str:
-    """A number of steps in words."""
+    """Format a number of steps: "1 step", "2 steps"."""
     return f"{count:,} step{'' if count == 1 else 's'}"
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Metrics in their order: "loss 8.123  6,200 rows/s"."""
+    """Format metrics in their order: "loss 8.123  6,200 rows/s"."""
     return "  ".join(
         f"{value:,.0f} {name}" if name.endswith("/s") and value >= 10 else f"{name} {value:.4g}"
         for name, value in metrics.items()
@@ -225,6 +270,7 @@ def _marked(row: Mapping[str, Any]) -> list[str]:
 
 
 def _movement(title: str, place: int, before: Sequence[str] | None) -> str:
+    """Describe how many places a title moved against the list before."""
     if before is None:
         return ""
     if title not in before:

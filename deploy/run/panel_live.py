@@ -1,6 +1,6 @@
-"""The live face of a panel: what is over scrolls away above, what runs stays in place below.
+"""The live display of a panel: finished stages scroll away above, the current stage stays below.
 
-Texts go to Rich as `Text`, never as markup: an item's title may hold brackets.
+Texts are passed to Rich as `Text` and not as markup, because titles of items may contain brackets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REFRESHES_PER_S = 4
 
 
 class LiveFace:
-    """Stage, bar, time and metrics, redrawn four times a second, below the notes and tables so far."""
+    """Draws the stage, a progress bar, time and metrics four times a second, below earlier notes and tables."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float], console: Console | None = None):
         self._clock = clock
@@ -78,6 +78,7 @@ class LiveFace:
             self._live = None
 
     def _view(self) -> Group | Text:
+        """Draw the stage in progress."""
         progress = self._progress
         if progress is None:
             return Text("")

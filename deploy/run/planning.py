@@ -1,4 +1,4 @@
-"""Where `nonet plan` takes its cluster view from: a file, a live Ray, or this machine."""
+"""What `nonet plan` shows: the cluster view to plan on, the checks of the scenario, and the plan's text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from nonet.controller.plan import Plan, feature_dims
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
 
-_MOST_BYTES = 1 << 28  # of a table that a plan reads to warn
+_MOST_BYTES = 1 << 28  # largest table that a plan reads
 
 
 def view(cluster: Path | None, address: str | None) -> ClusterView:
-    """The view to plan on. Raises ConfigError where both are given, PlacementError where no Ray answers."""
+    """Choose the cluster view to plan on: a file, a live Ray, or this machine.
+
+    Args:
+        cluster: A cluster view's file.
+        address: The address of a live Ray, or `auto`.
+
+    Raises:
+        ConfigError: Both are given.
+        PlacementError: No Ray answers.
+    """
     if cluster and address:
         raise ConfigError("give --cluster (a file) or --address (a live Ray), not both")
     if address:
@@ -25,7 +34,7 @@ def view(cluster: Path | None, address: str | None) -> ClusterView:
 
 
 def searched(source: Any, view: ClusterView, as_json: bool) -> str:
-    """Return the placements of a scenario file by rank, as text or JSON."""
+    """Search placements of a scenario file and return them in order of rank, as text or JSON."""
     from nonet.controller.search import search_dict, search_placements, search_text
 
     checked(source)
@@ -42,17 +51,17 @@ def shown(source: Any, made: Plan, as_json: bool) -> str:
 
 
 def checked(source: Any) -> list[str]:
-    """Check a scenario file as a run does before it starts, the tables too where they can be read from here.
+    """Check a scenario file as a run does before it starts, including tables that can be read from this machine.
 
     Args:
         source: The scenario file.
 
     Returns:
-        Warnings in sentences: of stores that are joined, of the data.
+        Warnings about joined stores and about the data.
 
     Raises:
         ConfigError: A key, a reward, its options or a column is wrong.
-        DataError: The tables cannot be read, or hold too little.
+        DataError: The tables cannot be read, or have too few events.
     """
     from nonet.controller.scenario import check_runnable
     from nonet.controller.setup import preflight
@@ -60,15 +69,17 @@ def checked(source: Any) -> list[str]:
     scenario, folder = source.scenario, source.folder
     try:
         check_runnable(scenario)
-    except ConfigError:  # the plan's own notes say which keys
+    except ConfigError:  # the plan's notes name the keys
         return data_warnings(source)
     warnings = preflight.check_definition(scenario, folder)
     return warnings + (preflight.check_data(scenario, folder) if _has_tables_here(source) else [])
 
 
 def data_warnings(source: Any) -> list[str]:
-    """What is dangerous in a scenario file's data, in sentences; none where the tables are not files of this machine, or
-    larger than a plan should read."""
+    """Return warnings about a scenario file's data.
+
+    The list is empty if the tables are not files of this machine, or are larger than a plan should read.
+    """
     from nonet.controller.scenario.settings import data_warnings, profile_of
 
     data = source.scenario.data
@@ -80,7 +91,7 @@ def data_warnings(source: Any) -> list[str]:
 
 
 def _has_tables_here(source: Any) -> bool:
-    """Return whether the tables are files of this machine that are small enough to be read by a plan. Raises DataError."""
+    """Return whether the tables are local files that are small enough for a plan to read. Raises DataError."""
     from nonet.samples.tables import find_parquet
 
     data = source.scenario.data
@@ -95,6 +106,7 @@ def _has_tables_here(source: Any) -> bool:
 
 
 def _live(address: str) -> ClusterView:
+    """Read the view of a live Ray. Raises PlacementError if none answers."""
     import ray
 
     from nonet.controller.cluster import live_view

@@ -1,4 +1,4 @@
-"""What a scenario's stages read, and what files hold, in lines: `nonet samples explain` and `nonet samples stats`."""
+"""Texts of `nonet samples explain` and `nonet samples stats`: what stages read, and what files hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nonet.samples.streams import stats
 
 
 def explained(scenario: Scenario) -> str:
-    """Each stage's rows, their order and who reads them."""
+    """Describe each stage's rows, their order and their readers."""
     data = scenario.data
     source = data.source.spec
     plan = load_heavy(source.explain)(data.source.options(), scenario.seed, data.engine)
@@ -21,26 +21,35 @@ def explained(scenario: Scenario) -> str:
     for name, body in scenario.stages.items():
         users, key = body.kind.least_users(body)
         what = "prompts" if body.kind.rolls_out else scenario.model.spec.rows
-        sizes = f"{users:,} {what} a global step ({key})" if users else "steps by tokens"
+        sizes = f"{users:,} {what} per global step ({key})" if users else "steps by tokens"
         target = getattr(body, "target", None)
-        lines.append(f"{name}: {sizes}" + (f"; learns where {target}" if target else ""))
+        lines.append(f"{name}: {sizes}" + (f"; trains on events with {target}" if target else ""))
         if body.kind.rolls_out:
             lines.append(
-                "  events that split.rl holds out, each once an epoch; a fifth of the users is never asked"
+                "  events held out by split.rl, each once per epoch; a fifth of the users is never used for RL"
             )
     lines.append(
-        "Every commit holds a ledger of what was learned from (samples/ledger.json): docs/explanation/exactly-once.md"
+        "Every checkpoint has a ledger of the samples that were used (samples/ledger.json): docs/explanation/exactly-once.md"
     )
     return "\n".join(lines)
 
 
 def stats_text(path: str, form: str | None, where: str | None) -> tuple[str, dict[str, Any]]:
-    """Figures of files, as lines and as they are."""
+    """Measure files and format the figures.
+
+    Args:
+        path: A path, a glob, a folder or a URI.
+        form: The files' format; None to detect it.
+        where: A condition on the rows; None for all rows.
+
+    Returns:
+        The figures as lines of text, and as a dictionary.
+    """
     facts = stats(path, format=form, where=where)
     lines = [
         f"{facts['files']} files, {facts['bytes'] / 1e6:,.1f} MB, {facts['groups']:,} row groups, {facts['rows']:,} rows",
         f"read in {facts['seconds']:.2f} s: {facts['rows_per_s']:,} rows/s",
-        f"bad rows (ids that are missing or above 2^63): {facts['bad_rows']:,}",
+        f"bad rows (missing ids, or ids above 2^63): {facts['bad_rows']:,}",
     ]
     lines += [f"left out by where: {facts['filtered_rows']:,}"] if where else []
     for name, column in facts["columns"].items():
@@ -48,6 +57,6 @@ def stats_text(path: str, form: str | None, where: str | None) -> tuple[str, dic
         parts += [f"{column['least']} to {column['largest']}"] if "least" in column else []
         if "lengths" in column:
             of = column["lengths"]
-            parts.append(f"lengths: half up to {of['p50']}, 99 % up to {of['p99']}, the longest {of['most']}")
+            parts.append(f"lengths: median {of['p50']}, 99th percentile {of['p99']}, maximum {of['most']}")
         lines.append(f"  {name}: " + ", ".join(parts))
     return "\n".join(lines), facts

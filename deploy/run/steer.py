@@ -1,6 +1,7 @@
-"""Steer a run while it goes on: attach and detach rewards, set their weights and floors.
+"""Change a run in progress: attach and detach rewards, set their weights and floors, stop the run.
 
-A command goes into the run's queue (`nonet.controller.record.Commands`); the run takes it between two RL steps, or refuses it.
+A command is put into the run's queue (`nonet.controller.record.Commands`). The run applies or refuses it
+between two RL steps.
 """
 
 from __future__ import annotations
@@ -34,8 +35,22 @@ def attach(
     stage: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[RunFolder, str]:
-    """Ask a run for one more reward; (run, id of the command). `use` as in a scenario, a file relative to here; `options`: its
-    keyword arguments and those of every reward. Raises ConfigError where that is wrong already."""
+    """Ask a run to use one more reward.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        use: The reward as in a scenario; a file is relative to the current directory.
+        name: The reward's name in the run, by default the name of its function or class.
+        weight: The reward's weight.
+        stage: The RL stage, by default the one in progress.
+        options: Keyword arguments of the reward, and options that all rewards have.
+
+    Returns:
+        The run's folder and the id of the command.
+
+    Raises:
+        ConfigError: The run is not in progress, or the reward, its options or its name are wrong.
+    """
     folder = _going_on(run)
     from nonet.controller.scenario import RewardOptions
 
@@ -45,7 +60,8 @@ def attach(
     title = name or _title(use, target)
     if not _WORD.fullmatch(title):
         raise ConfigError(
-            f"the reward's name is {title!r}; it must be letters, digits, - and _, the first a letter or _: --name my_reward"
+            f"the reward's name is {title!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
+            "--name my_reward"
         )
     kept, digest = _kept(folder, use)
     body = made.model_dump(exclude_unset=True) | {"use": kept}
@@ -55,48 +71,75 @@ def attach(
 
 
 def detach(run: str | Path, name: str, *, stage: str | None = None) -> tuple[RunFolder, str]:
-    """Ask a run to go on without a reward; (run, id of the command)."""
+    """Ask a run to continue without a reward.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        name: The reward's name in the run.
+        stage: The RL stage, by default the one in progress.
+
+    Returns:
+        The run's folder and the id of the command.
+    """
     folder = _going_on(run)
     return folder, Commands(folder).ask(verb="detach", name=name, stage=stage)
 
 
 def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
-    """Ask a run to change a weight or a floor, by its path in the scenario; (run, id of the command)."""
+    """Ask a run to change the weight or the floor of a reward.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        path: The key's path in the scenario.
+        value: The new value.
+
+    Returns:
+        The run's folder and the id of the command.
+    """
     folder, parts = _going_on(run), path.split(".")
     stage = parts[1] if len(parts) > 2 and parts[0] == "stages" else None
     return folder, Commands(folder).ask(verb="set", name=path, stage=stage, value=value)
 
 
 def wait(folder: RunFolder, command: str, timeout_s: float) -> dict[str, Any] | None:
-    """The run's answer, None where it has not come within so long: the command stays in the queue."""
+    """Wait for the run's answer to a command.
+
+    Args:
+        folder: The run's folder.
+        command: The id of the command.
+        timeout_s: Seconds to wait.
+
+    Returns:
+        The answer; None if there was none in time. The command then stays in the queue.
+    """
     _becomes(lambda: Commands(folder).answer(command) is not None, timeout_s)
     return Commands(folder).answer(command)
 
 
 def stop(run: str | Path, notice_s: float = _NOTICE_S, timeout_s: float = _STOP_S) -> str:
-    """Stop a run of a local Ray: ask the process that runs it for a checkpoint at the next step, and wait for its end.
+    """Stop a run on a local Ray: request a checkpoint at the next step, and wait until the run has ended.
 
     Args:
         run: A folder, an id, a prefix, or `last`.
-        notice_s: Seconds within which that process must take the request.
-        timeout_s: Seconds to wait for its end after that.
+        notice_s: Seconds within which the run's process must accept the request.
+        timeout_s: Seconds to wait for the end of the run after that.
 
     Returns:
-        What was done.
+        A message that says what was done.
 
     Raises:
-        ConfigError: The run is over, nobody runs it, or its process does not take the request.
+        ConfigError: The run has finished, no process runs it, or its process does not accept the request.
     """
     folder = _going_on(run, "there is nothing to stop")
     write_whole(folder.stop_request, b"")
     if not _becomes(lambda: not folder.stop_request.exists() or not _is_held(folder), notice_s):
         folder.stop_request.unlink(missing_ok=True)
         raise ConfigError(
-            f"{folder.id} did not take the request to stop within {notice_s:g} s; a run on a cluster (--detach) is stopped with "
-            "RAY_ADDRESS set to that cluster"
+            f"{folder.id} did not accept the request to stop within {notice_s:g} s; to stop a run on a cluster (--detach), set "
+            "RAY_ADDRESS to that cluster"
         )
     if not _becomes(lambda: not _is_held(folder), timeout_s):
-        return f"{folder.id} stops after its step; it has not ended within {timeout_s:g} s"
+        return f"{folder.id} stops after its current step; it has not ended within {timeout_s:g} s"
     folder.stop_request.unlink(missing_ok=True)
     return f"stopped {folder.id}"
 
@@ -110,12 +153,12 @@ def _becomes(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _going_on(run: str | Path, when_over: str = "start a run with the reward in its scenario") -> RunFolder:
-    """The folder of a run under way. Raises ConfigError where it is over, or nobody runs it."""
+    """Return the folder of a run in progress. Raises ConfigError if it has finished or no process runs it."""
     folder = find_run(run)
     if folder.report.exists():
-        raise ConfigError(f"{folder.id} is over; {when_over}")
+        raise ConfigError(f"{folder.id} has finished; {when_over}")
     if not _is_held(folder):
-        raise ConfigError(f"{folder.id} does not go on now; go on with: nonet resume {folder.id}")
+        raise ConfigError(f"{folder.id} is not in progress; continue it with: nonet resume {folder.id}")
     return folder
 
 
@@ -129,7 +172,10 @@ def _is_held(folder: RunFolder) -> bool:
 
 
 def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
-    """`use` by the run's own copy of its file, and that one's sha256; what names no file stays as it is."""
+    """Copy the file of a reward into the run, and return `use` with that copy and the file's sha256.
+
+    A `use` that names no file is returned unchanged, with "".
+    """
     file = parse_file(use)
     if file is None:
         return use, ""
@@ -140,7 +186,7 @@ def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
 
 
 def _title(use: str, target: Any) -> str:
-    """What a reward is called where nobody says: its function's or class's name, of an address its last part."""
+    """Return the default name of a reward: its function's or class's name, or the last part of an address."""
     if "://" in use:
         return use.rstrip("/").rpartition("/")[2].partition("?")[0].replace(".", "_") or "reward"
     return getattr(target, "__name__", type(target).__name__)

@@ -1,7 +1,8 @@
-"""Submit a scenario as a Ray job: its folder becomes the job's working directory, `nonet run` its entry point.
+"""Submit a scenario as a Ray job whose working directory is the scenario's folder and whose entry point is `nonet run`.
 
-What the scenario names travels whole, whatever `.gitignore` says: tables, stores, models, rewards and what lies beside them. Of
-the other files travel those that Ray would take. The job compares the checksums of all that was named before it starts the run.
+All files that the scenario names are sent, even if `.gitignore` excludes them: tables, stores, models,
+rewards, and the files beside them. Of the other files, those are sent that Ray would take. Before it starts
+the run, the job compares the checksums of all named files.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _NEVER = (
     "__pycache__",
     ".gitignore",
     ".rayignore",
-)  # Ray would leave out again what the last two name
+)  # with the last two, Ray would again exclude what they name
 
 
 def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int:
-    """Submit a job and, if asked, follow its log.
+    """Submit a job and optionally follow its log.
 
     Args:
-        source: A scenario's file or shipped name.
-        address: Where the cluster's dashboard answers.
+        source: A scenario's file or the name of a shipped one.
+        address: The address of the cluster's dashboard.
         changes: Changes of the scenario, `a.b=c`.
         wait: Whether to follow the log to the end.
 
@@ -46,8 +47,8 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
         The job's exit code; 0 when not waiting.
 
     Raises:
-        ConfigError: The scenario names a file that cannot travel.
-        NonetError: The cluster does not take the job.
+        ConfigError: The scenario names a file that cannot be sent.
+        NonetError: The cluster does not accept the job.
     """
     from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -80,12 +81,12 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
 
 
 def stage_files(folder: Path, scenario: Path, named: list[Path], staged: Path) -> None:
-    """Link or copy into `staged` what travels with a job, and list the checksums of what the scenario names.
+    """Link or copy the files of a job into a folder, and list the checksums of the files that the scenario names.
 
     Args:
         folder: The scenario's folder.
-        scenario: Its file.
-        named: Files below the folder that it names.
+        scenario: The scenario's file.
+        named: Files below the folder that the scenario names.
         staged: An empty folder.
     """
     for file in {*_usual_files(folder), *named, scenario}:
@@ -100,7 +101,14 @@ def stage_files(folder: Path, scenario: Path, named: list[Path], staged: Path) -
 
 
 def check_arrived(folder: Path) -> None:
-    """Compare what arrived with what was submitted. Raises ConfigError that names what is missing or differs."""
+    """Compare the files that arrived with those that were submitted.
+
+    Args:
+        folder: The job's working directory.
+
+    Raises:
+        ConfigError: A file is missing or differs.
+    """
     sums: dict[str, str] = json.loads((folder / _LIST).read_text(encoding="utf-8"))
     wrong = [
         name
@@ -109,12 +117,13 @@ def check_arrived(folder: Path) -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"{len(wrong)} of {len(sums)} files that the scenario names did not arrive whole, the first: {wrong[0]}; submit again"
+            f"{len(wrong)} of {len(sums)} files that the scenario names did not arrive completely, the first is {wrong[0]}; "
+            "submit again"
         )
 
 
 def _usual_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that Ray takes of a working directory: all that .gitignore and .rayignore leave."""
+    """Yield the files that Ray takes from a working directory: all that .gitignore and .rayignore do not exclude."""
     from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 
     def walk(path: Path, excludes: list[Any]) -> Iterator[Path]:
@@ -131,10 +140,10 @@ def _usual_files(folder: Path) -> Iterator[Path]:
 
 
 def _named(value: Any, folder: Path) -> set[Path]:
-    """Return the files below a folder that the text of a scenario names, of folders and patterns all of them.
+    """Return the files below a folder that the text of a scenario names, including files of folders and patterns.
 
     Raises:
-        ConfigError: It names what lies outside the folder by a relative path, which does not travel.
+        ConfigError: A relative path leads out of the folder, whose files alone are sent.
     """
     if isinstance(value, dict):
         return set().union(*(_named(part, folder) for part in value.values()))
@@ -152,15 +161,15 @@ def _named(value: Any, folder: Path) -> set[Path]:
             continue
         if not inside.is_relative_to(root):
             raise ConfigError(
-                f"{value}: it lies outside {folder}, whose files alone travel with the job; put it there, or give an absolute "
-                "path that all nodes of the cluster have"
+                f"{value} is outside of {folder}, and only files in that folder are sent with the job; move it there, or give an "
+                "absolute path that all nodes of the cluster have"
             )
         files |= {inside} if inside.is_file() else {each for each in inside.rglob("*") if each.is_file()}
     return files
 
 
 def _own(scenario: Any, folder: Path) -> set[Path]:
-    """Return what lies beside the files of the user's own that a scenario names."""
+    """Return the files beside the user's own files that a scenario names."""
     root = folder.absolute()
     beside = [
         other for use in named_files(scenario) if (root / use).is_file() for other in files_beside(root / use)

@@ -64,14 +64,14 @@ def test_stop_asks_the_process_that_runs_a_run_and_waits_for_its_end(run, verb):
 
 def test_stop_refuses_a_run_that_is_over_or_that_nobody_runs(run, verb):
     code, said = verb("stop", run.path)
-    assert (code, said) == (2, "nonet: run does not go on now; go on with: nonet resume run\n")
+    assert (code, said) == (2, "nonet: run is not in progress; continue it with: nonet resume run\n")
     run.report.write_text("{}")
-    assert verb("stop", run.path) == (2, "nonet: run is over; there is nothing to stop\n")
+    assert verb("stop", run.path) == (2, "nonet: run has finished; there is nothing to stop\n")
     assert not run.stop_request.exists()
 
 
 def test_a_request_to_stop_that_nobody_takes_is_withdrawn_and_names_the_way(run):
-    with claim(run), pytest.raises(ConfigError, match="is stopped with RAY_ADDRESS set to that cluster"):
+    with claim(run), pytest.raises(ConfigError, match="set RAY_ADDRESS to that cluster"):
         steer.stop(run.path, notice_s=0.05)
     assert not run.stop_request.exists()
 
@@ -92,7 +92,7 @@ def test_attach_and_detach_take_the_name_alike(run, verb, monkeypatch, tmp_path)
         code, said = verb("detach", run.path)
         assert (code, "detach wants the name of a reward: nonet detach RUN NAME" in said) == (2, True)
         code, said = verb("attach", run.path, "--reward", "my.py:fresh", "3 x")
-        assert (code, "the reward's name is '3 x'; it must be letters" in said) == (2, True)
+        assert (code, "the reward's name is '3 x'; it must consist of letters" in said) == (2, True)
     assert [each["name"] for each in Commands(run).waiting()] == ["fresher"] * 6
 
 

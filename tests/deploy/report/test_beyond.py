@@ -91,9 +91,9 @@ def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():
     markup = page(report())
     for text in (
         "Beyond accuracy",
-        "What lists are like",
+        "Properties of lists",
         "By segment",
-        "What the memory gives",
+        "Gain from the memory",
         "model alone",
     ):
         assert text in markup
@@ -134,5 +134,5 @@ def test_a_report_of_drawn_users_says_how_many_and_what_that_leaves_uncertain():
     assert sampled_note(report()) == ""
     drawn = {"users": 20_000, "of": 4_861_193, "half_width": {"recall@10": 0.0041}}
     whole = {**report(), "sampled": {"popularity": drawn, "pretrain": drawn}}
-    assert "20,000 of 4,861,193 tested users" in sampled_note(whole)
+    assert "20,000 of 4,861,193 test users" in sampled_note(whole)
     assert "recall@10 ± 0.0041" in page(whole)

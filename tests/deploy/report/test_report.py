@@ -164,15 +164,15 @@ def test_the_verdict_stands_first_and_every_section_is_there(run_dir):
     titles = [
         "Verdict",
         "Stages and baselines",
-        "Are the differences real?",
+        "Significance of the differences",
         "Rewards before and after RL",
-        "What people are recommended",
+        "Examples of recommendations",
         "Curves",
         "Semantic ids",
         "How it was made",
         "To reproduce",
         "nonet run quickstart",
-        "Scenario as resolved",
+        "Resolved scenario",
         "name: quickstart # <&>",
     ]
     places = [text.index(title) for title in titles]
@@ -192,7 +192,7 @@ def test_the_verdict_stands_first_and_every_section_is_there(run_dir):
 def test_the_stage_table_holds_both_searches_and_both_kinds_of_events(run_dir):
     text = Page(write_report(run_dir).read_text()).text
     assert text.count("all held-out events (3,355)") == 2
-    assert text.count("those matching the finetuning target (1,700)") == 2
+    assert text.count("events that match the finetuning target (1,700)") == 2
     for value in (0.135, 0.135 * 1.1, 0.135 * 0.95, 0.118, 0.045):
         assert f"{value:.4f}" in text
 
@@ -260,7 +260,7 @@ def test_a_run_that_only_pretrained_has_its_page_too():
     )
     text = Page(page(only)).text
     assert "recall@10: popularity 0.0450, transition counter 0.1180, pretrain 0.1200" in text
-    assert "Are the differences real?" not in text
+    assert "Significance of the differences" not in text
     assert "Rewards before" not in text
 
 
@@ -324,13 +324,13 @@ def test_a_folder_without_a_report_is_named_and_left_alone(tmp_path):
 
 def test_the_page_says_what_holds_of_seen_items_and_in_how_many_events_it_matters():
     data = report()["data"]
-    assert "Full ranking of the catalogue. Best of each column" in Page(page(report())).text
+    assert "Full ranking of the catalogue. The best value of each column" in Page(page(report())).text
     share = {"train": 0.2213, "rl": 0.3486, "test": 0.4459}
     found = {"repeats": {"policy": "allow", "chosen_by": "data", "share": share}}
     text = Page(page(report(data=data | found))).text
     assert text.count("Seen items may be recommended again (data.repeats: allow, chosen by the data)") == 2
     for split, told in (("train", "22.1 %"), ("rl", "34.9 %"), ("test", "44.6 %")):
-        assert re.search(rf"of an item seen before, {split} events\s+{told}", text)
+        assert re.search(rf"{split} events of an item seen before\s+{told}", text)
 
 
 def test_coverage_stands_in_the_stage_table_beside_the_other_metrics_and_alone():

@@ -39,13 +39,13 @@ def test_a_difference_whose_interval_holds_zero_is_called_not_significant(low, h
 @pytest.mark.parametrize(
     ("diff", "low", "high", "words", "tone"),
     [
-        (0.01, 0.004, 0.016, "RL helped, over finetune: ", 1),
-        (-0.01, -0.016, -0.004, "RL hurt, against finetune: ", -1),
+        (0.01, 0.004, 0.016, "RL improves on finetune: ", 1),
+        (-0.01, -0.016, -0.004, "RL is worse than finetune: ", -1),
         (
             0.01,
             -0.002,
             0.02,
-            "RL neither helped nor hurt: its difference from finetune is not significant: ",
+            "RL made no significant difference against finetune: ",
             0,
         ),
     ],
@@ -108,7 +108,7 @@ def test_without_paired_differences_nothing_is_called_better():
     (sentence,) = verdict(made)
     assert sentence == (
         "recall@10: popularity 0.1000, finetune 0.2000, RL 0.3000. "
-        "Nothing was compared pairwise, so none of these is called better."
+        "No pairs were compared, so no stage is called better."
     )
 
 
@@ -133,7 +133,7 @@ def test_of_many_comparisons_the_verdict_tells_the_ones_that_decide():
         "Finetune beats popularity",
         "Finetune beats transition counter",
         "Finetune improves on pretrain",
-        "RL helped, over finetune",
+        "RL improves on finetune",
         "RL beats transition counter",
         "Mine beats other",
     ]
@@ -198,7 +198,7 @@ def test_a_run_whose_only_metric_is_coverage_has_a_verdict():
         "paired": {"finetune-popularity": {}},
     }
     assert verdict(made) == [
-        "coverage@10: popularity 0.0500, finetune 0.5000. Nothing was compared pairwise, so none of these is "
+        "coverage@10: popularity 0.0500, finetune 0.5000. No pairs were compared, so no stage is "
         "called better."
     ]
 
@@ -226,8 +226,8 @@ def test_a_stage_overfits_where_validation_rises_while_the_training_loss_lies_fa
     (*_, told) = findings(validated((7.0, 7.5), (6.0, 6.0), (6.5, 4.0)))
     assert told.tone == -1
     assert told.text == (
-        "Pretrain overfits: validation costs 6.50 nats an event at step 3, 6.00 at step 2, while the training loss fell to 4.00; "
-        "more data, dropout or a smaller model may help, more steps will not."
+        "Pretrain overfits: validation is 6.50 nats per event at step 3, 6.00 at step 2, while the training loss fell to 4.00; "
+        "more data, dropout or a smaller model may help; more steps will not."
     )
 
 

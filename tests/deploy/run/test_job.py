@@ -164,7 +164,7 @@ def test_what_did_not_arrive_whole_is_named_before_the_run_starts(work):
 def test_a_relative_path_that_leaves_the_folder_is_refused_and_an_absolute_one_is_elsewhere(work, tmp_path):
     (tmp_path / "shared.py").write_text("")
     with pytest.raises(
-        ConfigError, match=r"\.\./shared.py: it lies outside .*put it there, or give an absolute"
+        ConfigError, match=r"\.\./shared.py is outside of .*move it there, or give an absolute"
     ):
         submit._named({"use": "../shared.py"}, work)
     assert not submit._named({"path": str(tmp_path / "shared.py"), "far": "s3://bucket/x"}, work)

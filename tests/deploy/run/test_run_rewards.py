@@ -222,7 +222,7 @@ def test_a_run_that_nobody_runs_takes_no_command(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     run.scenario.write_text("name: x\n")
-    with pytest.raises(ConfigError, match="does not go on now; go on with: nonet resume"):
+    with pytest.raises(ConfigError, match="is not in progress; continue it with: nonet resume"):
         steer.detach(run.path, "hit")
     run.report.write_text("{}")
     with pytest.raises(ConfigError, match="is over"):

@@ -13,7 +13,7 @@ def test_a_scenario_says_what_its_stages_read():
     said = CliRunner().invoke(app, ["samples", "explain", "quickstart"]).stdout
     assert "source shuffled, seed 7" in said
     assert "pretrain: 8 users a global step" in said
-    assert "finetune: 8 users a global step (batch.users); learns where rating >= 4" in said
+    assert "finetune: 8 users per global step (batch.users); trains on events with rating >= 4" in said
     assert "rl: 64 prompts a global step" in said
 
 
@@ -23,9 +23,9 @@ def test_files_are_counted_in_one_pass(tmp_path):
     said = CliRunner().invoke(app, ["samples", "stats", str(tmp_path)]).stdout
     assert "1 files" in said
     assert "2 row groups, 4 rows" in said
-    assert "bad rows (ids that are missing or above 2^63): 1" in said
+    assert "bad rows (missing ids, or ids above 2^63): 1" in said
     assert (
-        "items: list<element: int64>, 0 missing, 1 to 3, lengths: half up to 1, 99 % up to 2, the longest 2"
+        "items: list<element: int64>, 0 missing, 1 to 3, lengths: median 1, 99th percentile 2, maximum 2"
         in said
     )
     assert "name: string, 1 missing" in said
