@@ -31,7 +31,7 @@ def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, rew
     yield f"# {title}: {p.users:,} users, {p.items:,} items, {p.events:,} events -> recommender."
     yield f"name: {name}"
     yield "seed: 7"
-    yield "settings: data       # keys left out are derived from the data: `nonet plan` shows them; a key given here takes precedence"
+    yield "settings: data       # keys left out are derived from the data (see `nonet plan`); keys given here take precedence"
     yield "data:"
     for key, value in data.items():
         yield f"  {key}: {json.dumps(value, ensure_ascii=False)}"

@@ -246,7 +246,7 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
     for role, name in columns.items():
         if name not in named:
             raise ConfigError(
-                f"--column {role}={name}: no table of {place} has it; columns: {join_names(sorted(there))}"
+                f"--column {role}={name}: no table of {place} has this column; columns: {join_names(sorted(there))}"
             )
     whole = [table for table in tables if table.is_interactions]
     whole = whole or [table for table in (each.by_type() for each in tables) if table.is_interactions]

@@ -284,5 +284,5 @@ def _worst(what: str, modules: Sequence[ModuleError]) -> list[str]:
     if same == len(modules):
         return [f"{what:<27} all {same} equal in all bits"]
     return [
-        f"{what:<27} {same} of {len(modules)} equal in all bits; the largest error is {worst.relative:.2e} of the norm ({worst.name})"
+        f"{what:<27} {same} of {len(modules)} equal in all bits; largest error {worst.relative:.2e} of its norm ({worst.name})"
     ]

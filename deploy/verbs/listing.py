@@ -61,7 +61,7 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
     ]
     for _, copy in pairs:
         if copy.exists():
-            raise ConfigError(f"{copy} exists already; choose another place")
+            raise ConfigError(f"{copy} already exists; choose another path")
     for original, copy in pairs:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(original, copy)

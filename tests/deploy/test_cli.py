@@ -233,7 +233,7 @@ def test_new_copies_a_scenario_with_its_rewards_and_never_overwrites(ring, monke
     code, _, _ = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, (ring / "mine" / "rewards" / "novelty.py").is_file()) == (0, True)
     code, _, err = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
-    assert (code, "exists already" in err) == (2, True)
+    assert (code, "already exists" in err) == (2, True)
 
 
 def test_import_writes_two_tables(ring, monkeypatch, capsys):

@@ -132,8 +132,8 @@ def test_dangerous_data_are_told_with_numbers(new):
 
 def test_what_cannot_be_used_is_one_line_and_leaves_nothing(refused):
     Path("d").mkdir()
-    assert "no table there" in refused("mine.yaml", "--data", "d")
-    assert "there is no such file" in refused("mine.yaml", "--data", "nowhere")
+    assert "has no table" in refused("mine.yaml", "--data", "d")
+    assert "no such file" in refused("mine.yaml", "--data", "nowhere")
     as_csv(log().slice(0, 0), "d/log.csv")
     assert "empty" in refused("mine.yaml", "--data", "d")
     as_csv(log().drop(["ts"]), "d/log.csv")
@@ -168,6 +168,6 @@ def test_words_that_do_not_fit_together_and_files_that_are_there_are_refused(ref
         "quickstart", "m.yaml", "--data", "events.parquet"
     )
     assert "belong to --data" in refused("quickstart", "m.yaml", "--column", "user=uid")
-    assert "a scenario is a .yaml file" in refused("mine", "--data", "events.parquet")
+    assert "must be a .yaml file" in refused("mine", "--data", "events.parquet")
     Path("mine.yaml").write_text("name: other\n")
-    assert "exists already" in refused("mine.yaml", "--data", "events.parquet")
+    assert "already exists" in refused("mine.yaml", "--data", "events.parquet")

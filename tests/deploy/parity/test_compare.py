@@ -58,5 +58,5 @@ def test_the_limits_of_a_pair_are_those_of_its_lower_precision_and_can_be_set():
     ):
         limits_for(["fp32", "fp32"], {"speed": 1.0})
     assert parse_limits(["kl=1e-3"]) == {"kl": 1e-3}
-    with pytest.raises(ConfigError, match="wanted NAME=NUMBER"):
+    with pytest.raises(ConfigError, match="must be NAME=NUMBER"):
         parse_limits(["kl"])

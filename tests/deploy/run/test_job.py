@@ -156,7 +156,7 @@ def test_what_did_not_arrive_whole_is_named_before_the_run_starts(work):
     submit.check_arrived(place)
     (place / "data" / "2.parquet").unlink()
     (place / "data" / "2.parquet").write_text("half")
-    with pytest.raises(ConfigError, match=r"1 of 3 files .* the first: data/2.parquet; submit again"):
+    with pytest.raises(ConfigError, match=r"1 of 3 files .* the first is data/2.parquet; submit again"):
         submit.check_arrived(place)
     assert (work / "data" / "2.parquet").read_text() == "data/2.parquet"
 

@@ -12,7 +12,7 @@ from nonet.deploy.cli import app
 def test_a_scenario_says_what_its_stages_read():
     said = CliRunner().invoke(app, ["samples", "explain", "quickstart"]).stdout
     assert "source shuffled, seed 7" in said
-    assert "pretrain: 8 users a global step" in said
+    assert "pretrain: 8 users per global step" in said
     assert "finetune: 8 users per global step (batch.users); trains on events with rating >= 4" in said
     assert "rl: 64 prompts a global step" in said
 
