@@ -1,4 +1,4 @@
-"""`nonet tune`: search a scenario's keys for the best validation, on Ray Tune with Optuna."""
+"""`nonet tune`: search a scenario's keys for the best validation with Ray Tune and Optuna."""
 
 import lazy_loader
 

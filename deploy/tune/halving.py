@@ -1,9 +1,11 @@
 """Synchronous successive halving: which trial runs next, as a pure function of the results so far.
 
-All trials train a quarter of the stages' lengths. The better half of them (rounded up) trains anew with half, the better half of
-those with all. Below 8 trials there are two rungs, below 4 one. A rung begins when the one before it is whole, so no decision
-depends on who is fast; each rung costs about the same. A rung trains from the start, for a learning rate's decay is of the whole
-length. After Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
+All trials train for a quarter of the stages' lengths. The better half of them (rounded up) trains again for
+half the lengths, and the better half of those for the whole lengths. With fewer than 8 trials there are two
+rungs, with fewer than 4 one. A rung begins when the one before is complete, so no decision depends on
+speed. All rungs cost about the same. Each rung trains from the start, because a learning rate's decay
+depends on the whole length. After Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and
+Hyperparameter Optimization", AISTATS 2016.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 ETA = 2
 MOST_RUNGS = 3
 
-Ask = Callable[[int, Sequence["Result"]], dict[str, Any]]  # (number, results told) -> values
+Ask = Callable[[int, Sequence["Result"]], dict[str, Any]]  # (number, known results) -> values
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a job: its score, or why it has none."""
+    """The result of a job.
+
+    Attributes:
+        number: The trial's number.
+        rung: The rung, from 0.
+        values: Values by key.
+        score: The score; None if the job failed.
+        failed: Why there is no score; None if there is one.
+        minutes: Duration of the job.
+    """
 
     number: int
     rung: int
@@ -41,7 +52,13 @@ class Result:
 
 
 def shares(trials: int, lengths: Callable[[Fraction], object]) -> tuple[Fraction, ...]:
-    """The rungs as shares of a stage's length, ascending; those that would train as long as the next are left out."""
+    """Compute the rungs as ascending shares of a stage's length.
+
+    Args:
+        trials: Number of trials on the first rung.
+        lengths: Returns the stages' lengths for a share. Rungs with the same lengths as the next one are
+            left out.
+    """
     count = max(1, min(MOST_RUNGS, trials.bit_length() - 1))
     rungs = [Fraction(1, ETA**power) for power in reversed(range(count))]
     return tuple(
@@ -53,7 +70,15 @@ def shares(trials: int, lengths: Callable[[Fraction], object]) -> tuple[Fraction
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """trials: of the first rung; rungs: how many; lower: whether less is better; parallel: jobs at once; ask: new values."""
+    """The rules of a search.
+
+    Attributes:
+        trials: Number of trials on the first rung.
+        rungs: Number of rungs.
+        lower: Whether lower scores are better.
+        parallel: Number of jobs at a time.
+        ask: Proposes values for a trial's number, given results.
+    """
 
     trials: int
     rungs: int
@@ -62,17 +87,18 @@ class Halving:
     ask: Ask
 
     def sizes(self) -> list[int]:
-        """Trials a rung, where none fails."""
+        """Return the number of trials of each rung if none fails."""
         sizes = [self.trials]
         while len(sizes) < self.rungs:
             sizes.append(-(-sizes[-1] // ETA))
         return sizes
 
     def jobs(self, results: Sequence[Result]) -> list[Job]:
-        """What may run now, in the order of numbers; none when all is done or a rung waits for what runs.
+        """Return the jobs that may run now, in order of trial numbers.
 
-        Trials of the first rung are asked for `parallel` at a time: each knows all results of the batches before its own, told
-        in the order of numbers.
+        Trials of the first rung are proposed in batches of `parallel`: each one is based on all results of
+        earlier batches, in order of trial numbers. The list is empty when the search has finished or a rung
+        waits for running jobs.
         """
         first = sorted((each for each in results if each.rung == 0), key=lambda each: each.number)
         if len(first) < self.trials:
@@ -90,19 +116,19 @@ class Halving:
         return []
 
     def ranked(self, results: Sequence[Result], rung: int) -> list[Result]:
-        """Those of a rung that have a score, best first; of equals the one with the lower number."""
+        """Return the results of a rung that have a score, best first; ties break by the lower number."""
         sign = 1.0 if self.lower else -1.0
         there = [each for each in results if each.rung == rung and each.score is not None]
         return sorted(there, key=lambda each: (sign * (each.score or 0.0), each.number))
 
     def winner(self, results: Sequence[Result]) -> Result | None:
-        """The best of the longest rung that somebody came through; None where all failed."""
+        """Return the best result of the longest rung with scores; None if all trials failed."""
         for rung in reversed(range(self.rungs)):
             if ranked := self.ranked(results, rung):
                 return ranked[0]
         return None
 
     def _best(self, results: Sequence[Result], rung: int) -> list[Result]:
-        """Who goes on to the next rung, by number."""
+        """Return the results that are promoted to the next rung, in order of trial numbers."""
         best = self.ranked(results, rung)[: self.sizes()[rung + 1]]
         return sorted(best, key=lambda each: each.number)

@@ -1,7 +1,8 @@
-"""The ledger of a search, DIR/tune.json: what was asked for, and what became of each job as it ended.
+"""The ledger of a search, DIR/tune.json: the search's definition, and the result of each job.
 
-It is replaced whole after each job (`nonet.atomic`), so a search that was killed goes on from it: jobs that are in it do not run
-again, and what it says decides what runs next. It belongs to one search: another scenario, space or number of trials is refused.
+The file is replaced atomically after each job (`nonet.atomic`), so a killed search continues from it:
+finished jobs do not run again, and their results decide what runs next. The ledger belongs to one search;
+another scenario, space or number of trials is refused.
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ NAME = "tune.json"
 
 
 class Ledger:
-    """search: what the search is of, as JSON; results: by rung and number; best: None until the end."""
+    """The results of one search.
+
+    Attributes:
+        path: The ledger's file.
+        search: The definition of the search, as JSON.
+        results: Results in order of rung and trial number.
+        best: The best result; None until the search has finished.
+    """
 
     def __init__(self, folder: Path, search: Mapping[str, Any]):
-        """Raises ConfigError where the folder holds another search, or anything else."""
+        """Open the ledger in a folder. Raises ConfigError if the folder has another search."""
         self.path = folder / NAME
         self.search = json.loads(json.dumps(search))
         self.results: list[Result] = []
@@ -35,15 +43,16 @@ class Ledger:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a search to go on with."""
+        """Whether there is a search to continue."""
         return self.path.exists()
 
     def add(self, result: Result) -> None:
-        """Keep what became of a job."""
+        """Add the result of a job and write the ledger."""
         self.results = sorted([*self.results, result], key=lambda each: (each.rung, each.number))
         self.write()
 
     def write(self) -> None:
+        """Write the ledger atomically."""
         make_folder(self.path.parent)
         content = {
             "search": self.search,
@@ -54,6 +63,7 @@ class Ledger:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a ledger's file. Raises ConfigError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -63,6 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Check that a stored search has the same definition. Raises ConfigError."""
     other = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
     if other:
         small = ", ".join(
@@ -72,6 +83,6 @@ def _check_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any])
             for name in other
         )
         raise ConfigError(
-            f"{path.parent} holds a search with another {small}; give what it began with to go on, "
+            f"{path.parent} has a search with another {small}; use the original options to continue it, "
             "or choose another --run-dir"
         )

@@ -1,8 +1,9 @@
-"""What mattered: tune.svg, the importance of each key and the scores against its values, over all trials of the first rung.
+"""tune.svg: the importance of each key, and the scores by its values, over all trials of the first rung.
 
-A key's importance is the share of the scores' variance that lies between groups of its values: a choice each, or a third of the
-trials each by value. Groups explain something by chance too, the more so the fewer trials there are, so the share is corrected
-for that (epsilon squared, Kelley 1935) and is 0 where it explains no more.
+A key's importance is the share of the scores' variance that lies between groups of its values: one group
+per choice, or thirds of the trials by value. Groups explain some variance by chance, more so with fewer
+trials, so the share is corrected (epsilon squared, Kelley 1935) and is 0 if it is no larger than expected
+by chance.
 """
 
 from __future__ import annotations
@@ -29,13 +30,22 @@ svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 
 
 
 def importances(space: Space, results: Sequence[Result]) -> dict[str, float]:
-    """The share [0, 1] of the variance that each key explains; 0 for all where the trials are too few to say."""
+    """Compute the share [0, 1] of the variance that each key explains; 0 for all keys with too few trials."""
     scored = [each for each in results if each.rung == 0 and each.score is not None]
     return {key.path: _share(key, scored) for key in space.keys}
 
 
 def picture(space: Space, results: Sequence[Result], search: Mapping[str, Any]) -> str:
-    """The picture as one SVG file."""
+    """Draw the picture as one SVG file.
+
+    Args:
+        space: The search space.
+        results: All results.
+        search: The definition of the search.
+
+    Returns:
+        The text of the file.
+    """
     shares = importances(space, results)
     keys = sorted(space.keys, key=lambda key: -shares[key.path])
     width = _COLUMNS * _WIDTH + 2 * _MARGIN
@@ -56,7 +66,7 @@ def picture(space: Space, results: Sequence[Result], search: Mapping[str, Any]) 
         parts.append(f'<text x="{_MARGIN + _LABEL + length + 8}" y="{y + 13}">{shares[key.path]:.0%}</text>')
     rungs = len(search["rungs"])
     shades = "" if rungs == 1 else "; darker: trained longer"
-    note = f"{search['metric']} of validation by trial{shades}; green: the best"
+    note = f"Validation {search['metric']} by trial{shades}; green: best trial"
     parts.append(f'<text class="head" x="{_MARGIN}" y="{top + 12}">{escape(note)}</text>')
     for at, key in enumerate(keys):
         x, y = _MARGIN + at % _COLUMNS * _WIDTH, top + 24 + at // _COLUMNS * _HEIGHT
@@ -66,6 +76,7 @@ def picture(space: Space, results: Sequence[Result], search: Mapping[str, Any]) 
 
 
 def _share(key: Key, scored: Sequence[Result]) -> float:
+    """Compute the corrected share of the variance that a key explains."""
     scores = [each.score or 0.0 for each in scored]
     total = _spread(scores)
     groups = list(_groups(key, scored).values())
@@ -77,7 +88,7 @@ def _share(key: Key, scored: Sequence[Result]) -> float:
 
 
 def _groups(key: Key, scored: Sequence[Result]) -> dict[int, list[float]]:
-    """Scores by choice, or by thirds of the trials; equal values are never parted."""
+    """Group scores by choice, or by thirds of the trials; equal values stay in one group."""
     values = [key.number(each.values[key.path]) for each in scored]
     groups: dict[int, list[float]] = {}
     for value, each in zip(values, scored, strict=True):
@@ -88,13 +99,13 @@ def _groups(key: Key, scored: Sequence[Result]) -> dict[int, list[float]]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The sum of squares around their mean."""
+    """Return the sum of squared differences from the mean."""
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values)
 
 
 def _scatter(key: Key, results: Sequence[Result], lower: bool) -> str:
-    """Scores of a key's values: a dot a run."""
+    """Draw the scores by a key's values, one dot for each run."""
     scored = [each for each in results if each.score is not None]
     title = f'<text class="head" x="{_LEFT}" y="14">{escape(short(key.path))}</text>'
     if not scored:
@@ -137,7 +148,7 @@ def _scatter(key: Key, results: Sequence[Result], lower: bool) -> str:
 
 
 def _places(key: Key) -> list[tuple[float, str]]:
-    """Where a key's axis has words."""
+    """Return positions and labels of a key's axis."""
     if key.choices:
         return [(float(at), value_text(value)[:12]) for at, value in enumerate(key.choices)]
     if key.kind == "log":

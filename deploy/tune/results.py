@@ -1,4 +1,4 @@
-"""What a search found: its trials as a table, in words, and the winner as a scenario."""
+"""Texts of a search: the table of its trials, its progress and the best scenario."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from nonet.deploy.tune.halving import Result
 
 
 def result_text(found: Mapping[str, Any]) -> str:
-    """The table of trials, best first, and the winner. `found`: as `tune_scenario` gives it."""
+    """Format the trials as a table, best first, and the best one.
+
+    Args:
+        found: The result of `tune_scenario`.
+    """
     search, results = found["search"], [Result(**each) for each in found["results"]]
     paths = list(search["space"])
     lines = [header(search)]
@@ -30,22 +34,30 @@ def result_text(found: Mapping[str, Any]) -> str:
     values = ", ".join(f"{path} {value_text(value)}" for path, value in best["values"].items())
     lines += [
         "",
-        f"best       trial {best['number']}, {search['metric']} {best['score']:.4f} of validation: {values}",
+        f"best       trial {best['number']}, validation {search['metric']} {best['score']:.4f}: {values}",
     ]
     return "\n".join([*lines, f"scenario   {found['scenario']}", f"picture    {found['picture']}"])
 
 
 def header(search: Mapping[str, Any]) -> str:
-    """What a search is, in a line."""
+    """Describe a search in one line."""
     rungs = ", ".join(
         f"{count} with {share_text(share)}"
         for count, share in zip(search["sizes"], search["rungs"], strict=True)
     )
-    return f"{search['trials']} trials by {search['metric']} of validation in stages.{search['stage']}: {rungs} of its length"
+    return f"{search['trials']} trials by validation {search['metric']} in stages.{search['stage']}: {rungs} of its length"
 
 
 def last_rungs(results: Sequence[Result], *, lower: bool) -> list[Result]:
-    """Each trial on the longest rung where it has a score, best first: by rung, then by score; failed ones last."""
+    """Return each trial's result on the longest rung where it has a score.
+
+    Args:
+        results: All results.
+        lower: Whether lower scores are better.
+
+    Returns:
+        Results in order of rung and score, best first; failed trials last.
+    """
     best: dict[int, Result] = {}
     for result in sorted(results, key=lambda each: each.rung):
         if result.score is not None or result.number not in best:
@@ -58,7 +70,14 @@ def last_rungs(results: Sequence[Result], *, lower: bool) -> list[Result]:
 
 
 def progress_line(result: Result, search: Mapping[str, Any], done: int, of: int) -> str:
-    """A job that ended, in a line."""
+    """Format the result of a job in one line.
+
+    Args:
+        result: The job's result.
+        search: The definition of the search.
+        done: Number of jobs that have ended.
+        of: Number of all jobs.
+    """
     values = ", ".join(f"{short(path)} {value_text(value)}" for path, value in result.values.items())
     outcome = f"failed: {result.failed}" if result.score is None else f"{search['metric']} {result.score:.4f}"
     rung = f"{share_text(search['rungs'][result.rung])} of the length"
@@ -66,13 +85,15 @@ def progress_line(result: Result, search: Mapping[str, Any], done: int, of: int)
 
 
 def short(path: str) -> str:
-    """The last words of a key that say what it is: `pretrain.lr` of stages.pretrain.lr."""
+    """Return the last two parts of a key: `pretrain.lr` for stages.pretrain.lr."""
     return ".".join(path.split(".")[-2:])
 
 
 def share_text(share: str) -> str:
+    """Format the share of a stage's length."""
     return "all" if Fraction(share) == 1 else share
 
 
 def value_text(value: Any) -> str:
+    """Format a value with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
-"""New values for a trial, from Optuna's TPE: a pure function of the seed, the trial's number and the results told.
+"""New values for a trial from Optuna's TPE: a pure function of the seed, the trial's number and the known results.
 
-Optuna keeps no study of ours: each question builds one in memory and seeds its own sampler, so a search that goes on after a kill
-asks what it would have asked. A trial that failed is told as pruned, which TPE ranks below every score.
+No Optuna study is kept: each call builds one in memory and seeds its own sampler, so a resumed search asks
+for the same values. A failed trial is reported as pruned, which TPE ranks below every score.
 """
 
 from __future__ import annotations
@@ -21,16 +21,28 @@ INSTALL = "pip install 'nonet[tune]'"
 
 
 def check_installed() -> None:
-    """Raises ConfigError where Optuna or what Ray Tune wants is missing."""
+    """Check that Optuna and the packages that Ray Tune needs are installed. Raises ConfigError."""
     missing = [name for name in ("optuna", "pandas", "requests") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"nonet tune wants {' and '.join(missing)}: {INSTALL}")
+        raise ConfigError(f"nonet tune needs {' and '.join(missing)}: {INSTALL}")
 
 
 def new_values(
     space: Space, seed: int, trials: int, lower: bool, number: int, told: Sequence[Result]
 ) -> dict[str, Any]:
-    """Values for trial `number` by key. The first third of the trials, at least 4, are drawn at random."""
+    """Sample values for a trial; the first third of the trials, at least 4, are random.
+
+    Args:
+        space: The search space.
+        seed: The search's seed.
+        trials: Number of trials.
+        lower: Whether lower scores are better.
+        number: The trial's number.
+        told: Results that the sampler learns from.
+
+    Returns:
+        Values by key.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -62,7 +74,7 @@ def new_values(
 
 
 def _distribution(key: Key) -> Any:
-    """A key as Optuna has it; choices by their place, for they may be lists or maps."""
+    """Convert a key to an Optuna distribution; choices are numbered, because they may be lists or maps."""
     from optuna import distributions as known
 
     if key.kind == "choice":
@@ -73,4 +85,5 @@ def _distribution(key: Key) -> Any:
 
 
 def _told(key: Key, value: Any) -> Any:
+    """Encode a value as Optuna's distribution has it."""
     return place(key.choices, value) if key.choices else value

@@ -1,8 +1,9 @@
-"""`nonet tune`: a search from its space to its winner.
+"""`nonet tune`: a search from its space to its best scenario.
 
-Whose is what: Ray Tune runs the jobs - their actors, `parallel` of them at once, one that crashes noticed. Optuna proposes values
-(deploy/tune/sampler.py). Rungs (deploy/tune/halving.py) and going on after a kill (deploy/tune/ledger.py) are ours:
-Tune's own schedulers decide by who comes first, and its restore loses what ended after its last snapshot.
+Ray Tune runs the jobs: it starts their actors, `parallel` at a time, and notices crashes. Optuna proposes
+values (deploy/tune/sampler.py). Rungs (deploy/tune/halving.py) and resuming (deploy/tune/ledger.py) are
+implemented here, because Tune's schedulers depend on the order in which trials finish, and its restore
+loses trials that ended after its last snapshot.
 """
 
 from __future__ import annotations
@@ -40,8 +41,24 @@ def tune_scenario(
     parallel: int = 1,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any] | None:
-    """Search, or go on with the search in `run_dir`: {"search", "results", "best", "scenario", "picture", "folder"}; None where
-    it was interrupted. Raises ConfigError before anything starts, and NonetError where it cannot go on."""
+    """Search a scenario's keys, or continue the search in `run_dir`.
+
+    Args:
+        source: The scenario's file or name.
+        space: The file of the search space.
+        trials: Number of trials on the first rung.
+        changes: Changes of keys for all trials, each "a.b=c".
+        run_dir: The search's folder, by default a new one.
+        parallel: Number of jobs at a time.
+        say: Receives lines of progress.
+
+    Returns:
+        {"search", "results", "best", "scenario", "picture", "folder"}; None if the search was interrupted.
+
+    Raises:
+        ConfigError: The input is wrong; nothing was started.
+        NonetError: The search cannot continue.
+    """
     check_installed()
     known = read_space(space)
     subject = Subject.read(source, changes, known.metric)
@@ -68,19 +85,19 @@ def tune_scenario(
         for warning in warnings:
             say(f"warning: {warning}")
         if ledger.begun:
-            say(f"{folder}: going on, {len(ledger.results)} of {sum(halving.sizes())} runs are done")
+            say(f"{folder}: continuing, {len(ledger.results)} of {sum(halving.sizes())} runs are done")
         else:
             ledger.write()
         if halving.jobs(ledger.results):
             _run_all(subject, halving, ledger, folder, say)
         if halving.jobs(ledger.results):
-            say(f"stopped; the same command with --run-dir {folder} goes on")
+            say(f"stopped; to continue, run the same command with --run-dir {folder}")
             return None
         return _finished(subject, known, halving, ledger, folder)
 
 
 def _folder(subject: Subject, run_dir: Path | None) -> Path:
-    """Where the search is kept. Raises ConfigError for a folder of something else."""
+    """Choose the search's folder. Raises ConfigError if it has other files."""
     if run_dir is None:
         return new_run(f"{subject.scenario({}).name}-tune").path
     folder = run_dir.absolute()
@@ -89,7 +106,7 @@ def _folder(subject: Subject, run_dir: Path | None) -> Path:
     other = {path.name for path in folder.iterdir()} - _OURS if folder.exists() else set()
     if other and not (folder / NAME).exists():
         raise ConfigError(
-            f"{folder} is not empty and holds no search; choose an empty or a new folder for --run-dir"
+            f"{folder} is not empty and has no search; choose an empty or a new folder for --run-dir"
         )
     return folder
 
@@ -97,7 +114,10 @@ def _folder(subject: Subject, run_dir: Path | None) -> Path:
 def _run_all(
     subject: Subject, halving: Halving, ledger: Ledger, folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Have Ray Tune run jobs until none is left, or it was interrupted. Raises NonetError where it cannot go on."""
+    """Run jobs with Ray Tune until none is left or the search is interrupted.
+
+    Raises NonetError if the search cannot continue.
+    """
     os.environ.update(
         TUNE_DISABLE_AUTO_CALLBACK_LOGGERS="1", RAY_AIR_NEW_OUTPUT="0", RAY_CHDIR_TO_TRIAL_DIR="0"
     )
@@ -111,7 +131,7 @@ def _run_all(
     shutil.rmtree(folder / "ray", ignore_errors=True)
     jobs = _Jobs(halving, ledger, folder, say)
     node = ray.get_runtime_context().get_node_id()
-    # A trial takes nothing of what runs are planned on: a thousandth of its node's own mark, for Tune wants something.
+    # Trials must not use resources that runs are planned on. Tune needs some resource, so use 0.001 of the node's own.
     resources = {"CPU": 0, f"node:{ray.util.get_node_ip_address()}": 0.001}
     tuner = tune.Tuner(
         tune.with_resources(
@@ -126,13 +146,17 @@ def _run_all(
         run_config=tune.RunConfig(name="ray", storage_path=str(folder), verbose=0),
     )
     tuner.fit()
-    shutil.rmtree(folder / "ray", ignore_errors=True)  # Tune's own files; the ledger has what counts
+    shutil.rmtree(folder / "ray", ignore_errors=True)  # Tune's own files; the ledger has all results
     if jobs.broken:
-        raise NonetError(f"{jobs.broken}; the search goes on with the same command and --run-dir {folder}")
+        raise NonetError(f"{jobs.broken}; to continue, run the same command with --run-dir {folder}")
 
 
 class _Jobs:
-    """Jobs as Ray Tune asks for them and ends them; `broken`: why the search cannot go on."""
+    """The jobs that Ray Tune requests and finishes.
+
+    Attributes:
+        broken: Why the search cannot continue; None if it can.
+    """
 
     def __init__(self, halving: Halving, ledger: Ledger, folder: Path, say: Callable[[str], None]):
         self._halving, self._ledger, self._folder, self._say = halving, ledger, folder, say
@@ -140,7 +164,7 @@ class _Jobs:
         self.broken: str | None = None
 
     def next(self, name: str) -> str | None:
-        """The next job as JSON, "" while it has to wait for others, None where there is none left."""
+        """Return the next job as JSON, "" if it has to wait for others, None if there is none left."""
         running = {(job.number, job.rung) for job in self._open.values()}
         if self.broken:
             return None
@@ -155,7 +179,7 @@ class _Jobs:
         return json.dumps({"values": job.values, "share": share, "folder": str(place)})
 
     def ended(self, name: str, answer: dict[str, Any] | None) -> None:
-        """Keep what became of a job; None: its process died."""
+        """Record the result of a job; None means that its process died."""
         job = self._open.pop(name)
         if answer is None or answer["broken"]:
             self.broken = answer["broken"] if answer else f"the process of trial {job.number} died"
@@ -169,7 +193,7 @@ class _Jobs:
 
 
 def _searcher(jobs: _Jobs) -> Any:
-    """The jobs as Ray Tune's search algorithm."""
+    """Wrap the jobs as a search algorithm of Ray Tune."""
     from ray.tune.search import Searcher
 
     class Jobs(Searcher):
@@ -181,10 +205,10 @@ def _searcher(jobs: _Jobs) -> Any:
             jobs.ended(trial_id, None if error or not result or "score" not in result else result)
 
         def save(self, checkpoint_path: str) -> None:
-            """The ledger is what is kept."""
+            """Save nothing, because the ledger has all results."""
 
         def restore(self, checkpoint_path: str) -> None:
-            """The ledger is what is kept."""
+            """Restore nothing, because the ledger has all results."""
 
     return Jobs()
 
@@ -192,7 +216,10 @@ def _searcher(jobs: _Jobs) -> Any:
 def _finished(
     subject: Subject, space: Space, halving: Halving, ledger: Ledger, folder: Path
 ) -> dict[str, Any]:
-    """The winner as a scenario, the picture, and the answer. Raises ConfigError where all trials failed."""
+    """Write the best scenario and the picture, and return the result of the search.
+
+    Raises ConfigError if all trials failed.
+    """
     best = halving.winner(ledger.results)
     if best is None:
         why = next(each.failed for each in ledger.results)

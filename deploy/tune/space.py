@@ -1,12 +1,13 @@
-"""A space: which keys of a scenario are searched, and which values each may take.
+"""A search space: which keys of a scenario are searched, and which values each may take.
 
-    stages.pretrain.lr: {log: [1e-3, 1e-2]}            a number, drawn by its logarithm
+    stages.pretrain.lr: {log: [1e-3, 1e-2]}            a number, sampled by its logarithm
     model.dropout: {range: [0.0, 0.5]}                 a number
     model.width: {int: [32, 128], step: 32}            a whole number
     model.block: [transformer, hstu]                   one of these
-    metric: ndcg@10                                    what validation judges by; of the scenario by default
+    metric: ndcg@10                                    the validation metric, by default the scenario's
 
-Pure: what a value means to a scenario is checked where one is loaded with it (deploy/tune/subject.py).
+Pure: whether a value suits the scenario is checked when a scenario is loaded with it
+(deploy/tune/subject.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ METRIC = "metric"
 KINDS = ("range", "log", "int")
 MOST_CORNERS = 256
 _DIGITS = 4
-# What a score is an answer to: scores of other questions, seeds or places cannot be compared.
+# Keys that define the task or the storage: scores of trials that differ in them cannot be compared.
 _FIXED = (
     "name",
     "seed",
@@ -43,7 +44,16 @@ _EXAMPLES = "[a, b, c], {range: [low, high]}, {log: [low, high]} or {int: [low, 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the scenario. kind: choice, range, log or int; low, high: of the last three; step: 0 for none."""
+    """One key of the search space.
+
+    Attributes:
+        path: The key's path in the scenario.
+        kind: "choice", "range", "log" or "int".
+        choices: The values of a choice.
+        low: The lowest value of the other kinds.
+        high: The highest value of the other kinds.
+        step: The step between values, 0 for none.
+    """
 
     path: str
     kind: str
@@ -53,17 +63,17 @@ class Key:
     step: float = 0.0
 
     def ends(self) -> tuple[Any, ...]:
-        """Every choice, or the lowest and the highest value."""
+        """Return every choice, or the lowest and the highest value."""
         return self.choices or (self.low, self.high)
 
     def rounded(self, value: float) -> Any:
-        """A drawn number as people write it: four digits, within the range."""
+        """Round a sampled number to four significant digits within the range."""
         if self.kind == "int":
             return int(value)
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
     def number(self, value: Any) -> float:
-        """Where a value lies on an axis; a choice by its place."""
+        """Return a value's position on an axis: a choice by its index, a log value by its logarithm."""
         if self.kind == "choice":
             return float(place(self.choices, value))
         return math.log10(value) if self.kind == "log" else float(value)
@@ -71,14 +81,24 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The keys in the order of the file, and the metric that it names."""
+    """The search space.
+
+    Attributes:
+        keys: The keys in the order of the file.
+        metric: The metric that the file names; None for the scenario's own.
+        source: The file, for errors.
+    """
 
     keys: tuple[Key, ...]
     metric: str | None
     source: str
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """All combinations of ends; where there are more than 256, every pair of ends beside the first ends of the rest."""
+        """Yield all combinations of the keys' ends.
+
+        With more than 256 combinations, yield every combination of two keys' ends with the first end of all
+        others.
+        """
         ends = [key.ends() for key in self.keys]
         paths = [key.path for key in self.keys]
         if math.prod(map(len, ends)) <= MOST_CORNERS:
@@ -91,20 +111,20 @@ class Space:
 
 
 def place(choices: tuple[Any, ...], value: Any) -> int:
-    """Which choice a value is; True is not 1."""
+    """Return the index of a value among choices; True differs from 1."""
     return next(at for at, each in enumerate(choices) if type(each) is type(value) and each == value)
 
 
 def read_space(path: Path) -> Space:
-    """The space in a file. Raises ConfigError: key, what was given, what is wanted."""
+    """Read a search space from a file. Raises ConfigError, which names the key, its value and what is allowed."""
     document = yaml.read(path)
     if not yaml.is_map(document) or not set(document) - {METRIC}:
         raise ConfigError(
-            f"{path}: wanted keys of the scenario with their values, e.g. stages.pretrain.lr: {{log: [1e-3, 1e-2]}}"
+            f"{path}: must be keys of the scenario with their values, such as stages.pretrain.lr: {{log: [1e-3, 1e-2]}}"
         )
     metric = document.get(METRIC)
     if metric is not None and not isinstance(metric, str):
-        raise ConfigError(f"{path}: {METRIC}: wanted a metric's name such as ndcg@10, got {metric!r}")
+        raise ConfigError(f"{path}: {METRIC}: must be the name of a metric such as ndcg@10, got {metric!r}")
     keys = tuple(
         _key(f"{path}: {name}", str(name), body) for name, body in document.items() if name != METRIC
     )
@@ -112,16 +132,16 @@ def read_space(path: Path) -> Space:
 
 
 def _key(where: str, path: str, body: Any) -> Key:
+    """Parse a key and its values. Raises ConfigError."""
     fixed = next((each for each in _FIXED if f"{path}.".startswith(f"{each}.")), None)
     if fixed:
         raise ConfigError(
-            f"{where}: trials with another {fixed} answer another question, so their scores cannot be compared; "
-            "set it for all trials with --set"
+            f"{where}: scores of trials with different {fixed} cannot be compared; set it for all trials with --set"
         )
     if isinstance(body, list):
         return _choice(where, path, body)
     if not yaml.is_map(body):
-        raise ConfigError(f"{where}: one value is nothing to search, got {body!r}; wanted {_EXAMPLES}")
+        raise ConfigError(f"{where}: a single value cannot be searched, got {body!r}; must be {_EXAMPLES}")
     named = [kind for kind in KINDS if kind in body]
     if len(named) != 1:
         unknown = next((str(name) for name in body if name not in (*KINDS, "step")), "")
@@ -130,43 +150,43 @@ def _key(where: str, path: str, body: Any) -> Key:
             f" A key within a key is written with dots: {path}.{unknown}." if unknown and not hint else ""
         )
         raise ConfigError(
-            f"{where}: wanted {_EXAMPLES}, got a map of {', '.join(map(str, body))}.{hint}{dotted}"
+            f"{where}: must be {_EXAMPLES}, got a map of {', '.join(map(str, body))}.{hint}{dotted}"
         )
     return _range(where, path, named[0], body)
 
 
 def _choice(where: str, path: str, body: list[Any]) -> Key:
+    """Parse a list of choices. Raises ConfigError."""
     if len(body) < 2:
-        raise ConfigError(f"{where}: wanted two choices or more, got {body!r}")
+        raise ConfigError(f"{where}: must have at least two choices, got {body!r}")
     twice = next((value for at, value in enumerate(body) if place(tuple(body), value) != at), None)
     if twice is not None:
-        raise ConfigError(f"{where}: the choice {twice!r} is there twice")
+        raise ConfigError(f"{where}: the choice {twice!r} occurs twice")
     return Key(path, "choice", tuple(body))
 
 
 def _range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> Key:
+    """Parse a range, log or int. Raises ConfigError."""
     unknown = [name for name in body if name not in (kind, "step")]
     if unknown:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r} beside {kind}; only step may be there")
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r} beside {kind}; only step is allowed")
     ends, step = body[kind], body.get("step", 1 if kind == "int" else 0)
     numbers = (int,) if kind == "int" else (int, float)
     whole = "whole " if kind == "int" else ""
     if not isinstance(ends, list) or len(ends) != 2 or not all(_is(end, numbers) for end in ends):
-        raise ConfigError(f"{where}.{kind}: wanted [low, high] of {whole}numbers, got {ends!r}")
+        raise ConfigError(f"{where}.{kind}: must be [low, high] of {whole}numbers, got {ends!r}")
     low, high = ends if kind == "int" else map(float, ends)
     if not low < high:
         raise ConfigError(f"{where}.{kind}: the lower end {low:g} is not below the upper end {high:g}")
     if kind == "log" and low <= 0:
         raise ConfigError(
-            f"{where}.log: wanted a lower end above 0, which has a logarithm, got {low:g}; or use range"
+            f"{where}.log: the lower end must be above 0 to have a logarithm, got {low:g}; or use range"
         )
     if kind == "log" and "step" in body:
-        raise ConfigError(
-            f"{where}.step: a range by its logarithm has no steps; use range or int, or leave step out"
-        )
+        raise ConfigError(f"{where}.step: a logarithmic range has no steps; use range or int, or remove step")
     if not _is(step, numbers) or ("step" in body and not 0 < step <= high - low):
         raise ConfigError(
-            f"{where}.step: wanted a {whole}number above 0, at most {high - low:g}, got {step!r}"
+            f"{where}.step: must be a {whole}number above 0 and at most {high - low:g}, got {step!r}"
         )
     if step and not math.isclose((high - low) / step, round((high - low) / step), abs_tol=1e-9):
         reached = low + step * math.floor((high - low) / step + 1e-9)
@@ -177,4 +197,5 @@ def _range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> Key:
 
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value is a finite number of one of these types."""
     return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""The scenario that is searched: what a trial runs, what its score is, and whether every corner of the space is a scenario.
+"""The scenario that is tuned: what a trial runs, its score, and the check of the whole search space.
 
-A trial runs the stages up to the last supervised one, whose best validation is its score; later stages, such as RL, and
-baselines change nothing of it. Test events decide nothing.
+A trial runs the stages up to the last supervised one, and its score is that stage's best validation. Later
+stages, such as RL, and baselines do not affect it. Test events are not used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ _METRIC_KEY = "checkpoint.keep.best"
 
 @dataclass(frozen=True)
 class Subject:
-    """A scenario's plain document and the folder its files are beside; `source`: how errors name it."""
+    """The scenario that a search changes.
+
+    Attributes:
+        document: The scenario as plain data.
+        folder: The folder that its files are relative to.
+        source: How errors name the scenario.
+    """
 
     document: dict[str, Any]
     folder: Path
@@ -51,9 +57,17 @@ class Subject:
 
     @classmethod
     def read(cls, source: str | Path, changes: list[str] | None = None, metric: str | None = None) -> Subject:
-        """The scenario of a path or shipped name. What `settings: data` and `init` mean is settled here, once for all trials.
+        """Read the scenario of a path or of a shipped name.
 
-        Raises ConfigError where no stage of it is validated, or its metric is not measured.
+        What `settings: data` and `init` mean is resolved here once for all trials.
+
+        Args:
+            source: The scenario's file or name.
+            changes: Changes of keys, each "a.b=c".
+            metric: The metric to search by; None for the scenario's own.
+
+        Raises:
+            ConfigError: No stage is validated, or the metric is not measured.
         """
         path = find(source)
         scenario, folder = load_scenario(path, changes)
@@ -75,17 +89,22 @@ class Subject:
             raise ConfigError(f"{METRIC}: {error}" if metric is not None else str(error)) from None
         if subject.stage is None:
             raise ConfigError(
-                f"{source}: a search is judged by validation, and nothing of this scenario is validated: it wants a supervised "
-                "stage, and validation events (data.split.valid, e.g. valid: 1)"
+                f"{source}: a search needs validation, and no stage of this scenario is validated; it needs a supervised stage "
+                "and validation events (data.split.valid, such as valid: 1)"
             )
         return subject
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
-        """The whole scenario with these values. Raises ConfigError."""
+        """Return the whole scenario with these values. Raises ConfigError."""
         return make_scenario(self._with(values), self.source, PluginFiles(str(self.folder)))
 
     def trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:
-        """What a trial runs: stages up to the one that is judged, each with this share of its length."""
+        """Return the scenario of a trial: stages up to the judged one, each with a share of its length.
+
+        Args:
+            values: Values by key.
+            share: The share of each stage's length.
+        """
         whole = self._with(values)
         names = list(whole["stages"])
         for name in names[names.index(self.judged) + 1 :]:
@@ -93,34 +112,37 @@ class Subject:
         for body in whole["stages"].values():
             _shorten(body, _LENGTHS, share)
         if evaluate := whole.get("evaluate"):
-            evaluate.pop("baselines", None)  # no trial is judged by them; the model's own take no time
+            evaluate.pop(
+                "baselines", None
+            )  # they do not affect the score; the model's own baselines take no time
             _shorten(evaluate, ("every",), share)
         return ScenarioFile(make_scenario(whole, self.source, PluginFiles(str(self.folder))), self.folder)
 
     def lengths(self, share: Fraction) -> list[Any]:
-        """How long the stages of a trial are; rungs where this is the same are one."""
+        """Return the lengths of a trial's stages; rungs with equal lengths are merged."""
         stages = self.trial({}, share).scenario.stages.values()
         return [getattr(body, length, None) for body in stages for length in _LENGTHS]
 
     @cached_property
     def stage(self) -> str | None:
-        """The last supervised stage that is validated."""
+        """The last supervised stage that is validated; None if there is none."""
         scenario = self.scenario({})
         stages = [name for name, body in scenario.stages.items() if body.kind.validates]
         return next((name for name in reversed(stages) if validation_rule(scenario, name)), None)
 
     @property
     def judged(self) -> str:
+        """The stage whose validation is the score."""
         assert self.stage is not None
         return self.stage
 
     @cached_property
     def rule(self) -> Any:
-        """How the judged stage is validated: metric, and whether less of it is better."""
+        """How the judged stage is validated: the metric, and whether lower is better."""
         return validation_rule(self.scenario({}), self.judged)
 
     def score(self, run: RunFolder) -> float | None:
-        """The best validation of the judged stage; None where no validation gave a number."""
+        """Return the best validation of the judged stage; None if no validation gave a finite number."""
         history, metric = Validations(run, self.judged).history, self.rule.metric
         values = [entry[NATS] if metric == NATS else entry["metrics"][metric] for entry in history]
         values = [float("nan") if value is None else float(value) for value in values]
@@ -128,9 +150,16 @@ class Subject:
         return values[best] if best is not None and math.isfinite(values[best]) else None
 
     def check(self, space: Space) -> list[str]:
-        """Load a trial at every corner, and look at the data; what is dangerous in the data, in sentences.
+        """Load a trial at every corner of the space, and check the data.
 
-        Raises ConfigError: the values, and what is wrong with them.
+        Args:
+            space: The search space.
+
+        Returns:
+            Warnings about the data.
+
+        Raises:
+            ConfigError: A key or a combination of values is wrong; the message has the values.
         """
         for key in space.keys:
             self._check_path(f"{space.source}: {key.path}", key.path)
@@ -148,7 +177,7 @@ class Subject:
         return preflight.check(first.scenario, self.folder)
 
     def as_json(self) -> dict[str, Any]:
-        """What makes it the same scenario: its document, without values of env.vars, and hashes of its own files."""
+        """Return what identifies the scenario: its document without values of env.vars, and hashes of its own files."""
         scenario = self.scenario({})
         files = [(self.folder / use).resolve() for use in named_files(scenario)]
         hashes = {
@@ -157,23 +186,27 @@ class Subject:
         return {"scenario": document(scenario), "files": hashes}
 
     def written(self, values: Mapping[str, Any]) -> str:
-        """The whole scenario with these values as YAML that loads from any folder: files it names are absolute paths."""
+        """Return the whole scenario with these values as YAML, with absolute paths so that it loads from any folder."""
         return yaml.dump(_absolute(document(self.scenario(values)), self.folder))
 
     def _with(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document with these values."""
         whole = deepcopy(self.document)
         for path, value in values.items():
             put(whole, path, deepcopy(value), path)
             chosen = whole.get("settings")
-            if isinstance(chosen, dict):  # what is set here was not chosen by the data
+            if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
                 whole["settings"] = {
                     key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
                 }
         return whole
 
     def _check_path(self, where: str, path: str) -> None:
-        """Raise ConfigError for a key below a name that is not there, which would be a new one, and for one that changes
-        no score."""
+        """Check a key of the search space.
+
+        Raises ConfigError for a key below a name that does not exist, and for one that does not affect the
+        score.
+        """
         whole = self.scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
         stages = list(whole["stages"])
         for above in ("stages", "sparse.tables", *(f"stages.{name}.rewards" for name in stages)):
@@ -186,19 +219,20 @@ class Subject:
         name = path.split(".")[1] if path.startswith("stages.") else self.judged
         if stages.index(name) > stages.index(self.judged):
             raise ConfigError(
-                f"{where}: trials are judged by the validation of stages.{self.judged}, which {name} comes after: this key "
-                "would change no score; leave it out"
+                f"{where}: the score of a trial is the validation of stages.{self.judged}, and {name} comes after it, so this "
+                "key would not affect the score; remove it"
             )
 
 
 def _at(document: Any, path: str) -> Mapping[str, Any]:
+    """Return the part of a document at a path; {} if it is missing."""
     for part in path.split("."):
         document = (document or {}).get(part)
     return document or {}
 
 
 def _shorten(part: Any, lengths: Sequence[str], share: Fraction) -> None:
-    """Lengths of a part of a document times a share, rounded up; what is no number is said when it is loaded."""
+    """Multiply the lengths in a part of a document by a share, rounded up; loading reports values that are no numbers."""
     for length in lengths if yaml.is_map(part) else ():
         value = part.get(length)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -206,7 +240,7 @@ def _shorten(part: Any, lengths: Sequence[str], share: Fraction) -> None:
 
 
 def _absolute(value: Any, folder: Path) -> Any:
-    """Texts that name a file beside the scenario, `file.py:Name` too, become absolute paths."""
+    """Replace texts that name a file beside the scenario, including `file.py:Name`, by absolute paths."""
     if isinstance(value, dict):
         return {_absolute(key, folder): _absolute(part, folder) for key, part in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,8 @@
-"""One trial, in a process of its own: a run as `nonet run` makes it, and its score.
+"""One trial in its own process: a run as `nonet run` starts it, and its score.
 
-Ray Tune's actor holds a placement group and would put all that a run starts into it. So a run's driver is an actor beside it, in
-no group, on the node of the search, and used for one trial after the other.
+Ray Tune's actor has a placement group and would capture everything that a run starts. Therefore the driver
+of a run is a separate actor outside of any placement group, on the node of the search. It is reused for one
+trial after the other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ NO_NUMBER = "its validation is not a number"
 
 
 def run_trial(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
-    """{"score", "failed", "broken", "minutes"} of a job {"values", "share", "folder"}.
+    """Run a job and return its score.
 
-    A run that is there goes on, a finished one is only read. One that failed by itself is tried once more, for a machine may have
-    failed it; after that it is a trial without a score. `broken`: the search cannot go on, and the trial is nobody's loss.
+    An unfinished run is continued, and a finished one is only read. A run that failed by itself is tried
+    once more, because the machine may have been the cause; after that it is a trial without a score.
+
+    Args:
+        subject: The scenario that is tuned.
+        job: {"values", "share", "folder"}.
+
+    Returns:
+        {"score", "failed", "broken", "minutes"}. `failed` says why the values failed. `broken` says why the
+        search cannot continue, whatever the values.
     """
     began = time.monotonic()
     answer: dict[str, Any] = {"score": None, "failed": None, "broken": None}
@@ -44,7 +53,10 @@ def run_trial(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ran(subject: Subject, job: dict[str, Any], run: RunFolder) -> str:
-    """Run a job to its end; why its values failed, "" where they did not. Raises NonetError for anything else."""
+    """Run a job to its end.
+
+    Returns the reason if its values failed, else "". Raises NonetError for any other failure.
+    """
     if run.report.exists():
         return ""
     try:
@@ -63,12 +75,12 @@ def _ran(subject: Subject, job: dict[str, Any], run: RunFolder) -> str:
     if isinstance(ended, str):
         return ended
     if ended.state != "done":
-        raise NonetError("it was stopped; the same command goes on")
+        raise NonetError("it was stopped; run the same command to continue")
     return ""
 
 
 def _started(made: ScenarioFile, run: RunFolder, panel: Panel) -> Run | str:
-    """The run's end, or what of its values cannot be."""
+    """Run a trial to its end; return the reason if the scenario refuses its values."""
     try:
         return api.run(made, run_dir=run.path, panel=panel)
     except ConfigError as error:
@@ -76,13 +88,13 @@ def _started(made: ScenarioFile, run: RunFolder, panel: Panel) -> Run | str:
 
 
 def _clear(run: RunFolder) -> None:
-    """Remove what a kill left before the first commit. Raises ConfigError where somebody still runs it."""
+    """Remove what a killed run left before its first checkpoint. Raises ConfigError if a process still runs it."""
     with claim(run):
         shutil.rmtree(run.path)
 
 
 def train(config: dict[str, Any], *, subject: Subject, node: str) -> None:
-    """The trainable of Ray Tune: one job, reported once."""
+    """Run one job and report it once, as a trainable of Ray Tune."""
     import ray
     from ray import tune
 
@@ -91,7 +103,7 @@ def train(config: dict[str, Any], *, subject: Subject, node: str) -> None:
 
 @cache
 def _driver(node: str) -> Any:
-    """The actor of this process that drives runs; it ends with this process."""
+    """Return this process's actor that drives runs; it ends with this process."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -100,5 +112,8 @@ def _driver(node: str) -> Any:
 
 
 class _Driver:
+    """The actor that drives runs."""
+
     def run(self, subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
+        """Run a job and return its score."""
         return run_trial(subject, job)

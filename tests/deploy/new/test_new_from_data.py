@@ -146,7 +146,7 @@ def test_what_cannot_be_used_is_one_line_and_leaves_nothing(refused):
     as_csv(log(), "d/log.csv")
     as_csv(log(), "d/log2.csv")
     assert "2 tables have users, items and times (log.csv, log2.csv)" in refused("mine.yaml", "--data", "d")
-    assert "no table of d/log.csv has it" in refused(
+    assert "no table of d/log.csv has this column" in refused(
         "mine.yaml", "--data", "d/log.csv", "--column", "user=nobody"
     )
 

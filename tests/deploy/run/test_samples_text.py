@@ -14,7 +14,7 @@ def test_a_scenario_says_what_its_stages_read():
     assert "source shuffled, seed 7" in said
     assert "pretrain: 8 users per global step" in said
     assert "finetune: 8 users per global step (batch.users); trains on events with rating >= 4" in said
-    assert "rl: 64 prompts a global step" in said
+    assert "rl: 64 prompts per global step" in said
 
 
 def test_files_are_counted_in_one_pass(tmp_path):

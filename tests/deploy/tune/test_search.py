@@ -146,14 +146,14 @@ def test_another_scenario_in_the_same_folder_and_a_foreign_folder_are_refused(fo
     Runs(monkeypatch)
     _tune(folder, tmp_path / "s", trials=2)
     with pytest.raises(
-        ConfigError, match=r"a search with another scenario; give what it began with to go on"
+        ConfigError, match=r"a search with another scenario; use the original options to continue it"
     ):
         _tune(folder, tmp_path / "s", trials=2, changes=["model.layers=2"])
     with pytest.raises(ConfigError, match=r"another parallel \(there 1, here 2\)"):
         _tune(folder, tmp_path / "s", trials=2, parallel=2)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="is not empty and holds no search"):
+    with pytest.raises(ConfigError, match="is not empty and has no search"):
         _tune(folder, tmp_path / "mine")
 
 
@@ -171,7 +171,7 @@ def test_the_command_prints_the_table_or_json(folder, tmp_path, monkeypatch):
 
 def test_a_missing_package_is_one_line_with_the_command(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "find_spec", lambda name: None if name == "optuna" else name)
-    with pytest.raises(ConfigError, match=r"nonet tune wants optuna: pip install 'nonet\[tune\]'"):
+    with pytest.raises(ConfigError, match=r"nonet tune needs optuna: pip install 'nonet\[tune\]'"):
         _tune(folder, tmp_path / "s")
     assert not (tmp_path / "s").exists()
 

@@ -46,24 +46,24 @@ def test_a_file_says_choices_ranges_logarithms_and_whole_numbers(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("metric: ndcg@5", "wanted keys of the scenario with their values"),
-        ("metric: 3\nmodel.width: [1, 2]", "metric: wanted a metric's name such as ndcg@10, got 3"),
-        ("model.dropout: 0.1", "model.dropout: one value is nothing to search, got 0.1; wanted"),
-        ("model.dropout: [0.1]", r"wanted two choices or more, got \[0.1\]"),
-        ("model.dropout: [0.1, 0.2, 0.1]", "the choice 0.1 is there twice"),
+        ("metric: ndcg@5", "must be keys of the scenario with their values"),
+        ("metric: 3\nmodel.width: [1, 2]", "metric: must be the name of a metric such as ndcg@10, got 3"),
+        ("model.dropout: 0.1", "model.dropout: a single value cannot be searched, got 0.1; must be"),
+        ("model.dropout: [0.1]", r"must have at least two choices, got \[0.1\]"),
+        ("model.dropout: [0.1, 0.2, 0.1]", "the choice 0.1 occurs twice"),
         ("model.width: {int: [64, 32]}", "the lower end 64 is not below the upper end 32"),
-        ("model.width: {int: [32, 64.5]}", r"wanted \[low, high\] of whole numbers, got \[32, 64.5\]"),
+        ("model.width: {int: [32, 64.5]}", r"must be \[low, high\] of whole numbers, got \[32, 64.5\]"),
         ("model.width: {int: [32, 128], step: 40}", "steps of 40 lead from 32 to 112, not to 128"),
-        ("model.width: {int: [32, 64], step: 0}", "step: wanted a whole number above 0, at most 32, got 0"),
-        ("a.lr: {log: [0, 1]}", "wanted a lower end above 0, which has a logarithm, got 0; or use range"),
-        ("a.lr: {log: [1, 2], step: 1}", "a range by its logarithm has no steps"),
-        ("a.lr: {range: [0, 1], log: true}", "wanted .* got a map of range, log"),
+        ("model.width: {int: [32, 64], step: 0}", "step: must be a whole number above 0 and at most 32, got 0"),
+        ("a.lr: {log: [0, 1]}", "the lower end must be above 0 to have a logarithm, got 0; or use range"),
+        ("a.lr: {log: [1, 2], step: 1}", "a logarithmic range has no steps"),
+        ("a.lr: {range: [0, 1], log: true}", "must be .* got a map of range, log"),
         ("a.lr: {lgo: [1, 2]}", "got a map of lgo. Did you mean 'log'"),
         ("model: {width: [1, 2]}", r"written with dots: model\.width\."),
         ("a.lr: {range: [0, 1], to: 3}", "unknown key 'to' beside range"),
-        ("seed: [1, 2]", "seed: trials with another seed answer another question"),
-        ("data.split.valid: [1, 2]", "trials with another data.split answer another question"),
-        ("a.lr: {range: [0, .inf]}", r"wanted \[low, high\] of numbers"),
+        ("seed: [1, 2]", "seed: scores of trials with different seed cannot be compared"),
+        ("data.split.valid: [1, 2]", "scores of trials with different data.split cannot be compared"),
+        ("a.lr: {range: [0, .inf]}", r"must be \[low, high\] of numbers"),
     ],
 )
 def test_what_is_wrong_with_a_space_is_one_line(folder, text, message):
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_space_is_one_line(folder, text, message):
             "stages has no 'pretrian'; it has pretrain, finetune, rl. Did you mean 'pretrain'",
         ),
         ("sparse.tables.itm.dim: [8, 16]", "sparse.tables has no 'itm'"),
-        ("stages.rl.lr: [1e-5, 1e-4]", "judged by the validation of stages.finetune, which rl comes after"),
+        ("stages.rl.lr: [1e-5, 1e-4]", "is the validation of stages.finetune, and rl comes after it"),
         ("model.dropout: {range: [0.0, 1.5]}", r"with model\.dropout=1\.5: .*dropout"),
         ("stages.pretrain.lr.peak.x: [1, 2]", "lr holds 0.003, which has no keys"),
     ],
@@ -114,7 +114,7 @@ def test_a_metric_that_is_not_measured_is_one_line(folder):
 
 def test_a_scenario_without_validation_cannot_be_searched(folder):
     with pytest.raises(
-        ConfigError, match="a search is judged by validation, and nothing of this scenario is validated"
+        ConfigError, match="a search needs validation, and no stage of this scenario is validated"
     ):
         _subject(folder, "data.split.valid=0")
 
