@@ -162,7 +162,8 @@ def test_a_ledger_keeps_results_and_refuses_another_search(tmp_path):
     assert again.begun
     assert again.results == results[::-1]
     with pytest.raises(
-        ConfigError, match=r"a search with another trials \(there 4, here 5\), scenario; use the original options"
+        ConfigError,
+        match=r"a search with another trials \(there 4, here 5\), scenario; use the original options",
     ):
         Ledger(tmp_path, {"trials": 5, "scenario": {"name": "b"}})
     (tmp_path / "tune.json").write_text("{")

@@ -54,7 +54,10 @@ def test_a_file_says_choices_ranges_logarithms_and_whole_numbers(folder):
         ("model.width: {int: [64, 32]}", "the lower end 64 is not below the upper end 32"),
         ("model.width: {int: [32, 64.5]}", r"must be \[low, high\] of whole numbers, got \[32, 64.5\]"),
         ("model.width: {int: [32, 128], step: 40}", "steps of 40 lead from 32 to 112, not to 128"),
-        ("model.width: {int: [32, 64], step: 0}", "step: must be a whole number above 0 and at most 32, got 0"),
+        (
+            "model.width: {int: [32, 64], step: 0}",
+            "step: must be a whole number above 0 and at most 32, got 0",
+        ),
         ("a.lr: {log: [0, 1]}", "the lower end must be above 0 to have a logarithm, got 0; or use range"),
         ("a.lr: {log: [1, 2], step: 1}", "a logarithmic range has no steps"),
         ("a.lr: {range: [0, 1], log: true}", "must be .* got a map of range, log"),
