@@ -1,6 +1,6 @@
-"""The command line. `nonet --help` imports neither torch nor Ray; every verb loads what it needs.
+"""The command line. `nonet --help` imports neither torch nor Ray; each command imports what it needs.
 
-Exit codes: 0 done, 1 the run failed, 2 the caller's mistake (one readable line on stderr, no traceback).
+Exit codes: 0 success, 1 the run failed, 2 wrong input (one readable line on stderr, no traceback).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point: errors we raise on purpose become one line and an exit code."""
+    """Run the command line; expected errors become one line and an exit code."""
     try:
         code = app(standalone_mode=False)
-        if isinstance(code, int) and code:  # typer returns 130 for a Ctrl-C that no command caught
+        if isinstance(code, int) and code:  # typer returns 130 for a Ctrl-C that no command handled
             print("nonet: interrupted", file=sys.stderr)
             sys.exit(code)
     except NonetError as error:
@@ -42,9 +42,9 @@ def main() -> None:
     except typer.Abort:
         sys.exit(130)
     except OSError as error:
-        if error.filename is None:  # not a path that the caller gave
+        if error.filename is None:  # not about a path of the user
             raise
-        _fail(ConfigError(f"{error.filename}: {error.strerror}; nothing can be read or written there"))
+        _fail(ConfigError(f"{error.filename}: {error.strerror}; it cannot be read or written"))
     except Exception as error:
         shown = getattr(error, "format_message", None)  # click's usage errors
         if shown is None:
@@ -60,20 +60,23 @@ def run(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder; a new one under $NONET_RUNS (./runs; in a Ray job ~/nonet-runs) by default."
+            help="The run's folder, by default a new one in $NONET_RUNS (./runs; in a Ray job ~/nonet-runs)."
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
+        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --run-dir.")
     ] = False,
     seeds: Annotated[
         str | None,
         typer.Option(
-            metavar="7,8,9", help="Once a seed, each in --run-dir/seed-N, and one report of them all."
+            metavar="7,8,9", help="Run once per seed, each in --run-dir/seed-N, with one combined report."
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Leave it to the cluster at RAY_ADDRESS and return at once.")
+        bool,
+        typer.Option(
+            "--detach", help="Run on the cluster at RAY_ADDRESS without this process, and return immediately."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -82,7 +85,7 @@ def run(
 
     if seeds is not None:
         if resume or detach:
-            raise ConfigError("--seeds goes on with what is there by itself; leave --resume and --detach out")
+            raise ConfigError("--seeds resumes unfinished seeds by itself; omit --resume and --detach")
         _seeds(scenario, _numbers(seeds), change or [], run_dir, as_json)
         return
     if detach:
@@ -90,7 +93,7 @@ def run(
         print(
             json.dumps({"run": started.id})
             if as_json
-            else f"{started.id} runs; end it with: nonet stop {started.id}"
+            else f"{started.id} is running; stop it with: nonet stop {started.id}"
         )
         return
     if resume:
@@ -104,11 +107,13 @@ def resume(
     run: RunArg,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="A value of env.vars, which a run does not store."),
+        typer.Option(
+            "--set", metavar="A.B=C", help="A value of env.vars, which runs do not store; may be repeated."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a run from its newest whole commit."""
+    """Continue a run from its newest complete checkpoint."""
     from nonet.deploy.run import api
 
     _finished(api.resume(run, changes=change), as_json)
@@ -118,19 +123,21 @@ def resume(
 def tune(
     scenario: ScenarioArg,
     space: Annotated[
-        Path, typer.Option(help="A YAML file: keys of the scenario, and the values each may take.")
+        Path, typer.Option(help="YAML file with keys of the scenario and the values that each may take.")
     ],
     trials: Annotated[
-        int, typer.Option(min=1, help="Trials; the better half goes on to longer training.")
+        int, typer.Option(min=1, help="Number of trials; the better half continues with longer training.")
     ] = 12,
     change: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The search's folder; one that holds this search goes on.")
+        Path | None, typer.Option(help="The search's folder; an existing search in it continues.")
     ] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Trials at once, on a cluster that has room.")] = 1,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Number of trials at a time, if the cluster has room.")
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Search keys of a scenario for the best validation; the same command on the same --run-dir goes on."""
+    """Search keys of a scenario for the best validation; the same command with the same --run-dir continues."""
     from nonet.deploy.tune import result_text, tune_scenario
 
     found = tune_scenario(
@@ -150,17 +157,17 @@ def plan(
     scenario: ScenarioArg,
     change: SetOption = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="A cluster view (YAML); this machine by default.")
+        Path | None, typer.Option(help="Cluster view (YAML), by default this machine.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Plan on a live Ray and what is free there: an address, or `auto`.")
+        str | None, typer.Option(help="Plan on the free resources of a live Ray: an address, or `auto`.")
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Rank other placements by bytes held and moved.")
+        bool, typer.Option("--search", help="Rank other placements by memory and traffic.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what would run where, and the sizes that follow."""
+    """Show what would run where, and the resulting sizes."""
     from nonet.deploy.run import api, planning
 
     if search:
@@ -173,11 +180,11 @@ def plan(
 @app.command()
 def submit(
     scenario: ScenarioArg,
-    address: Annotated[str, typer.Option(help="The cluster's job server, e.g. http://127.0.0.1:8265.")],
+    address: Annotated[str, typer.Option(help="The cluster's job server, such as http://127.0.0.1:8265.")],
     change: SetOption = None,
     wait: Annotated[bool, typer.Option(help="Follow the job's log until it ends.")] = True,
 ) -> None:
-    """Run a scenario as a Ray job; its folder travels along."""
+    """Run a scenario as a Ray job, to which its folder is sent."""
     from nonet.deploy.run import submit_job
 
     sys.exit(submit_job(scenario, address, change or [], wait))
@@ -189,11 +196,11 @@ def stop(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the id on that cluster.",
+            help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the run's id on that cluster.",
         ),
     ],
 ) -> None:
-    """Stop a run after a commit, and end whatever is left of it."""
+    """Stop a run after a checkpoint, and stop all its processes."""
     from nonet.deploy.run import steer, stop_run
 
     local = os.environ.get("RAY_ADDRESS", "local") in ("", "local")
@@ -222,7 +229,7 @@ app.add_typer(reward, name="reward")
 reward.command("test")(steering.trial)
 
 
-items = typer.Typer(no_args_is_help=True, help="Items that come and go after a run.")
+items = typer.Typer(no_args_is_help=True, help="Add and withdraw items after a run.")
 app.add_typer(items, name="items")
 items.command("add")(data.add)
 
@@ -232,7 +239,7 @@ MissingOption = Annotated[
     typer.Option(
         "--missing",
         metavar="TEXT",
-        help="A text that counts as missing, instead of NA, nan, None, null ...; '' for the empty one; repeat it.",
+        help="A text that means a missing value, instead of NA, nan, None, null ...; '' for an empty text; may be repeated.",
     ),
 ]
 
@@ -246,12 +253,14 @@ def import_(
     ],
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="ROLE=NAME", help="csv: user=uid, item=sku, time=ts ..."),
+        typer.Option(
+            "--column", metavar="ROLE=NAME", help="csv: user=uid, item=sku, time=ts ...; may be repeated."
+        ),
     ] = None,
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
     missing: MissingOption = None,
 ) -> None:
-    """Write the two Parquet tables from another format."""
+    """Convert another format to the two Parquet tables."""
     from nonet.deploy.verbs import listing
 
     notes: list[str] = []
@@ -279,20 +288,22 @@ def new(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SCENARIO] FILE", help="The scenario to copy (none with --data), and where to."
+            metavar="[SCENARIO] FILE", help="The scenario to copy (none with --data), and the file to write."
         ),
     ],
     data: Annotated[
-        Path | None, typer.Option(help="Your tables instead: a folder, or a file of interactions.")
+        Path | None, typer.Option(help="Your tables: a folder, or a file of interactions.")
     ] = None,
     items: Annotated[Path | None, typer.Option(help="--data: the file of items.")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="ROLE=NAME", help="--data: user=uid, item=sku, time=ts ..."),
+        typer.Option(
+            "--column", metavar="ROLE=NAME", help="--data: user=uid, item=sku, time=ts ...; may be repeated."
+        ),
     ] = None,
     missing: MissingOption = None,
 ) -> None:
-    """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
+    """Write a new scenario: one for your data, or a copy of a shipped one with its reward files."""
     from nonet.deploy.verbs import listing
 
     for line in listing.start_scenario(names, data, items, column or [], missing):
@@ -311,7 +322,7 @@ def doctor(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a scenario, for editors."""
+    """Print the JSON schema of scenarios, for editors."""
     from nonet.controller.scenario import Scenario
 
     print(json.dumps(Scenario.model_json_schema(), indent=1))
@@ -324,11 +335,12 @@ def parity(
         str, typer.Option(metavar="A,B", help="Two pools of the scenario, or names of devices.")
     ] = "cpu,cpu",
     precision: Annotated[
-        str, typer.Option(metavar="A,B", help="fp32, bf16 or fp16 of either side.")
+        str, typer.Option(metavar="A,B", help="fp32, bf16 or fp16 for each side.")
     ] = "fp32,fp32",
     change: SetOption = None,
     run: Annotated[
-        str | None, typer.Option(help="Compare on this run's newest commit; else weights trained here.")
+        str | None,
+        typer.Option(help="Compare on this run's newest checkpoint; by default on weights trained here."),
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Without --run: supervised steps to train first.")] = 50,
     limit: Annotated[
@@ -337,7 +349,7 @@ def parity(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the same weights, batches and seeds through two pools; exit 1 where they part beyond a limit."""
+    """Run the same weights, batches and seeds in two pools; exit with 1 if they differ by more than a limit."""
     from nonet.deploy.parity import parity as compare
     from nonet.deploy.parity import parse_limits
     from nonet.deploy.run import api
@@ -356,15 +368,17 @@ app.add_typer(data.store, name="store")
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Without it, the benches are listed.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A bench; without it, the benches are listed.")
+    ] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of a bench that has some.")] = "7,8,9",
+    seeds: Annotated[str, typer.Option(help="Seeds, for benches that use seeds.")] = "7,8,9",
     device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="An option of the bench's own; may be repeated."),
+        typer.Option("--set", metavar="NAME=VALUE", help="An option of the bench; may be repeated."),
     ] = None,
 ) -> None:
     """List the benches, or run one and print its figures."""
@@ -374,18 +388,20 @@ def bench(
 
 
 def _numbers(seeds: str) -> list[int]:
+    """Parse --seeds. Raises ConfigError."""
     numbers = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in numbers):
-        raise ConfigError(f"--seeds wants whole numbers such as 7,8,9, got {seeds!r}")
+        raise ConfigError(f"--seeds must be whole numbers such as 7,8,9, got {seeds!r}")
     return [int(seed) for seed in numbers]
 
 
 def _seeds(scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool) -> None:
+    """Run a scenario for several seeds and print the combined result."""
     from nonet.deploy.after import run_seeds, seeds_text
 
     folder, pooled = run_seeds(scenario, seeds, changes, run_dir, _command())
     if pooled is None:
-        print(f"stopped. Go on with the same command and --run-dir {folder}", file=sys.stderr)
+        print(f"stopped. To continue, run the same command with --run-dir {folder}", file=sys.stderr)
         sys.exit(130)
     if as_json:
         print(json.dumps(pooled, indent=1))
@@ -394,26 +410,26 @@ def _seeds(scenario: str, seeds: list[int], changes: list[str], run_dir: Path | 
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
+    """Resume the run in --run-dir with a scenario. Raises ConfigError if there is no run."""
     from nonet.controller.record import RunFolder
     from nonet.deploy.run import api
 
     if run_dir is None:
-        raise ConfigError("--resume wants --run-dir with the run's folder; or use: nonet resume RUN")
+        raise ConfigError("--resume needs --run-dir with the run's folder; or use: nonet resume RUN")
     stored = RunFolder(run_dir.absolute()).scenario
     if not stored.exists():
-        raise ConfigError(
-            f"{run_dir} holds no run: there is nothing to resume; leave --resume out to start one there"
-        )
+        raise ConfigError(f"{run_dir} has no run to resume; omit --resume to start one there")
     return api.resume(run_dir, given=api.scenario(scenario, change, stored=stored))
 
 
 def _finished(run: Any, as_json: bool) -> None:
+    """Print the result of a run; exit with 130 if it was stopped."""
     from nonet.controller.record import in_job, place_of
 
     if in_job():
         print(f"this run's folder: {place_of(run.folder)}", file=sys.stderr)
     if run.state == "stopped":
-        print(f"stopped. Go on with: nonet resume {run.folder.path}", file=sys.stderr)
+        print(f"stopped. Continue with: nonet resume {run.folder.path}", file=sys.stderr)
         sys.exit(130)
     if as_json:
         print(json.dumps(run.report, indent=1))
@@ -422,6 +438,7 @@ def _finished(run: Any, as_json: bool) -> None:
 
 
 def _fail(error: NonetError) -> None:
+    """Print an error in one line, after its traceback if the run failed, and exit with its code."""
     text = " ".join(str(error).split())
     trace = getattr(error, "traceback", "")
     if error.exit_code == 1 and trace:
@@ -432,7 +449,7 @@ def _fail(error: NonetError) -> None:
 
 
 def _command() -> str:
-    """The command as typed but for values of env.vars, for the report."""
+    """Return the typed command for the report, without values of env.vars; "" if it was not `nonet`."""
     from nonet.controller.scenario import hide_in_command
 
     return (

@@ -1,4 +1,4 @@
-"""Questions after a run: compared with another one, evaluated on other data, over several seeds."""
+"""Analyses of finished runs: comparison with another run, evaluation on other data, several seeds."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""`nonet report A --compare B`: two runs on the same test events, paired, so that what differs is theirs and not the users'."""
+"""`nonet report A --compare B`: two runs compared on the same test events, paired over users."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from nonet.models.ranking import of_events, paired, per_event, significant
 
 
 def compare_runs(a: str, b: str, stage_a: str | None = None, stage_b: str | None = None) -> dict[str, Any]:
-    """{"a", "b": {run, subject}, "events", "metrics": {name: {a, b, diff, low, high}}}: means over the test events, and
-    their difference a - b with a 95 % interval from drawing users. Subjects are the last stages, or any stage or baseline.
+    """Compare two runs, or a stage or baseline of each, on the same test events.
 
-    Raises ConfigError for runs tested on other events.
+    Args:
+        a: The first run.
+        b: The second run.
+        stage_a: A stage or baseline of the first run, by default its last stage.
+        stage_b: A stage or baseline of the second run, by default its last stage.
+
+    Returns:
+        {"a", "b": {run, subject}, "events", "metrics": {name: {a, b, diff, low, high}}}: means over the
+        test events, and their difference a - b with a 95 % interval from resampling users.
+
+    Raises:
+        ConfigError: The runs were tested on different events, or a subject was not ranked.
     """
     left, right = Tested.of(find_run(a)), Tested.of(find_run(b))
     check_same_events(left, right)
@@ -36,7 +46,7 @@ def compare_runs(a: str, b: str, stage_a: str | None = None, stage_b: str | None
 
 
 def comparison_text(answer: dict[str, Any]) -> str:
-    """The comparison as a table, and a sentence on what is certain."""
+    """Format a comparison as a table with a summary."""
     names = [f"{answer[side]['run']} {answer[side]['subject']}" for side in "ab"]
     lines = [f"{answer['events']:,} test events, a - b paired over users, 95 % interval"]
     lines += [f"  {side}: {name}" for side, name in zip("ab", names, strict=True)]
@@ -49,6 +59,7 @@ def comparison_text(answer: dict[str, Any]) -> str:
 
 
 def _sentence(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
+    """Summarise which metrics differ significantly."""
     better = [name for name, row in metrics.items() if significant(row) and row["diff"] > 0]
     worse = [name for name, row in metrics.items() if significant(row) and row["diff"] < 0]
     if not better and not worse:

@@ -1,7 +1,8 @@
-"""`nonet evaluate RUN`: rank a run's commits again, without training: other metrics, other data over the same items.
+"""`nonet evaluate RUN`: rank a run's checkpoints again without training, with other metrics or other data.
 
-The items, their semantic ids, the memory's counts and the commits are the run's. Other data brings users and events: known
-ids find their rows, new users start from the default row, and events of unknown items are dropped and counted.
+Items, semantic ids, the memory's counts and checkpoints are those of the run. Other data has other users
+and events of the same items: rows of known ids are used, new users start from the default row, and events
+of unknown items are dropped and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
 from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 _INTERACTIONS = "interactions.parquet"
 
 
@@ -37,11 +38,22 @@ def evaluate_run(
     metrics: Sequence[str] | None = None,
     stages: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """{"run", "data": {users, events, test, dropped_events}, "subjects": {name: {metric: value}}, "lists": {name:
-    what its first ten are like}}: test, full ranking.
+    """Evaluate a run's stages and baselines on test events by full ranking.
 
-    data: a folder with interactions.parquet, or such a file, split as the run's was; None for the run's own.
-    metrics: those of the scenario by default. Raises ConfigError and DataError.
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        data: A folder with interactions.parquet, or such a file, split like the run's data; None for the
+            run's data.
+        metrics: Names of metrics, by default the scenario's.
+        stages: Stages to evaluate, by default all.
+
+    Returns:
+        {"run", "data": {users, events, test, dropped_events}, "subjects": {name: {metric: value}}, "lists":
+        {name: properties of its lists}}.
+
+    Raises:
+        ConfigError: The run ranks no items, or a metric or stage is unknown.
+        DataError: The data cannot be used.
     """
     folder = find_run(run)
     facts = folder.read_facts()
@@ -70,7 +82,7 @@ def evaluate_run(
 
 
 def evaluation_text(answer: dict[str, Any]) -> str:
-    """The answer as a table."""
+    """Format an evaluation as a table."""
     data, subjects = answer["data"], answer["subjects"]
     metrics = list(next(iter(subjects.values())))
     dropped = (
@@ -88,6 +100,7 @@ def evaluation_text(answer: dict[str, Any]) -> str:
 def _commits(
     folder: RunFolder, stages: Sequence[str], chosen: Sequence[str] | None
 ) -> Iterator[tuple[str, Path]]:
+    """Yield the name and last checkpoint of each stage. Raises ConfigError and CheckpointError."""
     for name in chosen or stages:
         if name not in stages:
             raise ConfigError(f"{folder.id} has no stage {name!r}; its stages: {', '.join(stages)}")
@@ -100,6 +113,7 @@ def _commits(
 
 @contextmanager
 def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
+    """Open an evaluator on the run's artifacts."""
     setup = EvaluateSetup(
         tuple(metrics),
         scenario.evaluate.width,
@@ -114,14 +128,14 @@ def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]
 
 
 def _baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
-    """Ranks of a baseline, which may be fitted in parts."""
+    """Rank a baseline, which may be fitted in several calls."""
     while "fitting" in (result := evaluator.baseline(name)):
         pass
     return result
 
 
 def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path) -> dict[str, int]:
-    """Have the evaluator ask about other events; how many were dropped for their items are unknown."""
+    """Evaluate on other events, and return how many were dropped because their items are unknown."""
     path = data / _INTERACTIONS if data.is_dir() else data
     setup = data_setup(scenario, folder.path)
     interactions, _ = read_tables(str(path), None, setup.table_format)
@@ -134,7 +148,7 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
     left = interactions.filter(known)
     if not len(left):
         raise DataError(
-            f"{path}: none of its {len(interactions):,} events is of an item that {folder.id} knows"
+            f"{path}: none of its {len(interactions):,} events has an item that {folder.id} knows"
         )
     column = left.column_names.index("item_id")
     left = left.set_column(column, "item_id", left["item_id"].cast(items["item_id"].type))
@@ -153,14 +167,15 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
 
 
 def _renumbered(seq: Sequences, there: Any, corpus: Corpus) -> Sequences:
-    """The events with the run's numbers of items."""
+    """Return the events with the run's dense indices of items."""
     place = pc.index_in(there["item_id"], value_set=corpus.items["item_id"].combine_chunks()).to_numpy()
     item = place[seq.item].astype(np.int32)
     return replace(seq, item=item, item_key=corpus.seq.item_key, joined=corpus.seq.joined)
 
 
 def _test(result: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of test events. Raises DataError if there are none."""
     detail = result["detail"]
     if "test" not in detail:
-        raise DataError("no event is left to test: data.split holds out more events than these users have")
+        raise DataError("there are no test events: data.split holds out more events than these users have")
     return dict(detail["test"].get("exhaustive", detail["test"].get("beam"))["all"])

@@ -1,9 +1,10 @@
-"""Items that come and go after a run: `nonet items add` makes a new version of its catalogue, without training.
+"""`nonet items add`: a new version of a run's catalogue with added and withdrawn items, without training.
 
-Items that are there keep their semantic ids and their places in the dense index, so weights and rows mean what they meant. New
-items are coded by the run's codebooks, as a warm start does it, and stand behind. Withdrawn ones leave the trie and keep their
-ids for the day they come back. Versions stand in RUN/catalogues.json; `RunFolder.artifacts` gives the newest, which whoever
-answers reads; training and its resume go on with the first.
+Existing items keep their semantic ids and dense indices, so weights and rows keep their meaning. New items
+get ids from the run's codebooks, as in a warm start, and dense indices behind the existing ones. Withdrawn
+items leave the trie and keep their ids in case they return. The versions are in RUN/catalogues.json.
+`RunFolder.artifacts` returns the newest one, which recommending and serving read; training and its resume
+continue with the first one.
 """
 
 from __future__ import annotations
@@ -30,22 +31,35 @@ from nonet.samples.sequences import Transitions
 from nonet.samples.tables import TableFormat, as_numbers, keys_in, read_items
 from nonet.workers.roles import keep, write_sids
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
 # Shapes: I items that are there, M with the new ones, L levels.
 
 
 def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[str, Any]:
-    """A new version of a run's catalogue: the record that RUN/catalogues.json has of it. `new`: a table of items; `withdraw`: ids
-    that may no longer be recommended. Raises ConfigError and DataError; then nothing has changed."""
+    """Create a new version of a run's catalogue.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        new: A table of new items; None for none.
+        withdraw: Ids of items that must no longer be recommended.
+
+    Returns:
+        The version's record in RUN/catalogues.json.
+
+    Raises:
+        ConfigError: The run has no catalogue or no codebooks, or an id is unknown. Nothing has changed
+            then.
+        DataError: The table is wrong. Nothing has changed then.
+    """
     folder = find_run(run)
     scenario, beside = load_scenario(folder.scenario)
     if not scenario.model.spec.makes_lists:
-        raise ConfigError(f"{folder.id} scores events and has no catalogue")
+        raise ConfigError(f"{folder.id} scores events and has no catalogue of items")
     if new is not None and scenario.tokenizer.use != "rq_kmeans":
         raise ConfigError(
-            f"items add: the semantic ids of {folder.id} come from a file, so there are no codebooks to code new items by; "
-            "give them ids in that file and start a run with init: {from: RUN}"
+            f"items add: the semantic ids of {folder.id} come from a file, so there are no codebooks for new items; "
+            "add their ids to that file and start a run with init: {from: RUN}"
         )
     artifacts = folder.artifacts()
     corpus = run_setup(scenario).corpus(artifacts)
@@ -87,6 +101,7 @@ def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[s
 
 
 def _noted(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
+    """Add a version's record to RUN/catalogues.json and return it with its number."""
     versions = folder.read_catalogues()
     record = {"number": len(versions) + 1, **record}
     folder.write_catalogues([*versions, record])
@@ -102,7 +117,7 @@ def _written(
     corpus: Corpus,
     allowed: np.ndarray,
 ) -> dict[str, dict[str, str]]:
-    """The artifacts of a version, by kind; those that do not change are the ones before."""
+    """Write the artifacts of a version; unchanged ones are those of the version before."""
     made = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
     if key is not None:
         before = Path(artifacts["sequences"])
@@ -117,7 +132,7 @@ def _written(
 
 
 def _with_items(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> None:
-    """Sequences as they are, over more items: their files are linked, not copied, where the file system can."""
+    """Copy sequences with more items; files are hard-linked if the file system can."""
     for path in sorted(each for each in before.rglob("*") if each.is_file()):
         place = to / path.relative_to(before)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +147,7 @@ def _with_items(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> Non
 
 
 def _longer(transitions: Transitions, items: int) -> Transitions:
-    """Transitions with new items, which nothing has led to yet."""
+    """Return transitions with new items, to which nothing has led yet."""
     more = items - len(transitions)
     return Transitions(
         np.concatenate([transitions.row, np.full(more, transitions.row[-1])]),
@@ -147,7 +162,7 @@ def _longer(transitions: Transitions, items: int) -> Transitions:
 def _new_rows(
     path: str, missing: Sequence[str] | None, known: pa.Table, ids: np.ndarray, there: np.ndarray
 ) -> pa.Table:
-    """The table with the run's columns: those that it lacks are empty. Raises where an item is there already."""
+    """Read new items with the run's columns; missing columns are null. Raises DataError if an item exists already."""
     raw = read_items(path, TableFormat.from_options(None, missing))
     columns = []
     for field in known.schema:
@@ -165,13 +180,13 @@ def _new_rows(
     if len(same := own[np.isin(own, ids[there])]):
         raise DataError(
             f"items {path}: {len(same)} of {len(own)} items are in the catalogue already, the first is {same[0]}; "
-            "leave them out: items that are there keep their ids"
+            "remove them; existing items keep their ids"
         )
     return table
 
 
 def _numbered(table: pa.Table, first: int) -> pa.Table:
-    """New rows with their places in the dense index, and no events."""
+    """Set dense indices and zero events on new rows; items without a title get their id as title."""
     for name, values in (
         ("item", np.arange(first, first + len(table))),
         ("events", np.zeros(len(table), np.int64)),
@@ -191,12 +206,12 @@ def _numbered(table: pa.Table, first: int) -> pa.Table:
 
 
 def _ids(table: pa.Table, ids: np.ndarray) -> np.ndarray:
-    """Ids of rows, as those of the run are kept."""
+    """Return the ids of rows in the type of the run's ids."""
     return np.array(table["item_id"].to_pylist(), dtype=ids.dtype if ids.dtype.kind != "U" else np.str_)
 
 
 def _places(withdraw: Sequence[str], ids: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Where items to be withdrawn stand in the dense index. Raises ConfigError for one that is not in the catalogue."""
+    """Return the dense indices of items to withdraw. Raises ConfigError for one that is not in the catalogue."""
     names = ids.astype(str)
     order = np.argsort(names, kind="stable")
     at = np.minimum(np.searchsorted(names, np.array(withdraw, dtype=np.str_), sorter=order), len(names) - 1)

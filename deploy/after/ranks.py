@@ -1,4 +1,4 @@
-"""Ranks of a finished run: which test events they are of, and how each subject ranked them."""
+"""Ranks of a finished run: its test events, and how each subject ranked their items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from nonet.suggest import join_names, suggest_sentence
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A run's test events: the user row of each [P], and (user, item, time) of each as the data names them."""
+    """A run's test events.
+
+    Attributes:
+        run: The run's folder.
+        metrics: Names of the scenario's metrics.
+        stages: Names of the stages.
+        seed: The run's seed.
+        user: The user row of each event [P].
+        events: (user, item, time) of each event, with the ids of the data.
+    """
 
     run: RunFolder
     metrics: tuple[str, ...]
@@ -31,7 +40,7 @@ class Tested:
 
     @classmethod
     def of(cls, run: RunFolder) -> Tested:
-        """Raises ConfigError for a run that recommends nothing, or has not tokenised its data."""
+        """Read the test events of a run. Raises ConfigError for a run that ranks no items or has not tokenised its data."""
         facts = run.read_facts()
         if facts is None or "sids" not in facts["artifacts"]:
             raise ConfigError(
@@ -56,7 +65,7 @@ class Tested:
         )
 
     def ranks(self, subject: str) -> np.ndarray:
-        """Ranks [P] by exhaustive scoring of a stage or baseline. Raises ConfigError where it was not ranked."""
+        """Return the ranks [P] of a stage or baseline by exhaustive scoring. Raises ConfigError if it was not ranked."""
         path = self.run.results / f"{subject}.npz"
         there = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
         if not path.exists():
@@ -66,7 +75,7 @@ class Tested:
         return ranks_of_test(path)
 
     def last_stage(self) -> str:
-        """The newest stage that was ranked. Raises ConfigError where none was."""
+        """Return the newest stage that was ranked. Raises ConfigError if there is none."""
         for stage in reversed(self.stages):
             if (self.run.results / f"{stage}.npz").exists():
                 return stage
@@ -74,11 +83,11 @@ class Tested:
 
 
 def check_same_events(a: Tested, b: Tested) -> None:
-    """Raise ConfigError where two runs were tested on other events."""
+    """Check that two runs were tested on the same events. Raises ConfigError."""
     if a.events == b.events:
         return
     both = len(set(a.events) & set(b.events))
     raise ConfigError(
-        f"{a.run.id} and {b.run.id} were tested on other events: {len(a.events):,} and {len(b.events):,}, {both:,} of them "
-        "the same; compare runs of the same data, data.keep and data.split"
+        f"{a.run.id} and {b.run.id} were tested on different events: {len(a.events):,} and {len(b.events):,}, {both:,} of them "
+        "in common; compare runs with the same data, data.keep and data.split"
     )

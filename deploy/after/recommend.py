@@ -1,8 +1,9 @@
-"""`nonet recommend`: every stage of a run asked the same question, side by side with the baselines that take no training.
+"""`nonet recommend`: recommendations of every stage of a run, side by side with baselines that need no training.
 
-For a user of the data the history is all of that user's events; with `--like` it is the named titles, in that order, of a
-user the model has never met. What was seen is recommended again where the run's data allow it (`data.repeats`). Stages answer
-by the engine that serves, from the same events and in as many beams, so the list is the one that a server of the stage gives.
+For a user of the data, the history is all of that user's events. With `--like`, it is the given titles, in
+that order, of a new user. Seen items are only recommended again if the run's data allow it
+(`data.repeats`). Stages answer with the serving engine, from the same events and with as many beams, so a
+list equals that of a server of the stage.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ def recommend_for(
     Args:
         run: A run's folder, its id, a unique prefix, or `last`.
         like: Titles that a new user liked.
-        user: A user of the data, in place of `like`.
-        top: Items of each list.
-        ask: Makes the question for a user and a number of items, where more is known than the data: events that were
-            posted since, and items that were withdrawn. By default it is made from the data alone.
+        user: A user of the data, instead of `like`.
+        top: Number of items of each list.
+        ask: Makes the question for a user and a number of items if events were posted or items withdrawn
+            since. By default it is made from the data.
 
     Returns:
         {"run": id, "history": titles, "columns": {popularity, transition_counter, stage...: titles}}.
 
     Raises:
-        ConfigError: There is no such run, user or title.
+        ConfigError: The run, the user or a title does not exist.
     """
     if bool(like) == (user is not None):
         raise ConfigError(
@@ -63,10 +64,12 @@ def recommend_for(
     try:
         folder = find_run(run)
     except ConfigError as error:
-        raise ConfigError(f"{error}. RUN comes first: nonet recommend last --like TITLE ...") from None
+        raise ConfigError(f"{error}. RUN must come first: nonet recommend last --like TITLE ...") from None
     facts = folder.read_facts()
     if facts is None:
-        raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
+        raise ConfigError(
+            f"{folder.id} has not tokenised its data yet, so there is nothing to recommend from"
+        )
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     scenario, _ = load_scenario(folder.scenario)
@@ -87,7 +90,7 @@ def recommend_for(
 
 
 def columns(answer: dict[str, Any]) -> str:
-    """The answer as a table of text."""
+    """Format recommendations as a table of text."""
     history = answer["history"]
     lines = [f"after {len(history)} events, the newest: " + "; ".join(history[-_SHOWN_HISTORY:]), ""]
     names = list(answer["columns"])
@@ -109,6 +112,7 @@ def _answers(
     top: int,
     question: Question,
 ) -> dict[str, Any]:
+    """Rank items by baselines and stages."""
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     history = seen(histories.seq, users, positions)
@@ -142,14 +146,14 @@ def _answers(
 
 
 def _question(events: Events, key: int, top: int, window: int, width: int, corpus: Corpus) -> Question:
-    """Return the question that a server makes of these events; seen items are hidden where the data say so."""
+    """Make the question that a server would make from these events; seen items are hidden if the data say so."""
     seen_items = np.unique(events.item.astype(np.int64))
     hidden = np.empty(0, np.int64) if corpus.seq.repeats == ALLOW else seen_items
     return Question(events.last(window), key, top=top, width=beam_width(width, top), hidden=hidden)
 
 
 def _events_of(corpus: Corpus, user: str, row: int) -> Events:
-    """Return all events of a user of the data, from the store that the run reads them from, if any."""
+    """Return all events of a user of the data, from the run's store if it has one."""
     seq = corpus.seq
     found = corpus.events_in_store(user)
     if found is not None:
@@ -162,20 +166,24 @@ def _events_of(corpus: Corpus, user: str, row: int) -> Events:
 
 
 def _events_of_titles(corpus: Corpus, histories: Corpus) -> Events:
-    """Return the events of titles that somebody liked, with what columns usually hold."""
+    """Return the events of the titles that a new user liked, with default values of columns."""
     seq = histories.seq
-    count = len(seq.item) - 1  # the last event stands for what is asked
+    count = len(seq.item) - 1  # the last event stands for the question
     columns = {name: np.full(count, usual) for name, usual in usual_columns(corpus.seq).items()}
     return Events(seq.item[:count], seq.time[:count], seq.event[:count], columns)
 
 
 def _key_of_nobody() -> int:
-    """Return the sparse key of a user whom the data do not have; its row was never trained."""
+    """Return the sparse key of an unknown user, whose row was never trained."""
     return int(keys_in("user", as_numbers(np.array(["nobody"])))[0])
 
 
 def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
-    """A user's row and all events but the last: the question asked is what comes next; an extra event stands for it."""
+    """Find a user of the data.
+
+    Returns the user's row, the number of events, and a corpus in which an extra event stands for the
+    question.
+    """
     ids = corpus.seq.user_id.astype(str)
     rows = np.flatnonzero(ids == user)
     found = corpus.events_in_store(user)
@@ -197,7 +205,7 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
 
 
 def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
-    """A user nobody has met, who liked these titles in this order."""
+    """Make a new user who liked these titles in this order; the result is that of `_known_user`."""
     items = np.array([_item_of(corpus, title) for title in like])
     row = len(corpus.seq)
     newest = int(np.asarray(corpus.seq.time).max())
@@ -206,14 +214,14 @@ def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
 
 
 def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray) -> Sequences:
-    """Sequences of empty users but for `row`, whose events are `items` and one more that is asked for and never read."""
+    """Make sequences in which only `row` has events: `items`, and one more that is asked for and never read."""
     count = len(items) + 1
     offsets = np.zeros(max(len(seq), row + 1) + 1, np.int64)
     offsets[row + 1 :] = count
     nobody = np.array([""], object) if seq.user_id.dtype == object else np.array([-1])
     ids = np.concatenate([seq.user_id, nobody])[: len(offsets) - 1]
     keys = seq.user_key
-    if keys is not None:  # nobody's key: a row that was never trained
+    if keys is not None:  # the key of an unknown user: a row that was never trained
         keys = np.append(keys, keys_in("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]
     whole = np.append(items, items[-1]).astype(np.int32)
     columns = {name: _like_the_newest(values, count) for name, values in seq.columns.items()}
@@ -233,14 +241,14 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
 
 
 def _like_the_newest(values: np.ndarray, count: int) -> np.ndarray:
-    """A column [count] of events that nobody has told more of: the largest number, as of what is liked, or no id."""
+    """Fill a column [count] of artificial events: with its maximum for numbers, else with no id."""
     if values.dtype.kind != "f":
         return np.full(count, NONE, values.dtype)
     return np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
 
 
 def _item_of(corpus: Corpus, title: str) -> int:
-    """The item whose title is, or best contains, the words given; the most popular of several."""
+    """Find the item whose title equals, or else contains, the given words; the most popular of several."""
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     words = title.casefold().strip()
     events = corpus.items["events"].to_numpy()

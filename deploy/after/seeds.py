@@ -1,6 +1,7 @@
-"""`nonet run SCENARIO --seeds 7,8,9`: the same scenario once a seed, and one report: what holds whatever the draw.
+"""`nonet run SCENARIO --seeds 7,8,9`: run a scenario once per seed, and combine the results in one report.
 
-Metrics of an event are averaged over the seeds before users are drawn, so an interval is of the recipe, not of one model.
+Metrics of an event are averaged over the seeds before users are resampled, so an interval describes the
+training recipe and not one model.
 """
 
 from __future__ import annotations
@@ -22,23 +23,36 @@ from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.models.ranking import of_events, paired, per_event, significant
 
-Start = Callable[[int, Path], bool]  # runs a seed into a folder, or goes on there; whether it came to its end
+Start = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it finished
 
 
 def run_seeds(
     source: str, seeds: Sequence[int], changes: Sequence[str], run_dir: Path | None, command: str = ""
 ) -> tuple[Path, dict[str, Any] | None]:
-    """Run a scenario once a seed; the folder of them all, and the pooled result, None where somebody stopped it.
+    """Run a scenario once per seed.
 
-    Finished seeds are kept, an unfinished one goes on from its newest commit. Raises ConfigError for seeds named twice, for a
-    scenario that ranks no items, and where the folder holds seeds of another scenario.
+    Finished seeds are kept, and an unfinished one continues from its newest checkpoint.
+
+    Args:
+        source: The scenario's file or name.
+        seeds: The seeds.
+        changes: Changes of keys, each "a.b=c".
+        run_dir: The folder of all seeds, by default a new one.
+        command: The command that starts the runs, for the report.
+
+    Returns:
+        The folder, and the combined result; None if a run was stopped.
+
+    Raises:
+        ConfigError: Seeds occur twice, the scenario ranks no items, or the folder has seeds of another
+            scenario.
     """
     _check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
     _check_ranks(scenario)
     folder = run_dir.absolute() if run_dir else new_run(f"{scenario.name}-seeds").path
     if RunFolder(folder).scenario.exists():
-        raise ConfigError(f"{folder} is a run itself; with --seeds, --run-dir is a folder of runs")
+        raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
     sources = {}
     for seed in seeds:
         stored = RunFolder(_of_seed(folder, seed)).scenario
@@ -48,6 +62,7 @@ def run_seeds(
         sources[seed] = given
 
     def start(seed: int, path: Path) -> bool:
+        """Run or resume a seed; return whether it finished."""
         if list(RunFolder(path).checkpoints.glob("step-*")):
             return api.resume(path, given=sources[seed]).state != "stopped"
         return api.run(sources[seed], run_dir=path, command=command).state != "stopped"
@@ -56,8 +71,16 @@ def run_seeds(
 
 
 def pool_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any] | None:
-    """Have each seed run into FOLDER/seed-N, a finished one is kept; the pooled result, also in FOLDER/seeds.json and on
-    FOLDER/report.html. None where a seed did not come to its end."""
+    """Run the seeds that have not finished, and combine the results of all.
+
+    Args:
+        seeds: The seeds.
+        folder: The folder; each seed runs in its subfolder seed-N.
+        start: Runs or resumes a seed in a folder, and returns whether it finished.
+
+    Returns:
+        The combined result, which is also in seeds.json and report.html; None if a seed did not finish.
+    """
     _check_seeds(seeds)
     make_folder(folder)
     runs = []
@@ -80,23 +103,30 @@ def _of_seed(folder: Path, seed: int) -> Path:
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
+    """Check that seeds are given and distinct. Raises ConfigError."""
     if len(set(seeds)) < len(seeds) or not seeds:
-        raise ConfigError(f"--seeds wants different numbers, such as 7,8,9; got {','.join(map(str, seeds))}")
+        raise ConfigError(
+            f"--seeds must be different numbers, such as 7,8,9; got {','.join(map(str, seeds))}"
+        )
 
 
 def _check_ranks(scenario: Scenario) -> None:
-    """Raise ConfigError where events would have nothing to pool, before anything runs."""
+    """Check that events have metrics that can be combined, before anything runs. Raises ConfigError."""
     if not scenario.model.spec.makes_lists:
-        raise ConfigError(f"{scenario.name} ranks no items: --seeds pools the ranks of test events")
+        raise ConfigError(f"{scenario.name} ranks no items; --seeds combines the ranks of test events")
     if not of_events(scenario.evaluate.metrics):
         raise ConfigError(
-            "evaluate.metrics: --seeds needs a metric that an event has by itself, such as recall@10; "
+            "evaluate.metrics: --seeds needs a metric that is defined for single events, such as recall@10; "
             f"got {', '.join(scenario.evaluate.metrics)}"
         )
 
 
 def _pooled(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """{"subjects": {name: {metric: {mean, sd, values}}}, "paired": {"a-b": {metric: {diff, low, high}}}, "events"}."""
+    """Combine runs.
+
+    Returns {"stages", "subjects": {name: {metric: {mean, sd, values}}}, "paired": {"a-b": {metric: {diff,
+    low, high}}}, "events"}.
+    """
     tested = [Tested.of(run) for run in runs]
     for other in tested[1:]:
         check_same_events(tested[0], other)
@@ -132,7 +162,7 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
 
 
 def seeds_text(pooled: Mapping[str, Any]) -> str:
-    """Means and standard deviations as a table, and what is certain of the last stage."""
+    """Format means and standard deviations as a table, followed by the differences."""
     metrics = list(next(iter(pooled["subjects"].values())))
     lines = [
         f"{len(pooled['seeds'])} seeds ({', '.join(map(str, pooled['seeds']))}), {pooled['events']:,} test events each"
@@ -144,7 +174,7 @@ def seeds_text(pooled: Mapping[str, Any]) -> str:
     lines.append("")
     for pair, by_metric in pooled["paired"].items():
         cells = (
-            f"{row['diff']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{'' if significant(row) else ' (not certain)'}"
+            f"{row['diff']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{'' if significant(row) else ' (not significant)'}"
             for row in by_metric.values()
         )
         lines += [f"{pair}: " + "; ".join(f"{m} {cell}" for m, cell in zip(by_metric, cells, strict=True))]

@@ -1,9 +1,9 @@
-"""`nonet tradeoff RUN KEY=0,0.1,0.3`: an RL stage of a finished run once a value of one of its keys, and the curve that makes.
+"""`nonet tradeoff RUN KEY=0,0.1,0.3`: repeat an RL stage of a finished run for several values of a key.
 
-Each point begins with the commit that the run's stage began with and goes on to its last step, so what differs is that key
-alone. What a point gives is measured on validation, and the point that is chosen is chosen there: the highest of the rewards
-that the key moves, among points that keep `least` of the metric before the stage. Test and held-out users are told beside it,
-and decide nothing.
+Each point starts from the checkpoint that the run's stage started from and runs to its last step, so points
+differ only in that key. Points are measured and chosen on validation: the chosen one has the highest value
+of the swept reward among points that keep a share `least` of the metric before the stage. Test events and
+held-out users are reported but not used for the choice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,21 @@ svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 
 def trade_off(
     run: str, sweep: str, *, run_dir: Path | None = None, least: float = 0.98, changes: Sequence[str] = ()
 ) -> tuple[Path, dict[str, Any]]:
-    """Run every point that FOLDER does not hold yet; the folder, and the curve, also in tradeoff.json, .svg and report.html."""
+    """Run the points of a sweep that the folder does not have yet.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        sweep: KEY=A,B,C.
+        run_dir: The folder of the points, by default a new one.
+        least: Share of the metric before the stage that the chosen point must keep.
+        changes: Changes of keys for all points, each "a.b=c".
+
+    Returns:
+        The folder, and the curve, which is also in tradeoff.json, tradeoff.svg and report.html.
+
+    Raises:
+        ConfigError: The key cannot be swept, or the stage is not validated.
+    """
     source = find_run(run)
     scenario, _ = load_scenario(source.scenario)
     path, values = _sweep(sweep)
@@ -44,7 +58,7 @@ def trade_off(
     start = {"from": str(source.path), "stage": before[-1]} if before else None
     if start is None:
         raise ConfigError(
-            f"tradeoff: {stage} is the first stage of {source.id}: there is no commit that it begins with"
+            f"tradeoff: {stage} is the first stage of {source.id}, so there is no checkpoint to start from"
         )
     folder = run_dir or new_run(f"{scenario.name}-tradeoff").path
     make_folder(folder)
@@ -66,7 +80,7 @@ def trade_off(
 
 
 def curve_text(curve: Mapping[str, Any]) -> str:
-    """The curve as a table, and what was chosen."""
+    """Format the curve as a table, with the chosen point."""
     metric, reward = curve["metric"], curve["reward"]
     head = f"{curve['key'].rsplit('.', 2)[-2]:>10}{reward:>14}{metric:>12}{'recall@10, test':>18}{reward + ', held out':>22}"
     lines = [f"{curve['key']}, by validation: {metric} before {curve['before']:.4f}", head]
@@ -78,7 +92,7 @@ def curve_text(curve: Mapping[str, Any]) -> str:
             f"{test if test is not None else math.nan:>18.4f}{held[1] if held else math.nan:>22.4f}{mark}"
         )
     lines.append(
-        f"* chosen on validation: the most {reward} with {curve['least']:.0%} of {metric} kept"
+        f"* chosen on validation: the highest {reward} with at least {curve['least']:.0%} of {metric} kept"
         if curve["chosen"] is not None
         else f"no point keeps {curve['least']:.0%} of {metric}"
     )
@@ -87,11 +101,12 @@ def curve_text(curve: Mapping[str, Any]) -> str:
 
 
 def _rises(curve: Mapping[str, Any]) -> str:
+    """Describe whether the reward rises with its weight."""
     return f"{curve['reward']} {'rises' if curve['monotone'] else 'does not rise'} with its weight at every point"
 
 
 def _kept_floors(curve: Mapping[str, Any]) -> str:
-    """Of a sweep of floors: where those of users that RL never trained on held, as reports judge them."""
+    """Describe which floors of a sweep held for users that RL never trained on, by the reports' criterion."""
     held = [
         f"{point['value']:g}"
         for point in curve["points"]
@@ -105,6 +120,7 @@ def _kept_floors(curve: Mapping[str, Any]) -> str:
 
 
 def _sweep(text: str) -> tuple[str, list[float]]:
+    """Parse KEY=A,B,C into the key and sorted values. Raises ConfigError."""
     path, equals, values = text.partition("=")
     try:
         numbers = sorted({float(value) for value in values.split(",")})
@@ -112,13 +128,13 @@ def _sweep(text: str) -> tuple[str, list[float]]:
         numbers = []
     if not equals or len(numbers) < 2:
         raise ConfigError(
-            f"tradeoff wants KEY=A,B,C of two numbers or more, such as stages.rl.rewards.novelty.weight=0,0.1,0.3; got {text!r}"
+            f"tradeoff needs KEY=A,B,C with two numbers or more, such as stages.rl.rewards.novelty.weight=0,0.1,0.3; got {text!r}"
         )
     return path, numbers
 
 
 def _moved(path: str, scenario: Any) -> tuple[str, str]:
-    """(stage, reward) that a key belongs to. Raises ConfigError."""
+    """Return the (stage, reward) that a key belongs to. Raises ConfigError."""
     parts = path.split(".")
     if (
         len(parts) != 5
@@ -127,7 +143,7 @@ def _moved(path: str, scenario: Any) -> tuple[str, str]:
         or parts[4] not in ("weight", "at_least")
     ):
         raise ConfigError(
-            f"tradeoff: {path}: weights and floors can be swept: stages.<stage>.rewards.<name>.weight or .at_least"
+            f"tradeoff: {path} cannot be swept; only weights and floors can: stages.<stage>.rewards.<name>.weight or .at_least"
         )
     stage, reward = parts[1], parts[3]
     body = scenario.stages.get(stage)
@@ -142,7 +158,7 @@ def _moved(path: str, scenario: Any) -> tuple[str, str]:
         )
     if validation_rule(scenario, stage) is None:
         raise ConfigError(
-            f"tradeoff: stages.{stage} is not validated: it wants data.split.valid, and best: other than last"
+            f"tradeoff: stages.{stage} is not validated; it needs data.split.valid, and best: other than last"
         )
     return stage, reward
 
@@ -155,13 +171,13 @@ def _point(
     values: Mapping[str, Any],
     changes: Sequence[str],
 ) -> api.ScenarioFile:
-    """The scenario of one point: the stage alone, from the commit it began with, to its end."""
+    """Make the scenario of one point: only the stage, from its initial checkpoint to its end."""
     whole = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
     whole["stages"] = {stage: whole["stages"][stage]}
     whole["init"] = dict(start)
     whole.pop("settings", None)
     put(whole, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
-    put(whole, f"stages.{stage}.control", False, "tradeoff")  # --set may say otherwise of all of these
+    put(whole, f"stages.{stage}.control", False, "tradeoff")  # --set may override all of these
     put(whole, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
     for change in changes:
         path, _, text = change.partition("=")
@@ -174,7 +190,11 @@ def _point(
 
 
 def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
-    """A point: rewards and metric of validation at the step that went on, of test and held-out users, and the metric before."""
+    """Measure a point.
+
+    The result has rewards and metric of validation at the selected step, those of test events and held-out
+    users, and the metric before the stage.
+    """
     scenario, _ = load_scenario(run.scenario)
     rule, kept = validation_rule(scenario, stage), Validations(run, stage)
     assert rule is not None
@@ -190,6 +210,7 @@ def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     report = run.read_json("report.json") or {}
 
     def of(answer: Mapping[str, Any]) -> float:
+        """Return the metric of a validation."""
         return answer["nats"] if rule.metric == "nats" else answer["metrics"][rule.metric]
 
     return {
@@ -206,6 +227,7 @@ def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
 
 
 def _curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: float) -> dict[str, Any]:
+    """Build the curve from its points, and choose one."""
     before, lower = points[0]["before"], points[0]["lower"]
     kept = [
         point
@@ -227,7 +249,7 @@ def _curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: floa
 
 
 def picture(curve: Mapping[str, Any]) -> str:
-    """Reward against metric, a dot a point, as one SVG file; the floor of the choice dashed, the chosen dot green."""
+    """Draw reward against metric as one SVG file: one dot per point, the required metric dashed, the chosen dot green."""
     points, reward = curve["points"], curve["reward"]
     xs, ys = [point["rewards"][reward] for point in points], [point["metric"] for point in points]
     floor = curve["least"] * curve["before"]
@@ -264,7 +286,7 @@ def picture(curve: Mapping[str, Any]) -> str:
     )
     parts.append(f'<text class="head" x="{_LEFT}" y="16">{title}</text>')
     parts.append(
-        f'<text class="tick" x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(reward)}, mean a beam</text>'
+        f'<text class="tick" x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(reward)}, mean per beam</text>'
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">'
@@ -273,6 +295,7 @@ def picture(curve: Mapping[str, Any]) -> str:
 
 
 def _page(curve: Mapping[str, Any], run: str) -> str:
+    """Render the page of a curve."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(curve["key"])}</title>'
         f"<h1>Trade-off of {escape(run)}</h1>{picture(curve)}<pre>{escape(curve_text(curve))}</pre></html>\n"

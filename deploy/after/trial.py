@@ -1,8 +1,8 @@
-"""A reward tried on a few users of a scenario's data, without Ray, a model or a run (`nonet reward test`).
+"""`nonet reward test`: try a reward on a few users of a scenario's data, without Ray, a model or a run.
 
-The lists are a stand-in for a model's beams: what the user took next, what often followed the last items, popular items, and
-some drawn by the seed, with codes that are not the tokenizer's. Scores are the reward's own; shares and correlations are as
-rough as the lists.
+The lists are a substitute for a model's beams: the user's next item, frequent successors of the last items,
+popular items, and some random ones, with artificial semantic ids. Scores are exact for these lists; shares
+and correlations are rough estimates, as the lists are artificial.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ from nonet.samples.stores import Joins
 from nonet.types import Jagged, Rollouts
 
 _WIDTH, _LEVELS = 16, 3
-_SHOWN = 4  # beams of a user that a person sees
+_SHOWN = 4  # number of beams that are printed for a user
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial, titles of its items [U, W], and rewards of the scenario that it was not compared with: (name, why)."""
+    """The result of a trial.
+
+    Attributes:
+        trial: Scores of the reward and of the scenario's other rewards.
+        titles: Titles of the items [U, W].
+        left_out: (name, reason) of the scenario's rewards that it was not compared with.
+    """
 
     trial: Trial
     titles: np.ndarray
@@ -42,7 +48,19 @@ class Tried:
 
 
 def try_reward(source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int) -> Tried:
-    """A reward beside those of the scenario, on that many of its RL users. Raises ConfigError, DataError."""
+    """Try a reward beside those of a scenario.
+
+    Args:
+        source: The scenario.
+        use: The reward as in a scenario, relative to the current directory.
+        weight: The reward's weight.
+        options: The reward's options.
+        users: Number of users with RL events.
+
+    Raises:
+        ConfigError: The reward or its options are wrong.
+        DataError: The data cannot be used.
+    """
     seq, items = data_setup(source.scenario, source.folder).build()
     run = _Run(seq, items)
     beams, times = _beams(run, users, source.scenario.seed)
@@ -74,7 +92,7 @@ def try_reward(source: ScenarioFile, use: str, weight: float, options: dict[str,
 
 
 def trial_facts(found: Tried) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the results as plain data."""
     trial = found.trial
     others = [name for name in trial.scores if name != trial.name]
     return {
@@ -91,7 +109,7 @@ def trial_facts(found: Tried) -> dict[str, Any]:
 
 
 def trial_text(found: Tried) -> str:
-    """What a person reads."""
+    """Format the results for readers."""
     trial = found.trial
     users, width = trial.rollouts.valid.shape
     lines = [f"{trial.name} on {users} users, {width} items each (stand-ins for a model's beams)", ""]
@@ -105,7 +123,7 @@ def trial_text(found: Tried) -> str:
     lines += ["", f"one call: {1e3 * trial.seconds:.1f} ms"]
     flat = trial.flat
     lines.append(
-        f"groups whose items all score the same: {len(flat)} of {users}, which teach nothing"
+        f"groups whose items all have the same score: {len(flat)} of {users}; they give no training signal"
         if flat
         else "every group has a spread"
     )
@@ -118,7 +136,7 @@ def trial_text(found: Tried) -> str:
             f"best item in {trial.decides()} of {users} groups"
         )
         if trial.share(trial.name) > 0.8:
-            lines.append("it drowns the other rewards: lower its weight, or set algorithm.normalise: gdpo")
+            lines.append("it dominates the other rewards: lower its weight, or set algorithm.normalise: gdpo")
     lines += [f"not compared with {name}: {why}" for name, why in found.left_out]
     if trial.troubles:
         first = trial.troubles[0]
@@ -127,7 +145,7 @@ def trial_text(found: Tried) -> str:
 
 
 class _Run(RunData):
-    """What a run would know, of data that were never tokenised."""
+    """The data of a run that was not tokenised."""
 
     def __init__(self, seq: Sequences, items: pa.Table):
         self.seq = seq
@@ -136,7 +154,7 @@ class _Run(RunData):
 
     @property
     def sid(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Codes [I, L] that tell items apart, and mean nothing."""
+        """Artificial semantic ids [I, L], which are unique but have no meaning."""
         count = self.items.num_rows
         base = max(2, math.ceil(count ** (1 / _LEVELS)))
         return np.stack(
@@ -145,22 +163,24 @@ class _Run(RunData):
 
     @property
     def transitions(self) -> Transitions:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Counted here."""
+        """Transitions between items, counted on first use."""
         if "_pairs" not in self.__dict__:
             self.__dict__["_pairs"] = Transitions.fit(self.seq, self.items.num_rows)
         return self.__dict__["_pairs"]
 
     def column(self, name: str) -> np.ndarray:
+        """Return a column of the items."""
         return as_array(self.items[name]) if name in self.items.column_names else super().column(name)
 
 
 def _target(use: str, folder: Path) -> tuple[Path | str, str]:
-    """Return what `use` names: a file by its whole path, and the name in it."""
+    """Return what `use` names: a file by its absolute path, and the name in it."""
     where, _, attribute = use.partition(":")
     return ((folder / where).resolve() if where.endswith(".py") else where), attribute
 
 
 def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
+    """Load a reward and open it on the data."""
     general = RewardOptions(**options)
     reward = load_reward(use, folder, general.options(), name=name)
     reward.timeout_s = general.timeout_s
@@ -170,14 +190,15 @@ def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunD
 
 
 def _beams(run: _Run, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:
-    """Return rollouts of the newest RL event of some users, the likeliest item first, and the events' times [U].
+    """Make rollouts of the newest RL event of some users.
 
-    Raises ConfigError where there are none.
+    Returns the rollouts, with the likeliest item first, and the events' times [U]. Raises ConfigError if
+    there are no RL events.
     """
     seq, count = run.seq, run.items.num_rows
     events = rl_events(seq)
     if not len(events):
-        raise ConfigError("the scenario holds no events out for RL: set data.split.rl, e.g. rl: 5")
+        raise ConfigError("the scenario holds out no events for RL: set data.split.rl, such as rl: 5")
     rows = np.unique(seq.user_of(events))
     draw = rng(seed, "reward test")
     rows = np.sort(draw.choice(rows, min(users, len(rows)), replace=False))

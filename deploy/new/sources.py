@@ -62,6 +62,7 @@ class Table:
 
     @property
     def names(self) -> list[str]:
+        """Names of the columns."""
         return list(self.schema.names)
 
     def by_type(self) -> Table:
@@ -70,10 +71,12 @@ class Table:
 
     @property
     def is_interactions(self) -> bool:
+        """Whether the table has columns of users, items and times."""
         return all(role in self.roles for role in _NEEDED)
 
     @property
     def is_items(self) -> bool:
+        """Whether the table has a column of items and none of users."""
         return "item" in self.item_roles and "user" not in self.roles
 
 

@@ -30,7 +30,9 @@ class ScenarioFile:
     folder: Path
 
     def set(self, path: str, value: Any) -> ScenarioFile:
-        """Return a copy with one key changed, such as set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1}).
+        """Return a copy with one key changed.
+
+        For example, `set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})` adds a reward.
 
         Args:
             path: The key's path, with dots.

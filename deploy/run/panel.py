@@ -175,12 +175,14 @@ class PlainFace:
         self._last = clock()
 
     def begin(self, progress: Progress) -> None:
+        """Print that a stage begins."""
         steps = f": {steps_text(progress.total)}" if progress.total else ""
         resumed = f", resumed after step {progress.first:,}" if progress.first else ""
         self._last = self._clock()
         self.say(f"{progress.stage} starts{steps}{resumed}")
 
     def progress(self, progress: Progress) -> None:
+        """Print the progress if the last line is older than the interval."""
         now = self._clock()
         if now - self._last < self._interval_s:
             return
@@ -188,6 +190,7 @@ class PlainFace:
         self.say(line(progress))
 
     def end(self, progress: Progress) -> None:
+        """Print how long the stage took, and its last metrics."""
         ran = progress.step - progress.first
         steps = f"{steps_text(ran)} in " if ran else ""
         metrics = metrics_text(progress.metrics)
@@ -196,11 +199,13 @@ class PlainFace:
         )
 
     def say(self, text: str) -> None:
+        """Print one line of text."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         self._stream.flush()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table with aligned columns."""
         every = [list(columns), *(list(row) for row in rows)]
         widths = [max(len(row[at]) for row in every if at < len(row)) for at in range(len(columns))]
         self.say(title)
@@ -210,11 +215,13 @@ class PlainFace:
             self.say("  " + "  ".join(padded).rstrip())
 
     def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+        """Print the titles of each user in one line."""
         self.say(title)
         for user, titles in rows:
             self.say(f"  {user}: {' · '.join(titles) or 'nothing'}")
 
     def close(self) -> None:
+        """Flush the stream."""
         self._stream.flush()
 
 

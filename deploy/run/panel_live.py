@@ -32,6 +32,7 @@ class LiveFace:
         self._progress: Progress | None = None
 
     def begin(self, progress: Progress) -> None:
+        """Start to draw a stage."""
         self._progress = progress
         if self._live is None:
             self._live = Live(
@@ -43,9 +44,11 @@ class LiveFace:
             self._live.start()
 
     def progress(self, progress: Progress) -> None:
+        """Draw another state of the stage."""
         self._progress = progress
 
     def end(self, progress: Progress) -> None:
+        """Print how long the stage took, and its last metrics."""
         self._progress = None
         ran = progress.step - progress.first
         steps = f"{steps_text(ran)}, " if ran else ""
@@ -53,9 +56,11 @@ class LiveFace:
         self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", text))
 
     def say(self, text: str) -> None:
+        """Print one line of text above the stage."""
         self._console.print(Text(text))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table above the stage."""
         drawn = Table(title=Text(title, "bold"), title_justify="left")
         for at, name in enumerate(columns):
             drawn.add_column(Text(name), justify="right" if at else "left")
@@ -64,6 +69,7 @@ class LiveFace:
         self._console.print(drawn)
 
     def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+        """Print the titles of each user as a column above the stage."""
         drawn = Table(title=Text(title, "bold"), title_justify="left")
         for user, _ in rows:
             drawn.add_column(Text(user))
@@ -73,6 +79,7 @@ class LiveFace:
         self._console.print(drawn)
 
     def close(self) -> None:
+        """Stop drawing and restore the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None

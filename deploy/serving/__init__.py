@@ -1,4 +1,4 @@
-"""Serving: a finished run behind an address, its versions, its answers to whole tables of users."""
+"""Serving: a finished run behind an HTTP address, its published versions, and batch recommendations."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Client: a typed caller of a server; the standard library alone, a connection a thread."""
+"""A typed client of a server; it uses only the standard library and one connection per thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _TRIES = 3
 
 
 class ServerError(NonetError):
-    """What a server refused; `status` of HTTP, `kind` for programs, `retry_s` where it said when to come again."""
+    """A server refused a request or did not answer.
+
+    Attributes:
+        status: The HTTP status, 0 if the server could not be reached.
+        kind: The kind of error, for programs.
+        retry_s: Seconds after which to try again; None if the server did not say.
+    """
 
     def __init__(self, message: str, status: int, kind: str, retry_s: float | None = None):
         super().__init__(message)
@@ -28,7 +34,15 @@ class ServerError(NonetError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item, its score in nats (None of a fall-back), and where it was asked for its title, the model's nats and its votes."""
+    """A recommended item.
+
+    Attributes:
+        item: The item's id.
+        score: Its score in nats; None in an answer by a fallback.
+        title: Its title, if `explain` was requested.
+        own: The model's score without votes in nats, if `explain` was requested.
+        vote: The item's share of the votes, if `explain` was requested.
+    """
 
     item: int | str
     score: float | None
@@ -39,7 +53,18 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """Items, best first; the version that answered, or the fall-back in its place and why."""
+    """The answer to a request.
+
+    Attributes:
+        items: Items, best first.
+        version: The version that answered; None for a fallback.
+        fallback: The fallback that answered; None if the model did.
+        reason: Why a fallback answered.
+        cold_start: Whether no event of the user is known.
+        unknown: Requested ids that no item has.
+        scene: The request's scene.
+        history: Titles of the user's newest events, if `explain` was requested.
+    """
 
     items: list[Item]
     version: int | None
@@ -52,15 +77,25 @@ class Recommended:
 
 
 class Client:
-    """Of the server at a URL. token: by default NONET_TOKEN, else NONET_READ_TOKEN; caller: a name that limits go by beside a
-    token, and shares of traffic without a user."""
+    """The client of one server.
+
+    Args:
+        url: The server's address, such as http://127.0.0.1:8000.
+        token: The token to send, by default NONET_TOKEN, else NONET_READ_TOKEN.
+        caller: The client's name. With a token, rate limits count by it; without a user, shares of traffic
+            are assigned by it.
+        timeout_s: Timeout of a request in seconds.
+
+    Raises:
+        ConfigError: The URL is not an address of a server.
+    """
 
     def __init__(
         self, url: str, *, token: str | None = None, caller: str | None = None, timeout_s: float = 10.0
     ):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000")
+            raise ConfigError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
         self._parts, self._timeout_s = parts, timeout_s
         if token is None:
             token = os.environ.get(WRITE_TOKEN) or os.environ.get(READ_TOKEN)
@@ -81,7 +116,21 @@ class Client:
         deadline_ms: float | None = None,
         explain: bool = False,
     ) -> Recommended:
-        """The k best items for a user, or for a history of item ids. Raises ServerError."""
+        """Recommend items for a user or for a history.
+
+        Args:
+            user: The user's id.
+            history: Item ids, newest last, to use instead of the user's events.
+            k: Number of items.
+            exclude: Ids of items that must not be recommended.
+            where: A condition over item columns, such as "price < 20".
+            scene: A name of the place of the recommendation, returned with the answer.
+            deadline_ms: Milliseconds after which a fallback answers; None for the server's default.
+            explain: Whether to add titles, scores without votes and votes.
+
+        Raises:
+            ServerError: The server refused the request or did not answer.
+        """
         body = {
             "user": user,
             "history": history,
@@ -102,36 +151,67 @@ class Client:
         history: Sequence[int | str] | None = None,
         explain: bool = False,
     ) -> Recommended:
-        """Log-probabilities of items. Raises ServerError."""
+        """Score items for a user or for a history.
+
+        Args:
+            items: Ids of the items.
+            user: The user's id.
+            history: Item ids, newest last, to use instead of the user's events.
+            explain: Whether to add titles, scores without votes and votes.
+
+        Raises:
+            ServerError: The server refused the request or did not answer.
+        """
         body = {"items": list(items), "user": user, "history": history, "explain": explain}
         return _recommended(self.call("POST", "/score", body))
 
     def post_events(
         self, user: int | str, events: Sequence[Mapping[str, Any] | int | str], id: str | None = None
     ) -> dict[str, Any]:
-        """New events of a user, item ids or {"item", "time", "event", "values"}; once acknowledged they are on disk.
+        """Post new events of a user; they are on disk when this returns.
 
-        With an id a post counts once, so it is sent again where a server went away. Raises ServerError."""
+        Args:
+            user: The user's id.
+            events: Item ids, or {"item", "time", "event", "values"}.
+            id: An id with which the post counts once however often it is sent. With an id, the client
+                retries when a connection breaks.
+
+        Returns:
+            The number of accepted events, unknown items, and whether the id was known.
+
+        Raises:
+            ServerError: The server refused the request or did not answer.
+        """
         sent = [dict(event) if isinstance(event, Mapping) else {"item": event} for event in events]
         return self.call("POST", "/events", {"user": user, "events": sent, "id": id}, again=id is not None)
 
     def versions(self) -> dict[str, Any]:
-        """Which versions answer whom."""
+        """Return which versions currently receive traffic. Raises ServerError."""
         return self.call("GET", "/versions")
 
     def metrics(self) -> str:
-        """The page that Prometheus reads."""
+        """Return the metrics page in Prometheus' text format."""
         return self._asked("GET", "/metrics", None)[2].decode()
 
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Return whether the server is ready to answer."""
         try:
             return self._asked("GET", "/readyz", None)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
     def call(self, verb: str, path: str, body: Any = None, *, again: bool = True) -> Any:
-        """One request, as JSON. `again`: whether it may be sent again where a connection broke. Raises ServerError."""
+        """Send a request and return its answer as parsed JSON.
+
+        Args:
+            verb: The HTTP method.
+            path: The path below the server's address.
+            body: The content, which is sent as JSON.
+            again: Whether the request may be sent again when a connection breaks.
+
+        Raises:
+            ServerError: The server refused the request or did not answer.
+        """
         content = None if body is None else json.dumps(body)
         for left in reversed(range(_TRIES if again else 1)):
             try:
@@ -160,12 +240,13 @@ class Client:
         return parsed
 
     def close(self) -> None:
-        """Close this thread's connection."""
+        """Close the connection of this thread."""
         connection = self._local.__dict__.pop("connection", None)
         if connection is not None:
             connection.close()
 
     def _asked(self, verb: str, path: str, content: str | None) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a request over this thread's connection and return status, headers and content."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             kind = (

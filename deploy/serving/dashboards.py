@@ -1,4 +1,4 @@
-"""`nonet serve --monitoring DIR`: a Grafana dashboard and Prometheus' configuration and alert rules, as they load."""
+"""`nonet serve --monitoring DIR`: a Grafana dashboard, and configuration and alert rules for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,34 +10,42 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.scenario import yaml
 
 _PANELS = (
-    ("Requests a second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"),
-    ("Seconds to an answer, p99", "histogram_quantile(0.99, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
+    ("Requests per second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"),
+    ("Response time, p99", "histogram_quantile(0.99, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
      "version {{version}}", "s"),
-    ("Seconds to an answer, p50", "histogram_quantile(0.5, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
+    ("Response time, p50", "histogram_quantile(0.5, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
      "version {{version}}", "s"),
-    ("Questions that wait", "sum by (version) (nonet_queue)", "version {{version}}", "short"),
-    ("Questions a batch", "sum(rate(nonet_batched_questions[1m])) / sum(rate(nonet_batches[1m]))", "merged", "short"),
-    ("Tokens a second", "sum(rate(nonet_batched_tokens[1m]))", "tokens", "short"),
-    ("Version of most users", "nonet_version", "{{instance}}", "short"),
+    ("Queued questions", "sum by (version) (nonet_queue)", "version {{version}}", "short"),
+    ("Questions per batch", "sum(rate(nonet_batched_questions[1m])) / sum(rate(nonet_batches[1m]))", "merged", "short"),
+    ("Tokens per second", "sum(rate(nonet_batched_tokens[1m]))", "tokens", "short"),
+    ("Default version", "nonet_version", "{{instance}}", "short"),
     ("Refused with 429", "sum by (why) (rate(nonet_refused_total[1m]))", "{{why}}", "reqps"),
-    ("Fall-backs", "sum by (what, reason) (rate(nonet_fallbacks_total[1m]))", "{{what}}: {{reason}}", "reqps"),
-    ("Users whose state was kept", "sum(rate(nonet_state_hits[5m]))"
+    ("Fallbacks", "sum by (what, reason) (rate(nonet_fallbacks_total[1m]))", "{{what}}: {{reason}}", "reqps"),
+    ("Hit rate of cached user states", "sum(rate(nonet_state_hits[5m]))"
      " / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
      "hits", "percentunit"),
 )  # fmt: skip
 _ALERTS = (
     ("NonetSlow", "histogram_quantile(0.99, sum by (le) (rate(nonet_request_seconds_bucket[5m]))) > 0.2", "5m",
-     "The p99 of answers is above 200 ms."),
+     "The p99 response time is above 200 ms."),
     ("NonetFallsBack", "sum(rate(nonet_fallbacks_total[5m])) > 0.05 * sum(rate(nonet_requests_total[5m]))", "5m",
-     "More than 5 % of answers are not the model's."),
-    ("NonetRefuses", 'sum(rate(nonet_refused_total{why="queue"}[5m])) > 0', "5m", "Requests are refused: the queue is full."),
+     "More than 5 % of answers come from a fallback."),
+    ("NonetRefuses", 'sum(rate(nonet_refused_total{why="queue"}[5m])) > 0', "5m", "The queue is full; requests are refused."),
     ("NonetCannotServe", "max(nonet_problems) > 0", "1m", "A version or a commit cannot be served; GET /versions says why."),
     ("NonetGone", 'up{job="nonet"} == 0', "1m", "A server does not answer."),
 )  # fmt: skip
 
 
 def write_monitoring(folder: Path, target: str) -> list[Path]:
-    """Write dashboard.json, alerts.yaml and prometheus.yaml for a server at host:port; the files."""
+    """Write dashboard.json, alerts.yaml and prometheus.yaml for a server.
+
+    Args:
+        folder: The folder to write to.
+        target: The server's host:port.
+
+    Returns:
+        The paths of the files.
+    """
     make_folder(folder)
     files = {
         "dashboard.json": json.dumps(dashboard(), indent=1),
@@ -50,7 +58,7 @@ def write_monitoring(folder: Path, target: str) -> list[Path]:
 
 
 def dashboard() -> dict[str, Any]:
-    """Grafana's."""
+    """Build the Grafana dashboard."""
     panels = [
         {
             "id": place + 1,
@@ -71,7 +79,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def alerts() -> dict[str, Any]:
-    """Prometheus' rules."""
+    """Build the alert rules of Prometheus."""
     rules = [
         {
             "alert": name,
@@ -86,6 +94,7 @@ def alerts() -> dict[str, Any]:
 
 
 def _prometheus(target: str) -> dict[str, Any]:
+    """Build the configuration of Prometheus."""
     return {
         "global": {"scrape_interval": "5s"},
         "rule_files": ["alerts.yaml"],

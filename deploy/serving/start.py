@@ -1,6 +1,7 @@
-"""`nonet serve RUN`: Ray, Ray Serve and the run's newest version, ready in seconds; until Ctrl-C.
+"""`nonet serve RUN`: start Ray, Ray Serve and the run's newest version, and serve until Ctrl-C.
 
-Access, features, rows and engine are one process, one replica with no HTTP between its parts, unless `services:` sets them apart.
+Access, features, rows and engine run in one process, a single replica without HTTP between its parts,
+unless `services:` separates them.
 """
 
 from __future__ import annotations
@@ -36,13 +37,25 @@ Say = Callable[[str], None]
 def serve_run(
     run: str, host: str | None = None, port: int | None = None, config: Path | None = None, say: Say = print
 ) -> None:
-    """Serve a run until this process is interrupted. Raises ConfigError: no run, no commit, a port in use, no Ray Serve."""
+    """Serve a run until this process is interrupted.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        host: The host to listen on, by default the configured one.
+        port: The port to listen on, by default the configured one.
+        config: A file with keys of `ServeConfig`.
+        say: Receives lines of text.
+
+    Raises:
+        ConfigError: The run does not exist or has no checkpoint, the port is in use, or Ray Serve is not
+            installed.
+    """
     began = time.monotonic()
     settings = read_config(config)
     host, port = host or settings.host, port or settings.port
     folder = find_run(run)
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
-        raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
+        raise ConfigError(f"{folder.id} has no checkpoint yet: there is no model to serve")
     artifacts_of(folder)
     check_features(load_scenario(folder.scenario)[0], folder.id, "serve")
     if (
@@ -54,18 +67,28 @@ def serve_run(
         from nonet.deploy.serving.features import OpenRun  # imports torch
 
         opened = OpenRun.of(folder.path, address=settings.registry)
-        _ = opened.registry.serving  # raises for an address that does not answer
+        _ = opened.registry.serving  # raises if the address does not answer
     check_port(host, port)
     check_ray_environment()
     with serving(folder.path, settings, host, port):
-        say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
-        say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
+        say(f"serving {folder.id} at http://{host}:{port} after {time.monotonic() - began:.1f} s")
+        say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    stop with Ctrl-C")
         _until_interrupted()
 
 
 @contextmanager
 def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[Any]:
-    """Ray Serve with the application of a run's folder, which answers; both end with the block."""
+    """Run Ray Serve with the application of a run's folder while the context is open.
+
+    Args:
+        run: The run's folder.
+        settings: The server's settings.
+        host: The host to listen on.
+        port: The port to listen on.
+
+    Yields:
+        The module of Ray Serve, when the application answers.
+    """
     serve, environment, proxy = _start(settings, host, port)
     try:
         _deploy(serve, bound(serve, str(run), settings, host, environment))
@@ -78,8 +101,19 @@ def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[
 def bound(
     serve: Any, run: str, settings: ServeConfig, host: str, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """The application: a replica that is all services, or a deployment for each. environment: what replicas have in theirs beside
-    Ray's own, by default `replica_environment`. Raises ConfigError."""
+    """Build the application: one replica with all services, or one deployment for each service.
+
+    Args:
+        serve: The module of Ray Serve.
+        run: The run's folder.
+        settings: The server's settings.
+        host: The host that the server listens on.
+        environment: Environment variables of replicas in addition to Ray's own, by default
+            `replica_environment`.
+
+    Raises:
+        ConfigError: The run cannot be served.
+    """
     environment = replica_environment() if environment is None else environment
     local = host in ("127.0.0.1", "localhost", "::1")
     if settings.services is not None:
@@ -91,10 +125,10 @@ def bound(
         if settings.follow or not opened.has_version:
             opened.publish_newest(
                 mid_stage=settings.follow == "checkpoints"
-            )  # engines start from what is published
+            )  # engines start from a published version
         return apart(serve, run, settings, local, environment)
 
-    def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
+    def build() -> Any:  # Serve calls a function; it takes any other object as the app itself
         return one_process(run, settings, local)
 
     deployment = serve.deployment(serve.ingress(build)())
@@ -107,7 +141,14 @@ def bound(
 
 
 def build_app(given: dict[str, Any]) -> Any:
-    """What a Serve config file names: {"run": a run's folder, "config": keys of `serve.yaml`}. Raises ConfigError."""
+    """Build the application that a Serve config file names.
+
+    Args:
+        given: {"run": the run's folder, "config": keys of `ServeConfig`}.
+
+    Raises:
+        ConfigError: The run cannot be served.
+    """
     from ray import serve
 
     settings = ServeConfig(**given.get("config", {}))
@@ -115,7 +156,20 @@ def build_app(given: dict[str, Any]) -> Any:
 
 
 def manifest_of(path: Path, run: str, config: Path | None, image: str | None) -> Path:
-    """Write the manifest of a run on Kubernetes. Raises ConfigError."""
+    """Write the Kubernetes manifest of a run.
+
+    Args:
+        path: The file to write.
+        run: The run's path in the pods.
+        config: A file with keys of `ServeConfig`.
+        image: The pods' image.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConfigError: A key is wrong.
+    """
     from nonet.deploy.serving.apart import write_manifest
 
     settings = read_config(config)
@@ -123,7 +177,7 @@ def manifest_of(path: Path, run: str, config: Path | None, image: str | None) ->
 
 
 def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
-    """All services in this process, behind an ASGI app."""
+    """Build an ASGI app with all services in this process."""
     import torch
 
     from nonet.deploy.serving.features import Fallback, Features, OpenRun
@@ -147,32 +201,37 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
 
 
 def _deploy(serve: Any, app: Any) -> None:
-    """Run it. Raises PlacementError with what stopped the replica."""
+    """Run the application and wait until it answers. Raises PlacementError with the replica's error."""
     target = serve.RunTarget(app, name=APP, route_prefix="/")
-    serve.run_many([target], wait_for_applications_running=False)  # its own wait looks once a second
+    serve.run_many([target], wait_for_applications_running=False)  # its own wait polls only once per second
     while (now := serve.status().applications[APP]).status != "RUNNING":
         if now.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            told = [each.message for each in now.deployments.values()]  # the replica's own words
+            told = [each.message for each in now.deployments.values()]  # errors of the replicas
             words = [line for message in told for line in message.splitlines() if "Error:" in line]
             raise PlacementError(words[-1].strip() if words else now.message)
         time.sleep(_LOOK_S)
 
 
 def replica_environment() -> dict[str, str]:
-    """What every replica has in its environment."""
+    """Return the environment variables of every replica."""
     tokens = {name: os.environ[name] for name in (WRITE_TOKEN, READ_TOKEN) if os.environ.get(name)}
     return {"OMP_NUM_THREADS": "1"} | tokens
 
 
 def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
-    """A worker of Ray's pool fits where nothing is asked of its environment."""
+    """Return the runtime environment; without variables it is empty, so that a pooled Ray worker fits."""
     return {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
 
 
 def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, str], Future[Any]]:
-    """Serve, what replicas want in their environment beside Ray's own, and the start of the proxy, which goes on."""
+    """Start Ray and Ray Serve.
+
+    Returns:
+        The module of Ray Serve, environment variables that replicas need in addition to Ray's own, and the
+        start of the proxy, which may still be in progress.
+    """
     if find_spec("ray.serve") is None or find_spec("fastapi") is None:
-        raise ConfigError("serving wants Ray Serve: pip install 'nonet[serve]'")
+        raise ConfigError("serving needs Ray Serve: pip install 'nonet[serve]'")
     import ray
 
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
@@ -181,14 +240,14 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
         if address == "local":
-            os.environ.update(environment)  # every process of this Ray has it from here
+            os.environ.update(environment)  # all processes of this Ray inherit it
             environment = {}
         beside = threading.Thread(target=import_module, args=("ray.serve",))
-        beside.start()  # while Ray's processes start
+        beside.start()  # import while Ray's processes start
         own = {
             "num_cpus": max(
                 3, math.ceil(settings.all_cpus() + 2)
-            ),  # Ray opens as many workers: for controller, proxy, replica
+            ),  # Ray starts as many workers; controller, proxy and replica need one each
             "include_dashboard": False,
             "object_store_memory": 100 << 20,
         }
@@ -199,7 +258,7 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
                 logging_level=logging.ERROR,
                 **(own if address == "local" else {}),
             )
-        except Exception as error:  # Ray raises bare ones
+        except Exception as error:  # Ray raises plain exceptions
             raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
         beside.join()
     from ray import serve
@@ -211,14 +270,17 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
     )
     while (
         not begun.done() and not _controlled()
-    ):  # the replica may start beside the proxy, which `start` waits for
+    ):  # the replica can start while `serve.start` waits for the proxy
         time.sleep(_LOOK_S)
     return serve, environment, begun
 
 
 def _wait_for(proxy: Future[Any], host: str, port: int) -> None:
-    """Until the proxy listens; Serve kills one that is slow to start and starts another, which `start` does not wait for. Raises
-    PlacementError."""
+    """Wait until the proxy listens.
+
+    Serve kills a proxy that is slow to start and starts another one, which `serve.start` does not wait for.
+    Raises PlacementError.
+    """
     from ray.exceptions import RayActorError
 
     try:
@@ -238,7 +300,7 @@ def _wait_for(proxy: Future[Any], host: str, port: int) -> None:
 
 
 def _controlled() -> bool:
-    """Whether Serve's controller takes applications."""
+    """Return whether Serve's controller accepts applications."""
     import ray
 
     try:
@@ -249,6 +311,7 @@ def _controlled() -> bool:
 
 
 def _stop(serve: Any) -> None:
+    """Stop Ray Serve and Ray."""
     import ray
 
     serve.shutdown()
@@ -256,6 +319,7 @@ def _stop(serve: Any) -> None:
 
 
 def _until_interrupted() -> None:
+    """Wait for SIGINT or SIGTERM."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())

@@ -1,4 +1,4 @@
-"""`nonet top URL`: a server live in the terminal, from its metrics page."""
+"""`nonet top URL`: show a server live in the terminal from its metrics page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parse(text: str) -> Values:
-    """Values of a page of metrics by name and labels."""
+    """Parse Prometheus' text format into values by (name, labels)."""
     values = {}
     for line in text.splitlines():
         if found := _LINE.match(line):
@@ -25,7 +25,16 @@ def parse(text: str) -> Values:
 
 
 def figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
-    """Requests a second, p50 and p99 (ms) of what came between two pages, and what waits."""
+    """Compute rates and latency quantiles between two scrapes, and the current queue length.
+
+    Args:
+        now: Values of the newer page.
+        before: Values of the older page.
+        seconds: Time between both.
+
+    Returns:
+        Figures by column title.
+    """
     took = _buckets(now, before)
     asked = _total(now, "nonet_requests_total") - _total(before, "nonet_requests_total")
     batches = _total(now, "nonet_batches") - _total(before, "nonet_batches")
@@ -35,15 +44,24 @@ def figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
         "p50 ms": 1e3 * _quantile(took, 0.5),
         "p99 ms": 1e3 * _quantile(took, 0.99),
         "waiting": _total(now, "nonet_queue"),
-        "merged": questions / batches if batches > 0 else 0.0,
-        "fall-backs": _total(now, "nonet_fallbacks_total") - _total(before, "nonet_fallbacks_total"),
+        "batch size": questions / batches if batches > 0 else 0.0,
+        "fallbacks": _total(now, "nonet_fallbacks_total") - _total(before, "nonet_fallbacks_total"),
         "refused": _total(now, "nonet_refused_total") - _total(before, "nonet_refused_total"),
         "version": _total(now, "nonet_version"),
     }
 
 
 def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
-    """Show a server until Ctrl-C, or so many times. Raises ServerError where it does not answer."""
+    """Show a server until Ctrl-C, or for a number of updates.
+
+    Args:
+        url: The server's address.
+        every_s: Seconds between two updates.
+        times: Number of updates; None for no limit.
+
+    Raises:
+        ServerError: The server does not answer.
+    """
     from rich import box
     from rich.live import Live
     from rich.table import Table
@@ -64,11 +82,12 @@ def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
 
 
 def _total(values: Values, name: str) -> float:
+    """Return the sum of a metric over its labels."""
     return sum(value for (each, _), value in values.items() if each == name)
 
 
 def _buckets(now: Values, before: Values) -> list[tuple[float, float]]:
-    """(upper bound, requests up to it) of the histogram between two pages, ascending."""
+    """Return (upper bound, requests up to it) of the latency histogram between two pages, ascending."""
     counts: dict[float, float] = {}
     for (name, labels), value in now.items():
         if name == "nonet_request_seconds_bucket":
@@ -78,7 +97,7 @@ def _buckets(now: Values, before: Values) -> list[tuple[float, float]]:
 
 
 def _quantile(buckets: list[tuple[float, float]], share: float) -> float:
-    """The quantile's bucket, in between by a straight line; 0 without requests."""
+    """Compute a quantile by linear interpolation within its bucket; 0 if there were no requests."""
     total = buckets[-1][1] if buckets else 0.0
     low = count = 0.0
     for bound, up_to in buckets:

@@ -1,4 +1,4 @@
-"""`nonet versions`, `promote`, `rollback`: questions and commands to a run's registry, which servers follow."""
+"""`nonet versions`, `promote` and `rollback`: queries and commands to a run's registry, which servers follow."""
 
 from __future__ import annotations
 
@@ -12,24 +12,35 @@ from nonet.workers.registry import ServingState, VersionRegistry, open_registry
 
 
 def registry_of(run: str) -> VersionRegistry:
-    """The registry of a run. Raises ConfigError where nothing was published."""
+    """Open the registry of a run. Raises ConfigError if nothing was published."""
     beside = find_run(run).path / "serving"
     if not (beside / "registry" / "versions").is_dir():
         raise ConfigError(
-            f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit"
+            f"{run} has no published version yet; `nonet serve {run}` publishes its newest checkpoint"
         )
     return open_registry(beside)
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
-    """A row a version, oldest first."""
+    """Return a row for each version, oldest first."""
     registry = registry_of(run)
     serving = registry.serving
     return [_row(registry, serving, number) for number in registry.list_versions()]
 
 
 def publish_commit(run: str, step: int) -> dict[str, Any]:
-    """Publish a commit of a run as a version that nobody is answered by yet: its row. Raises ConfigError."""
+    """Publish a checkpoint of a run as a version that does not receive traffic yet.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        step: The checkpoint's step.
+
+    Returns:
+        The version's row.
+
+    Raises:
+        ConfigError: The checkpoint does not exist or cannot be served.
+    """
     from nonet.deploy.serving.features import OpenRun
 
     opened = OpenRun.of(run)
@@ -38,19 +49,42 @@ def publish_commit(run: str, step: int) -> dict[str, Any]:
 
 
 def promote_version(name: str, share: float | None) -> dict[str, Any]:
-    """Serve RUN@V. Raises ConfigError."""
+    """Direct traffic to a version.
+
+    Args:
+        name: The version as RUN@V.
+        share: Share of users; None for all users.
+
+    Returns:
+        The new serving state.
+
+    Raises:
+        ConfigError: There is no such version.
+    """
     run, _, number = name.rpartition("@")
     if not run or not number.isdecimal():
-        raise ConfigError(f"{name!r} names no version: a run, @ and a number, such as last@3")
+        raise ConfigError(f"{name!r} is not a version; a version is a run, @ and a number, such as last@3")
     return asdict(registry_of(run).promote(int(number), share))
 
 
 def rollback_version(run: str, to: int | None) -> dict[str, Any]:
-    """Go back. Raises ConfigError."""
+    """Go back to an earlier version.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        to: The version to go back to; None for the one before.
+
+    Returns:
+        The new serving state.
+
+    Raises:
+        ConfigError: There is no version to go back to.
+    """
     return asdict(registry_of(run).rollback(to))
 
 
 def _row(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:
+    """Describe a version: its state, kind, origin and size."""
     try:
         version = registry.read_version(number)
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""Verbs of the command line that are more than one line: about runs, and about serving."""
+"""Implementations of commands that are too long for cli.py."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The verbs about data: `items add`, `samples explain`, `samples stats`, `pack`, `store put`, `store get`, `store stats`."""
+"""Commands about data: `items add`, `samples explain` and `stats`, `pack`, `store put`, `append`, `get` and `stats`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import typer
 from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption
 from nonet.errors import ConfigError
 
-samples = typer.Typer(no_args_is_help=True, help="What stages read, and what files hold.")
-store = typer.Typer(no_args_is_help=True, help="Fill stores of features, and look into them.")
+samples = typer.Typer(no_args_is_help=True, help="Show what stages read and what files contain.")
+store = typer.Typer(no_args_is_help=True, help="Write and read stores of features.")
 
 
 def add(
     run: RunArg,
     table: Annotated[
-        str | None, typer.Argument(metavar="[ITEMS]", help="Parquet or CSV of new items, as data.items.")
+        str | None,
+        typer.Argument(metavar="[ITEMS]", help="Parquet or CSV file of new items, as for data.items."),
     ] = None,
     withdraw: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="An item that may not be recommended; repeat it.")
+        list[str] | None, typer.Option(metavar="ID", help="An item to withdraw; may be repeated.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new version of a run's catalogue: new items by its codebooks, withdrawn ones left out; others keep their ids."""
+    """Add a new version of a run's catalogue with new items, and without withdrawn ones."""
     from nonet.deploy.after import add_items
 
     made = add_items(run, table, withdraw or [])
@@ -44,19 +45,21 @@ UseArg = Annotated[
 ]
 RowsArg = Annotated[str, typer.Argument(metavar="SRC", help="Parquet: a path, a glob, a folder or a URI.")]
 KeyOption = Annotated[str, typer.Option(help="The column of keys.")]
-TimeOption = Annotated[str | None, typer.Option(help="The column of times: each row is a version.")]
+TimeOption = Annotated[
+    str | None, typer.Option(help="The column of times; each row is a version of its key.")
+]
 ColumnOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="A column to keep; HBase: NAME='family:qualifier type'. All by default; repeat it.",
+        help="A column to keep, by default all; may be repeated. HBase: NAME='family:qualifier type'.",
     ),
 ]
 
 
 @samples.command()
 def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
-    """Say what each stage of a scenario reads, in which order, and who reads it."""
+    """Show what each stage of a scenario reads, in which order, and which role reads it."""
     from nonet.deploy.run import api, explained
 
     print(explained(api.scenario(scenario, change).scenario))
@@ -69,7 +72,7 @@ def stats_of(
     where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read files once: rows, bad rows, what each column holds, rows/s."""
+    """Read files once and print rows, bad rows, what each column has, and rows/s."""
     from nonet.deploy.run import stats_text
 
     text, facts = stats_text(data, form, where)
@@ -80,21 +83,25 @@ def pack(
     source: RowsArg,
     use: UseArg,
     key: Annotated[
-        str | None, typer.Option(help="The column of keys; without it samples are packed, not features.")
+        str | None,
+        typer.Option(help="The column of keys; without it, samples are packed instead of features."),
     ] = None,
     time: TimeOption = None,
     column: ColumnOption = None,
     option: SetOption = None,
 ) -> None:
-    """Make a store of Parquet rows: features by --key, with --time their versions; without a key, samples as packed Arrow."""
+    """Write Parquet rows to a store by --key, or as packed Arrow files of samples without --key.
+
+    With --time, each row is a version of its key.
+    """
     if key is None:
         if time or column or option:
-            raise ConfigError("--time, --column and --set are of a store; say its --key")
+            raise ConfigError("--time, --column and --set only apply to a store; give its --key")
         from nonet.samples.tables import pack_files
 
         made = pack_files(source, use, lambda done, all_: print(f"{done} of {all_} files", file=sys.stderr))
         print(
-            f"{use}: {len(made)} files, {sum(path.stat().st_size for path in made) / 1e6:,.1f} MB; read them as format arrow"
+            f"{use}: {len(made)} files, {sum(path.stat().st_size for path in made) / 1e6:,.1f} MB; read them with format arrow"
         )
         return
     from nonet.samples.stores import Filling
@@ -112,7 +119,7 @@ def put(
     column: ColumnOption = None,
     option: SetOption = None,
 ) -> None:
-    """Write Parquet rows into a store that is there; a row of the same key (and time) is replaced."""
+    """Write Parquet rows into an existing store; rows with the same key (and time) are replaced."""
     from nonet.samples.stores import Filling
 
     columns, options = _columns(column), _options(option)
@@ -123,25 +130,27 @@ def put(
 @store.command()
 def append(
     run: RunArg,
-    events: Annotated[str, typer.Argument(metavar="EVENTS", help="Interactions, named as the run's were.")],
+    events: Annotated[
+        str, typer.Argument(metavar="EVENTS", help="Table of interactions, with the run's column names.")
+    ],
     store: Annotated[
         str | None,
         typer.Option(
-            help="Where serving reads them from: services.features.store; else the run's data.sequences."
+            help="The store that serving reads (services.features.store), by default the run's data.sequences."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put events behind those of their users in the store of a run's sequences: serving and recommend read them at once."""
+    """Append events to their users' events in the store of a run's sequences; serving and recommend use them immediately."""
     from nonet.deploy.serving.features import append_events
 
     done = append_events(run, events, store)
     if as_json:
         print(json.dumps(done))
         return
-    print(f"{done['events']:,} events of {done['users']:,} users are there")
+    print(f"appended {done['events']:,} events of {done['users']:,} users")
     if done["unknown_items"]:
-        print(f"{done['unknown_items']:,} events were left out: the run does not know their items")
+        print(f"left out {done['unknown_items']:,} events of items that the run does not know")
 
 
 @store.command()
@@ -149,12 +158,12 @@ def get(
     use: UseArg,
     keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
     as_of: Annotated[
-        int | None, typer.Option(help="Unix seconds: the newest version before that time.")
+        int | None, typer.Option(help="Unix seconds; use the newest version before this time.")
     ] = None,
     column: ColumnOption = None,
     option: SetOption = None,
 ) -> None:
-    """Print the rows of keys, one JSON a line; null where there is none."""
+    """Print the rows of keys, one JSON object per line; null for a missing key."""
     from nonet.samples.stores import got
 
     opened = _opened(use, _columns(column), _options(option))
@@ -164,7 +173,7 @@ def get(
 
 @store.command("stats")
 def store_stats(use: UseArg, column: ColumnOption = None, option: SetOption = None) -> None:
-    """Print what a store holds, as JSON."""
+    """Print the contents of a store as JSON."""
     opened = _opened(use, _columns(column), _options(option))
     columns = {field.name: str(field.type) for field in opened.schema}
     print(
@@ -181,6 +190,7 @@ def _opened(use: str, columns: Any, options: dict[str, Any]) -> Any:
 
 
 def _columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
+    """Parse --column options into names, or sources by name."""
     if not given or not any("=" in each for each in given):
         return given
     named: dict[str, str] = {}
@@ -191,8 +201,9 @@ def _columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
 
 
 def _options(given: list[str] | None) -> dict[str, Any]:
+    """Parse --set options of a store. Raises ConfigError."""
     if bad := next((each for each in given or () if "=" not in each), None):
-        raise ConfigError(f"--set wants NAME=VALUE, got {bad!r}")
+        raise ConfigError(f"--set must be NAME=VALUE, got {bad!r}")
     options = {}
     for name, value in (each.split("=", 1) for each in given or ()):
         try:
@@ -207,6 +218,7 @@ def _progress(done: int, total: int) -> None:
 
 
 def _written(made: Any, rows: int) -> None:
+    """Print how many rows were written, and close the store."""
     facts = made.stats()
     print(f"{made.name}: wrote {rows:,} rows; it holds {facts['keys']:,} keys")
     made.close()

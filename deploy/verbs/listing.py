@@ -1,7 +1,4 @@
-"""Lists and copies: shipped scenarios, runs.
-
-`nonet import`: other formats as the two Parquet tables.
-"""
+"""Commands that list and copy: shipped scenarios, runs, new scenarios, and `nonet import`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from nonet.samples.tables import TableFormat
 
 
 def describe_scenarios() -> list[dict[str, str]]:
-    """Name and first comment of each shipped scenario."""
+    """Return the name and the first comment of each shipped scenario."""
     return [
         {
             "name": name,
@@ -31,12 +28,12 @@ def describe_scenarios() -> list[dict[str, str]]:
 
 
 def describe_runs() -> list[dict[str, Any]]:
-    """Id, state and best headline of each run."""
+    """Return the id, state and last stage's metrics of each run."""
     rows = []
     for folder in list_runs():
         report = folder.read_json("report.json")
         commits = sorted(path.name for path in folder.checkpoints.glob("step-*"))
-        state = "finished" if report else f"resumable at {commits[-1]}" if commits else "nothing committed"
+        state = "finished" if report else f"resumable at {commits[-1]}" if commits else "no checkpoint"
         last = list(report["stages"].values())[-1] if report and report["stages"] else {}
         rows.append(
             {"run": folder.id, "state": state, **{key: round(value, 4) for key, value in last.items()}}
@@ -45,7 +42,18 @@ def describe_runs() -> list[dict[str, Any]]:
 
 
 def copy_scenario(source: str, target: Path) -> list[Path]:
-    """Copy a scenario and the files it names to `target`'s folder; what was written. Never overwrites."""
+    """Copy a scenario and the reward files that it names.
+
+    Args:
+        source: The scenario's file or the name of a shipped one.
+        target: The file or the folder to write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ConfigError: A file exists already; nothing is overwritten.
+    """
     origin = find(source)
     if target.suffix not in (".yaml", ".yml"):
         target = target / f"{origin.stem}.yaml"
@@ -75,14 +83,26 @@ def start_scenario(
     columns: list[str],
     missing: list[str] | None = None,
 ) -> Iterator[str]:
-    """What `nonet new` says: of a copy the files, of a scenario for `data` what was found and written. Raises ConfigError."""
+    """Run `nonet new`: copy a scenario, or create one for the user's tables.
+
+    Args:
+        names: The scenario to copy and the file to write; only the file with `data`.
+        data: The tables: a folder, or a file of interactions.
+        items: The file of items.
+        columns: ROLE=NAME each.
+        missing: Texts that stand for a missing value; None for the default ones.
+
+    Yields:
+        Lines of text: the files that were written, and what was found in the data.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
     if data is None and (items or columns or missing is not None):
-        raise ConfigError(
-            "--items, --column and --missing belong to --data, which says where your tables are"
-        )
+        raise ConfigError("--items, --column and --missing need --data, the path of your tables")
     if len(names) != (2 if data is None else 1):
         raise ConfigError(
-            f"nonet new wants SCENARIO FILE, or FILE --data DIR; got {' '.join(names)}"
+            f"nonet new needs SCENARIO FILE, or FILE --data DIR; got {' '.join(names)}"
             + (f" --data {data}" if data else "")
         )
     if data is None:
@@ -94,12 +114,12 @@ def start_scenario(
 
 
 def _roles(columns: list[str]) -> dict[str, str]:
-    """Role -> column of `--column ROLE=NAME`."""
+    """Parse `--column ROLE=NAME` options into columns by role. Raises ConfigError."""
     roles: dict[str, str] = {}
     for text in columns:
         role, equals, name = text.partition("=")
         if not equals:
-            raise ConfigError(f"--column wants ROLE=NAME such as user=uid, got {text!r}")
+            raise ConfigError(f"--column must be ROLE=NAME such as user=uid, got {text!r}")
         roles[role] = name
     return roles
 
@@ -113,20 +133,23 @@ def import_tables(
     notes: list[str] | None = None,
     missing: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Import tables and count what they hold.
+    """Import tables and count what they contain.
 
     Args:
-        form: the format's name.
-        source: the files of that format.
-        target: the folder for both Parquet tables.
-        columns: ROLE=NAME each; of csv alone.
-        items: the file of items; of csv alone.
-        notes: gets what was decided on the way.
-        missing: texts that stand for a missing value, None for the usual ones; of csv alone.
+        form: The format's name.
+        source: The files of that format.
+        target: The folder for both Parquet tables.
+        columns: ROLE=NAME each; only for csv.
+        items: The file of items; only for csv.
+        notes: Receives notes about decisions.
+        missing: Texts that stand for a missing value, None for the default ones; only for csv.
+
+    Returns:
+        Counts by name.
 
     Raises:
-        ConfigError: an option is wrong, or belongs to another format.
-        DataError: the files are wrong.
+        ConfigError: An option is wrong, or belongs to another format.
+        DataError: The files are wrong.
     """
     roles = _roles(columns)
     extra: dict[str, Any] = {}
@@ -134,6 +157,8 @@ def import_tables(
         texts = TableFormat.from_options(None, missing).missing
         extra = {"columns": roles or None, "items": items, "notes": notes, "missing": texts}
     elif roles or items or missing is not None:
-        raise ConfigError(f"--column, --items and --missing belong to `import csv`, not to `import {form}`")
+        raise ConfigError(
+            f"--column, --items and --missing only apply to `import csv`, not to `import {form}`"
+        )
     counts = importer(form)(source, target, **extra)
     return asdict(counts) if is_dataclass(counts) and not isinstance(counts, type) else dict(counts)

@@ -1,4 +1,4 @@
-"""The verbs that ask finished runs: `runs`, `report`, `evaluate`, `recommend`. The command line (cli.py) lists them."""
+"""The commands about finished runs: `runs`, `report`, `evaluate`, `recommend` and `tradeoff`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ ScenarioArg = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one key; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Change a key of the scenario; may be repeated."),
 ]
 RunArg = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, its id, a unique prefix, or `last`.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def runs(as_json: JsonOption = False) -> None:
-    """List the runs here, oldest first."""
+    """List the runs, oldest first."""
     from nonet.deploy.verbs.listing import describe_runs
 
     rows = describe_runs()
@@ -38,18 +39,22 @@ def runs(as_json: JsonOption = False) -> None:
 def report(
     run: RunArg = "last",
     compare: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Compare it with this run, on the same test events.")
+        str | None, typer.Option(metavar="RUN", help="Compare with this run on the same test events.")
     ] = None,
     stage: Annotated[
-        str | None, typer.Option(help="--compare: this stage or baseline of RUN; its last stage by default.")
+        str | None, typer.Option(help="--compare: stage or baseline of RUN, by default its last stage.")
     ] = None,
     other: Annotated[
         str | None,
-        typer.Option("--with", metavar="STAGE", help="--compare: that stage or baseline of the other run."),
+        typer.Option(
+            "--with",
+            metavar="STAGE",
+            help="--compare: stage or baseline of the other run, by default its last stage.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a finished run found, and where its page is; or what differs between two runs."""
+    """Print a run's verdict and the path of its report, or compare two runs."""
     if compare is not None:
         from nonet.deploy.after import compare_runs, comparison_text
 
@@ -57,7 +62,7 @@ def report(
         print(json.dumps(answer, indent=1) if as_json else comparison_text(answer))
         return
     if stage is not None or other is not None:
-        raise ConfigError("--stage and --with are of two runs; name the other one with --compare RUN")
+        raise ConfigError("--stage and --with only apply to two runs; name the other one with --compare RUN")
     from nonet.controller.record import find_run
     from nonet.deploy.report import write_report
 
@@ -74,16 +79,18 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Other users: a folder with interactions.parquet, or such a file, over the run's items."
+            help="Other users' events of the run's items: interactions.parquet, or a folder with it."
         ),
     ] = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="A,B", help="Other metrics, such as recall@20,mrr@10.")
     ] = None,
-    stage: Annotated[list[str] | None, typer.Option(help="This stage alone; may be repeated.")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Only evaluate this stage; may be repeated.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rank a run's commits again, without training: by other metrics, or for other users."""
+    """Rank a run's checkpoints again without training: with other metrics, or for other users."""
     from nonet.deploy.after import evaluate_run, evaluation_text
 
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
@@ -94,31 +101,33 @@ def evaluate(
 def recommend(
     run: RunArg = "last",
     like: Annotated[
-        list[str] | None, typer.Option(help="A title (or part of one) that the user liked; may be repeated.")
+        list[str] | None, typer.Option(help="Title, or part of one, that the user liked; may be repeated.")
     ] = None,
-    user: Annotated[str | None, typer.Option(help="A user of the data, by id.")] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="Items a column.")] = 10,
+    user: Annotated[str | None, typer.Option(help="Id of a user of the data.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=100, help="Number of items per list.")] = 10,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[TITLE]...", help="More titles, as after --like.")
+        list[str] | None, typer.Argument(metavar="[TITLE]...", help="More titles, as for --like.")
     ] = None,
     users: Annotated[
         Path | None,
-        typer.Option(help="For every user_id of this Parquet file, by the version served; --out is written."),
+        typer.Option(
+            help="Parquet file with user_id; recommend for all of them by the served version, into --out."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="--users: the Parquet file to write.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="--users: processes; one a CPU by default.")
+        int | None, typer.Option(min=1, help="--users: number of processes, by default one per CPU.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend by every stage of a run, side by side with popularity and the transition counter; or to a table of users."""
+    """Recommend items by every stage of a run, popularity and the transition counter; or for a table of users."""
     if users is not None or out is not None:
         if user is not None or like or more:
-            raise ConfigError("--users answers a whole table; leave out --user, --like and titles")
+            raise ConfigError("--users recommends for a whole table; omit --user, --like and titles")
         _recommend_all(run, users, out, top, workers, as_json)
         return
     if workers is not None:
-        raise ConfigError("--workers is of --users U.parquet, which processes share; leave it out")
+        raise ConfigError("--workers only applies to --users U.parquet; omit it")
     from nonet.deploy.after import columns, recommend_for
 
     ask = None if user is None else _served_question(run)
@@ -127,15 +136,17 @@ def recommend(
 
 
 def _served_question(run: str) -> Callable[[str, int], Any] | None:
-    """Return what makes a server's question of a user: with posted events, without withdrawn items. None for a run that was
-    never served, of which the data say all."""
+    """Return a function that makes a server's question for a user, with posted events and without withdrawn items.
+
+    None for a run that was never served or cannot be served, for which the data are complete.
+    """
     from nonet.controller.record import find_run
 
     try:
         if not (find_run(run).path / "serving").is_dir():
             return None
     except ConfigError:
-        return None  # the verb itself says what is wrong
+        return None  # the command itself reports the error
     from nonet.controller.scenario import joined_features
     from nonet.deploy.serving.features import Features, OpenRun
 
@@ -149,10 +160,11 @@ def _served_question(run: str) -> Callable[[str, int], Any] | None:
 def _recommend_all(
     run: str, users: Path | None, out: Path | None, top: int, workers: int | None, as_json: bool
 ) -> None:
+    """Recommend for a table of users and print the counts."""
     from nonet.deploy.serving.offline import recommend_all
 
     if users is None or out is None:
-        raise ConfigError("--users U.parquet and --out R.parquet go together")
+        raise ConfigError("--users U.parquet and --out R.parquet must be given together")
     done = recommend_all(run, users, out, top, workers)
     print(
         json.dumps(done, indent=1)
@@ -162,7 +174,7 @@ def _recommend_all(
 
 
 def say(run: Any, page: Path) -> None:
-    """A run's verdict, where its page is, and what to try next."""
+    """Print a run's verdict, the path of its page, and a suggested command."""
     from nonet.deploy.report import suggestion, summary
 
     print(summary(run.read_json("report.json")))
@@ -174,18 +186,22 @@ def say(run: Any, page: Path) -> None:
 def tradeoff(
     run: RunArg,
     sweep: Annotated[
-        str, typer.Argument(metavar="KEY=A,B,C", help="stages.<stage>.rewards.<name>.weight, and its values.")
+        str,
+        typer.Argument(
+            metavar="KEY=A,B,C", help="stages.<stage>.rewards.<name>.weight (or at_least) and its values."
+        ),
     ],
     least: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the validation metric that a chosen point keeps.")
+        float,
+        typer.Option(min=0, max=1, help="Share of the validation metric that the chosen point must keep."),
     ] = 0.98,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the points; with some of them there, only others run.")
+        Path | None, typer.Option(help="Folder of the points; finished points are not run again.")
     ] = None,
     change: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Repeat a run's RL stage once a value of a weight, from the same commit; the curve, and the value chosen on validation."""
+    """Repeat a run's RL stage for several values of a reward's weight or floor, and choose one by validation."""
     from nonet.deploy.after import curve_text, trade_off
 
     folder, curve = trade_off(run, sweep, run_dir=run_dir, least=least, changes=change or [])

@@ -1,4 +1,4 @@
-"""The verbs that steer a run while it goes on: `attach`, `detach`, `set`; cli.py lists them."""
+"""The commands that change a run in progress: `attach`, `detach`, `set`, and `reward test`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nonet.deploy.verbs.questions import JsonOption
 from nonet.errors import ConfigError
 
 _Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run under way: a folder, an id, a prefix, or `last`.")
+    str, typer.Argument(metavar="RUN", help="A run in progress: a folder, an id, a prefix, or `last`.")
 ]
-_Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Its name in the run, as --name.")]
-_Stage = Annotated[str | None, typer.Option(help="The RL stage; by default the one under way.")]
+_Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Name in the run, as by --name.")]
+_Stage = Annotated[str | None, typer.Option(help="RL stage, by default the one in progress.")]
 _Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's answer.")]
 
 
@@ -29,9 +29,9 @@ def attach(
     ],
     title: _Name = None,
     name: Annotated[
-        str | None, typer.Option(help="What it is called; by default as its function or class.")
+        str | None, typer.Option(help="Name in the run, by default the name of its function or class.")
     ] = None,
-    weight: Annotated[float, typer.Option(help="What it counts.")] = 1.0,
+    weight: Annotated[float, typer.Option(help="Weight of the reward.")] = 1.0,
     option: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A=B", help="An option of the reward; may be repeated."),
@@ -40,7 +40,7 @@ def attach(
     wait: _Wait = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a run one more reward, between two steps of its RL stage."""
+    """Add a reward to a run in progress, between two steps of its RL stage."""
     from nonet.deploy.run import steer
 
     asked = steer.attach(
@@ -52,17 +52,17 @@ def attach(
 def detach(
     run: _Run,
     title: _Name = None,
-    name: Annotated[str | None, typer.Option(help="What it is called in the run.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name in the run.")] = None,
     stage: _Stage = None,
     wait: _Wait = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a run go on without one of its rewards."""
+    """Remove a reward from a run in progress."""
     from nonet.deploy.run import steer
 
     chosen = _only_name(title, name)
     if chosen is None:
-        raise ConfigError("detach wants the name of a reward: nonet detach RUN NAME, or --name NAME")
+        raise ConfigError("detach needs the name of a reward: nonet detach RUN NAME, or --name NAME")
     _answered(*steer.detach(run, chosen, stage=stage), wait, as_json)
 
 
@@ -77,13 +77,13 @@ def set_value(
     wait: _Wait = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a reward's weight or floor while a run goes on."""
+    """Change a reward's weight or floor in a run in progress."""
     from nonet.controller.scenario import yaml
     from nonet.deploy.run import steer
 
     path, equals, text = change.partition("=")
     if not equals:
-        raise ConfigError(f"set wants PATH=VALUE, got {change!r}")
+        raise ConfigError(f"set needs PATH=VALUE, got {change!r}")
     _answered(*steer.set_value(run, path.strip(), yaml.parse(text, path)), wait, as_json)
 
 
@@ -95,17 +95,17 @@ def trial(
         ),
     ],
     scenario: Annotated[
-        str, typer.Option(help="Whose data and other rewards it is tried beside.")
+        str, typer.Option(help="Scenario whose data and other rewards are used.")
     ] = "quickstart",
-    weight: Annotated[float, typer.Option(help="What it would count.")] = 1.0,
+    weight: Annotated[float, typer.Option(help="Weight of the reward.")] = 1.0,
     option: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A=B", help="An option of the reward; may be repeated."),
     ] = None,
-    users: Annotated[int, typer.Option(min=1, help="Users it is asked about.")] = 8,
+    users: Annotated[int, typer.Option(min=1, help="Number of users to score.")] = 8,
     as_json: JsonOption = False,
 ) -> None:
-    """Try a reward on a few users, without a run: scores, spread, correlation with other rewards, time of a call."""
+    """Test a reward on a few users without a run: scores, spread, correlation with other rewards, time of a call."""
     from nonet.deploy.after import trial_facts, trial_text, try_reward
     from nonet.deploy.run import api
 
@@ -116,34 +116,34 @@ def trial(
 
 
 def _only_name(title: str | None, name: str | None) -> str | None:
-    """Return the name that was given, as an argument or by --name."""
+    """Return the name that was given as an argument or by --name. Raises ConfigError if both differ."""
     if title is not None and name not in (None, title):
         raise ConfigError(f"two names are given, {title!r} and --name {name!r}; give one")
     return title or name
 
 
 def _options(changes: list[str] | None) -> dict[str, Any]:
-    """Options of a reward from a=value."""
+    """Parse the options of a reward from A=B. Raises ConfigError."""
     from nonet.controller.scenario import yaml
 
     options: dict[str, Any] = {}
     for change in changes or []:
         key, equals, text = change.partition("=")
         if not equals:
-            raise ConfigError(f"--set wants a=value, got {change!r}")
+            raise ConfigError(f"--set must be A=B, got {change!r}")
         options[key] = yaml.parse(text, f"--set {key}")
     return options
 
 
 def _answered(folder: Any, command: str, timeout_s: float, as_json: bool) -> None:
-    """Say what the run answered; a refusal is the caller's mistake."""
+    """Wait for the run's answer and print it. Raises ConfigError for a refusal."""
     from nonet.deploy.run import steer
 
     answer = steer.wait(folder, command, timeout_s)
     if answer is None:
         answer = {
             "state": "waiting",
-            "text": f"{folder.id} has not come to a step of an RL stage within {timeout_s:g} s; it takes the command there",
+            "text": f"{folder.id} has not reached a step of an RL stage within {timeout_s:g} s; it will apply the command there",
         }
     if answer["state"] == "refused":
         raise ConfigError(f"{folder.id} refused: {answer['text']}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 from nonet.deploy import cli
 
@@ -22,6 +23,46 @@ sparse: {defaults: {dim: 9}, tables: {item: {}, rating: {}}}
 stages: {train: {epochs: 1, batch: {tokens: 64}, target: rating >= 1}}
 evaluate: {metrics: [auc]}
 """
+
+COMMANDS = {
+    "run": "--set --run-dir --resume --seeds --detach --json",
+    "resume": "--set --json",
+    "tune": "--space --trials --set --run-dir --parallel --json",
+    "plan": "--set --cluster --address --search --json",
+    "submit": "--address --set --wait",
+    "stop": "",
+    "runs": "--json",
+    "report": "--compare --stage --with --json",
+    "evaluate": "--data --metrics --stage --json",
+    "recommend": "--like --user --top --users --out --workers --json",
+    "serve": "--port --host --config --monitoring --manifest --image",
+    "top": "--every --times",
+    "versions": "--json",
+    "publish": "--step --json",
+    "promote": "--share --json",
+    "rollback": "--to --json",
+    "export": "--version --json",
+    "tradeoff": "--least --run-dir --set --json",
+    "attach": "--reward --name --weight --set --stage --wait --json",
+    "detach": "--name --stage --wait --json",
+    "set": "--wait --json",
+    "import": "--column --items --missing",
+    "scenarios": "--json",
+    "new": "--data --items --column --missing",
+    "doctor": "--json",
+    "schema": "",
+    "parity": "--pools --precision --set --run --steps --limit --json",
+    "pack": "--key --time --column --set",
+    "bench": "--json --seeds --device --set",
+    "reward test": "--scenario --weight --set --users --json",
+    "items add": "--withdraw --json",
+    "samples explain": "--set",
+    "samples stats": "--format --where --json",
+    "store put": "--key --time --column --set",
+    "store append": "--store --json",
+    "store get": "--as-of --column --set",
+    "store stats": "--column --set",
+}
 
 
 def nonet(folder: Path, *args: str, monkeypatch, capsys) -> tuple[int, str, str]:
@@ -207,7 +248,7 @@ def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):
     code, _, err = nonet(
         ring, "run", "ring.yaml", "--resume", "--run-dir", "none", monkeypatch=monkeypatch, capsys=capsys
     )
-    assert (code, "nothing to resume" in err) == (2, True)
+    assert (code, "has no run to resume" in err) == (2, True)
     code, _, err = nonet(ring, "resume", "none", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, "there is no run 'none'" in err) == (2, True)
 
@@ -278,7 +319,7 @@ def test_a_run_dir_that_holds_other_files_is_left_alone(ring, monkeypatch, capsy
 
 def test_seeds_of_a_bench_are_numbers(ring, monkeypatch, capsys):
     code, _, err = nonet(ring, "bench", "quickstart", "--seeds", "a", monkeypatch=monkeypatch, capsys=capsys)
-    assert (code, "--seeds wants whole numbers such as 7,8,9, got 'a'" in err) == (2, True)
+    assert (code, "--seeds must be whole numbers such as 7,8,9, got 'a'" in err) == (2, True)
 
 
 def test_a_misspelt_role_or_key_of_every_reward_is_told_what_there_is(refused):
@@ -313,3 +354,15 @@ def test_help_is_quick_and_loads_nothing_heavy():
         "try: main()\nfinally: assert not {'torch', 'ray', 'numpy', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=os.environ)
+
+
+def test_commands_and_options_keep_their_names_whatever_functions_are_called():
+    def list_options(group, prefix=""):
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from list_options(command, f"{prefix}{name} ")
+            else:
+                options = (parameter.opts[0] for parameter in command.params)
+                yield prefix + name, " ".join(option for option in options if option.startswith("-"))
+
+    assert dict(list_options(typer.main.get_command(cli.app))) == COMMANDS

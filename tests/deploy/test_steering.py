@@ -90,7 +90,7 @@ def test_attach_and_detach_take_the_name_alike(run, verb, monkeypatch, tmp_path)
             "nonet: two names are given, 'fresh' and --name 'fresher'; give one\n",
         )
         code, said = verb("detach", run.path)
-        assert (code, "detach wants the name of a reward: nonet detach RUN NAME" in said) == (2, True)
+        assert (code, "detach needs the name of a reward: nonet detach RUN NAME" in said) == (2, True)
         code, said = verb("attach", run.path, "--reward", "my.py:fresh", "3 x")
         assert (code, "the reward's name is '3 x'; it must consist of letters" in said) == (2, True)
     assert [each["name"] for each in Commands(run).waiting()] == ["fresher"] * 6

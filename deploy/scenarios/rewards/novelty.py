@@ -1,6 +1,4 @@
-"""Reward items that few people have clicked: 1 for one never seen in training, halved every `half_life`
-events.
-"""
+"""Reward items that few users have interacted with."""
 
 from typing import Annotated
 
@@ -15,4 +13,5 @@ def novelty(
     *,
     half_life: Annotated[float, Field(gt=0)] = 30.0,
 ):
+    """Return 1 for items without training events, halved every `half_life` events."""
     return 0.5 ** (events / half_life)

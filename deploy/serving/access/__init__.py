@@ -1,4 +1,4 @@
-"""Access: who may ask how much, and when a service that fails is left alone."""
+"""Access control: tokens, rate limits, and the circuit breaker."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Breaker: a service that fails again and again is left alone for a while, then tried by one request.
+"""The circuit breaker: after repeated failures a service gets no requests for a while, then one as a test.
 
 closed -> (failures in a row) -> open -> (pause) -> half open -> one request: closed again, or open again
 """
@@ -12,7 +12,12 @@ CLOSED, OPEN, HALF_OPEN = "closed", "open", "half open"
 
 
 class Breaker:
-    """failures: in a row, until it opens; pause_s: how long it stays open."""
+    """A circuit breaker.
+
+    Args:
+        failures: Failures in a row after which it opens.
+        pause_s: Seconds for which it stays open.
+    """
 
     def __init__(self, failures: int = 5, pause_s: float = 2.0):
         self._most, self._pause_s = failures, pause_s
@@ -21,13 +26,19 @@ class Breaker:
 
     @property
     def state(self) -> str:
-        """closed, open or half open."""
+        """The state: "closed", "open" or "half open"."""
         if self._failed < self._most:
             return CLOSED
         return HALF_OPEN if self._trying else OPEN
 
     def allows(self, now: float | None = None) -> bool:
-        """Whether a request may be made; after the pause one may, until it is known how it went."""
+        """Return whether a request may be made.
+
+        After the pause one request is allowed until its outcome is known.
+
+        Args:
+            now: The time in monotonic seconds, by default the current one.
+        """
         now = time.monotonic() if now is None else now
         with self._lock:
             if self._failed < self._most:
@@ -37,11 +48,16 @@ class Breaker:
             self._opened, self._trying = (
                 now,
                 True,
-            )  # one that never says how it went is tried again after another pause
+            )  # if the outcome is never recorded, another request is allowed after another pause
             return True
 
     def went(self, well: bool, now: float | None = None) -> None:
-        """How a request that was allowed went."""
+        """Record the outcome of a request that was allowed.
+
+        Args:
+            well: Whether it succeeded.
+            now: The time in monotonic seconds, by default the current one.
+        """
         now = time.monotonic() if now is None else now
         with self._lock:
             self._trying = False

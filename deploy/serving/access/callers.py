@@ -1,7 +1,8 @@
 """Callers: which address a request comes from, and what its token allows.
 
-An address is that of the connection, unless it is a proxy that the server trusts: then it is the last one in `X-Forwarded-For`
-that no trusted proxy has. A name that a caller gives itself counts for limits only beside a token, for anybody can give any.
+The address is that of the connection unless it belongs to a trusted proxy. Then it is the last address in
+`X-Forwarded-For` that does not belong to a trusted proxy. The name in `X-Caller` counts for limits only
+together with a token, because a caller can send any name.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from ipaddress import ip_address, ip_network
 
 from nonet.errors import ConfigError
 
-WRITE_TOKEN, READ_TOKEN = "NONET_TOKEN", "NONET_READ_TOKEN"  # variables of the environment
+WRITE_TOKEN, READ_TOKEN = "NONET_TOKEN", "NONET_READ_TOKEN"  # environment variables
 _LONGEST = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what.
+    """What requests are allowed to do.
 
     Attributes:
-        token: What changes things is allowed with; "" for none.
-        read_token: What questions are allowed with, too; "" where they are open.
-        local: Whether the server listens on this machine alone.
+        token: The token that allows changes; "" for none.
+        read_token: The token that allows queries only; "" if queries need no token.
+        local: Whether the server only listens on this machine.
     """
 
     token: str = ""
@@ -34,34 +35,37 @@ class Access:
 
     @classmethod
     def from_environment(cls, local: bool) -> Access:
-        """Return the access that the process's environment names."""
+        """Create the policy from the process's environment variables."""
         return cls(os.environ.get(WRITE_TOKEN, ""), os.environ.get(READ_TOKEN, ""), local)
 
     def may_change(self, given: str) -> bool:
-        """Whether a request with this token may post events."""
+        """Return whether a request with this token may post events."""
         return _same(given, self.token) or (self.local and not self.token)
 
     def may_read(self, given: str) -> bool:
-        """Whether a request with this token may ask questions."""
+        """Return whether a request with this token may make queries."""
         return not self.read_token or self.is_known(given)
 
     def may_see_histories(self, given: str) -> bool:
-        """Whether a request with this token may be told what a user did; without any token only callers of this machine may."""
+        """Return whether a request with this token may see users' events.
+
+        Without any configured token, only callers on this machine may.
+        """
         return self.is_known(given) or (self.local and not self.token and not self.read_token)
 
     def is_known(self, given: str) -> bool:
-        """Whether a request bears one of the tokens."""
+        """Return whether a request has one of the tokens."""
         return _same(given, self.token) or _same(given, self.read_token)
 
 
 class Callers:
-    """The addresses of requests.
+    """Resolves the addresses of callers.
 
     Args:
-        proxies: Addresses or networks, such as 10.0.0.0/8, of proxies that are trusted to say whom they forward.
+        proxies: Addresses or networks, such as 10.0.0.0/8, of proxies whose `X-Forwarded-For` is trusted.
 
     Raises:
-        ConfigError: One of them is no address.
+        ConfigError: A proxy is not an address or a network.
     """
 
     def __init__(self, proxies: Sequence[str] = ()):
@@ -75,7 +79,7 @@ class Callers:
 
         Args:
             peer: The address of the connection.
-            forwarded: The header `X-Forwarded-For`: addresses, the one that was forwarded last behind.
+            forwarded: The header `X-Forwarded-For`: addresses, the most recent one last.
         """
         address = peer
         for part in reversed([part.strip() for part in forwarded.split(",") if part.strip()]):
@@ -85,7 +89,13 @@ class Callers:
         return address
 
     def key(self, peer: str, headers: Mapping[str, str], known: bool) -> str:
-        """Return what a request's limit is counted by: with a token the name that the caller gives, else the address."""
+        """Return the key by which a request's rate limit is counted.
+
+        Args:
+            peer: The address of the connection.
+            headers: The request's headers, with lower-case names.
+            known: Whether the request has a token. Its caller's name is then the key, else its address.
+        """
         name = headers.get("x-caller", "")[:_LONGEST]
         return f"name {name}" if known and name else self.address(peer, headers.get("x-forwarded-for", ""))
 

@@ -1,7 +1,7 @@
-"""Limits: how many requests a second a caller may make, by a bucket of tokens each.
+"""Rate limits: requests per second of each caller, counted by a token bucket.
 
-A bucket holds `burst` tokens and fills at `rate`; a request takes one. Callers that have not asked for a while are forgotten,
-for their bucket is full again: memory is bounded by who asks now.
+A bucket has `burst` tokens and is refilled at `rate`; a request takes one token. Only the most recent
+callers have a bucket, so memory is bounded; the bucket of a caller that was idle for long is full again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,31 @@ _MOST_CALLERS = 10_000
 
 
 class Limits:
-    """rate: requests a second and caller, None for no limit; burst: how many at once."""
+    """Token buckets by caller.
+
+    Args:
+        rate: Requests per second and caller; None for no limit.
+        burst: Requests at once, by default one second's.
+    """
 
     def __init__(self, rate: float | None = None, burst: float | None = None):
         self._rate = rate
         self._burst = max(1.0, burst if burst is not None else rate or 1.0)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, when they were counted
+        self._buckets: OrderedDict[str, tuple[float, float]] = (
+            OrderedDict()
+        )  # tokens, and the time at which they were counted
         self._lock = threading.Lock()
 
     def take(self, caller: str, now: float | None = None) -> float:
-        """0 where the caller may go on, else the seconds until it may."""
+        """Take a token of a caller.
+
+        Args:
+            caller: The caller's key.
+            now: The time in monotonic seconds, by default the current one.
+
+        Returns:
+            0 if the request is allowed, else the seconds to wait.
+        """
         if self._rate is None:
             return 0.0
         now = time.monotonic() if now is None else now

@@ -1,4 +1,4 @@
-"""Services as deployments that scale apart: access, features, engine."""
+"""Services as deployments that scale independently: access, features and engine."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The three deployments: access in front, features (one replica, with the events that were posted), engines behind."""
+"""The three deployments: access, features (one replica, which has the posted events) and engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ _ONGOING = 4096
 
 
 def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment: Mapping[str, str]) -> Any:
-    """The application of a run: access, which is asked, features and engine, which access asks."""
+    """Build the application of a run from three deployments; access calls features and engine.
+
+    Args:
+        serve: The module of Ray Serve.
+        run: The run's folder.
+        settings: The server's settings with `services`.
+        local: Whether the server only listens on this machine.
+        environment: Environment variables of replicas.
+    """
     services = settings.services
     assert services is not None
 
@@ -48,7 +56,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
     engine = serve.deployment(EngineService).options(name="Engine", **placed(services.engine))
     asked = features.bind(run, settings), engine.bind(run, settings)
 
-    def build_access() -> Any:  # Serve calls what is a function, in the replica
+    def build_access() -> Any:  # Serve calls a function in the replica
         app = serve.get_replica_context().app_name
         handles = [serve.get_deployment_handle(name, app_name=app) for name in ("Features", "Engine")]
         return app_of(run, settings, local, *handles)
@@ -58,7 +66,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
 
 
 class FeaturesService:
-    """Requests made into questions, histories, posted events; it publishes the run's newer commits, too."""
+    """Converts requests to questions, stores posted events, and publishes newer checkpoints of the run."""
 
     def __init__(self, run: str, settings: ServeConfig):
         from nonet.deploy.serving.service import Follower
@@ -74,26 +82,26 @@ class FeaturesService:
             self._follower.start()
 
     def list_of(self, *asked: Any, **options: Any) -> Asked:
-        """`Features.list_of`."""
+        """Call `Features.list_of`."""
         return self._features.list_of(*asked, **options)
 
     def scores_of(self, *asked: Any, **options: Any) -> Asked:
-        """`Features.scores_of`."""
+        """Call `Features.scores_of`."""
         return self._features.scores_of(*asked, **options)
 
     def journal_facts(self) -> dict[str, Any]:
-        """`Features.journal_facts`."""
+        """Call `Features.journal_facts`."""
         return self._features.journal_facts()
 
     async def post(
         self, user: str, events: list[dict[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
-        """`Features.post`; it waits for the disk."""
+        """Call `Features.post` in a thread, because it waits for the disk."""
         return await asyncio.to_thread(self._features.post, user, events, id)
 
 
 class EngineService:
-    """A replica of the engine: versions, queues, merging. Rows are mapped, so replicas of a host share them."""
+    """A replica of the engine: versions, queues and batching. Rows are memory-mapped and shared by replicas of a host."""
 
     def __init__(self, run: str, settings: ServeConfig):
         import torch
@@ -103,23 +111,31 @@ class EngineService:
         torch.set_num_threads(settings.threads)
         self._engines = Engines(
             OpenRun.of(run, address=settings.registry),
-            follow=False,  # features publishes
+            follow=False,  # the features deployment publishes versions
             device=settings.device,
             queue=settings.queue.model_dump(),
             state_bytes=settings.state_bytes,
         )
 
     async def answer(self, question: Question, within_s: float) -> tuple[Answer, int]:
-        """The answer, and its version."""
+        """Return the answer and the version that gave it."""
         return await self._engines.ask(question, within_s)
 
     async def facts(self) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
-        """Of the versions that answer, and what could not be served."""
+        """Return figures of the active versions, and problems by name."""
         return self._engines.facts(), dict(self._engines.problems)
 
 
 def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
-    """The HTTP face over two handles."""
+    """Build the HTTP app that calls features and engine through their handles.
+
+    Args:
+        run: The run's folder.
+        settings: The server's settings.
+        local: Whether the server only listens on this machine.
+        features: The handle of the features deployment.
+        engine: The handle of the engine deployment.
+    """
     from nonet.deploy.serving.apart.remote import RemoteEngines, RemoteFeatures
     from nonet.deploy.serving.features import Fallback, Items
     from nonet.deploy.serving.service import Metrics, Service, make_app

@@ -1,4 +1,4 @@
-"""A KubeRay RayService of a run: what `kubectl apply -f` takes. Source: https://docs.ray.io/en/latest/cluster/kubernetes."""
+"""A KubeRay RayService of a run for `kubectl apply -f`. Source: https://docs.ray.io/en/latest/cluster/kubernetes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,36 @@ _IMAGE = "YOUR-REGISTRY/nonet:{version}"
 
 
 def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | None = None) -> Path:
-    """Write the manifest of a run that every pod sees at the same path. config: keys of `serve.yaml`.
+    """Write the manifest of a run that all pods see at the same path.
 
-    Without `services` each is a deployment of one replica. Raises ConfigError.
+    Args:
+        path: The file to write.
+        run: The run's path in the pods.
+        config: Keys of `ServeConfig`. Without `services`, each service is a deployment of one replica.
+        image: The pods' image, by default a placeholder.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConfigError: A key is wrong, or a service needs a resource that manifests do not support.
     """
     settings = ServeConfig(**config)
     services = settings.services or Services()
     if any(set(each.resources) - {"NPU"} for each in services.every):
         raise ConfigError(
-            "a manifest knows cpus, gpus and the resource NPU; place other resources in its groups by hand"
+            "a manifest supports cpus, gpus and the resource NPU; add other resources to its groups by hand"
         )
     body = yaml.dump(_service(run, config | {"services": services.model_dump()}, services, image))
     path.write_text(
-        "# A Ray service on Kubernetes, by KubeRay. The image wants nonet[serve]; the volume holds the run's folder.\n"
+        "# A Ray service on Kubernetes, by KubeRay. The image needs nonet[serve]; the volume has the run's folder.\n"
         + body
     )
     return path
 
 
 def _service(run: str, config: dict[str, Any], services: Services, image: str | None) -> dict[str, Any]:
+    """Build the RayService."""
     used = image or _IMAGE.format(version=version("nonet"))
     application = {
         "name": "nonet",
@@ -63,7 +74,7 @@ def _service(run: str, config: dict[str, Any], services: Services, image: str | 
 
 
 def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
-    """Pods for the replicas of some deployments, as many as they have at most."""
+    """Build a worker group with enough pods for the replicas of some deployments."""
     least = sum(each.least for each in deployed)
     most = sum(each.most for each in deployed)
     wanted = {"cpu": f"{max(each.cpus for each in deployed):g}", "memory": "8Gi"}
@@ -82,6 +93,7 @@ def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
 
 
 def _pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
+    """Build the template of a pod."""
     keys = {WRITE_TOKEN: "token", READ_TOKEN: "read-token"}
     tokens = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": "nonet", "key": key, "optional": True}}}

@@ -1,4 +1,4 @@
-"""Features and engine of other processes, as a `Service` asks them."""
+"""Proxies of features and engine in other processes, with the methods that a `Service` calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ_S, _POST_S, _JOURNAL_S = 1.0, 5.0, 3.0
 
 
 class RemoteFeatures:
-    """Features behind a Serve handle; items are known here too."""
+    """Features behind a Serve handle; the items are also known in this process."""
 
     def __init__(self, handle: Any, items: Items):
         self._handle, self.items = handle, items
@@ -28,41 +28,44 @@ class RemoteFeatures:
         threading.Thread(target=self._ask_for_facts, name="journal facts", daemon=True).start()
 
     def renew(self, catalogue: Catalogue) -> None:
-        """Items of a later version of the catalogue; the other process looks by itself."""
+        """Use the items of a later version of the catalogue; the other process updates itself."""
         self.items = Items(catalogue, self.items)
 
     def journal_facts(self) -> dict[str, Any]:
-        """Return `Features.journal_facts` as the other process said a few seconds ago at most; empty before it has."""
+        """Return `Features.journal_facts` of the other process, at most a few seconds old; empty before the first answer."""
         return dict(self._journal)
 
     def example_users(self, count: int) -> list[int | str]:
-        """Return nobody: users are known in the other process."""
+        """Return an empty list, because only the other process knows users."""
         return []
 
     def _ask_for_facts(self) -> None:
-        """Keep asking the other process for its facts, for as long as this one lives."""
+        """Poll the other process for its facts as long as this process runs."""
         while True:
-            with suppress(Exception):  # the service is away: the next look may find it
+            with suppress(Exception):  # the service does not answer; try again later
                 self._journal = self._handle.journal_facts.remote().result(timeout_s=5)
             time.sleep(_JOURNAL_S)
 
     async def list_of(self, *asked: Any, **options: Any) -> Asked:
-        """`Features.list_of`. Raises Refused, Away."""
+        """Call `Features.list_of`. Raises Refused and Away."""
         return await _told(self._handle.list_of.remote(*asked, **options), _READ_S)
 
     async def scores_of(self, *asked: Any, **options: Any) -> Asked:
-        """`Features.scores_of`. Raises Refused, Away."""
+        """Call `Features.scores_of`. Raises Refused and Away."""
         return await _told(self._handle.scores_of.remote(*asked, **options), _READ_S)
 
     async def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
-        """`Features.post`. Raises Refused; Away, where nobody knows whether they were taken: post them again with an id."""
+        """Call `Features.post`. Raises Refused and Away.
+
+        After Away it is unknown whether the events were accepted; post them again with an id.
+        """
         return await _told(self._handle.post.remote(user, list(events), id), _POST_S)
 
 
 class RemoteEngines:
-    """Engines behind a Serve handle; which versions answer is read from the run's registry, as the engines do."""
+    """Engines behind a Serve handle; the run's registry says which versions are active, as for the engines."""
 
     def __init__(self, run: OpenRun, handle: Any):
         self._run, self._handle = run, handle
@@ -77,16 +80,16 @@ class RemoteEngines:
         threading.Thread(target=self._ask_for_facts, name="facts", daemon=True).start()
 
     def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
-        """Tell `renew` of every later version of the catalogue."""
+        """Call `renew` with every later version of the catalogue."""
         self._renew = renew
 
     @property
     def lanes(self) -> list[int]:
-        """Versions that answer somebody."""
+        """The versions that receive traffic."""
         return self.serving.versions
 
     async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
-        """The answer and its version. Raises what the engine raised, or Away."""
+        """Return the answer and its version. Raises the engine's error, or Away."""
         self._under_way += 1
         try:
             return await _told(self._handle.answer.remote(question, within_s), within_s)
@@ -94,22 +97,23 @@ class RemoteEngines:
             self._under_way -= 1
 
     def facts(self) -> dict[int, dict[str, float]]:
-        """Of the versions, as one of the engine's replicas told a second ago at most."""
+        """Return figures by version from one of the engine's replicas, at most a second old."""
         return dict(self._facts)
 
     def waiting(self) -> int:
-        """Questions that this process has asked and that are not answered."""
+        """Return the number of questions of this process that are not answered yet."""
         return self._under_way
 
     def unready(self) -> str | None:
-        """Return why no engine answers, as far as this process knows; None where one does."""
+        """Return why no engine answers, as far as this process knows; None if one does."""
         return self.problems.get("engine")
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._stopped.set()
 
     def _watch(self) -> None:
+        """Poll the registry for the catalogue and the active versions."""
         while not self._stopped.wait(_LOOK_S):
             try:
                 newest = self._run.catalogues.newest()
@@ -120,32 +124,36 @@ class RemoteEngines:
                 self.swaps += now.turn != self.serving.turn
                 self.serving = now
                 self.problems.pop("registry", None)
-            except Exception as error:  # the next look may find it mended
+            except Exception as error:  # the problem may be gone at the next poll
                 self.problems["registry"] = " ".join(str(error).split())[:200]
 
     def _ask_for_facts(self) -> None:
-        """Ask on a thread of its own: an engine that is busy must not hold up a withdrawal."""
+        """Poll the engine in a separate thread, so that a busy engine does not delay a withdrawal."""
         while not self._stopped.wait(_FACTS_S):
             try:
                 self._facts, problems = self._handle.facts.remote().result(timeout_s=5)
                 own = self.problems.get("registry")
                 self.problems = problems | ({"registry": own} if own else {})
-            except Exception as error:  # the next look may find it mended
+            except Exception as error:  # the problem may be gone at the next poll
                 self.problems["engine"] = " ".join(str(error).split())[:200]
 
 
 async def _told(response: Any, within_s: float) -> Any:
-    """What another service answers; what it refused as it is, and Away where it is not there, or silent for `within_s`."""
+    """Wait for another service's response.
+
+    Raises what the service raised, or Away if it does not exist or does not answer within `within_s`
+    seconds.
+    """
     from ray.exceptions import RayActorError, RayTaskError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
     try:
         return await asyncio.wait_for(response, within_s)
     except TimeoutError:
-        raise Away(f"a service does not answer within {within_s:g} s; ask again") from None
-    except NonetError:  # what the other service raised is of both classes
+        raise Away(f"a service did not answer within {within_s:g} s; try again") from None
+    except NonetError:  # Ray raises the service's error as a subclass of its class and of RayTaskError
         raise
     except (RayActorError, DeploymentUnavailableError, BackPressureError) as error:
-        raise Away(f"a service is not there ({type(error).__name__}); ask again") from None
+        raise Away(f"a service is not available ({type(error).__name__}); try again") from None
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None

@@ -1,4 +1,4 @@
-"""Events of a table, put behind those of their users in the store that a run's scenario names (`data.sequences`), or another."""
+"""Append events of a table to their users' events in the store of a run's sequences, or in another store."""
 
 # Shapes: N events.
 
@@ -14,17 +14,29 @@ from nonet.samples.tables import as_numbers, read_interactions
 
 
 def append_events(run: str, events: str, store: str | None = None) -> dict[str, int]:
-    """Interactions, as the run's `data.columns` names theirs, into its store, or the one at an address (that of
-    `services.features.store`): {"events", "users", "unknown_items"}.
+    """Append interactions to the store of a run.
 
-    Events with items that the run does not know are left out. Raises ConfigError where the run has no store, DataError.
+    Events of items that the run does not know are left out.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        events: The table of interactions, with columns named as in the run's `data.columns`.
+        store: The address of the store (that of `services.features.store`); None for the run's
+            `data.sequences`.
+
+    Returns:
+        {"events", "users", "unknown_items"}: numbers of events.
+
+    Raises:
+        ConfigError: The run has no store, or no event has a known item.
+        DataError: The table cannot be read.
     """
     opened = OpenRun.of(run)
     stored, seq = opened.events if store is None else opened.events_in(store), opened.corpus.seq
     if stored is None:
         raise ConfigError(
-            f"{opened.folder.id} keeps its users' events in its folder; name a store for them: data.sequences: "
-            "{use: lmdb:FOLDER}, or say --store lmdb:FOLDER"
+            f"{opened.folder.id} has its users' events in its folder; name a store for them: data.sequences: "
+            "{use: lmdb:FOLDER}, or --store lmdb:FOLDER"
         )
     table = read_interactions(events, opened.scenario.data.table_format)
     items = as_numbers(table["item_id"])
@@ -47,7 +59,7 @@ def append_events(run: str, events: str, store: str | None = None) -> dict[str, 
 
 
 def _kinds(table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
-    """Each event's kind [N] by its place among the run's; 0 for one that is not told or not known."""
+    """Return each event's kind [N] as an index into the run's kinds; 0 for a missing or unknown one."""
     if "event" not in table.column_names:
         return np.zeros(len(table), np.int32)
     place = {name: at for at, name in enumerate(names)}
@@ -55,7 +67,7 @@ def _kinds(table: pa.Table, names: tuple[str, ...]) -> np.ndarray:
 
 
 def _values(table: pa.Table, name: str, usual: np.generic) -> np.ndarray:
-    """A column [N] of the run's type; what is usual where the table has none."""
+    """Return a column [N] in the run's type; the default value if the table lacks it."""
     if name not in table.column_names:
         return np.full(len(table), usual)
     if usual.dtype.kind == "i":

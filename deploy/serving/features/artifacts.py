@@ -1,4 +1,4 @@
-"""What a run must have before it can be served, told without loading torch."""
+"""Requirements for serving a run, checked without importing torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nonet.errors import ConfigError
 
 
 def artifacts_of(folder: RunFolder) -> dict[str, str]:
-    """The artifacts of a run by kind. Raises ConfigError where there is nothing in it to recommend from."""
+    """Return the folders of a run's artifacts by kind. Raises ConfigError if it has nothing to recommend from."""
     facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
@@ -18,7 +18,12 @@ def artifacts_of(folder: RunFolder) -> dict[str, str]:
 
 
 def check_features(scenario: Scenario, run: str, verb: str) -> None:
-    """Check that a model's features are there where `verb` asks it.
+    """Check that all features of the model are available outside of training.
+
+    Args:
+        scenario: The run's scenario.
+        run: The run's id, for the error.
+        verb: The command, for the error.
 
     Raises:
         ConfigError: The model reads columns that are joined from a store.
@@ -26,25 +31,28 @@ def check_features(scenario: Scenario, run: str, verb: str) -> None:
     if joined := joined_features(scenario):
         names = ", ".join(joined)
         raise ConfigError(
-            f"{verb}: the model of {run} reads {names} from data.join, which is not read there yet; "
-            f"train a run without sparse.tables for {names}, or ask this one by: nonet recommend --user"
+            f"{verb}: the model of {run} reads {names} from data.join, which is not supported here yet; "
+            f"train a run without sparse.tables for {names}, or use: nonet recommend --user"
         )
 
 
 def check_selected(folder: RunFolder) -> None:
-    """Check that a stage of a run has ended, so that it has selected a checkpoint.
+    """Check that a stage of a run has ended and therefore selected a checkpoint.
+
+    Args:
+        folder: The run's folder.
 
     Raises:
-        ConfigError: No stage has; the message says how its newest checkpoint is served all the same.
+        ConfigError: No stage has ended; the message says how to serve the newest checkpoint.
     """
     checkpoints = Checkpoints(folder.checkpoints)
     if checkpoints.newest_selected() is not None:
         return
     newest = checkpoints.newest()
     if newest is None:
-        raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
+        raise ConfigError(f"{folder.id} has no checkpoint yet: there is no model to serve")
     step, stage = newest[1].step, newest[1].stage
     raise ConfigError(
         f"{folder.id}: no stage has ended yet, and its newest checkpoint, of step {step}, is from the middle of "
-        f"{stage}; to serve it all the same: nonet publish --step {step} {folder.id}, then nonet promote"
+        f"{stage}; to serve it nevertheless: nonet publish --step {step} {folder.id}, then nonet promote"
     )

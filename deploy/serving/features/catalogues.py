@@ -1,6 +1,7 @@
-"""Catalogues: the versions of a run's catalogue, which `nonet items add` makes: items that came, and items that were withdrawn.
+"""The versions of a run's catalogue that `nonet items add` creates, with added and withdrawn items.
 
-The dense index of a later version begins with that of the one before, so events and weights mean what they meant.
+The dense index of a later version starts with that of the version before, so events and weights keep their
+meaning.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from nonet.models.generation import Corpus
 
 
 class Catalogues:
-    """Of a run; first: the corpus that it was trained with."""
+    """The catalogue versions of a run.
+
+    Args:
+        folder: The run's folder.
+        folders: Folders of the first version's artifacts by kind.
+        first: The corpus that the run was trained with.
+    """
 
     def __init__(self, folder: RunFolder, folders: Mapping[str, str], first: Corpus):
         self._folder, self._first = folder, first
@@ -22,7 +29,7 @@ class Catalogues:
         self._seen: int | None = None
 
     def of(self, version: str) -> Corpus | None:
-        """The corpus over a version of the catalogue; None where the run has no such version."""
+        """Return the corpus of a version of the catalogue; None if the run has no such version."""
         if version not in self._opened:
             folders = dict(self._names()).get(version)
             if folders is None:
@@ -31,12 +38,12 @@ class Catalogues:
         return self._opened[version]
 
     def newest(self) -> Corpus:
-        """The corpus over the newest catalogue."""
+        """Return the corpus of the newest catalogue."""
         corpus = self.of(self._names()[-1][0])
         return self._first if corpus is None else corpus
 
     def _names(self) -> list[tuple[str, dict[str, str]]]:
-        """Version and folders of each, oldest first; the file is read again when it changed."""
+        """Return version and artifact folders, oldest first; the file is read again when it changed."""
         path = Path(self._folder.path) / CATALOGUES
         try:
             seen = path.stat().st_mtime_ns

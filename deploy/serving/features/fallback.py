@@ -1,6 +1,7 @@
-"""Fallback: an answer without a model, when there is no time or no engine: transitions of the newest events, then popularity.
+"""The fallback: an answer without a model when there is no time or no engine.
 
-It needs no torch module, no rows and no other process. Its answers say what they are.
+It uses transitions of the newest events, then popularity. It needs no torch module, no rows and no other
+process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ COUNTER, POPULARITY = "transition_counter", "popularity"
 
 
 class Fallback:
-    """Of one corpus. Without counted transitions all answers are by popularity."""
+    """Answers from the counted transitions of one corpus; without transitions, by popularity."""
 
     def __init__(self, corpus: Corpus, items: Items):
         self._popular, self._trie = items.popular(), corpus.trie
@@ -27,11 +28,21 @@ class Fallback:
             self._voters = Voters(corpus.transitions, corpus.trie, VoteOptions())
 
     def nobody(self, top: int, asked: np.ndarray | None = None) -> Question:
-        """What is asked for a user of whom nothing can be read now."""
+        """Return a question without events, for a user whose events cannot be read.
+
+        Args:
+            top: Number of items to list.
+            asked: Dense indices of items to score.
+        """
         return Question(events_of_nobody(self._like), 0, top=top, asked=asked)
 
     def answer(self, question: Question) -> tuple[Answer, str]:
-        """The answer, its scores -inf for they are of no model, and what made it. Raises Refused never: it always answers."""
+        """Answer a question; it does not raise.
+
+        Returns:
+            The answer, with scores of -inf because there is no model, and the name of the method that made
+            it.
+        """
         voted = self._voted(question)
         if question.asked is not None:
             return Answer(question.asked, np.full(len(question.asked), -np.inf, np.float32)), POPULARITY
@@ -45,6 +56,7 @@ class Fallback:
         return Answer(item, np.full(len(item), -np.inf, np.float32)), COUNTER if len(voted) else POPULARITY
 
     def _voted(self, question: Question) -> np.ndarray:
+        """Return the items that transitions vote for, best first."""
         if self._voters is None or not len(question.events):
             return np.empty(0, np.int64)
         seq = packed([question], self._like)

@@ -1,7 +1,8 @@
-"""Features: a request made into a question for an engine, by the same functions that offline prompts are made with.
+"""Features: requests converted to questions for an engine, with the functions that also make offline prompts.
 
-What is hidden follows the run: items seen before under `repeats: mask`, what the caller excludes or filters out, what was
-withdrawn. The model reads the newest events; windows move in blocks, so that what was computed of a user can be used again.
+The hidden items follow the run: items seen before under `repeats: mask`, items that the caller excludes or
+filters out, and withdrawn items. The model reads the newest events. Windows move in blocks, so that cached
+states of a user can be reused.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ from nonet.models.inference import Events, Question, beam_width
 from nonet.samples.sequences import ALLOW
 
 MOST = 1000
-"""Items of an answer, of a request to score, and events of a post, at most."""
+"""Maximum number of items of an answer, of items to score, and of events in a post."""
 _LONGEST_HISTORY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and what was noticed on the way: cold_start, ids that are not known, items of the history (newest last)."""
+    """A question and what was noticed while it was made.
+
+    Attributes:
+        question: The question.
+        cold_start: Whether no event of the user is known.
+        unknown: Requested ids that no item has.
+        history: Dense indices of the user's items, newest last.
+    """
 
     question: Question
     cold_start: bool
@@ -38,7 +46,15 @@ class Asked:
 
 
 class Features:
-    """window: events that the model reads; width: beams at least; block: events that a window moves by."""
+    """Converts requests to questions.
+
+    Args:
+        corpus: The run's items and events.
+        histories: The users' events.
+        window: Number of events that the model reads.
+        width: Minimum number of beams.
+        block: Number of events by which a window moves.
+    """
 
     def __init__(self, corpus: Corpus, histories: Histories, window: int, width: int, block: int = 1):
         self.items, self.histories = Items(corpus), histories
@@ -56,13 +72,13 @@ class Features:
         store: str | None = None,
         journal: JournalOptions | None = None,
     ) -> Features:
-        """Open the features of a run, posted events included.
+        """Open the features of a run, including posted events.
 
         Args:
             run: The run.
-            block: Events that a window moves by.
-            posts: Whether more events may be posted; else what is there is read, and nothing on disk changes.
-            store: Where users' events are read by key, by default where the run's scenario says.
+            block: Number of events by which a window moves.
+            posts: Whether more events may be posted; if not, nothing on disk changes.
+            store: The address of the store of users' events, by default that of the run's scenario.
             journal: Size and age of the journal's segments.
         """
         stored = run.events if store is None else run.events_in(store)
@@ -80,7 +96,7 @@ class Features:
         return features
 
     def renew(self, catalogue: Catalogue) -> None:
-        """From now on by a later version of the catalogue: items that came are known, items that went are shown to nobody."""
+        """Use a later version of the catalogue: new items become known, and removed items are never shown."""
         self.items = Items(catalogue, self.items)
 
     def list_of(
@@ -94,10 +110,24 @@ class Features:
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
     ) -> Asked:
-        """The question for the k best items. Raises Refused."""
+        """Make the question for the k best items.
+
+        Args:
+            user: The user's id.
+            history: Item ids, newest last, to use instead of the user's events.
+            k: Number of items.
+            exclude: Ids of items to hide.
+            where: A condition over item columns.
+            withdrawn: Ids of withdrawn items.
+            explain: Whether the answer has scores without votes, and votes.
+
+        Raises:
+            Refused: The request is wrong.
+            Away: The store of users' events does not answer.
+        """
         most = min(MOST, self.items.legal)
         if not 1 <= k <= most:
-            raise Refused("bad_k", f"k is {k}; this catalogue answers 1 to {most}")
+            raise Refused("bad_k", f"k is {k}; with this catalogue it must be 1 to {most}")
         events, seen, key, cold, unknown = self._events(user, history)
         excluded, not_known = self.items.places(exclude)
         hidden = [excluded, self._hidden(seen, withdrawn)]
@@ -122,9 +152,18 @@ class Features:
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
     ) -> Asked:
-        """The question for the scores of items that are known; the others are in `unknown`, with those that were withdrawn.
+        """Make the question for the scores of items; unknown and withdrawn ones are listed in `unknown`.
 
-        Raises Refused.
+        Args:
+            user: The user's id.
+            history: Item ids, newest last, to use instead of the user's events.
+            items: Ids of the items.
+            withdrawn: Ids of withdrawn items.
+            explain: Whether the answer has scores without votes, and votes.
+
+        Raises:
+            Refused: The request is wrong.
+            Away: The store of users' events does not answer.
         """
         if not 1 <= len(items) <= MOST:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MOST}")
@@ -140,7 +179,19 @@ class Features:
     def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:
-        """Take a user's events: how many are on disk now, items that are not known, whether this id is new. Raises Refused."""
+        """Store events of a user on disk.
+
+        Args:
+            user: The user's id.
+            events: {"item", "time", "event", "values"} each.
+            id: The post's id; a post with a known id is ignored.
+
+        Returns:
+            The number of stored events, unknown items, and whether the id is new.
+
+        Raises:
+            Refused: An event is wrong.
+        """
         known, unknown = self.posted(events)
         if not known:
             return 0, unknown, True
@@ -151,11 +202,18 @@ class Features:
         return self.histories.examples(count)
 
     def journal_facts(self) -> dict[str, Any]:
-        """Return what the journal of posted events holds, for how long, and what of it could not be read."""
+        """Return what the journal of posted events has, how long it is kept, and how much of it could not be read."""
         return self.histories.facts()
 
     def posted(self, events: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
-        """Events as `Histories.post` takes them, and items that are not known and left out. Raises Refused."""
+        """Check posted events.
+
+        Returns:
+            Events as `Histories.post` takes them, and unknown items, whose events are left out.
+
+        Raises:
+            Refused: An event is wrong.
+        """
         if not 1 <= len(events) <= MOST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MOST}")
         places, unknown = self.items.places([event["item"] for event in events])
@@ -167,6 +225,7 @@ class Features:
         return known, unknown
 
     def _posted(self, event: Mapping[str, Any], item: int) -> dict[str, Any]:
+        """Convert one posted event and check it. Raises Refused."""
         moment = event.get("time")
         kept = {
             "item": item,
@@ -180,9 +239,14 @@ class Features:
     def _events(
         self, user: str | None, history: Sequence[Any] | None
     ) -> tuple[Events, np.ndarray, int, bool, list[int | str]]:
-        """A user's events, the items seen, its key, whether there is nothing known of it, and ids that are not known."""
+        """Read a user's events.
+
+        Returns:
+            The events, the distinct items, the user's sparse key, whether there are no events, and unknown
+            ids.
+        """
         if user is None and history is None:
-            raise Refused("bad_request", "say who asks: `user`, or a `history` of item ids")
+            raise Refused("bad_request", "give a `user`, or a `history` of item ids")
         key = self.histories.key(user or "")
         if history is None:
             events = self.histories.of(user or "")
@@ -195,12 +259,16 @@ class Features:
         return self.histories.made(made), places, key, not len(places), unknown
 
     def _read(self, events: Events) -> Events:
-        """The window that the model reads: its start moves in blocks, so it has between window - block + 1 and window events."""
+        """Return the window that the model reads.
+
+        Its start moves in blocks, so it has between window - block + 1 and window events.
+        """
         total = events.start + len(events)
         over = max(0, total - self._window)
         return events.last(total - -(-over // self._block) * self._block)
 
     def _hidden(self, seen: np.ndarray, withdrawn: tuple[str, ...]) -> np.ndarray:
+        """Return the dense indices of items that are hidden from this user."""
         items = self.items
         if self._withdrawn[:2] != (withdrawn, items):
             self._withdrawn = withdrawn, items, np.concatenate([items.places(withdrawn)[0], items.gone])

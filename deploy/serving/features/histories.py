@@ -1,8 +1,9 @@
-"""Histories: the events of users: those of the run's data, and those that were posted since.
+"""Histories: the events of users from the run's data, and those posted since.
 
-Posted events are on disk before they are acknowledged (`journal.py`); a process that starts reads them again. In memory a user
-keeps the newest events that a model can read, and the items of the older ones, which `repeats: mask` hides. What the journal
-holds and this run cannot read is quarantined: it is listed in a file beside the journal, and nobody's answer depends on it.
+Posted events are on disk before they are acknowledged (`journal.py`) and are read again when a process
+starts. Memory has each user's newest events that a model can read, and the items of older ones, which
+`repeats: mask` hides. Entries of the journal that this run cannot read are quarantined: they are listed in
+a file beside the journal and affect no answer.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ from nonet.samples.sequences import ALLOW
 from nonet.samples.tables import as_numbers, keys_in
 from nonet.samples.tokenised import UserEvents
 
-_KEPT_IDS = 1 << 17  # posts whose ids are remembered
-_SHOWN = 20  # newest events that an explained answer lists
+_KEPT_IDS = 1 << 17  # number of post ids that are remembered
+_SHOWN = 20  # number of newest events in an explained answer
 _log = logging.getLogger(__name__)
 
 
 class Histories:
-    """The users of a corpus and those that events were posted of.
+    """The events of users of a corpus and of users with posted events.
 
     Args:
         corpus: The run's items and events.
-        journal: The file of posted events; without it none are taken.
-        usual: The default of each column of an event, by default what the events of the corpus say.
-        stored: A store of users' events, which are read there by key instead of from the corpus.
-        window: Events that a model reads at most; memory keeps that many posted events per user. None keeps all.
-        n_items: Items of the newest catalogue, by default those of the corpus; posted events of others are quarantined.
+        journal: The file of posted events; None to accept none.
+        usual: The default of each event column, by default derived from the corpus.
+        stored: A store of users' events, from which they are read by key instead of from the corpus.
+        window: Number of events that a model reads; memory keeps that many posted events per user. None
+            keeps all.
+        n_items: Number of items of the newest catalogue, by default that of the corpus; posted events of
+            other items are quarantined.
         options: Size and age of the journal's segments.
-        read_only: Whether to read the journal without changing it, since a server may be writing to it.
+        read_only: Whether to read the journal without changing it, because a server may be writing to it.
     """
 
     def __init__(
@@ -78,16 +81,16 @@ class Histories:
         return user in self._rows or user in self._posted or self._in_store(user) is not None
 
     def key(self, user: str) -> int:
-        """The sparse key of a user; one whom the data do not have gets that of a row that was never trained."""
+        """Return the sparse key of a user; an unknown user gets the key of a row that was never trained."""
         row = self._rows.get(user)
         if row is not None:
             return int(self._seq.keys_of_users(np.array([row]))[0])
         return int(keys_in("user", as_numbers(np.array([user or "nobody"])))[0])
 
     def of(self, user: str) -> Events:
-        """Return a user's events in order of time; of one who is not known, none.
+        """Return a user's events in order of time; an unknown user has none.
 
-        `start` counts older posted events that memory does not keep, because no model reads them.
+        `start` counts older posted events that memory does not keep because no model reads them.
         """
         row = self._rows.get(user)
         found = self._in_store(user)
@@ -106,13 +109,18 @@ class Histories:
         return Events(merged.item, merged.time, merged.event, merged.columns, posted.older)
 
     def seen(self, user: str, events: Events) -> np.ndarray:
-        """Return the distinct dense items of a user's events: of `events`, which `of` returned, and of older posted ones."""
+        """Return the distinct dense items of a user's events.
+
+        Args:
+            user: The user's id.
+            events: The events that `of` returned. Items of older posted events are added.
+        """
         posted = self._posted.get(user)
         older = () if posted is None else posted.older_items
         return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older, np.int64)]))
 
     def examples(self, count: int) -> list[int | str]:
-        """Return a few users of the data, those with the most usual numbers of events."""
+        """Return a few users of the data, those with the most typical numbers of events."""
         if not len(self._seq):
             return []
         lengths = np.diff(self._seq.offsets)
@@ -120,17 +128,23 @@ class Histories:
         return self._seq.user_id[np.sort(near)].tolist()
 
     def facts(self) -> dict[str, Any]:
-        """Return what the journal holds and what of it could not be read; empty without a journal."""
+        """Return what the journal has and how much of it could not be read; empty without a journal."""
         return {} if self._journal is None else self._journal.facts() | {"quarantined": self.quarantined}
 
     def _in_store(self, user: str) -> dict[str, Any] | None:
+        """Read a user's events from the store; None if there are none or no store is used. Raises Away."""
         try:
             return None if self._stored is None else self._stored.of(user)
         except StoreError as error:
             raise Away(f"the store of users' events does not answer: {error}") from None
 
     def made(self, posted: Sequence[Mapping[str, Any]]) -> Events:
-        """Events [n] out of {"item": dense index, "time": unix seconds, "event": kind or None, "values": column -> value}."""
+        """Convert posted events to arrays.
+
+        Args:
+            posted: {"item": dense index, "time": unix seconds, "event": kind or None, "values": values by
+                column} each.
+        """
         count = len(posted)
         columns = {}
         for name, usual in self.usual.items():
@@ -146,12 +160,22 @@ class Histories:
         )
 
     def post(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None = None) -> bool:
-        """Take events; when this returns they are on disk and in the next answer. False for an id that was taken before.
+        """Store events; when this returns, they are on disk and are used by the next answer.
 
-        Raises ConfigError without a journal, StorageFull where the disk is full.
+        Args:
+            user: The user's id.
+            events: Events as `made` takes them.
+            id: The post's id.
+
+        Returns:
+            False if a post with this id was stored before.
+
+        Raises:
+            ConfigError: There is no journal.
+            StorageFull: The disk is full.
         """
         if self._journal is None:
-            raise ConfigError("these histories are read only: they were opened without a journal")
+            raise ConfigError("these histories are read-only because they were opened without a journal")
         with self._lock:
             if id is not None and id in self._ids:
                 return False
@@ -166,7 +190,7 @@ class Histories:
             self._journal.close()
 
     def _remember(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
-        """Add events to a user's in memory; a reader has those before or those after."""
+        """Add events to a user's events in memory; concurrent readers see the events before or after."""
         before = self._posted.get(user) or PostedEvents([])
         after = before.extended([dict(event) for event in events], self._kept)
         if not self._masks:
@@ -189,7 +213,7 @@ class Histories:
                 user.encode()
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 text = line.decode(errors="replace")
-                refused.append({"place": place, "reason": f"no post: {error}", "line": text})
+                refused.append({"place": place, "reason": f"not a post: {error}", "line": text})
                 continue
             readable = []
             for event in events:
@@ -211,12 +235,12 @@ class Histories:
 
 
 def _unreadable(event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], n_items: int) -> str | None:
-    """Return why an event of the journal cannot be read; None where it can."""
+    """Return why an event of the journal cannot be read; None if it can."""
     if not isinstance(event, dict) or not isinstance(event.get("values", {}), dict | None):
-        return "no event: an object with item, time, event and values"
+        return "not an event: an event is an object with item, time, event and values"
     item = event.get("item")
     if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < n_items:
-        return f"item {str(item)[:40]} is no place in a catalogue of {n_items} items"
+        return f"item {str(item)[:40]} is not an index into a catalogue of {n_items} items"
     try:
         check_event({"time": None, **event}, usual, kinds)
     except Refused as error:
@@ -225,6 +249,7 @@ def _unreadable(event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], 
 
 
 def _after(events: Events, later: Events) -> Events:
+    """Concatenate two sequences of events."""
     return Events(
         np.concatenate([events.item, later.item]),
         np.concatenate([events.time, later.time]),
@@ -234,6 +259,7 @@ def _after(events: Events, later: Events) -> Events:
 
 
 def _sorted(events: Events) -> Events:
+    """Sort events by time; equal times keep their order."""
     order = np.argsort(events.time, kind="stable")
     if (order == np.arange(len(order))).all():
         return events

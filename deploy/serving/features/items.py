@@ -1,4 +1,4 @@
-"""Items: the ids that callers use, the columns that they filter by, and what nobody is shown."""
+"""Items: the ids that callers use, the columns that they filter by, and items that are never shown."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nonet.models.generation import Catalogue
 from nonet.models.inference import ItemFilter
 from nonet.samples.tables import matches
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
 # Shapes: I items.
-_FILTER_BYTES = 64 << 20  # of filters that are kept
+_FILTER_BYTES = 64 << 20  # maximum size of cached filters
 _LONGEST_FILTER = 1000
 
 
@@ -39,7 +39,15 @@ class Away(NonetError):
 
 
 class Items:
-    """The items of a run. gone: dense indices of those that an earlier version of the catalogue had and this one has not."""
+    """The items of a run's catalogue.
+
+    Args:
+        corpus: The catalogue.
+        before: The items of the version before.
+
+    Attributes:
+        gone: Dense indices of items that an earlier version of the catalogue had and this one lacks.
+    """
 
     def __init__(self, corpus: Catalogue, before: Items | None = None):
         self._table, self._ids, self._version = corpus.items, corpus.item_id, corpus.trie.version
@@ -50,18 +58,18 @@ class Items:
             self._ever[: len(before)] |= before._ever
         self.gone = np.flatnonzero(self._ever & ~self._legal)
         self._filters: OrderedDict[str, ItemFilter] = OrderedDict()
-        self._lock = threading.Lock()  # filters are made on other threads than the event loop's
+        self._lock = threading.Lock()  # filters are created in other threads than the event loop's
 
     def __len__(self) -> int:
         return len(self._ids)
 
     @property
     def legal(self) -> int:
-        """Items that the catalogue has."""
+        """Number of items in the catalogue."""
         return int(self._legal.sum())
 
     def places(self, ids: Sequence[int | str]) -> tuple[np.ndarray, list[int | str]]:
-        """Dense indices of ids that are known, in their order, and those that are not."""
+        """Return the dense indices of known ids in their order, and the unknown ids."""
         known = [(item, self._place.get(str(item))) for item in ids]
         return (
             np.array([place for _, place in known if place is not None], np.int64),
@@ -69,16 +77,16 @@ class Items:
         )
 
     def ids(self, places: np.ndarray) -> list[int | str]:
-        """Original ids."""
+        """Return the original ids of dense indices."""
         return self._ids[places].tolist()
 
     def titles(self, places: np.ndarray) -> list[str]:
-        """Their titles, or their ids where items have none."""
+        """Return the titles of dense indices; ids if items have no titles."""
         name = "title" if "title" in self._table.column_names else "item_id"
         return [str(text) for text in self._table[name].take(places).to_pylist()]
 
     def filter(self, where: str) -> ItemFilter:
-        """Return the filter of a condition over item columns; the newest ones are kept, bounded in bytes. Raises Refused."""
+        """Return the filter of a condition over item columns; the most recent ones are cached. Raises Refused."""
         if len(where) > _LONGEST_FILTER:
             raise Refused(
                 "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
@@ -100,15 +108,20 @@ class Items:
 
     @property
     def filter_bytes(self) -> int:
-        """Bytes of the filters that are kept."""
+        """Size of the cached filters in bytes."""
         return sum(each.allowed.nbytes for each in self._filters.values())
 
     def without(self, where: str) -> np.ndarray:
-        """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
+        """Return the dense indices of items that a condition over item columns excludes. Raises Refused."""
         return np.flatnonzero(~self.filter(where).allowed)
 
     def search(self, words: str, count: int) -> np.ndarray:
-        """Return dense indices of legal items whose title has these words, in either case, the most popular first."""
+        """Return dense indices of catalogue items whose title contains these words, most popular first.
+
+        Args:
+            words: The text to search for, ignoring case.
+            count: Maximum number of items.
+        """
         name = "title" if "title" in self._table.column_names else "item_id"
         titles = pc.cast(self._table[name].combine_chunks(), pa.string())
         found = pc.fill_null(pc.match_substring(titles, words, ignore_case=True), False)
@@ -117,6 +130,6 @@ class Items:
         return places[np.argsort(-events, kind="stable")[:count]]
 
     def popular(self) -> np.ndarray:
-        """Legal items, the one with the most events first."""
+        """Return the dense indices of catalogue items, most events first."""
         order = np.argsort(-self._table["events"].to_numpy(), kind="stable")
         return order[self._legal[order]]

@@ -1,10 +1,10 @@
-"""EventJournal: posted events on disk, one JSON line per post, appended to a file that is sealed when it is full.
+"""The journal of posted events: one JSON line per post in a file that is sealed when it is full.
 
-    events.jsonl             the segment that is appended to
+    events.jsonl             the segment that lines are appended to
     events/000001.jsonl      sealed segments, oldest first; they are never rewritten
 
-A line counts when all of it is on disk. A write that fails is cut off again, so the next line starts on a line of its own.
-Several processes may append to the same journal: each write holds a lock on the file.
+A line counts when all of it is on disk. A failed write is truncated, so the next line starts on a new line.
+Several processes may append to one journal: each write holds a lock on the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class StorageFull(NonetError):
-    """The disk cannot hold what was posted: nothing of it was kept."""
+    """The disk is full; nothing of the post was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class JournalOptions:
 
     Attributes:
         segment_bytes: Size at which the file is sealed and a new one begins.
-        retention_days: Age at which sealed segments are deleted, counted from their last write; None keeps all.
+        retention_days: Age at which sealed segments are deleted, counted from their last write; None keeps
+            all.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -50,7 +51,8 @@ class EventJournal:
     """The journal at a path such as RUN/serving/events.jsonl.
 
     Args:
-        path: The segment that is appended to; sealed segments are in the folder of the same name without its suffix.
+        path: The segment that lines are appended to; sealed segments are in the folder of that name without
+            its suffix.
         options: Size and age of segments.
         read_only: Whether to change nothing on disk, because another process may be writing.
     """
@@ -59,7 +61,7 @@ class EventJournal:
         self.path, self.options, self._read_only = path, options or JournalOptions(), read_only
         self._sealed_folder = path.with_suffix("")
         self._file = -1
-        self.cut_bytes = 0  # of a torn line that was cut off at this start
+        self.cut_bytes = 0  # size of an incomplete line that was removed at this start
         self.dropped_segments = 0
         if not read_only:
             make_folder(path.parent)
@@ -87,7 +89,7 @@ class EventJournal:
             ConfigError: The journal was opened read only.
         """
         if self._file < 0:
-            raise ConfigError("these histories are read only: they were opened without a journal")
+            raise ConfigError("these histories are read-only because they were opened without a journal")
         with self._locked():
             before = os.fstat(self._file).st_size
             if before and before + len(line) + 1 > self.options.segment_bytes:
@@ -100,7 +102,7 @@ class EventJournal:
                 os.ftruncate(self._file, before)
                 if error.errno in _FULL:
                     raise StorageFull(
-                        f"the disk of {self.path} is full ({error.strerror}): these events were not kept; "
+                        f"the disk of {self.path} is full ({error.strerror}): these events were not stored; "
                         "free some space and post them again"
                     ) from None
                 raise
@@ -132,11 +134,11 @@ class EventJournal:
         new = not self.path.exists()
         self._file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         if new:
-            sync(self.path.parent)  # the name must survive a power cut too
+            sync(self.path.parent)  # the directory entry must survive a power failure too
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the file that is appended to, opened anew where another process sealed it."""
+        """Hold the lock of the current segment, reopening it if another process sealed it."""
         while True:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
@@ -152,7 +154,7 @@ class EventJournal:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _seal(self) -> None:
-        """Give the file a number among the sealed segments, and begin a new one under its lock."""
+        """Move the file to the sealed segments, and begin a new one under its lock."""
         make_folder(self._sealed_folder)
         there = self.sealed_segments()
         number = int(there[-1].stem) + 1 if there else 1
@@ -163,7 +165,7 @@ class EventJournal:
         self._drop_old_segments()
 
     def _cut_torn_line(self) -> None:
-        """Remove an incomplete last line: its sender got no acknowledgement."""
+        """Remove an incomplete last line; it was never acknowledged."""
         size = os.fstat(self._file).st_size
         content = os.pread(self._file, size, 0) if size else b""
         complete = content.rfind(b"\n") + 1
@@ -172,10 +174,13 @@ class EventJournal:
             os.ftruncate(self._file, complete)
             os.fsync(self._file)
             _log.warning(
-                "%s: cut a torn line of %d bytes, which nobody was told is there", self.path, self.cut_bytes
+                "%s: removed an incomplete line of %d bytes, which was never acknowledged",
+                self.path,
+                self.cut_bytes,
             )
 
     def _drop_old_segments(self) -> None:
+        """Delete sealed segments that are older than the retention."""
         if self.options.retention_days is None:
             return
         oldest = time.time() - self.options.retention_days * _DAY_S

@@ -1,4 +1,4 @@
-"""OpenRun: a run as serving reads it: what its tokenise stage left, how its model is built, and its registry of versions."""
+"""A run as serving reads it: its artifacts, how its model is built, and its registry of versions."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class OpenRun:
     Attributes:
         folder: The run's folder.
         scenario: Its scenario.
-        folders: Its artifacts' folders by kind.
-        beside: Where its versions and posted events lie.
-        address: The address of its versions, None for the one that it had last, or a folder of the run.
+        folders: Folders of its artifacts by kind.
+        beside: The folder of its versions and posted events.
+        address: The address of its versions; None for the last one, or a folder of the run.
     """
 
     folder: RunFolder
@@ -47,10 +47,15 @@ class OpenRun:
 
     @classmethod
     def of(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> OpenRun:
-        """Open a run; `beside` is RUN/serving by default.
+        """Open a run.
+
+        Args:
+            run: A folder, an id, a prefix, or `last`.
+            beside: The folder of its versions and posted events, by default RUN/serving.
+            address: The address of its versions.
 
         Raises:
-            ConfigError: There is no such run, or nothing in it to recommend from.
+            ConfigError: The run does not exist, or has nothing to recommend from.
         """
         folder = find_run(run)
         folders = artifacts_of(folder)
@@ -58,10 +63,10 @@ class OpenRun:
         return cls(folder, scenario, folders, beside or folder.path / "serving", address)
 
     def check_servable(self, verb: str) -> None:
-        """Check that the model's features are there where it answers.
+        """Check that all features of the model are available when it answers.
 
         Args:
-            verb: What is asked of the run, for the error.
+            verb: The command, for the error.
 
         Raises:
             ConfigError: The model reads columns that are joined from a store.
@@ -70,40 +75,43 @@ class OpenRun:
 
     @cached_property
     def setup(self) -> RunSetup:
-        """How its model is built and its votes are taken."""
-        from nonet.controller.setup import run_setup  # imports Ray, which an export does without
+        """How the model is built and votes are counted."""
+        from nonet.controller.setup import run_setup  # imports Ray, which exports do not need
 
         return run_setup(self.scenario)
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Its items, trie and users' events as the run was made of them."""
+        """The items, trie and users' events that the run was trained with."""
         return Corpus.load(self.folders)
 
     @cached_property
     def catalogues(self) -> Catalogues:
-        """The versions of its catalogue."""
+        """The versions of the catalogue."""
         return Catalogues(self.folder, self.folders, self.corpus)
 
     @cached_property
     def events(self) -> UserEvents | None:
-        """The store of users' events that the scenario names (`data.sequences`), those appended since among them."""
+        """The store of users' events that the scenario names (`data.sequences`), including appended events."""
         stored = self.setup.stored
         return None if stored is None else stored.opened(self.folders, self.corpus.seq)
 
     def events_in(self, store: str) -> UserEvents:
-        """The events of its users in a store at an address, to which they are written where they are not there yet."""
+        """Return the users' events in a store at an address; they are written there if missing."""
         stored = StoredSequences(store)
         stored.write(self.corpus.seq, self.folders)
         return stored.opened(self.folders, self.corpus.seq)
 
     @cached_property
     def registry(self) -> VersionRegistry:
-        """Its published versions. Raises ConfigError for an address that no filesystem is behind."""
+        """The registry of published versions. Raises ConfigError for an address without a filesystem."""
         return open_registry(self.beside, self.address)
 
     def newest_commit(self, *, mid_stage: bool = False) -> tuple[Path, Manifest]:
-        """Return the newest checkpoint that a stage selected; with `mid_stage` the newest of all.
+        """Return the newest checkpoint that a stage selected.
+
+        Args:
+            mid_stage: Whether checkpoints from the middle of a stage count too.
 
         Raises:
             ConfigError: There is none.
@@ -112,21 +120,21 @@ class OpenRun:
         found = checkpoints.newest() if mid_stage else checkpoints.newest_selected()
         if found is None:
             check_selected(self.folder)
-            raise ConfigError(f"{self.folder.id} has no commit yet: there is no model to serve")
+            raise ConfigError(f"{self.folder.id} has no checkpoint yet: there is no model to serve")
         return found
 
     @property
     def has_version(self) -> bool:
-        """Return whether a version answers somebody."""
+        """Whether a version receives traffic."""
         return self.registry.serving.default is not None
 
     @property
     def has_ended_stage(self) -> bool:
-        """Whether a stage has selected the checkpoint that it ends with."""
+        """Whether a stage has ended and selected a checkpoint."""
         return Checkpoints(self.folder.checkpoints).newest_selected() is not None
 
     def contents(self, commit: Path, manifest: Manifest) -> VersionContents:
-        """What a commit would publish."""
+        """Describe the contents of the version that a checkpoint would publish."""
         source: dict[str, Any] = {
             "run": self.folder.id,
             "stage": manifest.stage,
@@ -139,7 +147,15 @@ class OpenRun:
         return VersionContents.from_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
     def recommender(self, version: Version, device: str = "cpu") -> Recommender:
-        """A version ready to be asked, its rows read where they lie. Raises CheckpointError where it does not fit the run."""
+        """Load a version's model, with memory-mapped rows.
+
+        Args:
+            version: The version.
+            device: Where the model computes.
+
+        Raises:
+            CheckpointError: The version does not fit the run.
+        """
         corpus = self.catalogues.of(version.catalogue)
         if corpus is None:
             raise CheckpointError(
@@ -152,12 +168,16 @@ class OpenRun:
         return made
 
     def publish_newest(self, *, mid_stage: bool = False) -> Version:
-        """Publish the newest checkpoint that a stage selected, unless it was published, and serve it.
+        """Publish and serve the newest checkpoint that a stage selected, unless it was published before.
 
-        The first version of a run is full, the next are made from the one that was followed before.
+        The first version of a run is complete; later ones are stored as changes to the version that was
+        followed before.
 
         Args:
             mid_stage: Whether checkpoints from the middle of a stage count too.
+
+        Returns:
+            The version.
 
         Raises:
             StaleVersion: The version before was rolled back.
@@ -178,19 +198,26 @@ class OpenRun:
         return self.registry.publish(self.contents(commit, manifest), base=base.number if base else None)
 
     def publish_commit(self, step: int) -> Version:
-        """Publish the commit after a step, made from what is served; nobody is answered by it yet.
+        """Publish a checkpoint based on the served version, without directing traffic to it.
+
+        Args:
+            step: The checkpoint's step.
+
+        Returns:
+            The version.
 
         Raises:
-            ConfigError: There is no such commit, or `model.path` holds another base model than its weights go with.
+            ConfigError: The checkpoint does not exist, or `model.path` has another base model than its
+                weights need.
         """
         commit, manifest = Checkpoints(self.folder.checkpoints).of(step)
         self._check_base_folder(commit, manifest.step)
         contents = self.contents(commit, manifest)
-        contents.source["asked"] = True  # what the run commits later is not made from it
+        contents.source["asked"] = True  # later checkpoints of the run are not based on it
         return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
 
     def _check_base_folder(self, commit: Path, step: int) -> None:
-        """Raise ConfigError where the folder of the base model is not the one that a commit's weights go with."""
+        """Raise ConfigError if the folder of the base model does not match a checkpoint's weights."""
         named = read_base(commit / "dense")
         if named is None:
             return
@@ -205,7 +232,7 @@ class OpenRun:
             raise ConfigError(str(error)) from None
 
     def publish_catalogue(self) -> None:
-        """Publish what answers over the newest catalogue, unless that was published; nothing where no version answers."""
+        """Publish the served version with the newest catalogue, unless that was done or no version is served."""
         newest, serving = self.catalogues.newest(), self.registry.serving
         if serving.default is None or newest is self.corpus:
             return
@@ -214,7 +241,7 @@ class OpenRun:
 
 
 def _name(manifest: Manifest) -> str:
-    """The name of a commit, by which it is published once."""
+    """Return the name of a checkpoint, by which it is published once."""
     whole = manifest.files.get("dense/model.safetensors")
     shards = sorted(digest for name, digest in manifest.files.items() if name.startswith("dense/model-"))
     digest = whole or hashlib.sha256("".join(shards).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Posted events: what one may hold, and what is kept of a user's in memory.
+"""Posted events: their checks, and what memory keeps for each user.
 
-The same checks are made when an event is posted and when the journal is read again, so that whatever is in memory fits the
-types that models and stores read.
+The same checks are made when an event is posted and when the journal is read again, so events in memory
+always fit the types that models and stores read.
 """
 
 from __future__ import annotations
@@ -17,58 +17,59 @@ _LAST_TIME = 1 << 40  # unix seconds
 
 
 def check_event(event: Mapping[str, Any], usual: Mapping[str, Any], kinds: Mapping[str, int]) -> None:
-    """Check the time, kind and values of an event against the columns that the run's events have.
+    """Check the time, kind and values of an event against the columns of the run's events.
 
     Args:
-        event: {"time": unix seconds, "event": kind or None, "values": column -> value}.
+        event: {"time": unix seconds, "event": kind or None, "values": values by column}.
         usual: The default of each column, in the column's type.
         kinds: Names of kinds of events.
 
     Raises:
-        Refused: Something does not fit.
+        Refused: A part does not fit.
     """
     kind = event.get("event")
     if kind is not None and kind not in kinds:
-        raise Refused(
-            "bad_event", f"there is no kind of event {kind!r}; there are: {', '.join(kinds) or 'none'}"
-        )
+        raise Refused("bad_event", f"there is no kind of event {kind!r}; kinds: {', '.join(kinds) or 'none'}")
     for name, value in (event.get("values") or {}).items():
         if name not in usual:
             raise Refused(
-                "bad_column", f"events have no column {name!r}; there are: {', '.join(usual) or 'none'}"
+                "bad_column", f"events have no column {name!r}; columns: {', '.join(usual) or 'none'}"
             )
         _check_value(name, value, usual[name].dtype)
     moment = event["time"]
     if isinstance(moment, bool) or not isinstance(moment, int) or not 0 <= moment < _LAST_TIME:
-        raise Refused("bad_time", f"time {str(moment)[:40]} is no moment in unix seconds")
+        raise Refused("bad_time", f"time {str(moment)[:40]} is not a time in unix seconds")
 
 
 def _check_value(name: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Raise Refused where a value does not fit its column's type."""
+    """Check that a value fits its column's type. Raises Refused."""
     whole = dtype.kind != "f"
     shown = repr(value)[:40]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refused("bad_value", f"{name}: {shown} is not {'a whole number' if whole else 'a number'}")
     if isinstance(value, float) and not np.isfinite(value):
-        raise Refused("bad_value", f"{name}: {shown} is no finite number")
+        raise Refused("bad_value", f"{name}: {shown} is not a finite number")
     limits = np.iinfo(dtype) if whole else np.finfo(dtype)
-    least, largest = (int(limits.min), int(limits.max))  # exact, so that no number is too large to compare
+    least, largest = (
+        int(limits.min),
+        int(limits.max),
+    )  # Python integers compare exactly with numbers of any size
     if not least <= value <= largest:
         bits = 8 * dtype.itemsize
         raise Refused(
             "bad_value",
-            f"{name}: {shown} does not fit a number of {bits} bits; send {least:g} to {largest:g}",
+            f"{name}: {shown} does not fit in {bits} bits; it must be {least:g} to {largest:g}",
         )
     if whole and value != int(value):
         raise Refused("bad_value", f"{name}: {shown} is not a whole number")
 
 
 class PostedEvents:
-    """The posted events of one user: the newest ones, how many there were, and the items of older ones.
+    """The posted events of one user.
 
     Attributes:
-        events: The newest events by time; events of one moment are in the order of their arrival.
-        older: Number of events that are older than these.
+        events: The newest events by time; events of equal time are in the order of arrival.
+        older: Number of older events.
         older_items: Dense indices of the items of older events.
     """
 
@@ -80,7 +81,7 @@ class PostedEvents:
         self.events, self.older, self.older_items = events, older, older_items
 
     def extended(self, events: list[dict[str, Any]], kept: int | None) -> PostedEvents:
-        """Return these and newer arrivals, of which at most `kept` stay; readers of the old object are not disturbed."""
+        """Return a copy with newer arrivals, of which at most `kept` events stay; concurrent readers keep the old object."""
         together = [*self.events, *events]
         if kept is None or len(together) <= kept:
             return PostedEvents(together, self.older, self.older_items)

@@ -1,4 +1,4 @@
-"""Offline: whole tables of users answered at once, and runs exported for programs that need no Ray."""
+"""Offline recommendations: batch answers for tables of users, and exports that need no Ray."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""`nonet recommend RUN --users U.parquet --out R.parquet`: a row a user, by the engine that serves, in parallel processes.
+"""`nonet recommend RUN --users U.parquet --out R.parquet`: one row per user, by the serving engine in parallel processes.
 
-Users are read and written a chunk at a time, in their order, with few chunks under way: memory grows with the chunk and not
-with the table. The file takes its name when it is whole.
+Users are read and written in chunks and in order, with few chunks in progress, so memory depends on the
+chunk size and not on the table. The output file is renamed to its name when it is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _CHUNK, _MERGED = 4096, 64
 
 
 class Answers:
-    """One process's engine of a run's version."""
+    """The engine of a run's version in one process.
+
+    Args:
+        run: The run's folder.
+        version: The version.
+        top: Number of items per user.
+    """
 
     def __init__(self, run: str, version: int, top: int):
         import torch
@@ -40,7 +46,7 @@ class Answers:
         self._withdrawn, self._top = opened.registry.serving.withdrawn, top
 
     def of(self, users: list[Any]) -> pa.Table:
-        """A table of user_id, item_id and score (lists, best first), cold_start and version."""
+        """Return a table of user_id, item_id and score (lists, best first), cold_start and version."""
         asked = [
             self._features.list_of(str(user), None, self._top, withdrawn=self._withdrawn) for user in users
         ]
@@ -63,9 +69,23 @@ class Answers:
 def recommend_all(
     run: str, users: Path, out: Path, top: int, workers: int | None = None, chunk: int = _CHUNK
 ) -> dict[str, Any]:
-    """Write `top` items for each user of a Parquet file (column user_id); counts and seconds.
+    """Recommend items for each user of a Parquet file.
 
-    Raises DataError for a file without that column, ConfigError for a run without a commit.
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        users: The file, with a column user_id.
+        out: The Parquet file to write.
+        top: Number of items per user.
+        workers: Number of processes, by default one per CPU.
+        chunk: Number of users per chunk.
+
+    Returns:
+        {"users", "version", "workers", "file"}.
+
+    Raises:
+        DataError: The file has no column user_id or no rows.
+        ConfigError: The run has no checkpoint.
+        WorkerLost: A process died.
     """
     opened = OpenRun.of(run)
     opened.check_servable("recommend --users")
@@ -81,18 +101,19 @@ def recommend_all(
             writer.write_table(table)
             written += len(table)
         if writer is None:
-            raise DataError(f"{users} has no rows: there is nobody to recommend to")
+            raise DataError(f"{users} has no rows, so there are no users to recommend to")
         writer.close()
     return {"users": written, "version": version, "workers": count, "file": str(out)}
 
 
 def _alone(chunks: Iterator[list[Any]], arguments: tuple[str, int, int]) -> Iterator[pa.Table]:
+    """Recommend in this process."""
     answers = Answers(*arguments)
     return (answers.of(chunk) for chunk in chunks)
 
 
 def _shared(chunks: Iterator[list[Any]], arguments: tuple[str, int, int], workers: int) -> Iterator[pa.Table]:
-    """In order, with two chunks a worker under way."""
+    """Recommend in several processes and yield tables in order, with two chunks per worker in progress."""
     context = get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, context, _open, arguments) as pool:
         under_way: deque[Future[pa.Table]] = deque()
@@ -104,7 +125,7 @@ def _shared(chunks: Iterator[list[Any]], arguments: tuple[str, int, int], worker
                     yield under_way.popleft().result()
                 except BrokenProcessPool:
                     raise WorkerLost(
-                        "a process that answers died; is there memory for so many workers?"
+                        "a worker process died; check whether the memory suffices for so many workers"
                     ) from None
 
 
@@ -122,12 +143,11 @@ def _answered(users: list[Any]) -> pa.Table:
 
 
 def _chunks(users: Path, size: int) -> Iterator[list[Any]]:
+    """Read the users in chunks. Raises DataError."""
     try:
         file = pq.ParquetFile(users)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{users} is no Parquet file that can be read: {str(error).splitlines()[0]}"
-        ) from None
+        raise DataError(f"{users} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
     if "user_id" not in file.schema_arrow.names:
         there = ", ".join(file.schema_arrow.names)
         raise DataError(f"{users} has no column user_id; it has {there}")

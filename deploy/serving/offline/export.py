@@ -1,6 +1,6 @@
-"""`nonet export RUN DIR`: everything an answer needs, in a folder: model, semantic ids, trie, rows, counts, and an example.
+"""`nonet export RUN DIR`: a folder with all that an answer needs: model, semantic ids, trie, rows, counts and an example.
 
-What opens it needs neither Ray nor the run.
+Programs that load the folder need neither Ray nor the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nonet.workers.roles import RunSetup
 
 FORMAT = 1
 OWN_FORM = "transformers"
-"""The folder of an export that a Hugging Face model is in, as transformers reads it."""
+"""The subfolder of an export with a Hugging Face model in transformers' format."""
 _KEPT = ("seed", "history", "model", "tables", "features", "memory")
 _EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
@@ -47,9 +47,21 @@ for item, title, score in model.recommend(history, k=10):
 
 
 def export_run(run: str, target: Path, version: int | None = None) -> dict[str, Any]:
-    """Write a version of a run, by default the one that is served, into a new folder; what was written."""
+    """Write a version of a run into a new folder.
+
+    Args:
+        run: A folder, an id, a prefix, or `last`.
+        target: The folder.
+        version: The version, by default the served one.
+
+    Returns:
+        {"run", "version", "folder", "bytes"}.
+
+    Raises:
+        ConfigError: The folder is not empty, or the version cannot be exported.
+    """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already; choose a new folder to export to")
+        raise ConfigError(f"{target} already exists; choose a new folder to export to")
     opened = OpenRun.of(run)
     opened.check_servable("export")
     number = version or opened.registry.serving.default or opened.publish_newest().number
@@ -90,20 +102,27 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
     write_whole(
         target / "export.json", json.dumps(body, indent=1).encode()
-    )  # last: a folder without it is no export
+    )  # written last, because a folder without it is not an export
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return {"run": opened.folder.id, "version": number, "folder": str(target), "bytes": size}
 
 
 class Exported:
-    """A folder that `nonet export` wrote, ready to answer. Raises DataError where it is none."""
+    """A folder that `nonet export` wrote.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        DataError: The folder has no export.
+    """
 
     def __init__(self, folder: str | Path):
         folder = Path(folder)
         try:
             body = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{folder} holds no export: {error}") from None
+            raise DataError(f"{folder} has no export: {error}") from None
         setup = RunSetup(**body["setup"])
         kinds = ("sequences", "sids", "catalogue", "transitions")
         self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
@@ -121,17 +140,29 @@ class Exported:
 
     @cached_property
     def items(self) -> list[int | str]:
-        """All item ids."""
+        """The ids of all items."""
         return self._corpus.item_id.tolist()
 
     def titles(self, items: Sequence[int | str]) -> list[str]:
-        """Titles of items; those that are not known are left out."""
+        """Return titles of items; unknown items are left out."""
         return self._features.items.titles(self._features.items.places(items)[0])
 
     def recommend(
         self, history: Sequence[int | str], k: int = 10, where: str | None = None
     ) -> list[tuple[int | str, str, float]]:
-        """The k best items after a history of item ids: id, title, score in nats. Raises ConfigError."""
+        """Recommend the k best items after a history.
+
+        Args:
+            history: Item ids, newest last.
+            k: Number of items.
+            where: A condition over item columns.
+
+        Returns:
+            (id, title, score in nats) of each item, best first.
+
+        Raises:
+            ConfigError: An argument is wrong.
+        """
         asked = self._features.list_of(None, list(history), k, where=where)
         answer = self.engine.answer([asked.question])[0]
         items = self._features.items

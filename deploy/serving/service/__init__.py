@@ -1,4 +1,4 @@
-"""Service: requests of callers to answers of versions, in one process or several."""
+"""The recommendation service: from requests to answers of versions, in one process or several."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The HTTP face of a `Service`: FastAPI, so that there is an OpenAPI page; every failure is a typed JSON error."""
+"""The HTTP API of a `Service` with FastAPI, which provides an OpenAPI page; every failure is a typed JSON error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nonet.errors import NonetError
 from nonet.suggest import suggest_sentence
 
 MOST_BYTES = 2 << 20
-"""Of a request's body."""
+"""Maximum size of a request's body."""
 _EXAMPLES, _LONGEST_SEARCH, _MOST_FOUND = 6, 200, 100
 _BODIES = {"/recommend": RecommendRequest, "/score": ScoreRequest, "/events": EventsRequest}
 _FAILURES: dict[int | str, dict[str, Any]] = {
@@ -40,12 +40,12 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = ()) -> FastAPI:
-    """Make the app.
+    """Create the app.
 
     Args:
-        service: What answers.
-        local: Whether it is bound to this machine alone; else what changes things wants NONET_TOKEN.
-        proxies: Addresses or networks of proxies that say whom they forward.
+        service: The service that answers.
+        local: Whether the server only listens on this machine; if not, changes need NONET_TOKEN.
+        proxies: Addresses or networks of proxies whose `X-Forwarded-For` is trusted.
     """
     app = FastAPI(title="Nonet", description="Recommendations of a finished run.", responses=_FAILURES)
     app.state.service = service
@@ -53,12 +53,14 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
 
     def may_change(request: Request) -> None:
         if not access.may_change(_token(request)):
-            raise HTTPException(401, "this changes things: send NONET_TOKEN as `Authorization: Bearer ...`")
+            raise HTTPException(
+                401, "this request needs a token: send NONET_TOKEN as `Authorization: Bearer ...`"
+            )
 
     def may_read(request: Request) -> None:
         if not access.may_read(_token(request)):
             raise HTTPException(
-                401, "questions want a token here: send NONET_READ_TOKEN as `Authorization: Bearer ...`"
+                401, "queries need a token: send NONET_READ_TOKEN as `Authorization: Bearer ...`"
             )
 
     def caller(request: Request) -> str:
@@ -66,7 +68,7 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
         return callers.key(peer, request.headers, access.is_known(_token(request)))
 
     def hidden_history(request: Request, body: RecommendRequest | ScoreRequest, listed: Listed) -> Listed:
-        """Leave out what a user did, where the caller may not see it; a history that came with the request is its own."""
+        """Remove the user's history unless the caller may see it or sent it with the request."""
         if body.history is None and not access.may_see_histories(_token(request)):
             listed.history = None
         return listed
@@ -75,27 +77,28 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
 
     @app.post("/recommend", dependencies=reads)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
-        """The best items for a user or a history."""
+        """Recommend items for a user or a history."""
         answer = await service.recommend(body, caller(request), _spent(request), named=_name_of(request))
         return _named(hidden_history(request, body, answer), response)
 
     @app.post("/score", dependencies=reads)
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
-        """Log-probabilities of named items."""
+        """Return log-probabilities of the given items."""
         answer = await service.score(body, caller(request), _spent(request), named=_name_of(request))
         return _named(hidden_history(request, body, answer), response)
 
     @app.post("/events", dependencies=[Depends(may_change)])
     async def events(body: EventsRequest, request: Request) -> Posted:
-        """New events of a user: on disk when this answers, and in the next answer."""
+        """Store new events of a user; they are on disk and used by the next answer when this returns."""
         return await service.post(body, caller(request))
 
     @app.get("/items", dependencies=reads)
     async def items(title: Text, k: int = 10) -> dict[str, Any]:
-        """Items whose title has these words, the most popular first."""
+        """Return items whose title contains these words, most popular first."""
         if not 1 <= len(title) <= _LONGEST_SEARCH or not 1 <= k <= _MOST_FOUND:
             raise Refused(
-                "bad_search", f"title has 1 to {_LONGEST_SEARCH} characters, k is 1 to {_MOST_FOUND}"
+                "bad_search",
+                f"title must have 1 to {_LONGEST_SEARCH} characters, and k must be 1 to {_MOST_FOUND}",
             )
         known = service.features.items
         places = await asyncio.to_thread(known.search, title, k)
@@ -104,18 +107,18 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
 
     @app.get("/examples", dependencies=reads)
     async def examples(request: Request) -> dict[str, Any]:
-        """A few users of the data, where the caller may see what users did."""
+        """Return a few users of the data if the caller may see users' events."""
         seen = access.may_see_histories(_token(request))
         return {"users": service.features.example_users(_EXAMPLES) if seen else []}
 
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
-        """Whether the process answers."""
+        """Return whether the process answers."""
         return {"ok": True}
 
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, Any]:
-        """Whether a version is there to answer, and its queue computes; 503 with the reason where not."""
+        """Return whether a version is ready to answer; 503 with the reason if not."""
         reason = service.engines.unready()
         response.status_code = 200 if reason is None else 503
         answer = {"ready": reason is None, "version": service.engines.serving.default}
@@ -123,12 +126,12 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
 
     @app.get("/versions", dependencies=reads)
     async def versions() -> dict[str, Any]:
-        """Which versions answer whom."""
+        """Return which versions receive which traffic."""
         return service.versions()
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Return metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
@@ -145,7 +148,7 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
         request.state.began = time.monotonic()
         try:
             response = await call(request)
-        except Exception as error:  # a defect of ours: named and counted, without a traceback to the caller
+        except Exception as error:  # an internal error: counted, and returned without a traceback
             response = _failure(503, "internal", type(error).__name__)
         verb = request.url.path.strip("/").split("/")[0]
         if request.method == "POST" and verb in ("recommend", "score", "events"):
@@ -158,6 +161,8 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
 
 
 def _handle_failures(app: FastAPI) -> None:
+    """Register handlers that convert errors to JSON responses."""
+
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
         return _failure(refused_status(error), error.kind, str(error))
@@ -196,12 +201,12 @@ def _handle_failures(app: FastAPI) -> None:
 
 
 def _unknown_field(path: str, where: Sequence[Any], place: str) -> str:
-    """Name the fields that there are in the place of one that there is not."""
+    """Describe an unknown field and the fields that exist in its place."""
     model: Any = _BODIES.get(path.rstrip("/"))
     if model is EventsRequest and len(where) > 1 and where[0] == "events":
         model = Event
     known = list(model.model_fields) if model is not None else []
-    return f"{place}: there is no such field; there are: {', '.join(known)}.{suggest_sentence(str(where[-1]), known)}"
+    return f"{place}: there is no such field; fields: {', '.join(known)}.{suggest_sentence(str(where[-1]), known)}"
 
 
 def _failure(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -209,21 +214,21 @@ def _failure(status: int, kind: str, message: str, headers: dict[str, str] | Non
 
 
 def _named(listed: Listed, response: Response) -> Listed:
-    """The answer, its version in the head as well."""
+    """Return the answer after setting its version in a response header."""
     response.headers["x-version"] = "none" if listed.version is None else str(listed.version)
     return listed
 
 
 def _token(request: Request) -> str:
-    """Return the bearer token of a request; empty where it has none."""
+    """Return the bearer token of a request; "" if it has none."""
     return request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def _name_of(request: Request) -> str:
-    """Return the name that a caller gives itself; empty where it gives none."""
+    """Return the name that a caller gives itself; "" if it gives none."""
     return request.headers.get("x-caller", "")[:128]
 
 
 def _spent(request: Request) -> float:
-    """Seconds since the request came in."""
+    """Return the seconds since the request arrived."""
     return time.monotonic() - request.state.began

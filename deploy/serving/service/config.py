@@ -1,4 +1,4 @@
-"""`serve.yaml`: how a run is served. Strict: a key that is not known is an error with a suggestion."""
+"""`serve.yaml`: how a run is served. Unknown keys are errors with a suggestion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from nonet.workers.devices import get_device as find_device
 
 
 class Scaling(StrictModel):
-    """min, max: replicas; ongoing: requests under way in each that are aimed at."""
+    """How a deployment scales.
+
+    Attributes:
+        min: Minimum number of replicas.
+        max: Maximum number of replicas.
+        ongoing: Target number of ongoing requests per replica.
+    """
 
     min: int = Field(default=1, ge=1)
     max: int = Field(default=1, ge=1)
@@ -24,7 +30,15 @@ class Scaling(StrictModel):
 
 
 class Deployed(StrictModel):
-    """One service: replicas, or how they scale; cpus, gpus and Ray resources (`NPU`, or a pool's own label) of each."""
+    """One service.
+
+    Attributes:
+        replicas: Number of replicas.
+        autoscaling: How the number of replicas scales; None for a fixed number.
+        cpus: CPUs of each replica.
+        gpus: GPUs of each replica.
+        resources: Other Ray resources of each replica (`NPU`, or a pool's own label).
+    """
 
     replicas: int = Field(default=1, ge=1)
     autoscaling: Scaling | None = None
@@ -34,31 +48,37 @@ class Deployed(StrictModel):
 
     @model_validator(mode="after")
     def _one_number(self) -> Deployed:
+        """Refuse `replicas` beside `autoscaling`."""
         if self.autoscaling is not None and self.replicas != 1:
             raise ValueError(
-                "replicas has no effect beside autoscaling, which has min and max; leave one of them out"
+                "replicas has no effect beside autoscaling, which has min and max; remove one of them"
             )
         return self
 
     @property
     def least(self) -> int:
-        """Replicas at least."""
+        """Minimum number of replicas."""
         return self.autoscaling.min if self.autoscaling else self.replicas
 
     @property
     def most(self) -> int:
-        """Replicas at most."""
+        """Maximum number of replicas."""
         return self.autoscaling.max if self.autoscaling else self.replicas
 
 
 class FeaturesDeployed(Deployed):
-    """store: where users' events are read by key, such as redis://HOST:PORT/NAME; without one they are this service's own."""
+    """The features service.
+
+    Attributes:
+        store: The address of the store of users' events, such as redis://HOST:PORT/NAME; without one, the
+            service holds them itself.
+    """
 
     store: str | None = None
 
 
 class Services(StrictModel):
-    """Services as deployments of their own. features holds the events that were posted, so it is one replica."""
+    """Services as separate deployments. features has the posted events and is therefore a single replica."""
 
     access: Deployed = Deployed(cpus=0.5)
     features: FeaturesDeployed = FeaturesDeployed(cpus=0.5)
@@ -66,43 +86,71 @@ class Services(StrictModel):
 
     @property
     def every(self) -> tuple[Deployed, ...]:
-        """All of them."""
+        """All services."""
         return (self.access, self.features, self.engine)
 
     @model_validator(mode="after")
     def _one_journal(self) -> Services:
+        """Refuse several replicas of features, and GPUs for other services than engine."""
         if self.features.replicas != 1 or self.features.autoscaling:
-            raise ValueError("features is one replica: it holds the events that were posted")
+            raise ValueError("features must be one replica, because it holds the posted events")
         for name, service in (("access", self.access), ("features", self.features)):
             if service.gpus:
                 raise ValueError(
-                    f"{name}.gpus is {service.gpus:g}, but only engine computes on a GPU; leave it out"
+                    f"{name}.gpus is {service.gpus:g}, but only engine computes on a GPU; remove it"
                 )
         return self
 
 
 class JournalConfig(StrictModel):
-    """segment_bytes: size at which the file of posted events is sealed; retention_days: age at which sealed ones are deleted."""
+    """The journal of posted events.
+
+    Attributes:
+        segment_bytes: Size at which the file is sealed.
+        retention_days: Age at which sealed files are deleted; None keeps all.
+    """
 
     segment_bytes: int = Field(default=64 << 20, ge=1)
     retention_days: float | None = Field(default=None, gt=0)
 
 
 class QueueConfig(StrictModel):
-    """most_cost: cost of a merged batch at most, in positions of a history; most: its questions at most."""
+    """The batching of questions.
+
+    Attributes:
+        most_cost: Maximum cost of a batch, in positions of histories.
+        most: Maximum number of questions of a batch.
+    """
 
     most_cost: float = Field(default=4096.0, gt=0)
     most: int = Field(default=256, ge=1)
 
 
 class ServeConfig(StrictModel):
-    """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
-    answered; proxies: addresses or networks of proxies that are trusted to say whom they forward; rate, burst: requests a second
-    and caller; failures, pause_s: of the circuit breaker; block: events that a
-    user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
-    the replica; follow: serve what the run's stages select, false for none of it, "checkpoints" for those from the middle of a
-    stage too; registry: address of the versions, such as s3://bucket/folder, by default a folder of the run; queue: most_cost
-    and most of a merged batch; journal: of posted events; services: deployments of their own, by default all are one process."""
+    """How a run is served.
+
+    Attributes:
+        host: The host to listen on.
+        port: The port to listen on.
+        deadline_s: Deadline of a request that sets none, in seconds.
+        waiting: Number of queued questions at which requests are refused with 429.
+        proxies: Addresses or networks of proxies whose `X-Forwarded-For` is trusted.
+        rate: Requests per second and caller; None for no limit.
+        burst: Requests at once.
+        failures: Failures in a row after which the circuit breaker opens.
+        pause_s: Seconds for which the circuit breaker stays open.
+        block: Number of events by which a user's window moves.
+        state_bytes: Memory of each version for cached states of users, 0 for none.
+        threads: Number of torch threads.
+        cpus: CPUs of the replica.
+        follow: Whether to serve the checkpoints that stages select; "checkpoints" also serves those from
+            the middle of a stage.
+        registry: Address of the versions, such as s3://bucket/folder, by default a folder of the run.
+        device: Where the model computes.
+        queue: The batching of questions.
+        journal: The journal of posted events.
+        services: Services as separate deployments; by default all run in one process.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
@@ -127,13 +175,13 @@ class ServeConfig(StrictModel):
     @field_validator("proxies", mode="before")
     @classmethod
     def _as_tuple(cls, given: Any) -> Any:
-        """Take YAML's list, or one address."""
+        """Accept a YAML list or a single address."""
         return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="before")
     @classmethod
     def _device_of_engine(cls, given: Any) -> Any:
-        """Compute on the device that the engine's replicas reserve, where `device` is left out."""
+        """Use the device that the engine's replicas reserve if `device` is not set."""
         engine = ((given.get("services") or {}) if isinstance(given, dict) else {}) or {}
         engine = engine.model_dump() if isinstance(engine, StrictModel) else engine
         engine = engine.get("engine") if isinstance(engine, dict) else None
@@ -148,7 +196,7 @@ class ServeConfig(StrictModel):
 
     @model_validator(mode="after")
     def _has_effect(self) -> ServeConfig:
-        """Refuse keys that would change nothing."""
+        """Refuse keys that would have no effect."""
         kind = self.device.partition(":")[0]
         try:
             find_device(kind)
@@ -157,8 +205,8 @@ class ServeConfig(StrictModel):
         engine = None if self.services is None else self.services.engine
         if engine is not None and engine.gpus and kind == "cpu":
             raise ValueError(
-                f"services.engine.gpus is {engine.gpus:g}, but device is {self.device}: the GPUs would stay idle; "
-                "say device: cuda, or leave gpus out"
+                f"services.engine.gpus is {engine.gpus:g}, but device is {self.device}: the GPUs would be idle; "
+                "set device: cuda, or remove gpus"
             )
         try:
             Callers(self.proxies)
@@ -169,25 +217,23 @@ class ServeConfig(StrictModel):
                 "burst has no effect without rate, the requests per second that it exceeds; set rate too"
             )
         if self.services is not None and "cpus" in self.model_fields_set:
-            raise ValueError(
-                "cpus has no effect beside services, each of which has its own cpus; leave it out"
-            )
+            raise ValueError("cpus has no effect beside services, which have their own cpus; remove it")
         return self
 
     def all_cpus(self) -> float:
-        """CPUs of all replicas at most."""
+        """Return the maximum number of CPUs of all replicas."""
         if self.services is None:
             return self.cpus
         return sum(each.cpus * each.most for each in self.services.every)
 
     def journal_options(self) -> Any:
-        """Return what an `EventJournal` takes of it."""
+        """Return the options of the `EventJournal`."""
         from nonet.deploy.serving.features import JournalOptions
 
         return JournalOptions(**self.journal.model_dump())
 
     def service(self) -> Any:
-        """What a `Service` takes of it."""
+        """Return the settings of the `Service`."""
         from nonet.deploy.serving.service.service import Settings
 
         names = ("deadline_s", "waiting", "rate", "burst", "failures", "pause_s")
@@ -195,17 +241,24 @@ class ServeConfig(StrictModel):
 
 
 def read_config(path: Path | None) -> ServeConfig:
-    """A file of these keys; without one the defaults. Raises ConfigError."""
+    """Read a configuration file.
+
+    Args:
+        path: The file; None for the defaults.
+
+    Raises:
+        ConfigError: A key or a value is wrong.
+    """
     if path is None:
         return ServeConfig()
     body = yaml.read(path)
     if not isinstance(body, dict):
-        raise ConfigError(f"{path}: a map of keys, such as `port: 8000`")
+        raise ConfigError(f"{path}: must be a map of keys, such as `port: 8000`")
     for key in body:
         if key not in ServeConfig.model_fields:
             known = list(ServeConfig.model_fields)
             raise ConfigError(
-                f"{path}: there is no key {key!r}; there are {', '.join(known)}.{suggest_sentence(key, known)}"
+                f"{path}: there is no key {key!r}; keys: {', '.join(known)}.{suggest_sentence(key, known)}"
             )
     try:
         return ServeConfig(**body)

@@ -1,9 +1,10 @@
-"""Engines: the versions that answer, each built aside and swapped in whole, and those before them, kept to go back to.
+"""The active versions: each is built in the background and swapped in as a whole; earlier ones are kept for rollbacks.
 
-One thread looks at the registry and does nothing that takes time, so a rollback, a promotion and a withdrawal count at once.
-What the registry names and is not there yet is built on a thread of its own; when it is done, the registry decides again who is
-answered by what, so a version that was rolled back while it was built answers nobody. A question holds the version that it was
-given to until it is answered, so no answer is of two versions. A version that cannot be built is named in `problems`.
+One thread polls the registry and does nothing slow, so rollbacks, promotions and withdrawals take effect
+immediately. A version of the registry that is not built yet is built in its own thread. After that, the
+registry decides again which version serves which users, so a version that was rolled back while it was
+built receives no traffic. A question keeps its version until it is answered, so no answer mixes two
+versions. `problems` names versions that cannot be built.
 """
 
 from __future__ import annotations
@@ -24,33 +25,34 @@ from nonet.models.generation import Corpus
 from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
 from nonet.workers.registry import ServingState
 
-_KEPT = 3  # versions that no longer answer and are kept built
+_KEPT = 3  # number of inactive versions that stay built
 _LOOK_S = 0.05
 CHECKPOINTS = "checkpoints"
-"""Of `follow`: checkpoints from the middle of a stage are served too."""
+"""Value of `follow` with which checkpoints from the middle of a stage are served too."""
 
 
 class Building(Away):
-    """What answered was rolled back, and the version to go back to is still being built."""
+    """The version was rolled back, and the version to go back to is still being built."""
 
 
 class Lane:
-    """A version that answers: its engine and its queue."""
+    """A built version: its engine and its queue."""
 
     def __init__(self, engine: Engine, queue: TensorBatch[Question, Answer]):
         self.engine, self.queue = engine, queue
 
 
 class Engines:
-    """The versions of a run that answer.
+    """The versions of a run that receive traffic.
 
     Args:
         run: The run.
-        follow: Whether to publish and serve what the run's stages select; "checkpoints" for every checkpoint.
+        follow: Whether to publish and serve the checkpoints that the run's stages select; "checkpoints" for
+            every checkpoint.
         device: Where the models compute.
         queue: Options of every `TensorBatch`.
-        state_bytes: Memory for states of users, of each version; 0 for none.
-        look_s: Seconds between two looks at the registry.
+        state_bytes: Memory of each version for cached states of users; 0 for none.
+        look_s: Seconds between two polls of the registry.
 
     Raises:
         ConfigError: There is no version to serve, or the served one cannot be built.
@@ -74,9 +76,7 @@ class Engines:
         self._wanted = ServingState()
         self._used: dict[int, float] = {}
         self._building: dict[int, threading.Thread] = {}
-        self._failed: dict[
-            int, int
-        ] = {}  # version -> the turn of the registry at which it could not be built
+        self._failed: dict[int, int] = {}  # turn of the registry at which a version could not be built
         self._changing = threading.RLock()
         self.problems: dict[str, str] = {}
         self.swaps = 0
@@ -95,12 +95,12 @@ class Engines:
             self._follower.start()
 
     def _open(self) -> None:
-        """Publish where there is no version yet, and build what is served. Raises ConfigError."""
+        """Publish a version if there is none, and build the served ones. Raises ConfigError."""
         if self._follower is not None:
             self._follower.look()
             self._note(self._follower.problem)
         elif not self._run.has_version:
-            self._run.publish_newest()  # served until a person publishes another
+            self._run.publish_newest()  # it is served until another one is published
         self._wanted = self._run.registry.serving
         for version in self._wanted.versions:
             self._build(version)
@@ -111,22 +111,26 @@ class Engines:
 
     @property
     def serving(self) -> ServingState:
-        """Who is answered by what at this moment."""
+        """The serving state that is currently in effect."""
         return self._now[0]
 
     @property
     def lanes(self) -> Mapping[int, Lane]:
-        """Versions that answer somebody."""
+        """The versions that currently receive traffic."""
         return self._now[1]
 
     def submit(self, question: Question, within_s: float) -> tuple[Future[Answer], int]:
-        """Give a question to the version that answers its user, caller or request.
+        """Submit a question to the version of its user, caller or request.
+
+        Args:
+            question: The question.
+            within_s: Seconds within which the answer is needed.
 
         Returns:
-            The answer to be, and the version that gives it: all of it.
+            The future answer, and the version that gives it.
 
         Raises:
-            Building: What answered was rolled back, and the version to go back to is still being built.
+            Building: The version was rolled back, and the version to go back to is still being built.
         """
         serving, lanes = self._now
         version = serving.select_version(question.user or question.traffic)
@@ -136,16 +140,16 @@ class Engines:
         return lane.queue.submit(question, within_s), lane.engine.version
 
     async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
-        """The same, waited for."""
+        """Submit a question and wait for its answer."""
         future, version = self.submit(question, within_s)
         return await asyncio.wrap_future(future), version
 
     def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
-        """Tell `renew` of every later version of the catalogue, before anything answers over it."""
+        """Call `renew` with every later version of the catalogue, before any version answers with it."""
         self._renew = renew
 
     def facts(self) -> dict[int, dict[str, float]]:
-        """Of each version that answers: what waits, what was computed, what is kept of users."""
+        """Return figures of each active version: queue, batches and cached states."""
         found = {}
         for version, lane in self.lanes.items():
             measures, states = lane.queue.measures, lane.engine.states
@@ -164,11 +168,11 @@ class Engines:
         return found
 
     def waiting(self) -> int:
-        """Questions in all queues."""
+        """Return the number of queued questions."""
         return sum(len(lane.queue) for lane in list(self._lanes.values()))
 
     def unready(self) -> str | None:
-        """Return why questions would get no answer of a model; None where all queues compute."""
+        """Return why no model would answer; None if all queues work."""
         lanes = self.lanes
         if not lanes:
             return f"version {self.serving.default} is being built"
@@ -176,7 +180,7 @@ class Engines:
         return f"the queue of version {dead[0]} has died" if dead else None
 
     def close(self) -> None:
-        """Answer what waits, then end."""
+        """Answer the queued questions, then stop."""
         self._stopped.set()
         if self._follower is not None:
             self._follower.stop()
@@ -186,15 +190,18 @@ class Engines:
             lane.queue.close()
 
     def _repeat(self, look: Callable[[], None], name: str) -> None:
+        """Call a function periodically and record its errors under a name."""
         while not self._stopped.wait(self._look_s):
             try:
                 look()
                 self.problems.pop(name, None)
-            except Exception as error:  # the versions at hand go on; the next look may find it mended
+            except (
+                Exception
+            ) as error:  # built versions keep answering; the problem may be gone at the next poll
                 self._note(error, name)
 
     def _look(self) -> None:
-        """Take over who is served by what, and begin to build what is missing. Nothing here takes time."""
+        """Read the serving state and start to build missing versions. Nothing here is slow."""
         if self._follower is not None:
             self._note(self._follower.problem)
         wanted = self._run.registry.announced
@@ -217,7 +224,10 @@ class Engines:
         self._activate()
 
     def _look_at_catalogue(self) -> None:
-        """Tell of a newer catalogue. A version over it is built after this, so features know the items that it lists."""
+        """Announce a newer catalogue.
+
+        A version with that catalogue is built afterwards, so the features know the items that it lists.
+        """
         with self._renewing:
             newest = self._run.catalogues.newest()
             if newest is not self._catalogue and self._renew is not None:
@@ -225,7 +235,7 @@ class Engines:
                 self._catalogue = newest
 
     def _activate(self) -> None:
-        """Let the versions that are built answer as the registry says; what it refuses or withdraws counts in any case."""
+        """Direct traffic to built versions as the registry says; refusals and withdrawals always take effect."""
         with self._changing:
             wanted, (old, _) = self._wanted, self._now
             shares = wanted.shares
@@ -248,6 +258,7 @@ class Engines:
             self._retire(set(lanes))
 
     def _build_aside(self, version: int) -> None:
+        """Build a version in a background thread and activate it."""
         try:
             self._look_at_catalogue()
             self._build(version)
@@ -257,7 +268,7 @@ class Engines:
             self._activate()
 
     def _build(self, version: int) -> None:
-        """Build a version that does not answer yet; why it cannot be built is in `problems`."""
+        """Build a version; if that fails, `problems` says why."""
         turn = self._wanted.turn
         try:
             recommender = self._run.recommender(self._run.registry.read_version(version), self._device)
@@ -265,7 +276,7 @@ class Engines:
             if self._state_bytes and engine.states is None:
                 raise ConfigError(
                     f"state_bytes is {self._state_bytes}, but this model keeps no states of users between requests; "
-                    "leave state_bytes out"
+                    "remove state_bytes"
                 )
             engine.warm()
         except Exception as error:
@@ -282,14 +293,14 @@ class Engines:
             self.problems.pop(f"version {version}", None)
 
     def _retire(self, answering: set[int]) -> None:
-        """Let go of all but the newest of those that answer nobody. What waits in their queues is answered first."""
+        """Remove inactive versions except for the newest ones; their queued questions are answered first."""
         idle = sorted(set(self._lanes) - answering, key=lambda version: self._used[version])
         for version in idle[: max(0, len(idle) - _KEPT)]:
             lane = self._lanes.pop(version)
             threading.Thread(target=lane.queue.close, daemon=True).start()
 
     def _note(self, problem: Exception | str | None, what: str = "commit") -> None:
-        """Keep a problem under the name of what has it, or forget the one before."""
+        """Record a problem under a name, or remove it."""
         if problem is None:
             self.problems.pop(what, None)
         else:

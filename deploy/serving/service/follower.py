@@ -1,4 +1,4 @@
-"""Follower: publishes the checkpoint that a stage of a run selected, and newer versions of its catalogue."""
+"""The follower publishes checkpoints that a run's stages select, and newer versions of its catalogue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _LOOK_S = 0.1
 
 
 class Follower:
-    """Looks at a run once (`look`), or in a thread from now on (`start`).
+    """Checks a run once (`look`) or periodically in a thread (`start`).
 
     Args:
         run: The run.
         renew: Called with every later version of the catalogue.
         mid_stage: Whether checkpoints from the middle of a stage are published too.
+
+    Attributes:
+        problem: Why the newest checkpoint cannot be published; None if it can.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class Follower:
         self.problem: str | None = None
 
     def look(self) -> None:
-        """Publish what is new; what cannot be published is in `problem`."""
+        """Publish new checkpoints and catalogues; failures are recorded in `problem`."""
         try:
             newest = max(self._run.folder.checkpoints.glob("step-*/manifest.json"), default=None)
             catalogue = self._run.catalogues.newest()
@@ -44,13 +47,14 @@ class Follower:
                 return
             self._run.publish_catalogue()
             if not self._mid_stage and self._run.has_version and not self._run.has_ended_stage:
-                self._seen, self.problem = seen, None  # a person chose what is served until a stage ends
+                self._seen, self.problem = (
+                    seen,
+                    None,
+                )  # until a stage ends, the user's choice of version is served
                 return
             try:
                 self._run.publish_newest(mid_stage=self._mid_stage)
-            except (
-                StaleVersion
-            ) as error:  # made from a version that was rolled back: it is not looked at again
+            except StaleVersion as error:  # based on a version that was rolled back; it is not tried again
                 self._seen, self.problem = seen, _line(error)
                 return
             self._seen, self.problem = seen, None
@@ -58,7 +62,7 @@ class Follower:
             self.problem = _line(error)
 
     def start(self) -> None:
-        """Look until `stop`, or until the process ends."""
+        """Check periodically until `stop` or the end of the process."""
 
         def watch() -> None:
             while not self._stopped.wait(_LOOK_S):
@@ -67,7 +71,7 @@ class Follower:
         threading.Thread(target=watch, name="checkpoints", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop looking for changes."""
+        """Stop checking."""
         self._stopped.set()
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a server, as Prometheus reads them."""
+"""Metrics of a server in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0
 
 
 class Metrics:
-    """Counts of one process; `look` adds what queues and versions say when they are asked."""
+    """Counts of one process; `watch` adds those of queues and versions."""
 
     def __init__(self):
         self.registry = CollectorRegistry()
@@ -21,53 +21,55 @@ class Metrics:
             "requests", "Requests by verb, status and version", ["verb", "status", "version"], **named
         )
         self.seconds = Histogram(
-            "request_seconds", "Seconds to an answer", ["verb", "version"], buckets=_SECONDS, **named
+            "request_seconds", "Response time in seconds", ["verb", "version"], buckets=_SECONDS, **named
         )
-        self.fallbacks = Counter("fallbacks", "Answers of a fall-back", ["what", "reason"], **named)
+        self.fallbacks = Counter("fallbacks", "Answers by a fallback", ["what", "reason"], **named)
         self.refused = Counter("refused", "Requests refused with 429", ["why"], **named)
         self.events = Counter("events", "Events acknowledged", **named)
 
     def watch(self, engines: Any, breaker: Any) -> None:
-        """Show queues and versions too."""
+        """Add figures of queues and versions."""
         self.registry.register(_Watched(engines, breaker))
 
     def text(self) -> bytes:
-        """The page that Prometheus reads."""
+        """Return the page in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class _Watched:
+    """A collector of figures of the active versions."""
+
     def __init__(self, engines: Any, breaker: Any):
         self._engines, self._breaker = engines, breaker
 
     def collect(self) -> Iterator[Any]:
-        """Of each version that answers: what waits, what was merged; and which is the default."""
+        """Yield figures of each active version, and the default version."""
         by_version = {
             name: GaugeMetricFamily(f"nonet_{name}", about, labels=["version"])
             for name, about in (
-                ("queue", "Questions that wait"),
+                ("queue", "Queued questions"),
                 ("batches", "Batches computed"),
-                ("batched_questions", "Questions computed in them"),
-                ("batched_tokens", "Their cost, in positions of a history"),
-                ("batch_seconds", "Seconds computed"),
-                ("batch_size", "Questions of the newest batch"),
+                ("batched_questions", "Questions in computed batches"),
+                ("batched_tokens", "Cost of computed batches, in positions of histories"),
+                ("batch_seconds", "Seconds spent computing batches"),
+                ("batch_size", "Questions in the newest batch"),
                 ("late", "Questions whose deadline passed in the queue"),
-                ("state_hits", "Questions of users whose state was kept"),
-                ("state_misses", "Questions of others"),
-                ("state_bytes", "Bytes of states"),
+                ("state_hits", "Questions of users with a cached state"),
+                ("state_misses", "Questions of users without a cached state"),
+                ("state_bytes", "Bytes of cached states"),
             )
         }
         for version, facts in self._engines.facts().items():
             for name, family in by_version.items():
                 family.add_metric([str(version)], facts[name])
         yield from by_version.values()
-        yield GaugeMetricFamily(
-            "nonet_version", "The version of most users", self._engines.serving.default or 0
-        )
+        yield GaugeMetricFamily("nonet_version", "Default version", self._engines.serving.default or 0)
         yield GaugeMetricFamily("nonet_swaps", "Versions swapped in", self._engines.swaps)
         yield GaugeMetricFamily(
             "nonet_problems", "Versions or commits that cannot be served", len(self._engines.problems)
         )
         yield GaugeMetricFamily(
-            "nonet_breaker_open", "1 while the engine is left alone", self._breaker.state != "closed"
+            "nonet_breaker_open",
+            "1 while the circuit breaker is open or half open",
+            self._breaker.state != "closed",
         )

@@ -1,4 +1,4 @@
-"""What callers send and get, as the OpenAPI page shows it. Numbers are finite and sizes bounded before anything is computed."""
+"""Requests and responses as the OpenAPI page shows them. Sizes are bounded and numbers are finite before use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, St
 
 
 def _is_text(text: str) -> str:
-    """Return text that UTF-8 can hold: stores, hashes and answers are made of its bytes."""
+    """Check that text can be encoded as UTF-8, because stores, hashes and answers use its bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -26,38 +26,48 @@ class _Strict(BaseModel):
 
 class _Asking(_Strict):
     user: Id | None = Field(
-        default=None, description="Whose events are read; a user nobody knows is a cold start."
+        default=None, description="The user whose events are read; an unknown user is a cold start."
     )
     history: list[Id] | None = Field(
-        None, description="Item ids, the newest last, in place of the user's events."
+        None, description="Item ids, newest last, to use instead of the user's events."
     )
     scene: Annotated[Text, Field(max_length=64)] | None = Field(
-        None, description="Where it is asked; it comes back."
+        None, description="Name of the place of the recommendation, returned with the answer."
     )
-    deadline_ms: float | None = Field(default=None, gt=0, le=60_000, description="Then a fall-back answers.")
+    deadline_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds after which a fallback answers."
+    )
     explain: bool = Field(
-        False, description="Also why: what the model alone says, what the votes say, titles."
+        False,
+        description="Whether to add titles, scores of the model without votes, and shares of the votes.",
     )
 
 
 class RecommendRequest(_Asking):
-    """Who asks, and for how many items."""
+    """A request to list items for a user."""
 
-    k: int = Field(default=10, description="Items wanted.")
+    k: int = Field(default=10, description="Number of items.")
     exclude: list[Id] = Field(
-        default_factory=list, max_length=10_000, description="Items that are not listed."
+        default_factory=list, max_length=10_000, description="Items that must not be listed."
     )
-    where: Text | None = Field(default=None, description="A condition over item columns, such as price < 20.")
+    where: Text | None = Field(default=None, description="Condition over item columns, such as price < 20.")
 
 
 class ScoreRequest(_Asking):
-    """Who asks, and which items are scored."""
+    """A request to score items for a user."""
 
     items: list[Id] = Field(description="Items to score.")
 
 
 class Event(_Strict):
-    """One event: an item, when (unix seconds; now), of which kind, and values of the data's columns."""
+    """One event of a user.
+
+    Attributes:
+        item: The item's id.
+        time: Unix seconds, by default the current time.
+        event: The kind of event.
+        values: Values by column of the data.
+    """
 
     item: Id
     time: int | None = None
@@ -74,17 +84,35 @@ class EventsRequest(_Strict):
 
 
 class Scored(BaseModel):
-    """An item. score: log-probability in nats, None of a fall-back or of an item that is not recommended."""
+    """A listed or scored item.
+
+    Attributes:
+        item: The item's id.
+        score: Log-probability in nats; None in an answer by a fallback, or for an item that is not
+            recommended.
+        title: The item's title, if `explain` was requested.
+    """
 
     item: int | str
     score: float | None
     title: str | None = None
-    own: float | None = Field(default=None, description="Nats of the model without votes.")
+    own: float | None = Field(
+        default=None, description="Log-probability of the model without votes, in nats."
+    )
     vote: float | None = Field(default=None, description="Share of the votes.")
 
 
 class Listed(BaseModel):
-    """Items, best first. fallback: what answered in place of the model, and `reason` why; None where the model did."""
+    """The answer to a request.
+
+    Attributes:
+        items: Items, best first.
+        version: The version that answered; None for a fallback.
+        fallback: The fallback that answered; None if the model did.
+        reason: Why a fallback answered.
+        cold_start: Whether no event of the user is known.
+        scene: The request's scene.
+    """
 
     items: list[Scored]
     version: int | None
@@ -99,7 +127,13 @@ class Listed(BaseModel):
 
 
 class Posted(BaseModel):
-    """accepted: events that are on disk and in the next answer; `again` where the post's id was taken before."""
+    """The answer to a post of events.
+
+    Attributes:
+        accepted: Number of events that are on disk and used by the next answer.
+        unknown: Ids that no item has.
+        again: Whether the post's id was known, so that nothing was stored.
+    """
 
     accepted: int
     unknown: list[int | str] = Field(default_factory=list)
@@ -107,13 +141,13 @@ class Posted(BaseModel):
 
 
 class Problem(BaseModel):
-    """What was wrong, for programs (`kind`) and for people."""
+    """An error, for programs (`kind`) and for people (`message`)."""
 
     kind: str
     message: str
 
 
 class Failure(BaseModel):
-    """Every answer that is no success."""
+    """The body of every response that is not a success."""
 
     error: Problem

@@ -1,7 +1,7 @@
-"""Service: a caller's request to its answer, whatever carries it: limits, features, the engine's queue, or a fall-back.
+"""The service, independent of transport: rate limits, features, the engine's queue, and the fallback.
 
-The engine has until the deadline; then, or where it fails, the fall-back answers and says so. A caller gets an answer, a typed
-refusal, or 429 with the seconds to wait; never a traceback, and never an item that is hidden.
+The engine has until the deadline. After that, or if it fails, the fallback answers and says so. A caller
+gets an answer, a typed refusal, or 429 with the seconds to wait; never a traceback and never a hidden item.
 """
 
 from __future__ import annotations
@@ -34,14 +34,22 @@ from nonet.errors import DeadlineExceeded, NonetError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Answer
 
-_SHOWN = 20  # newest titles of a history that are shown
-_FAIR = 0.8  # of the usual deadline: a miss of a shorter one does not count against the engine
+_SHOWN = 20  # number of newest titles of a history in a response
+_FAIR = 0.8  # share of the default deadline: missing a shorter one does not count as a failure of the engine
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """deadline_s: of a request that names none; waiting: questions in the queues beyond which requests are refused; rate, burst:
-    requests a second and caller; failures, pause_s: of the circuit breaker."""
+    """Limits of the service.
+
+    Attributes:
+        deadline_s: Deadline of a request that sets none, in seconds.
+        waiting: Number of queued questions at which requests are refused.
+        rate: Requests per second and caller; None for no limit.
+        burst: Requests at once.
+        failures: Failures in a row after which the circuit breaker opens.
+        pause_s: Seconds for which the circuit breaker stays open.
+    """
 
     deadline_s: float = 1.0
     waiting: int = 512
@@ -52,7 +60,11 @@ class Settings:
 
 
 class TooMany(NonetError):
-    """A request that is refused for now; `retry_s` says when to come again."""
+    """A request that is refused for now.
+
+    Attributes:
+        retry_s: Seconds after which to try again.
+    """
 
     def __init__(self, message: str, retry_s: float):
         super().__init__(message)
@@ -60,7 +72,15 @@ class TooMany(NonetError):
 
 
 class Service:
-    """Answers requests. `features` and `engines` live here or elsewhere (`nonet.deploy.serving.apart`)."""
+    """Answers requests.
+
+    Args:
+        features: Converts requests to questions; in this process or a proxy (`nonet.deploy.serving.apart`).
+        engines: Answers questions; in this process or a proxy.
+        fallback: Answers if the engine does not.
+        settings: Limits.
+        metrics: Receives counts.
+    """
 
     def __init__(self, features: Any, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics):
         self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
@@ -71,9 +91,9 @@ class Service:
         engines.watch_catalogue(self.renew)
 
     def renew(self, corpus: Corpus) -> None:
-        """From now on over a later version of the catalogue, here and in features that live here."""
+        """Use a later version of the catalogue here and in the features."""
         items = Items(corpus, self.features.items)
-        self._fallback = Fallback(corpus, items)  # first: what is asked may name items that came
+        self._fallback = Fallback(corpus, items)  # first, because questions may then have new items
         self.features.renew(corpus)
 
     async def recommend(
@@ -82,10 +102,11 @@ class Service:
         """List items for a user.
 
         Args:
-            request: What is asked.
-            caller: Who asks, for limits.
+            request: The request.
+            caller: The caller's key, for limits.
             spent_s: Seconds of the deadline that have passed.
-            named: The name that the caller gave itself: without a user, shares of traffic are drawn by it.
+            named: The name that the caller gave itself; without a user, shares of traffic are assigned by
+                it.
 
         Raises:
             Refused: The request cannot be answered as it is.
@@ -106,7 +127,7 @@ class Service:
     async def score(
         self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, named: str = ""
     ) -> Listed:
-        """Score items, in their order; arguments and errors are those of `recommend`."""
+        """Score items in their order; arguments and errors are those of `recommend`."""
         self._admit(caller)
         question = partial(
             self.features.scores_of,
@@ -118,7 +139,7 @@ class Service:
         return await self._answered("score", request, question, spent_s, named)
 
     async def post(self, request: EventsRequest, caller: str) -> Posted:
-        """Take events of a user; they are on disk when this returns. Raises Refused, TooMany, Away."""
+        """Store events of a user; they are on disk when this returns. Raises Refused, TooMany and Away."""
         self._admit(caller)
         events = [event.model_dump() for event in request.events]
         asked = (str(request.user), events, request.id)
@@ -130,7 +151,7 @@ class Service:
         return Posted(accepted=accepted, unknown=unknown, again=not new)
 
     def versions(self) -> dict[str, Any]:
-        """What answers, and what could not be served."""
+        """Describe which versions receive traffic and what could not be served."""
         serving = self.engines.serving
         return {
             "default": serving.default,
@@ -143,13 +164,14 @@ class Service:
         }
 
     def _admit(self, caller: str) -> None:
+        """Check the caller's limit and the queue's. Raises TooMany."""
         wait_s = self._limits.take(caller)
         if wait_s:
             self.metrics.refused.labels("limit").inc()
-            raise TooMany(f"{self.settings.rate:g} requests a second are this caller's limit", wait_s)
+            raise TooMany(f"this caller's limit is {self.settings.rate:g} requests per second", wait_s)
         if self.engines.waiting() >= self.settings.waiting:
             self.metrics.refused.labels("queue").inc()
-            raise TooMany(f"{self.settings.waiting} requests wait already", 1.0)
+            raise TooMany(f"{self.settings.waiting} requests are queued already", 1.0)
 
     async def _answered(
         self,
@@ -159,6 +181,7 @@ class Service:
         spent_s: float,
         named: str,
     ) -> Listed:
+        """Answer a question by the engine, or by the fallback if that fails."""
         began, unread = time.perf_counter(), ""
         deadline_s = self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
         deadline_s -= spent_s
@@ -169,9 +192,9 @@ class Service:
                 self._unread(request),
                 "deadline" if isinstance(error, TimeoutError) else "features are away",
             )
-        if not asked.question.user:  # a share of traffic is drawn by the caller's name, else by the request
+        if not asked.question.user:  # without a user, traffic is split by the caller's name, else at random
             asked = replace(asked, question=replace(asked.question, traffic=named or secrets.token_hex(8)))
-        took_s = time.perf_counter() - began  # the features' time is the caller's too
+        took_s = time.perf_counter() - began  # the time of the features counts against the deadline
         within_s = deadline_s - took_s
         answer, version, reason = (None, None, unread) if unread else await self._by_engine(asked, within_s)
         what = None
@@ -197,7 +220,7 @@ class Service:
         question: Callable[[], Asked | Awaitable[Asked]],
         within_s: float,
     ) -> Asked:
-        """Make the question. A filter reads every item, so it does not run on the event loop. Raises Away, TimeoutError."""
+        """Make the question. A filter reads every item, so it runs in a thread. Raises Away and TimeoutError."""
         where = request.where if isinstance(request, RecommendRequest) else None
         if where is not None and not inspect.iscoroutinefunction(self.features.list_of):
             return await asyncio.to_thread(cast("Callable[[], Asked]", question))
@@ -205,7 +228,7 @@ class Service:
         return asked if isinstance(asked, Asked) else await asyncio.wait_for(asked, max(0.0, within_s))
 
     async def _by_engine(self, asked: Asked, within_s: float) -> tuple[Answer | None, int | None, str]:
-        """The engine's answer and its version, or why there is none."""
+        """Return the engine's answer and its version, or the reason why there is none."""
         if within_s <= 0:
             return None, None, "deadline"
         if not self.breaker.allows():
@@ -213,19 +236,21 @@ class Service:
         try:
             answer, version = await asyncio.wait_for(self.engines.ask(asked.question, within_s), within_s)
         except (TimeoutError, DeadlineExceeded):
-            if within_s >= _FAIR * self.settings.deadline_s:  # a caller in a hurry says nothing of the engine
+            if (
+                within_s >= _FAIR * self.settings.deadline_s
+            ):  # a shorter deadline does not mean that the engine failed
                 self.breaker.went(well=False)
             return None, None, "deadline"
-        except Building:  # no engine was asked
+        except Building:  # the engine was not called
             return None, None, "the version is being built"
-        except Exception as error:  # whatever it is, the caller gets an answer, and the reason is counted
+        except Exception as error:  # on any error the fallback answers, and the reason is counted
             self.breaker.went(well=False)
             return None, None, type(error).__name__
         self.breaker.went(well=True)
         return answer, version, ""
 
     def _unread(self, request: RecommendRequest | ScoreRequest) -> Asked:
-        """A request whose user nothing can be read of. What was withdrawn and excluded stays out."""
+        """Make a question without the user's events; withdrawn and excluded items stay hidden."""
         items = self.features.items
         if isinstance(request, ScoreRequest):
             places, unknown = items.places(request.items)
@@ -236,6 +261,7 @@ class Service:
         return Asked(question, True)
 
     def _shown(self, asked: Asked, answer: Answer, explain: bool) -> list[Scored]:
+        """Convert an answer to rows of the response."""
         items = self.features.items
         titles = items.titles(answer.item) if explain else [None] * len(answer.item)
         rows = []
@@ -256,5 +282,5 @@ def _finite(value: np.floating) -> float | None:
 
 
 def refused_status(error: Refused) -> int:
-    """HTTP status of a refusal."""
+    """Return the HTTP status of a refusal."""
     return 422 if error.kind != "bad_request" else 400

@@ -62,7 +62,8 @@ def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_pat
     a = folder_of(ring, tmp_path / "a", pretrain=np.zeros(events, np.int64))
     b = folder_of(other, tmp_path / "b", pretrain=np.zeros(other.corpus().seq.counts()["test"], np.int64))
     with pytest.raises(
-        ConfigError, match=r"a and b were tested on other events: [\d,]+ and [\d,]+, [\d,]+ of them the same"
+        ConfigError,
+        match=r"a and b were tested on different events: [\d,]+ and [\d,]+, [\d,]+ of them in common",
     ):
         compare_runs(str(a.path), str(b.path))
 
@@ -95,7 +96,7 @@ def test_its_own_data_again_gives_the_same_ranking_and_unknown_items_are_counted
     pq.write_table(table.set_column(column, "item_id", [items]), tmp_path / "interactions.parquet")
     assert evaluate_run(str(run.path), data=tmp_path)["data"]["dropped_events"] == 7
     pq.write_table(table.set_column(column, "item_id", [items + 10**6]), tmp_path / "interactions.parquet")
-    with pytest.raises(DataError, match=r"none of its [0-9,]+ events is of an item that"):
+    with pytest.raises(DataError, match=r"none of its [0-9,]+ events has an item that"):
         evaluate_run(str(run.path), data=tmp_path)
 
 
@@ -119,5 +120,5 @@ def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tm
     assert started == [7, 8, 9]
     assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [7, 8, 9]
     assert "3 seeds (7, 8, 9)" in seeds_text(json.loads((tmp_path / "seeds.json").read_text()))
-    with pytest.raises(ConfigError, match="--seeds wants different numbers"):
+    with pytest.raises(ConfigError, match="--seeds must be different numbers"):
         pool_seeds([7, 7], tmp_path, start)

@@ -99,7 +99,7 @@ def test_what_can_not_be_evaluated_is_one_line(run, ring, refused, tmp_path):
     items = table["item_id"].to_numpy() + 10**6
     place = table.column_names.index("item_id")
     pq.write_table(table.set_column(place, "item_id", [items]), tmp_path / "interactions.parquet")
-    assert "is of an item that first knows" in refused("evaluate", run.path, "--data", tmp_path)
+    assert "has an item that first knows" in refused("evaluate", run.path, "--data", tmp_path)
 
 
 def test_report_compares_two_runs_in_a_table_or_as_json(run, ring, events, typed, tmp_path):
@@ -120,7 +120,7 @@ def test_what_can_not_be_compared_is_one_line(run, refused, tmp_path_factory):
     other = Ring(tmp_path_factory.mktemp("other"), users=20)
     count = other.corpus().seq.counts()["test"]
     elsewhere = folder_of(other, tmp_path_factory.mktemp("runs") / "other", pretrain=np.zeros(count, int))
-    assert "were tested on other events" in refused("report", run.path, "--compare", elsewhere.path)
+    assert "were tested on different events" in refused("report", run.path, "--compare", elsewhere.path)
     assert "has no ranks of 'rl'; it ranked pretrain" in refused(
         "report", run.path, "--compare", run.path, "--with", "rl"
     )
@@ -180,16 +180,16 @@ def test_a_stopped_seed_ends_the_command_and_says_how_to_go_on(ring, typed, monk
 
 def test_seeds_that_can_not_be_pooled_are_refused_before_anything_runs(ring, run, started, refused, typed):
     for seeds in ("7,eight", "7,,8", "", "-1"):
-        assert "--seeds wants whole numbers such as 7,8,9" in refused(
+        assert "--seeds must be whole numbers such as 7,8,9" in refused(
             "run", ring.scenario, f"--seeds={seeds}"
         )
-    assert "--seeds wants different numbers" in refused("run", ring.scenario, "--seeds", "7,7")
-    assert "leave --resume" in refused("run", ring.scenario, "--seeds", "7", "--resume")
+    assert "--seeds must be different numbers" in refused("run", ring.scenario, "--seeds", "7,7")
+    assert "omit --resume" in refused("run", ring.scenario, "--seeds", "7", "--resume")
     assert "ranks no items" in refused("run", "ctr", "--seeds", "7,8")
     assert "such as recall@10" in refused(
         "run", ring.scenario, "--seeds", "7,8", "--set", "evaluate.metrics=[coverage]"
     )
-    assert "is a run itself" in refused("run", ring.scenario, "--seeds", "7,8", "--run-dir", run.path)
+    assert "is a run; with --seeds" in refused("run", ring.scenario, "--seeds", "7,8", "--run-dir", run.path)
     assert not started
     typed("run", ring.scenario, "--seeds", "7", "--run-dir", "many")
     assert "is a run of another scenario" in refused(

@@ -57,7 +57,7 @@ def test_a_sweep_of_floors_tells_where_they_held_for_held_out_users():
     [
         ("stages.rl.rewards.own.weight=0.1", "two numbers or more"),
         ("stages.rl.rewards.own.weight=a,b", "two numbers or more"),
-        ("stages.rl.lr=1e-4,1e-3", "weights and floors can be swept"),
+        ("stages.rl.lr=1e-4,1e-3", "only weights and floors can"),
         ("stages.rl.rewards.novel.weight=0,1", "the run has no stages.rl.rewards.novel; it has"),
     ],
 )

@@ -62,7 +62,7 @@ def test_formats_without_the_option_refuse_it_in_one_line(refused):
     Path("folder").mkdir()
     Path("folder/sequences.txt").write_text("1 2 3 4\n2 3 4 5\n")
     assert "--missing" in refused("mine.yaml", "--data", "folder", "--missing", "?")
-    assert "belong to --data" in refused("quickstart", "mine.yaml", "--missing", "?")
+    assert "need --data" in refused("quickstart", "mine.yaml", "--missing", "?")
 
 
 def test_a_list_with_a_text_twice_is_refused(new):

@@ -163,11 +163,11 @@ def test_a_file_of_items_without_a_known_id_is_told_what_to_call_it(refused, new
 
 def test_words_that_do_not_fit_together_and_files_that_are_there_are_refused(refused):
     pq.write_table(log(), "events.parquet")
-    assert "wants SCENARIO FILE, or FILE --data DIR" in refused("mine.yaml")
-    assert "wants SCENARIO FILE, or FILE --data DIR" in refused(
+    assert "needs SCENARIO FILE, or FILE --data DIR" in refused("mine.yaml")
+    assert "needs SCENARIO FILE, or FILE --data DIR" in refused(
         "quickstart", "m.yaml", "--data", "events.parquet"
     )
-    assert "belong to --data" in refused("quickstart", "m.yaml", "--column", "user=uid")
+    assert "need --data" in refused("quickstart", "m.yaml", "--column", "user=uid")
     assert "must be a .yaml file" in refused("mine", "--data", "events.parquet")
     Path("mine.yaml").write_text("name: other\n")
     assert "already exists" in refused("mine.yaml", "--data", "events.parquet")

@@ -83,5 +83,5 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(tmp_path):
 
 def test_a_device_that_the_cluster_lacks_is_said_before_anything_is_trained(ray_local, tmp_path):
     made = api.scenario(make_ring(tmp_path) / "ring.yaml")
-    with pytest.raises(PlacementError, match="pool 'npu' needs 1 NPU, the cluster has 0: join one"):
+    with pytest.raises(PlacementError, match="pool 'npu' needs 1 NPU, the cluster has 0: use a cluster"):
         parity(made, "cpu,npu")

@@ -151,7 +151,7 @@ def test_killed_controller_and_workers_are_replaced_and_the_run_ends_the_same(cl
 @pytest.mark.timeout(900)
 def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
     driver = Driver(cluster, ring, tmp_path / "left", "--detach", *LONG)
-    assert "left runs; end it with: nonet stop left" in driver.ended()
+    assert "left is running; stop it with: nonet stop left" in driver.ended()
     until(lambda: driver.steps() > 20)
     time.sleep(1.5 * TIMEOUT_S)  # nobody holds a lease, and nobody needs to
     assert "controller" in actor_pids("left")

@@ -225,7 +225,7 @@ def test_a_run_that_nobody_runs_takes_no_command(tmp_path):
     with pytest.raises(ConfigError, match="is not in progress; continue it with: nonet resume"):
         steer.detach(run.path, "hit")
     run.report.write_text("{}")
-    with pytest.raises(ConfigError, match="is over"):
+    with pytest.raises(ConfigError, match="has finished"):
         steer.detach(run.path, "hit")
 
 

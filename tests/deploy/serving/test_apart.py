@@ -152,10 +152,10 @@ def test_a_manifest_names_the_run_and_the_services(tmp_path):
     engine = next(group for group in groups if group["groupName"] == "engine")
     assert engine["maxReplicas"] == 4
     assert engine["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    with pytest.raises(ConfigError, match="place other resources"):
+    with pytest.raises(ConfigError, match="add other resources"):
         write_manifest(tmp_path / "x.yaml", "/runs/r1", {"services": {"engine": {"resources": {"odd": 1}}}})
 
 
 def test_features_is_one_replica():
-    with pytest.raises(ValueError, match="features is one replica"):
+    with pytest.raises(ValueError, match="features must be one replica"):
         Services(features={"replicas": 2})

@@ -105,7 +105,7 @@ def test_events_are_appended_to_the_store_that_serving_reads_them_from(served, t
     before = len(Histories(opened.corpus, None, stored=opened.events_in(address)).of("100").item)
     table = pa.table({"user_id": ["100"], "item_id": [1001], "timestamp": [9_000_000_000], "event": ["view"]})
     pq.write_table(table, tmp_path / "new.parquet")
-    with pytest.raises(ConfigError, match="or say --store"):
+    with pytest.raises(ConfigError, match="or --store"):
         append_events(str(served.folder.path), str(tmp_path / "new.parquet"))
     done = append_events(str(served.folder.path), str(tmp_path / "new.parquet"), address)
     assert (done["events"], done["unknown_items"]) == (1, 0)

@@ -44,7 +44,7 @@ def test_a_run_with_joined_features_is_refused_and_nothing_is_written(run, tmp_p
         "recommend --users": lambda: recommend_all(str(run.path), users, tmp_path / "out.parquet", 3, 1),
     }[verb]
     with pytest.raises(
-        ConfigError, match=r"reads discount from data\.join, which is not read there yet; train a run"
+        ConfigError, match=r"reads discount from data\.join, which is not supported here yet; train a run"
     ) as error:
         ask()
     assert "\n" not in str(error.value)

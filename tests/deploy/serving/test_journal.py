@@ -95,7 +95,7 @@ def test_a_torn_line_is_cut_and_reported_and_a_reader_changes_nothing(served, tm
     with caplog.at_level(logging.WARNING):
         writer = Histories(served.ring.corpus(), journal)
     assert writer.facts()["cut_bytes"] == 12
-    assert "cut a torn line of 12 bytes" in caplog.text
+    assert "removed an incomplete line of 12 bytes" in caplog.text
     assert journal.read_bytes() == whole
 
 
@@ -212,7 +212,7 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
         kept = [json.loads(line) for line in (home / "events.quarantined.jsonl").read_text().splitlines()]
         assert len(kept) == 12
         assert kept[0]["place"] == "events.jsonl:1"
-        assert "does not fit a number of 32 bits" in kept[0]["reason"]
+        assert "does not fit in 32 bits" in kept[0]["reason"]
     history = Features.of(served.open(), posts=False).histories
     own = Histories(served.ring.corpus(), None).of("103")
     assert len(history.of("103")) == len(own) + 1, "the readable event of a post is read"

@@ -119,7 +119,7 @@ def test_a_port_in_use_and_a_run_without_a_commit_are_one_line(port, served, tmp
         serve_run(str(served.folder.path), port=port)
     empty = tmp_path / "run"
     shutil.copytree(served.folder.path, empty, ignore=shutil.ignore_patterns("checkpoints", "serving"))
-    with pytest.raises(ConfigError, match="has no commit yet"):
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
         serve_run(str(empty), port=port)
 
 

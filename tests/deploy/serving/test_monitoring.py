@@ -45,7 +45,7 @@ def test_figures_are_of_what_came_between_two_looks(metrics):
     assert found["requests/s"] == 50
     assert 0 < found["p50 ms"] <= 5
     assert 150 < found["p99 ms"] <= 200
-    assert (found["fall-backs"], found["version"]) == (2, 3)
+    assert (found["fallbacks"], found["version"]) == (2, 3)
     after = parse(metrics.text().decode())
     assert figures(after, after, 1.0)["p99 ms"] == 0
 

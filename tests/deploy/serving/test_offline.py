@@ -57,7 +57,7 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_written(served, tmp_
     with pytest.raises(DataError, match="no column user_id; it has uid"):
         recommend_all(str(served.folder.path), tmp_path / "users.parquet", tmp_path / "out.parquet", 4, 1)
     (tmp_path / "text.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match="is no Parquet file"):
+    with pytest.raises(DataError, match="cannot be read as a Parquet file"):
         recommend_all(str(served.folder.path), tmp_path / "text.parquet", tmp_path / "out.parquet", 4, 1)
     assert not (tmp_path / "out.parquet").exists()
 
@@ -82,7 +82,7 @@ def test_an_export_answers_as_the_server_does_and_its_example_runs_without_ray(s
     text = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert text.startswith("after item b1")
     assert len(text.splitlines()) == 11
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_run(str(served.folder.path), target)
-    with pytest.raises(DataError, match="holds no export"):
+    with pytest.raises(DataError, match="has no export"):
         Exported(tmp_path)

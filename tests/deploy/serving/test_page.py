@@ -34,14 +34,14 @@ def test_items_are_found_by_words_of_their_title_the_popular_first(client, serve
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/recommend", {"user": 103, "top": 3}, "top: there is no such field; there are: user, history"),
+        ("/recommend", {"user": 103, "top": 3}, "top: there is no such field; fields: user, history"),
         ("/recommend", {"user": 103, "exlude": [1]}, "Did you mean 'exclude'"),
-        ("/score", {"user": 103, "items": [1001], "k": 1}, "there are: user, history"),
+        ("/score", {"user": 103, "items": [1001], "k": 1}, "fields: user, history"),
         ("/events", {"user": 103, "event": []}, "Did you mean 'events'"),
         (
             "/events",
             {"user": 103, "events": [{"item": 1001, "when": 5}]},
-            "events.0.when: there is no such field; there are: item, time",
+            "events.0.when: there is no such field; fields: item, time",
         ),
     ],
 )

@@ -76,12 +76,12 @@ def test_posted_events_and_withdrawn_items_count_for_both(served, client):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["recommend", "RUN", "--user", "103", "--workers", "2"], "--workers is of --users"),
+        (["recommend", "RUN", "--user", "103", "--workers", "2"], "--workers only applies to --users"),
         (
             ["recommend", "RUN", "--users", "u.parquet", "--out", "o.parquet", "--user", "3"],
-            "leave out --user",
+            "omit --user",
         ),
-        (["serve", "RUN", "--image", "nonet:1"], "--image is of the pods of --manifest"),
+        (["serve", "RUN", "--image", "nonet:1"], "--image only applies to --manifest"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(served, command, said):

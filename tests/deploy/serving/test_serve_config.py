@@ -15,7 +15,7 @@ from nonet.errors import ConfigError
         ("queue: {most: '0'}", "queue.most"),
         ("queue: {most: 0}", "queue.most"),
         ("device: gpu9000", "there is no device 'gpu9000'; known: cpu"),
-        ("{device: cpu, services: {engine: {gpus: 1}}}", "the GPUs would stay idle"),
+        ("{device: cpu, services: {engine: {gpus: 1}}}", "the GPUs would be idle"),
         ("services: {access: {gpus: 1}}", "only engine computes on a GPU"),
         (
             "services: {engine: {replicas: 2, autoscaling: {max: 4}}}",

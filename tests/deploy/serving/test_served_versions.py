@@ -325,7 +325,7 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
         made.model.base_sha256 = "b" * 64
         return made
 
-    monkeypatch.setattr(open_run, "model_of", with_base)
+    monkeypatch.setattr(open_run, "load_recommender", with_base)
     with pytest.raises(
         CheckpointError, match=r"version \d+ of .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):
