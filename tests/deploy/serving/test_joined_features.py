@@ -10,6 +10,7 @@ import pytest
 import yaml
 from served_run import ServedRun
 
+from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.warnings import _warnings
 from nonet.controller.scenario import joined_features, load_scenario
 from nonet.deploy.serving.features import check_features
@@ -68,7 +69,7 @@ def test_a_plan_warns_of_it(run):
     trainer = SimpleNamespace(
         roles=("trainer",), workers=1, resource="CPU", shares=None, device="cpu", name="trainer"
     )
-    said = [line for line in _warnings(scenario, None, (trainer,)) if "data.join" in line]
+    said = [line for line in _warnings(resolve_run(scenario), None, (trainer,)) if "data.join" in line]
     assert said == [
         "warning: the model reads discount from data.join, which nonet serve, nonet export and nonet recommend --users do not "
         "read yet: they refuse such a run"
