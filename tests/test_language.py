@@ -141,7 +141,7 @@ STANDARD = {
         "parameters",
         "named_parameters",
     ],
-    *["fieldnames", "items", "keys", "values", "column", "columns", "lifespan"],
+    *["fieldnames", "items", "keys", "values", "column", "columns", "lifespan", "device_tensors"],
 }
 
 

@@ -80,7 +80,7 @@ class Server:
 
 
 def pid_of(session, group):
-    return session.groups.hosts[group].ready()[0]["pid"]
+    return session.groups.hosts[group].wait_until_ready()[0]["pid"]
 
 
 def applied(run):

@@ -41,7 +41,7 @@ class ThreadWorld(ShardedTables):
         super().__init__(specs, seed=7, layout=layout, **options)
         self.wire = ThreadWire(layout, list(specs), meeting)
 
-    def _check(self):
+    def _check_layout(self):
         pass
 
 

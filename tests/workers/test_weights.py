@@ -130,7 +130,7 @@ def test_weights_that_were_sent_and_written_can_still_be_offloaded(tmp_path):
 
 def sent(outgoing, model, version, base=None):
     named = model.state_dict()
-    return [outgoing.packed(number, named, version, base) for number in range(len(outgoing.buckets))]
+    return [outgoing.pack_bucket(number, named, version, base) for number in range(len(outgoing.buckets))]
 
 
 def test_a_delta_holds_the_blocks_that_changed_and_makes_the_same_model():

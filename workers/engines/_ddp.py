@@ -266,7 +266,7 @@ class Ddp:
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Return weights, gradients, optimizer states and masters."""
         masters = [
             tensor

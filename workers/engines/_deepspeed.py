@@ -234,12 +234,12 @@ class Deepspeed(Ddp):
         if self._steps:
             self._pieces.set_steps(self._steps)
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors of `Ddp`, the shadow's parameters and the pieces on the device."""
         if self._engine is None:
-            return super().list_device_tensors()
+            return super().device_tensors()
         copies = (getattr(shadow, "ds_tensor", shadow) for shadow in self._shadows)
-        return (*super().list_device_tensors(), *copies, *self._pieces.iterate_tensors())
+        return (*super().device_tensors(), *copies, *self._pieces.iterate_tensors())
 
 
 @dataclass(frozen=True, slots=True)

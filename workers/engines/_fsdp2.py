@@ -146,10 +146,10 @@ class Fsdp2(Ddp):
             if name in kept:
                 own.copy_(_shard_rows(kept[name].to(own.device), self._mesh))
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors of `Ddp` and this rank's parts."""
         copies = () if self.member.n_trainers == 1 else self._own
-        return (*super().list_device_tensors(), *copies)
+        return (*super().device_tensors(), *copies)
 
     def _list_positions(self) -> list[int]:
         """Return the position among the parameters of each parameter of the optimizer, in the optimizer's order."""

@@ -130,7 +130,7 @@ class EngineRuntime(Protocol):
         """Read a snapshot that any number of ranks wrote; the optimizer too if the same stage continues."""
         ...
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors that this rank keeps on its device between steps: weights, gradients, optimizer states."""
         ...
 

@@ -115,6 +115,6 @@ class StageLearner:
         """Return functions that write the stage's state of this moment into a checkpoint folder."""
         return []
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors that the stage keeps on the device besides the weights and their optimizer."""
         return []

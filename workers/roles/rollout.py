@@ -341,7 +341,7 @@ class Rollout(DistributeWorker):
             drawn["sampling_logp"] = beams.sampling_logp.numpy()
         return beams, drawn
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """The model, which is the trainer's where they are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 

@@ -218,12 +218,12 @@ class Trainer(DistributeWorker):
         if self._learner is not None:
             self._learner.restore(Path(folder))
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Return model, gradients, optimizer and what the stage keeps besides; sparse rows are in host memory."""
         if self._engine is None:
             return []
-        stage_tensors = self._learner.list_device_tensors() if self._learner is not None else []
-        return [*self._engine.list_device_tensors(), *stage_tensors]
+        stage_tensors = self._learner.device_tensors() if self._learner is not None else []
+        return [*self._engine.device_tensors(), *stage_tensors]
 
     def teardown(self) -> None:
         leave_process_group(self._member)

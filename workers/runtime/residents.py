@@ -68,11 +68,11 @@ class RoleOffloader:
     def require_resident(self, role: str) -> None:
         """Raise NotResident if the role is offloaded.
 
-        Roles that never hold device buffers, because they do not override `list_device_tensors`, always pass.
+        Roles that never hold device buffers, because they do not override `device_tensors`, always pass.
         """
         if (
             role in self.away
-            and type(self._roles[role]).list_device_tensors is not DistributeWorker.list_device_tensors
+            and type(self._roles[role]).device_tensors is not DistributeWorker.device_tensors
         ):
             raise NotResident(
                 f"{self._who}: the buffers of {role!r} are offloaded to host memory; the call was rejected. "
@@ -100,7 +100,7 @@ class RoleOffloader:
         holders: dict[int, set[str]] = {}
         tensors: dict[int, Tensor] = {}
         for role, worker in self._roles.items():
-            for tensor in worker.list_device_tensors():
+            for tensor in worker.device_tensors():
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     holders.setdefault(storage._cdata, set()).add(role)

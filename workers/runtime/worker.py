@@ -94,7 +94,7 @@ class DistributeWorker:
 
         return join_role_process_group(self.place)
 
-    def list_device_tensors(self) -> Iterable[Any]:
+    def device_tensors(self) -> Iterable[Any]:
         """Return the tensors that this role keeps on its device between calls, which are offloaded when groups take turns."""
         return ()
 

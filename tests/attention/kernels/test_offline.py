@@ -34,9 +34,9 @@ RICH = {
 }
 CODE = """
 import json, sys
-from nonet.bench.attention.offline import shipped
+from nonet.bench.attention.offline import compile_shipped
 for request in json.load(sys.stdin):
-    print(json.dumps(shipped(**request)), flush=True)
+    print(json.dumps(compile_shipped(**request)), flush=True)
 """
 
 

@@ -111,7 +111,7 @@ def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():
         ("sparse.tables={sku: {dim: 8}}", "no feature 'sku'"),
         (
             "sparse.tables.item.l1=0.5",
-            "sparse.tables.item: l1 and l2 are ftrl's, and rowwise_adagrad has neither",
+            "sparse.tables.item: l1 and l2 are settings of ftrl, and rowwise_adagrad has neither",
         ),
         ("sparse.tables.item.features=[user]", "feature 'user' is that of table 'item' too"),
     ],

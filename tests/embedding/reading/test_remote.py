@@ -53,7 +53,9 @@ class Shards:
 
 
 def _of_shard(number):
-    return type("ShardWorld", (ShardedTables,), {"ranges": property(lambda self: self.slices.ranges(number))})
+    return type(
+        "ShardWorld", (ShardedTables,), {"ranges": property(lambda self: self.slices.get_ranges(number))}
+    )
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_a_file_that_is_no_whole_table_of_the_commit_is_refused(tmp_path, monkey
     save(later, tmp_path).wait()
     with pytest.raises(CheckpointError, match="holds changes from step None to 9, the others all rows of"):
         load(ShardedTables(SPECS, seed=7), tmp_path)
-    monkeypatch.setattr(segments, "_text", lambda footer: _to_json(replace(footer, since=3)))
+    monkeypatch.setattr(segments, "_to_json", lambda footer: _to_json(replace(footer, since=3)))
     save(trained(), tmp_path / "changes").wait()
     with pytest.raises(CheckpointError, match="holds changes from step 3 to 4"):
         load(ShardedTables(SPECS, seed=7), tmp_path / "changes")

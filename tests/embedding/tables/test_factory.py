@@ -27,7 +27,7 @@ def node(tmp_path_factory):
     return tmp_path_factory.mktemp("node")
 
 
-STATUS = "from nonet.embedding.tables.factory import core_status; print(core_status())"
+STATUS = "from nonet.embedding.tables.factory import get_core_status; print(get_core_status())"
 
 
 def run(code, tmp_path, **environment):
@@ -44,7 +44,7 @@ def run(code, tmp_path, **environment):
 @pytest.mark.slow
 @needs_compiler
 def test_many_processes_of_a_node_compile_the_core_once(node):
-    code = "import nonet.embedding.tables.native_library as n; n.packaged = lambda: []; " + STATUS
+    code = "import nonet.embedding.tables.native_library as n; n.list_packaged = lambda: []; " + STATUS
     with ThreadPoolExecutor(3) as pool:
         answers = [job.stdout for job in pool.map(lambda _: run(code, node), range(3))]
     assert len(set(answers)) == 1
@@ -70,7 +70,7 @@ def test_a_library_that_does_not_fit_is_replaced_by_one_compiled_here(tmp_path, 
         whole = bytearray(Path("/bin/true").resolve().read_bytes())
         whole[18:20] = (0xF3, 0x00)  # ELF machine: RISC-V
         foreign.write_bytes(whole if kind == "another architecture" else whole[:40])
-    code = f"import pathlib, nonet.embedding.tables.native_library as n; n.packaged = lambda: [pathlib.Path({str(foreign)!r})]; "
+    code = f"import pathlib, nonet.embedding.tables.native_library as n; n.list_packaged = lambda: [pathlib.Path({str(foreign)!r})]; "
     found = run(code + STATUS + "; print(n.library()._name)", node).stdout.splitlines()
     assert found[0].startswith("C++ core (")
     assert Path(found[1]).parent == node / "nonet" / "core"
@@ -89,14 +89,14 @@ def test_a_library_without_a_function_of_its_sources_is_refused_by_name(tmp_path
 def test_without_a_compiler_tables_run_on_the_twin_with_one_warning_that_says_why(tmp_path):
     code = """
 import warnings, nonet.embedding.tables.native_library as n
-n.packaged = lambda: []
-n.compiler = lambda: None
-from nonet.embedding.tables.factory import core_status, make_table
+n.list_packaged = lambda: []
+n.find_compiler = lambda: None
+from nonet.embedding.tables.factory import get_core_status, make_table
 from nonet.embedding.tables.spec import TableSpec
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     tables = [make_table(name, TableSpec(4), 7) for name in "ab"]
-print(type(tables[0]).__name__, len(seen), seen[0].category.__name__, core_status().native)
+print(type(tables[0]).__name__, len(seen), seen[0].category.__name__, get_core_status().native)
 print(seen[0].message)
 """
     first, message = run(code, tmp_path).stdout.strip().splitlines()
@@ -110,7 +110,7 @@ def test_the_twin_can_be_asked_for(tmp_path):
 
 @needs_compiler
 def test_a_compiler_that_fails_is_named_with_its_first_line(tmp_path):
-    code = "import nonet.embedding.tables.native_library as n; n.packaged = lambda: []; " + STATUS
+    code = "import nonet.embedding.tables.native_library as n; n.list_packaged = lambda: []; " + STATUS
     answer = run(code, tmp_path, CXX="/bin/false").stdout
     assert answer.startswith("NumPy twin: /bin/false could not compile the core")
 

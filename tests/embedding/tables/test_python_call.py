@@ -342,7 +342,10 @@ def test_readers_and_a_writer_in_threads_see_whole_rows():
 @pytest.mark.skipif(native_library.find_compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize(
     "without",
-    ["native.packaged = native._python_headers = lambda: []", "native.Tensor = type('Other', (), {})"],
+    [
+        "native.list_packaged = native._get_python_include = lambda: []",
+        "native.Tensor = type('Other', (), {})",
+    ],
 )
 def test_without_pythons_headers_or_torchs_exchange_lookups_go_through_ctypes(tmp_path, without):
     code = f"""

@@ -29,7 +29,7 @@ def held(made):
 def ask(made, *keys):
     """Look a training batch of keys up: rows that are cached are read, others are loaded."""
     wanted = np.array(keys)
-    here = made.holds(wanted)
+    here = made.contains(wanted)
     rows = made.lookup(wanted[here], train=True)
     assert rows[:, 0].tolist() == wanted[here].tolist()
     return made.admit(rows_of(wanted[~here]))

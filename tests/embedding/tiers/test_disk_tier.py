@@ -28,7 +28,7 @@ def tier(folder, segment_bytes=4096, **settings):
 
 
 def held(cold):
-    return sorted(np.concatenate([*cold.keys(), np.empty(0, np.int64)]).tolist())
+    return sorted(np.concatenate([*cold.iterate_keys(), np.empty(0, np.int64)]).tolist())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -104,8 +104,8 @@ def test_a_write_that_fails_names_the_folder_and_loses_nothing(tmp_path, monkeyp
 
 def test_its_folder_goes_with_the_tier_and_what_a_killed_process_left_is_swept(tmp_path):
     code = (
-        "import os, sys; from nonet.embedding.tiers.disk_tier import ColdTier; from nonet.embedding.tables import TableSpec\n"
-        "cold = ColdTier(sys.argv[1], TableSpec(3)); os._exit(1)"
+        "import os, sys; from nonet.embedding.tiers.disk_tier import DiskTier; from nonet.embedding.tables import TableSpec\n"
+        "cold = DiskTier(sys.argv[1], TableSpec(3)); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=800)
     (left,) = tmp_path.iterdir()

@@ -37,7 +37,7 @@ def columns(part):
 
 
 def parts(snapshot, slices, **options):
-    return join_rows([snapshot.part(block, **options) for block in slices], snapshot.spec)
+    return join_rows([snapshot.read_slices(block, **options) for block in slices], snapshot.spec)
 
 
 BLOCKS = [range(start, start + 8192) for start in range(0, 1 << 16, 8192)]

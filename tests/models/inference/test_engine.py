@@ -77,7 +77,7 @@ def test_with_few_items_left_the_list_is_shorter_and_with_none_it_is_empty(world
 
 def test_the_engine_ranks_as_the_evaluator_does(world):
     run, engine = world
-    recommender = run.recommender(run.registry.version(1))
+    recommender = run.recommender(run.registry.read_version(1))
     seq = run.corpus.seq
     users = np.arange(6)
     positions = seq.lengths[users] - 1

@@ -22,7 +22,7 @@ def run(request, tmp_path_factory):
 
 
 def engines(run):
-    with_states = Engine(run.recommender(run.registry.version(1)), 1, States())
+    with_states = Engine(run.recommender(run.registry.read_version(1)), 1, States())
     return with_states, Engine(run.recommender(run.registry.version(1)), 1)
 
 

@@ -150,5 +150,5 @@ def test_numbers_with_zeros_in_front_are_hinted_at_and_other_texts_are_not(tmp_p
     pq.write_table(pa.table({"item_id": ids}), tmp_path / "items.parquet")
     items = str(tmp_path / "items.parquet") if catalogue else None
     found = read_profile(str(tmp_path / "log.parquet"), items)
-    assert found.pad_with_zeros == hint
+    assert found.zero_padded == hint
     assert ("item ids" in profile_text(found)) == bool(hint)

@@ -138,7 +138,7 @@ def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
     kind, module = vendor
     assert kind.get_ray_options(3) == {"resources": {"MAIA": 3}}
     assert kind.claim() == "maia:0"
-    assert kind.collectives() == "cpu:gloo,maia:gloo"
+    assert kind.get_collective_backends() == "cpu:gloo,maia:gloo"
     kind.synchronize()
     kind.seed(9)
     memory = kind.memory()
@@ -150,8 +150,8 @@ def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
 def test_a_module_named_in_the_environment_registers_in_every_process(tmp_path, monkeypatch):
     (tmp_path / "maia_devices.py").write_text(VENDOR)
     code = (
-        "import sys; from nonet.workers.devices.vendors import device; d = device('maia'); "
-        "assert not {'torch', 'ray'} & set(sys.modules); print(d.ray_options(2), d.vars)"
+        "import sys; from nonet.workers.devices.vendors import get_device; d = get_device('maia'); "
+        "assert not {'torch', 'ray'} & set(sys.modules); print(d.get_ray_options(2), d.vars)"
     )
     monkeypatch.setenv("NONET_DEVICES", "maia_devices")
     monkeypatch.syspath_prepend(tmp_path)

@@ -26,7 +26,7 @@ WHOLE = """
 import torch
 
 from nonet.options import Rate, StrictModel
-from nonet.workers import host_copy, load_model, outline, write_tensors
+from nonet.workers import copy_to_host, load_model, to_meta_tensors, write_tensors
 from nonet.workers.engines import TrainEngine
 
 
@@ -57,15 +57,15 @@ class Descent:
                     p -= self.options["speed"] * lr * p.grad
         self.model.zero_grad()
 
-    def outline(self):
-        return outline(self.model.state_dict())
+    def describe_weights(self):
+        return to_meta_tensors(self.model.state_dict())
 
     def tensors(self, names):
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
     def snapshot(self, saving):
-        weights = host_copy(self.model.state_dict())
+        weights = copy_to_host(self.model.state_dict())
 
         def write(folder):
             write_tensors(folder / "model.safetensors", weights)
@@ -263,7 +263,7 @@ def test_a_named_optimizer_that_the_engine_has_not_is_refused_and_the_default_is
 
 
 def test_facts_are_read_without_torch():
-    read = "from nonet.workers.engines import ENGINES as e; [e.get(n) for n in e.names()]"
+    read = "from nonet.workers.engines import ENGINES as e; [e.get(n) for n in e.list_names()]"
     code = f"import sys; {read}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
     assert all(isinstance(ENGINES.get(name), TrainEngine) for name in ENGINES.list_names())

@@ -153,8 +153,8 @@ class Broken(LoopSession):
         self.done.append("ended early")
         return self.checkpoint
 
-    def _update(self, beams, scores):
-        record = super()._update(beams, scores) | {"norm": 0.0}
+    def _update(self, stage, step, beams, scores):
+        record = super()._update(stage, step, beams, scores) | {"norm": 0.0}
         row = max(0, beams[1] - 7)
         return record | ({"skipped": 1.0, "skipped_in_a_row": float(row)} if row else {})
 

@@ -43,7 +43,7 @@ def stepped(scenario, ranks, monkeypatch):
         gradient.fill_(1e-3)
     engine.clip()
     engine.step(1e-3)
-    kept = {id(tensor): tensor.nbytes for tensor in engine.list_device_tensors()}
+    kept = {id(tensor): tensor.nbytes for tensor in engine.device_tensors()}
     return sum(kept.values()), max(summed, default=0)
 
 

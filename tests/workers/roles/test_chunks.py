@@ -149,7 +149,7 @@ def test_only_the_first_chunk_has_the_dropout_of_an_uncut_step(ring, monkeypatch
         stage = world.begin("pretrain", chunk=chunk)
         drawn = seeds.setdefault(chunk, [])
         monkeypatch.setattr(
-            "nonet.workers.roles.learners.supervised.device",
+            "nonet.workers.roles.learners.supervised.get_device",
             lambda name, drawn=drawn: SimpleNamespace(seed=drawn.append),
         )
         world.trainer.train(stage, 0, 1)

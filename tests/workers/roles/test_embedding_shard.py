@@ -25,7 +25,7 @@ def step_on(shard, keys, step):
 
 
 def rows_of(reader):
-    return reader.rows("item", torch.arange(12)).numpy()
+    return reader.read_rows("item", torch.arange(12)).numpy()
 
 
 def test_a_delta_holds_what_was_touched_and_what_went_and_no_other_row(tmp_path):

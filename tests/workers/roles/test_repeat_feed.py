@@ -54,7 +54,7 @@ def test_where_people_come_back_beam_and_exhaustive_ranks_are_the_same(allowing)
 
 
 def test_where_people_come_back_a_beam_hits_and_rl_has_a_gradient(allowing):
-    beams = allowing.beams(*allowing.rollout.heldout_prompts())
+    beams = allowing.generate_beams(*allowing.rollout.heldout_prompts())
     back = returning(allowing, beams["user"], beams["position"])
     assert back.any()
     assert compute_hits(beams)[back].any()
@@ -64,7 +64,7 @@ def test_where_people_come_back_a_beam_hits_and_rl_has_a_gradient(allowing):
 
 def test_rewards_are_told_the_whole_history_whatever_is_masked(allowing, masking):
     for feed in (allowing, masking):
-        beams, seq = feed.beams(*feed.rollout.heldout_prompts()), feed.evaluator.corpus.seq
+        beams, seq = feed.generate_beams(*feed.rollout.heldout_prompts()), feed.evaluator.corpus.seq
         lengths = np.diff(beams["history"].offsets)
         assert lengths.tolist() == beams["position"].tolist()
         first = slice(seq.offsets[beams["user"][0]], seq.offsets[beams["user"][0]] + beams["position"][0])

@@ -46,5 +46,5 @@ def test_a_chunk_that_does_not_come_is_a_deadline_that_names_call_parameter_and_
         DeadlineExceeded,
         match=r"trainer-1@n: trainer\.update: 1 chunks of 'rows' .* 7 s; raise deadlines\.step",
     ):
-        worker._arguments(pack_header(SHARED), [3, 2, ["a", "b"]])
+        worker._assemble_arguments(pack_header(SHARED), [3, 2, ["a", "b"]])
     assert waits == [7.0]

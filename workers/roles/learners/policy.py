@@ -105,7 +105,7 @@ class PolicyLearner(StageLearner):
         )
         return parts
 
-    def list_device_tensors(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         return list_training_tensors(self.reference.model) if self.reference is not None else []
 
     def _keep_version(self, version: int | None) -> dict[int, FrozenPolicy]:
