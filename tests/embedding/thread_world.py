@@ -24,7 +24,7 @@ class ThreadWire(Wire):
         super().__init__(layout, None, names)
         self._meeting = meeting
 
-    def _all_to_all(self, got, given, got_counts, given_counts, meanwhile=None):
+    def _exchange(self, got, given, got_counts, given_counts, meanwhile=None):
         if meanwhile is not None:
             meanwhile()
         rank, meeting = self._layout.rank, self._meeting

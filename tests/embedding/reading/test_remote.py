@@ -120,7 +120,7 @@ def test_a_hot_set_answers_without_a_call(shards):
     for _ in range(3):
         reader.read_rows("item", KEYS[:10])
         reader.refresh()
-    hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
+    hot.apply(join_updates([publisher.make_hot_update(10) for publisher in shards.publishers]))
     calls = reader.calls
     assert torch.equal(reader.read_rows("item", KEYS[:10]), shards.live(KEYS[:10]))
     assert reader.calls == calls
@@ -138,13 +138,13 @@ def test_a_hot_set_that_moves_on_under_a_batch_does_not_mix_versions(shards, mon
     reader = RemoteReader(SPECS, shards.published, hot=hot)
     reader.read_rows("item", KEYS[:10])
     reader.refresh()
-    hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
+    hot.apply(join_updates([publisher.make_hot_update(10) for publisher in shards.publishers]))
     before, fetch = shards.live(KEYS), reader._fetch
 
     def as_the_hot_set_moves_on(*asked):
         shards.train(KEYS)
         shards.publish(2)
-        hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
+        hot.apply(join_updates([publisher.make_hot_update(10) for publisher in shards.publishers]))
         fetch(*asked)
 
     monkeypatch.setattr(reader, "_fetch", as_the_hot_set_moves_on)
@@ -162,19 +162,19 @@ def test_hot_keys_are_the_frequent_ones():
 
 def test_a_replica_follows_deltas_and_a_late_joiner_gets_everything_while_training_goes_on(shards):
     replica = ReplicaReader(SPECS)
-    replica.apply(join_updates([publisher.update(None) for publisher in shards.publishers]))
+    replica.apply(join_updates([publisher.make_update(None) for publisher in shards.publishers]))
     assert torch.equal(replica.read_rows("item", KEYS), shards.live(KEYS))
     shards.train(KEYS[:3])
     shards.publish(2)
     wanted = shards.live(KEYS)
     shards.train(KEYS[2:9])  # not published: nobody may see it
-    update = join_updates([publisher.update(1) for publisher in shards.publishers])
+    update = join_updates([publisher.make_update(1) for publisher in shards.publishers])
     assert update["base"] == 1
     assert sum(part.num_rows for part in update["tables"]["item"]) == 3
     late = ReplicaReader(SPECS)
     with pytest.raises(StaleVersion, match="has version None, the update starts from 1"):
         late.apply(update)
-    late.apply(join_updates([publisher.update(late.version) for publisher in shards.publishers]))
+    late.apply(join_updates([publisher.make_update(late.version) for publisher in shards.publishers]))
     replica.apply(update)
     for reader in (replica, late):
         assert torch.equal(reader.read_rows("item", KEYS), wanted)
@@ -184,13 +184,13 @@ def test_a_replica_follows_deltas_and_a_late_joiner_gets_everything_while_traini
 def test_readers_in_threads_never_see_two_versions_in_one_batch(shards):
     versions = {1: shards.live(KEYS)}
     replica = ReplicaReader(SPECS)
-    replica.apply(join_updates([publisher.update() for publisher in shards.publishers]))
+    replica.apply(join_updates([publisher.make_update() for publisher in shards.publishers]))
     readers = [RemoteReader(SPECS, shards.published, cache_rows=0) for _ in range(2)] + [replica]
     torn, over, reads = [], threading.Event(), []
 
     def read(reader):
         while not over.is_set():
-            rows = reader.rows("item", KEYS)
+            rows = reader.read_rows("item", KEYS)
             reads.append(1)
             if not any(torch.equal(rows, known) for known in list(versions.values())):
                 torn.append(rows)
@@ -202,7 +202,7 @@ def test_readers_in_threads_never_see_two_versions_in_one_batch(shards):
         shards.train(KEYS)
         versions[version] = shards.live(KEYS)
         shards.publish(version)
-        replica.apply(join_updates([publisher.update(version - 1) for publisher in shards.publishers]))
+        replica.apply(join_updates([publisher.make_update(version - 1) for publisher in shards.publishers]))
     over.set()
     for thread in threads:
         thread.join(20)
@@ -211,9 +211,9 @@ def test_readers_in_threads_never_see_two_versions_in_one_batch(shards):
 
 
 def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, monkeypatch):
-    publisher, keys = shards.publishers[0], KEYS[shards.slices.owner(KEYS.numpy()) == 0]
+    publisher, keys = shards.publishers[0], KEYS[shards.slices.find_owners(KEYS.numpy()) == 0]
     (snapshot,) = publisher._world.histories["item"].snapshots
-    before, read = shards.live(keys), snapshot.rows
+    before, read = shards.live(keys), snapshot.read_rows
 
     def while_versions_pass(asked):
         for version in (2, 3, 4):
@@ -221,14 +221,14 @@ def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, mon
             shards.publish(version)
         return read(asked)
 
-    monkeypatch.setattr(snapshot, "rows", while_versions_pass)
-    answer = publisher.rows("item", keys.numpy(), 1)
+    monkeypatch.setattr(snapshot, "read_rows", while_versions_pass)
+    answer = publisher.read_rows("item", keys.numpy(), 1)
     assert torch.equal(torch.from_numpy(answer.data).view(torch.float32), before)
     with pytest.raises(StaleVersion, match="read after it was closed"):
         read(keys.numpy())
     assert snapshot not in publisher._world.histories["item"].snapshots
     with pytest.raises(StaleVersion, match="version 1 of table 'item' was asked for, version 4 is published"):
-        publisher.rows("item", keys.numpy(), 1)
+        publisher.read_rows("item", keys.numpy(), 1)
 
 
 def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
@@ -253,7 +253,7 @@ def test_what_cannot_be_read_is_named(shards):
     with pytest.raises(ConfigError, match="version 1 cannot be published after version 1"):
         shards.publish(1)
     with pytest.raises(StaleVersion, match="keys of table 'item' live on other shards by slice map 0"):
-        shards.publishers[0].rows("item", KEYS.numpy(), 1)
+        shards.publishers[0].read_rows("item", KEYS.numpy(), 1)
     with pytest.raises(ConfigError, match="no sparse table 'user'"):
         RemoteReader(SPECS, shards.published).read_rows("user", KEYS)
 

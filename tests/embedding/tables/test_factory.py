@@ -70,8 +70,11 @@ def test_a_library_that_does_not_fit_is_replaced_by_one_compiled_here(tmp_path, 
         whole = bytearray(Path("/bin/true").resolve().read_bytes())
         whole[18:20] = (0xF3, 0x00)  # ELF machine: RISC-V
         foreign.write_bytes(whole if kind == "another architecture" else whole[:40])
-    code = f"import pathlib, nonet.embedding.tables.native_library as n; n.list_packaged = lambda: [pathlib.Path({str(foreign)!r})]; "
-    found = run(code + STATUS + "; print(n.library()._name)", node).stdout.splitlines()
+    code = (
+        f"import pathlib, nonet.embedding.tables.native_library as n; "
+        f"n.list_packaged = lambda: [pathlib.Path({str(foreign)!r})]; "
+    )
+    found = run(code + STATUS + "; print(n.load_library()._name)", node).stdout.splitlines()
     assert found[0].startswith("C++ core (")
     assert Path(found[1]).parent == node / "nonet" / "core"
 
@@ -100,12 +103,12 @@ print(type(tables[0]).__name__, len(seen), seen[0].category.__name__, get_core_s
 print(seen[0].message)
 """
     first, message = run(code, tmp_path).stdout.strip().splitlines()
-    assert first == "NumPyTable 1 SlowTables False"
+    assert first == "NumPyTable 1 SlowTablesWarning False"
     assert "no C++ compiler: install g++ or clang++, or set CXX" in message
 
 
 def test_the_twin_can_be_asked_for(tmp_path):
-    assert run(STATUS, tmp_path, NONET_CORE="numpy").stdout.startswith("NumPy twin: NONET_CORE=numpy asks")
+    assert run(STATUS, tmp_path, NONET_CORE="numpy").stdout.startswith("NumPy twin: NONET_CORE=numpy selects")
 
 
 @needs_compiler

@@ -23,7 +23,7 @@ def run(request, tmp_path_factory):
 
 def engines(run):
     with_states = Engine(run.recommender(run.registry.read_version(1)), 1, States())
-    return with_states, Engine(run.recommender(run.registry.version(1)), 1)
+    return with_states, Engine(run.recommender(run.registry.read_version(1)), 1)
 
 
 def question(run, user, stop, start=0):

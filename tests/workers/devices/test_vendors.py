@@ -141,7 +141,7 @@ def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
     assert kind.get_collective_backends() == "cpu:gloo,maia:gloo"
     kind.synchronize()
     kind.seed(9)
-    memory = kind.memory()
+    memory = kind.measure_memory()
     assert (memory.used, memory.peak, memory.free, memory.total) == (30, 35, 60, 100)
     assert kind.stream() == "a stream"
     assert module.calls == [("set_device", 0), ("synchronize",), ("seed", 9)]

@@ -60,7 +60,7 @@ class Descent:
     def describe_weights(self):
         return to_meta_tensors(self.model.state_dict())
 
-    def tensors(self, names):
+    def gather_weights(self, names):
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 

@@ -100,7 +100,8 @@ def test_a_write_that_takes_too_long_is_told():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
 def test_the_writing_thread_lets_steps_go_first():
-    code = "import os; from nonet.background import get_writer_thread; print(get_writer_thread().submit(os.nice, 0).result(), os.nice(0))"
+    code = "import os; from nonet.background import get_writer_thread as thread; "
+    code += "print(thread().submit(os.nice, 0).result(), os.nice(0))"
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
