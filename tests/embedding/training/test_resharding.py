@@ -97,7 +97,7 @@ def test_readers_get_the_published_rows_while_rows_move_and_train(thread_worlds)
 
     def read(reader):
         while not over.is_set():
-            rows = reader.rows("item", keys)
+            rows = reader.read_rows("item", keys)
             reads.append(1)
             if not torch.equal(rows, versions[reader.version]):
                 wrong.append(reader.version)
@@ -163,14 +163,14 @@ def test_a_shard_that_gave_slices_away_tells_nothing_more_of_their_keys(thread_w
     step(key, 1)
     for number in range(2, 10):
         step(other, number)
-    assert source.tables["item"].deleted.since(0)[0].tolist() == key.tolist()
+    assert source.tables["item"].deleted.list_since(0)[0].tolist() == key.tolist()
     trainer.pull("slow", key)
     updates = [make_update(world.tables, 1) for world in (target, source)]
     replica.apply(join_updates(updates))
     step(key, 10)  # it is back
     trainer.move([SliceMove(0, 1 << 16, 1, 0)])
     finish(trainer, threads)
-    assert [len(world.tables["slow"]._waiting()[0]) for world in (target, source)] == [1, 0]
+    assert [len(world.tables["slow"]._list_waiting()[0]) for world in (target, source)] == [1, 0]
     updates = [make_update(world.tables, 2, base=1, since=3) for world in (target, source)]
     replica.apply(join_updates(updates))  # it went after step 3, says the shard that had it then
     assert torch.equal(replica.read_rows("item", key), target.tables["item"].lookup(key, train=False))
