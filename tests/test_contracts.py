@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nonet import Reward, contracts
+from nonet.contracts import check_class
 from nonet.errors import ConfigError
 from nonet.rl.rewards.remote import reward_at
 from nonet.samples.stores import Store, check_address, create_store, open_store
@@ -99,3 +100,21 @@ def test_a_reward_scheme_of_an_installed_package_is_found_and_its_name_cannot_be
     _install(monkeypatch, "http", "GrpcReward", group="nonet.reward_schemes")
     with pytest.raises(ConfigError, match="the name is taken, Nonet ships it"):
         reward_at("http://host:1/fresh", "reward 'fresh'")
+
+
+class _Opener:
+    def open(self, path: str, *, mode: str = "r") -> None: ...
+
+
+class _Faithful(_Opener):
+    def open(self, path: str, *, mode: str = "r") -> None: ...
+
+
+class _WithoutMode(_Opener):
+    def open(self, path: str) -> None: ...  # type: ignore[override]
+
+
+def test_arguments_by_keyword_are_part_of_a_contract():
+    check_class(_Faithful, _Opener, "opener 'a'", "docs/how-to/extend.md")
+    with pytest.raises(ConfigError, match=r"_WithoutMode\.open does not accept"):
+        check_class(_WithoutMode, _Opener, "opener 'b'", "docs/how-to/extend.md")

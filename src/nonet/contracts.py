@@ -27,9 +27,9 @@ def check_class(value: Any, base: type, title: str, page: str) -> None:
         ConfigError: The object is no subclass, lacks a method, or has a method that does not accept the arguments
             of the base class.
     """
-    problems = _class_problems(value, base)
+    problems = _find_class_problems(value, base)
     if problems:
-        raise ConfigError(f"{title} ({_file_of(value)}): {'; '.join(problems)}; see {page}")
+        raise ConfigError(f"{title} ({_locate_source(value)}): {'; '.join(problems)}; see {page}")
 
 
 def find_entry_point(name: str, group: str, title: str, shipped: Collection[str]) -> EntryPoint | None:
@@ -45,31 +45,34 @@ def find_entry_point(name: str, group: str, title: str, shipped: Collection[str]
     return points[0] if points else None
 
 
-def _class_problems(value: Any, base: type) -> list[str]:
+def _find_class_problems(value: Any, base: type) -> list[str]:
     """List what is wrong with a plug-in class; an empty list if nothing is."""
     if not isinstance(value, type) or not issubclass(value, base):
         return [f"expected a subclass of {base.__name__}, got {value!r}"]
     missing = sorted(getattr(value, "__abstractmethods__", ()))
     if missing:
         return [f"class {value.__name__} has no {' and no '.join(missing)}"]
-    return [problem for name in sorted(vars(base)) if (problem := _signature_problem(value, base, name))]
+    return [problem for name in sorted(vars(base)) if (problem := _find_signature_problem(value, base, name))]
 
 
-def _signature_problem(value: type, base: type, name: str) -> str:
+def _find_signature_problem(value: type, base: type, name: str) -> str:
     """Describe why a method cannot be called as the base class declares; empty if it can."""
     declared, written = getattr(base, name), getattr(value, name)
     if name.startswith("__") or written is declared or not inspect.isfunction(declared):
         return ""
     expected = inspect.signature(declared)
-    parameters = expected.parameters.values()
+    by_keyword = [key for key, p in expected.parameters.items() if p.kind is p.KEYWORD_ONLY]
+    by_position = [
+        p for p in expected.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     try:
-        inspect.signature(written).bind(*(None for _ in parameters))
+        inspect.signature(written).bind(*(None for _ in by_position), **dict.fromkeys(by_keyword))
     except (TypeError, ValueError):
         return f"{value.__name__}.{name} does not accept {expected}"
     return ""
 
 
-def _file_of(value: Any) -> str:
+def _locate_source(value: Any) -> str:
     """Return the file that defines an object, or its module if there is no file."""
     try:
         return inspect.getsourcefile(value) or value.__module__
