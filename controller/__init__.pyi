@@ -1,2 +1,2 @@
+from .single_controller import ControllerTask as ControllerTask
 from .single_controller import SingleController as SingleController
-from .single_controller import Task as Task

@@ -15,19 +15,25 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_whole
-from nonet.controller.record import Manifest, Recorder, rerank_name, subjects_beside, unselected_name
-from nonet.controller.report import headline, make_report
+from nonet.controller.record import (
+    Manifest,
+    Recorder,
+    list_subjects_beside,
+    make_rerank_name,
+    make_unselected_name,
+)
+from nonet.controller.report import make_report, select_headline
 from nonet.controller.scenario import Scenario
 from nonet.controller.scenario.settings import duplicates_text, repeats_text, shared_codes_text
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
 from nonet.controller.stages import (
-    controls_of,
+    make_controls,
     probe_rewards,
     rerank,
     run_stage,
-    smoke_test_rewards,
     train_control,
+    try_rewards,
 )
 from nonet.workers.roles.evaluation import EXHAUSTIVE_ITEMS
 from nonet.workers.runtime import GroupFuture
@@ -48,29 +54,29 @@ class Pipeline:
         Returns:
             False if the run was stopped before its end; it can be resumed then.
         """
-        self.session.told = lambda text: self.recorder.event("note", text=text)
+        self.session.told = lambda text: self.recorder.add_event("note", text=text)
         with self.session as session:
             for name, seconds in session.seconds.items():
-                self._timed(name, seconds)
+                self._add_seconds(name, seconds)
             self._note_start()
-            smoke_test_rewards(session)
+            try_rewards(session)
             self._asked_shown = (
                 session.evaluator.shown()
             )  # first of all: who shows a result must not wait for others
             for name in baselines_of(session.scenario):
                 self._evaluate(name, partial(session.evaluator.baseline, name))
-            for name in self._done_before(session.restored):
-                self._evaluate(name, partial(self._ranked, name))
-                for subject in subjects_beside(name):
+            for name in self._list_done_stages(session.restored):
+                self._evaluate(name, partial(self._rank_checkpoint, name))
+                for subject in list_subjects_beside(name):
                     self._evaluate_aside(subject)
-            for name in self._to_do(session.restored):
-                if not self._stage(name):
+            for name in self._list_open_stages(session.restored):
+                if not self._run_stage(name):
                     self._collect()
-                    self.recorder.event(
+                    self.recorder.add_event(
                         "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
                     )
                     return False
-            self.recorder.event("stage", stage="evaluate", steps=None, done=0)
+            self.recorder.add_event("stage", stage="evaluate", steps=None, done=0)
             self._collect(wait=True)
             self._finish()
         return True
@@ -78,43 +84,43 @@ class Pipeline:
     def _note_start(self) -> None:
         data, tokens = self.session.facts["data"], self.session.facts["tokenizer"]
         if data["notice"]:
-            self.recorder.event("note", text=data["notice"])
-        self.recorder.event(
+            self.recorder.add_event("note", text=data["notice"])
+        self.recorder.add_event(
             "note",
             text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
             + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
         )
         validates = hasattr(self.session.evaluator, "validate")
-        notes = validation_notes(self.session.scenario, self.session.facts, validates=validates)
-        ranked = evaluation_notes(self.session.scenario, data)
-        for text in (*data_notes(self.session.facts), *notes, *ranked):
-            self.recorder.event("note", text=text)
+        notes = make_validation_notes(self.session.scenario, self.session.facts, validates=validates)
+        ranked = make_evaluation_notes(self.session.scenario, data)
+        for text in (*make_data_notes(self.session.facts), *notes, *ranked):
+            self.recorder.add_event("note", text=text)
         for text in getattr(self.session.groups, "notes", ()):
-            self.recorder.event("note", text=text)
+            self.recorder.add_event("note", text=text)
         if repeats := repeats_text(data):
-            self.recorder.event("note", text=repeats)
+            self.recorder.add_event("note", text=repeats)
         if tokens:
-            self.recorder.event(
+            self.recorder.add_event(
                 "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
             )
         for text in (duplicates_text(data), shared_codes_text(tokens or {}, data["items"])):
             if text:
-                self.recorder.event("note", text=f"warning: {text}")
+                self.recorder.add_event("note", text=f"warning: {text}")
         if self.session.restored:
             at = self.session.restored
-            self.recorder.event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
+            self.recorder.add_event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
 
-    def _done_before(self, restored: Manifest | None) -> list[str]:
+    def _list_done_stages(self, restored: Manifest | None) -> list[str]:
         """Stages that ended before the one the commit is in."""
         names = list(self.session.stages)
         return [] if restored is None else names[: names.index(restored.stage)]
 
-    def _to_do(self, restored: Manifest | None) -> list[str]:
+    def _list_open_stages(self, restored: Manifest | None) -> list[str]:
         """Stages from the one the commit is in; when the commit ends a stage, that one is only evaluated."""
         names = list(self.session.stages)
         return names if restored is None else names[names.index(restored.stage) :]
 
-    def _stage(self, name: str) -> bool:
+    def _run_stage(self, name: str) -> bool:
         session = self.session
         at = session.restored
         over = at is not None and at.stage == name and at.last
@@ -126,46 +132,46 @@ class Pipeline:
                 if at is None or at.stage != name:
                     self._rerank(name)
             began = time.time()
-            with session.trace.span(name):
+            with session.trace.record_span(name):
                 if not run_stage(session, name, self.recorder, self._tick):
                     return False
-            self._timed(name, time.time() - began)
+            self._add_seconds(name, time.time() - began)
         if body.kind.rolls_out:
             self._probe(name, "after")
         self._keep_join_counts(name)
-        self._evaluate(name, partial(self._ranked, name))
-        self._evaluate_aside(unselected_name(name))
-        return self._control(name)
+        self._evaluate(name, partial(self._rank_checkpoint, name))
+        self._evaluate_aside(make_unselected_name(name))
+        return self._train_controls(name)
 
-    def _control(self, name: str) -> bool:
+    def _train_controls(self, name: str) -> bool:
         """Train and rank the controls of an RL stage, and go on from the stage's own end. False when stopped before its end."""
         session = self.session
-        controls = controls_of(session, name) if session.scenario.stages[name].kind.rolls_out else []
+        controls = make_controls(session, name) if session.scenario.stages[name].kind.rolls_out else []
         for control in controls:
             subject, folder, began = control.setup.name, None, time.time()
             if not (session.run.results / f"{subject}.npz").exists():
-                with session.trace.span(subject):
+                with session.trace.record_span(subject):
                     folder = train_control(session, control, self.recorder, self._tick)
                 if folder is None:
-                    session.groups.load(session.commits.end_of(name), None)
+                    session.groups.load(session.commits.find_stage_end(name), None)
                     return False
-                self._timed(subject, time.time() - began)
+                self._add_seconds(subject, time.time() - began)
             self._evaluate(subject, partial(session.evaluator.evaluate, subject, str(folder)))
         if controls:
-            session.groups.load(session.commits.end_of(name), None)
+            session.groups.load(session.commits.find_stage_end(name), None)
         return True
 
     def _rerank(self, name: str) -> None:
         """Re-rank the lists of before an RL stage by its rewards, where that is not done yet."""
-        subject = rerank_name(name)
+        subject = make_rerank_name(name)
         control = getattr(self.session.scenario.stages[name], "control", False)
         if control and getattr(control, "rerank", None) is not False:
             if self.session.run.read_json(f"results/{subject}.json") is not None:
                 return
             began = time.time()
-            with self.session.trace.span(subject):
+            with self.session.trace.record_span(subject):
                 rerank(self.session, name, self.recorder)
-            self._timed(subject, time.time() - began)
+            self._add_seconds(subject, time.time() - began)
 
     def _evaluate_aside(self, subject: str) -> None:
         """Rank a checkpoint that nothing goes on from: a stage's control, or its best step where its start was selected."""
@@ -176,7 +182,7 @@ class Pipeline:
 
     def _rebind(self, name: str) -> None:
         """Have the groups of a stage; what an evaluator that ends was asked is waited for."""
-        due = self.session.due(name)
+        due = self.session.find_due_change(name)
         if not due:
             return
         if any(
@@ -185,25 +191,25 @@ class Pipeline:
             if "evaluator" in group.roles
         ):
             self._collect(wait=True)
-            self._shown_users()
+            self._fetch_shown_users()
             self._keep_join_counts()
         began = time.time()
         self.session.prepare(name)
-        self._timed(f"rebind {name}", time.time() - began)
-        self.recorder.event("note", text=f"before {name}: {due.words()}")
+        self._add_seconds(f"rebind {name}", time.time() - began)
+        self.recorder.add_event("note", text=f"before {name}: {due.describe()}")
 
     def _tick(self) -> bool:
         """Collect what the evaluator has finished and report failed heartbeats between steps; return whether to stop."""
         _ = self.session.evaluator
         self._collect()
-        if warning := self.session.groups.warning():
-            self.recorder.event("note", text=warning)
+        if warning := self.session.groups.pop_warning():
+            self.recorder.add_event("note", text=warning)
         self.session.trace.collect_due(self.session.groups.hosts.values())
         return self._stopped()
 
-    def _ranked(self, name: str) -> GroupFuture:
+    def _rank_checkpoint(self, name: str) -> GroupFuture:
         """Have a stage's commit ranked: by the evaluator, a share of the events by each where there are several."""
-        evaluator, folder = self.session.evaluator, str(self.session.commits.end_of(name))
+        evaluator, folder = self.session.evaluator, str(self.session.commits.find_stage_end(name))
         if not hasattr(evaluator, "share") or evaluator.world == 1:
             return evaluator.evaluate(name, folder)
         return evaluator.together(name, evaluator.share(folder))
@@ -225,24 +231,24 @@ class Pipeline:
                 self._asked.append((name, self.session.evaluator.baseline(name), began))
                 continue
             self.session.run.write_json(f"results/{name}.json", result)
-            self._timed(f"evaluate {name}", time.time() - began)
+            self._add_seconds(f"evaluate {name}", time.time() - began)
             self._show(name, result)
 
     def _show(self, name: str, result: dict[str, Any]) -> None:
-        users = self._shown_users()
-        self.recorder.event(
+        users = self._fetch_shown_users()
+        self.recorder.add_event(
             "result",
             name=name,
-            metrics=headline(result),
+            metrics=select_headline(result),
             shown=result["shown"],
             users=users,
             baseline=name not in self.session.stages,
         )
         for how, parts in result["detail"].get("test", {}).items():
             values = {f"{name}/{key}": value for key, value in parts["all"].items()}
-            self.recorder.metrics(f"evaluate/{how}", 0, values, role="evaluator")
+            self.recorder.record_metrics(f"evaluate/{how}", 0, values, role="evaluator")
 
-    def _shown_users(self) -> list[dict[str, Any]]:
+    def _fetch_shown_users(self) -> list[dict[str, Any]]:
         shown = self._shown
         if shown is None:
             shown = self._shown = self._asked_shown.get(self.session.deadlines.evaluate)
@@ -261,22 +267,22 @@ class Pipeline:
         order = list(session.stages)
         baselines = baselines_of(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
-        aside = [(name, subject) for name in order for subject in subjects_beside(name)]
+        aside = [(name, subject) for name in order for subject in list_subjects_beside(name)]
         pairs += [each for each in aside if (session.run.results / f"{each[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
             if session.facts["data"]["held_out"]["test"]
             else {}
         )
-        shown = self._shown_users()
+        shown = self._fetch_shown_users()
         self._keep_join_counts()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
         session.trace.collect(session.groups.hosts.values())
         work = {
-            "idle": session.trace.idle(),
-            "bytes_out": session.trace.bytes_out(),
-            "moved": session.groups.offloader.counted(),
-            "published": session.trainer.published(),
+            "idle": session.trace.compute_idle_shares(),
+            "bytes_out": session.trace.count_returned_bytes(),
+            "moved": session.groups.offloader.list_counts(),
+            "published": session.trainer.count_published(),
         }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work)
 
@@ -292,7 +298,7 @@ class Pipeline:
         if stage is not None:
             readers = {"trainer": session.trainer.group}
             if session.scenario.stages[stage].kind.rolls_out:
-                groups = session.rewards_of(stage).groups
+                groups = session.get_rewards(stage).groups
                 readers |= {f"reward {name}": group for name, group in groups.items()}
         kept = session.run.read_json("results/joins.json") or {}
         for reader, group in readers.items():
@@ -305,12 +311,12 @@ class Pipeline:
                         sums[key] = sums.get(key, 0) + value
         session.run.write_json("results/joins.json", kept)
 
-    def _timed(self, name: str, seconds: float) -> None:
+    def _add_seconds(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)
         self.session.run.write_json("results/wall.json", self.wall_s)
 
 
-def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates: bool) -> Iterator[str]:
+def make_validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates: bool) -> Iterator[str]:
     """Yield a note if stages that could be validated are not, and why."""
     stages = [name for name, body in scenario.stages.items() if body.kind.validates]
     held_out = facts["data"]["held_out"]["valid"]
@@ -319,7 +325,7 @@ def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates:
         yield f"{why}: {', '.join(stages)} run all their steps and end with their last commit"
 
 
-def evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
+def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes if not all users are ranked, or if models are ranked by beam alone."""
     ask, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
     if not scenario.model.spec.makes_lists:
@@ -334,7 +340,7 @@ def evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[st
         )
 
 
-def data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
+def make_data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on columns that were dropped and on what a warm start knows."""
     if dropped := facts["data"].get("dropped"):
         yield f"not read, for they hold neither numbers nor text: {', '.join(dropped)}"

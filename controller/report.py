@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.record import (
-    Commands,
+    CommandQueue,
     RunFolder,
-    Validations,
+    ValidationRecord,
+    list_subjects_beside,
     read_journal,
-    subjects_beside,
 )
 from nonet.controller.scenario import Scenario, holds
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
-from nonet.models.ranking import paired
+from nonet.models.ranking import compare_paired
 
 _NAMED = 50  # users of a reward's quarantine
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
@@ -44,59 +44,62 @@ def make_report(
         work: What the groups did: {"idle", "bytes_out", "moved", "published"}.
     """
     facts = run.read_facts()
-    beside = {subject: {} for name in scenario.stages for subject in subjects_beside(name)}
+    beside = {subject: {} for name in scenario.stages for subject in list_subjects_beside(name)}
     baselines = baselines_of(scenario) | beside
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
-    rewards = _rewards(run, scenario)
+    rewards = _compare_rewards(run, scenario)
     report = {
         "run": run.id,
         "name": scenario.name,
         "seed": scenario.seed,
         "command": (run.read_json("command.json") or {}).get("command", f"nonet run {scenario.name}"),
-        "data": _data(facts["data"]),
-        "stages": {name: headline(results[name]) for name in scenario.stages if name in results},
-        "baselines": {name: headline(results[name]) for name in baselines if name in results},
+        "data": _read_data(facts["data"]),
+        "stages": {name: select_headline(results[name]) for name in scenario.stages if name in results},
+        "baselines": {name: select_headline(results[name]) for name in baselines if name in results},
         "trained": {name: result["trained"] for name, result in results.items() if "trained" in result},
         "detail": {name: result["detail"] for name, result in results.items()},
         "paired": comparison.get("paired", {}),
-        **_beyond(results),
+        **_collect_parts(results),
         **rewards,
-        "quarantined": _quarantined(run),
-        "commands": Commands(run).taken(),
-        "floors": _floors(run, scenario, rewards.get("stage_rewards", {})),
-        "validation": _validations(run, scenario),
+        "quarantined": _count_quarantined(run),
+        "commands": CommandQueue(run).list_taken(),
+        "floors": _check_floors(run, scenario, rewards.get("stage_rewards", {})),
+        "validation": _read_validations(run, scenario),
         "tokenizer": facts["tokenizer"],
-        "users": _users(comparison.get("shown", []), results),
+        "users": _join_users(comparison.get("shown", []), results),
         "wall_s": dict(wall_s),
         **work,
-        "rows": _rows(run),
+        "rows": _count_rows(run),
         "joins": run.read_json("results/joins.json") or {},
-        "machine": machine(run.metrics),
-        "sparse": _sparse(run, scenario),
-        "absent_reads": _absent(run),
+        "machine": read_machine(run.metrics),
+        "sparse": _count_sparse(run, scenario),
+        "absent_reads": _count_absent_reads(run),
         "peak_rss_bytes": 0,
         "weights": dict(weights),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _find_version(name) for name in _PACKAGES},
+        },
     }
     run.write_json("report.json", report)
     return report
 
 
-def headline(result: Mapping[str, Any]) -> dict[str, float]:
+def select_headline(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the main metrics of a result: test events, ranked exhaustively if they were, of all users."""
     test = result["detail"].get("test", {})
     return test.get("exhaustive", test.get("beam", {})).get("all", {})
 
 
-def _data(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _read_data(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the data, with the share of users without a test event."""
     left_out, users = facts.get("users_only_trained"), facts.get("users")
     return {**facts} | ({"share_only_trained": left_out / users} if users and left_out is not None else {})
 
 
-def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_parts(results: Mapping[str, Any]) -> dict[str, Any]:
     """By subject: what its lists are like, a memory's weights and gain, what drawn users leave open. Of all: the segments."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
@@ -105,7 +108,7 @@ def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
     return parts | {"segments": next(iter(parts["segments"].values()), {})}
 
 
-def machine(metrics: Path) -> dict[str, dict[str, Any]]:
+def read_machine(metrics: Path) -> dict[str, dict[str, Any]]:
     """Return the machine use of each stage's first trainer from the metrics file.
 
     The result has, by stage, the model FLOP/s utilisation (mfu), achieved and possible operations per second, positions
@@ -140,17 +143,17 @@ def machine(metrics: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
+def _compare_rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
     """Return the rewards before and after every RL stage; those of the last one stand for the run."""
     stages = {
         name: compared
         for name in scenario.stages
-        if (compared := _rewards_of(run, name, scenario.seed)) is not None
+        if (compared := _compare_stage_rewards(run, name, scenario.seed)) is not None
     }
     return {**list(stages.values())[-1], "stage_rewards": stages} if stages else {}
 
 
-def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
+def _compare_stage_rewards(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
     """Return [before, after, low, high] of each reward of a stage, or None if it was not measured.
 
     The means and the 95 % interval of the change are over users that RL never trains on.
@@ -171,7 +174,7 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
     means, user = {}, after["user"][scored]
     for key in keys:
         new, old = after[key][scored], before[key][scored]
-        change = paired(new, old, user, seed)
+        change = compare_paired(new, old, user, seed)
         means[key] = [float(old.mean()), float(new.mean()), change["low"], change["high"]]
     reranked = run.results / f"{stage}.rewards.rerank.npz"
     more = {}
@@ -179,7 +182,7 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
         lists = dict(np.load(reranked))
         if all(len(lists.get(key, ())) == len(scored) for key in weights):
             total = np.sum([weight * lists[key] for key, weight in weights.items()], axis=0)[scored]
-            change = paired(total, before["total"][scored], user, seed)
+            change = compare_paired(total, before["total"][scored], user, seed)
             more["rerank"] = {
                 "multiplier": float(lists["multiplier"]),
                 "total": [means["total"][0], float(np.nanmean(total)), change["low"], change["high"]],
@@ -194,7 +197,7 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
     }
 
 
-def _quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
+def _count_quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
     """By reward: how many prompts had no score of it, in how many steps, the first users, and why of the first."""
     found: dict[str, dict[str, Any]] = {}
     for record in read_journal(run.journal):
@@ -209,7 +212,7 @@ def _quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _floors(
+def _check_floors(
     run: RunFolder, scenario: Scenario, rewards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Return the state of each floor by `stage.reward`.
@@ -218,7 +221,7 @@ def _floors(
     never trains on, and whether it held within 2 %, for those users if there are some.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for record in _records(run):
+    for record in _read_records(run):
         if record["role"] == "trainer" and record["name"].startswith(("reward.", "multiplier.")):
             values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     floors = {
@@ -250,15 +253,15 @@ def _floors(
     return found
 
 
-def _validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
+def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
     """By validated stage: metric, best, ran, steps, and the history, each with the mean training loss since the one before."""
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for record in _records(run):
+    for record in _read_records(run):
         if record["role"] == "trainer" and record["name"] in ("loss", "events"):
             values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
     stages = {}
     for name in scenario.stages:
-        kept, before = Validations(run, name), 0
+        kept, before = ValidationRecord(run, name), 0
         if kept.end is None or not kept.history:
             continue
         losses, events = values.get((name, "loss"), {}), values.get((name, "events"), {})
@@ -273,20 +276,20 @@ def _validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
     return stages
 
 
-def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _join_users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         user | {"recommended": {name: result["shown"][index] for name, result in results.items()}}
         for index, user in enumerate(shown)
     ]
 
 
-def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
+def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
     """Rows that each table holds, and what it admitted, refused, evicted and read as default over the whole run."""
     counts_by_table: dict[str, dict[str, int]] = {
         name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
     }
     seen: dict[tuple[str, int, str], int] = {}
-    for record in _records(run):
+    for record in _read_records(run):
         if record["role"] == "embedding":
             seen[record["stage"], record["step"], record["name"]] = int(record["value"])
     for (_, _, name), value in seen.items():
@@ -296,13 +299,13 @@ def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
     return counts_by_table
 
 
-def _absent(run: RunFolder) -> int:
+def _count_absent_reads(run: RunFolder) -> int:
     """Positions for which rollouts with copies of the tables, or without, read the default row."""
-    reads = {(r["stage"], r["step"]): int(r["value"]) for r in _records(run) if r["role"] == "rollout"}
+    reads = {(r["stage"], r["step"]): int(r["value"]) for r in _read_records(run) if r["role"] == "rollout"}
     return sum(reads.values())
 
 
-def _records(run: RunFolder) -> Iterator[dict[str, Any]]:
+def _read_records(run: RunFolder) -> Iterator[dict[str, Any]]:
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(line)
@@ -310,10 +313,10 @@ def _records(run: RunFolder) -> Iterator[dict[str, Any]]:
             continue
 
 
-def _rows(run: RunFolder) -> dict[str, int]:
+def _count_rows(run: RunFolder) -> dict[str, int]:
     """Trained events by stage, from the metrics; a step written twice by a resume counts once."""
     events: dict[tuple[str, int], float] = {}
-    for record in _records(run):
+    for record in _read_records(run):
         if record["name"] in ("events", "prompts"):
             events[record["stage"], record["step"]] = record["value"]
     rows: dict[str, int] = {}
@@ -322,7 +325,7 @@ def _rows(run: RunFolder) -> dict[str, int]:
     return rows
 
 
-def _version(package: str) -> str:
+def _find_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

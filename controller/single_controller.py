@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from nonet.controller.groups import Heartbeat, Lease, reap_run
 from nonet.controller.pipeline import Pipeline
-from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, claim, cut_journal
+from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.errors import NonetError
@@ -33,7 +33,7 @@ MOST_RECOVERIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ControllerTask:
     """The run that a controller is to conduct.
 
     Attributes:
@@ -59,7 +59,7 @@ class Task:
 class SingleController:
     """One run's conductor."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: ControllerTask):
         self._task, self._run = task, RunFolder(Path(task.run))
         self._run.path.mkdir(parents=True, exist_ok=True)
         self._recorder = Recorder(self._run.path, self._run.id)
@@ -69,8 +69,8 @@ class SingleController:
         self._lease = Lease(task.timeout_s, detached=task.detached)
         self._again = ray.get_runtime_context().was_current_actor_reconstructed
         self._me = ray.get_runtime_context().current_actor
-        self._watch = Heartbeat(self._look_after_lease, task.timeout_s / 6)
-        threading.Thread(target=self._conduct, name="conduct", daemon=True).start()
+        self._watch = Heartbeat(self._check_lease, task.timeout_s / 6)
+        threading.Thread(target=self._run_task, name="conduct", daemon=True).start()
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
@@ -80,10 +80,10 @@ class SingleController:
         "exit_code"}. After a restart the pid changes and the numbers of events begin again.
         """
         self._lease.renew()
-        if warning := self._watch.warning():
-            self._recorder.event("note", text=warning)
+        if warning := self._watch.pop_warning():
+            self._recorder.add_event("note", text=warning)
         outcome = self._outcome  # before the events, so that none of them comes after it
-        return {"pid": os.getpid(), "events": self._recorder.since(seen), "outcome": outcome}
+        return {"pid": os.getpid(), "events": self._recorder.list_since(seen), "outcome": outcome}
 
     @ray.method(concurrency_group="control")
     def renew(self) -> None:
@@ -95,19 +95,19 @@ class SingleController:
         """Stop at the next step boundary, after a commit."""
         self._stop.set()
 
-    def _conduct(self) -> None:
+    def _run_task(self) -> None:
         """Conduct the run and store its outcome for `poll`."""
         try:
             if self._task.token and not self._again:
                 check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
             if self._task.detached:
-                self._held = claim(self._run)  # until this process ends; else the driver holds it
-            outcome = {"state": DONE if self._with_recoveries() else STOPPED}
+                self._held = lock_run(self._run)  # until this process ends; else the driver holds it
+            outcome = {"state": DONE if self._run_with_recoveries() else STOPPED}
         except NonetError as error:
             trace = getattr(error, "traceback", "")
-            outcome = _failure(str(error), trace, error.exit_code)
+            outcome = _make_failure(str(error), trace, error.exit_code)
         except Exception as error:
-            outcome = _failure(f"{type(error).__name__}: {error}", traceback.format_exc(), 1)
+            outcome = _make_failure(f"{type(error).__name__}: {error}", traceback.format_exc(), 1)
         with contextlib.suppress(Exception):
             self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
@@ -115,14 +115,14 @@ class SingleController:
         if self._task.detached or self._lease.over:
             self._leave()
 
-    def _with_recoveries(self) -> bool:
+    def _run_with_recoveries(self) -> bool:
         """Run the pipeline, again from the newest checkpoint after a lost worker, and return whether it reached its end."""
         resume, left = self._task.resume, MOST_RECOVERIES
         if self._again:
             resume = self._clear_away()
-            self._recorder.event("note", text="the controller was restarted")
+            self._recorder.add_event("note", text="the controller was restarted")
         while True:
-            before = self._commit()
+            before = self._find_newest_commit()
             session = Session(
                 self._task.scenario,
                 folder=Path(self._task.folder),
@@ -133,16 +133,16 @@ class SingleController:
             try:
                 return Pipeline(session, self._recorder, self._stop.is_set).run()
             except (NonetError, RayError) as error:
-                lost = session.lost_because(error)
-                left = MOST_RECOVERIES if self._commit() != before else left - 1
+                lost = session.describe_loss(error)
+                left = MOST_RECOVERIES if self._find_newest_commit() != before else left - 1
                 if lost is None or left < 1 or self._lease.over:
                     raise
             resume = self._clear_away()
             where = "its newest commit" if resume else "the beginning"
-            self._recorder.event("note", text=f"{lost}; going on from {where}")
+            self._recorder.add_event("note", text=f"{lost}; going on from {where}")
 
-    def _commit(self) -> Path | None:
-        newest = Checkpoints(self._run.checkpoints).newest()
+    def _find_newest_commit(self) -> Path | None:
+        newest = Checkpoints(self._run.checkpoints).find_newest()
         return newest[0] if newest else None
 
     def _clear_away(self) -> bool:
@@ -152,13 +152,13 @@ class SingleController:
             Whether there is a checkpoint to continue from.
         """
         reap_run(self._run.id)
-        if self._commit() is not None:
+        if self._find_newest_commit() is not None:
             return True
         if self._run.journal.exists():
             cut_journal(self._run.journal, 0)
         return False
 
-    def _look_after_lease(self) -> None:
+    def _check_lease(self) -> None:
         """Stop the run with a checkpoint when the lease has ended, and end everything if that takes another time-out."""
         if not self._lease.over:
             return
@@ -175,5 +175,5 @@ class SingleController:
         ray.kill(self._me, no_restart=True)
 
 
-def _failure(error: str, trace: str, exit_code: int) -> dict[str, Any]:
+def _make_failure(error: str, trace: str, exit_code: int) -> dict[str, Any]:
     return {"state": FAILED, "error": error, "traceback": trace, "exit_code": exit_code}

@@ -36,7 +36,7 @@ def main() -> None:
             print("nonet: interrupted", file=sys.stderr)
             sys.exit(code)
     except NonetError as error:
-        _fail(error)
+        _exit_with_error(error)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except typer.Abort:
@@ -44,7 +44,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:  # not about a path of the user
             raise
-        _fail(ConfigError(f"{error.filename}: {error.strerror}; it cannot be read or written"))
+        _exit_with_error(ConfigError(f"{error.filename}: {error.strerror}; it cannot be read or written"))
     except Exception as error:
         shown = getattr(error, "format_message", None)  # click's usage errors
         if shown is None:
@@ -86,10 +86,12 @@ def run(
     if seeds is not None:
         if resume or detach:
             raise ConfigError("--seeds resumes unfinished seeds by itself; omit --resume and --detach")
-        _seeds(scenario, _numbers(seeds), change or [], run_dir, as_json)
+        _run_seeds(scenario, _parse_seeds(seeds), change or [], run_dir, as_json)
         return
     if detach:
-        started = api.start_detached(api.scenario(scenario, change), run_dir=run_dir, command=_command())
+        started = api.start_detached(
+            api.scenario(scenario, change), run_dir=run_dir, command=_format_command()
+        )
         print(
             json.dumps({"run": started.id})
             if as_json
@@ -97,9 +99,11 @@ def run(
         )
         return
     if resume:
-        _finished(_resumed(scenario, change, run_dir), as_json)
+        _print_result(_resume_run(scenario, change, run_dir), as_json)
         return
-    _finished(api.run(api.scenario(scenario, change), run_dir=run_dir, command=_command()), as_json)
+    _print_result(
+        api.run(api.scenario(scenario, change), run_dir=run_dir, command=_format_command()), as_json
+    )
 
 
 @app.command()
@@ -116,7 +120,7 @@ def resume(
     """Continue a run from its newest complete checkpoint."""
     from nonet.deploy.run import api
 
-    _finished(api.resume(run, changes=change), as_json)
+    _print_result(api.resume(run, changes=change), as_json)
 
 
 @app.command()
@@ -138,7 +142,7 @@ def tune(
     as_json: JsonOption = False,
 ) -> None:
     """Search keys of a scenario for the best validation; the same command with the same --run-dir continues."""
-    from nonet.deploy.tune import result_text, tune_scenario
+    from nonet.deploy.tune import format_search_result, tune_scenario
 
     found = tune_scenario(
         *(scenario, space, trials),
@@ -149,7 +153,7 @@ def tune(
     )
     if found is None:
         raise typer.Abort
-    print(json.dumps(found, indent=1) if as_json else result_text(found))
+    print(json.dumps(found, indent=1) if as_json else format_search_result(found))
 
 
 @app.command()
@@ -171,10 +175,14 @@ def plan(
     from nonet.deploy.run import api, planning
 
     if search:
-        print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
+        print(
+            planning.describe_search(
+                api.scenario(scenario, change), planning.choose_view(cluster, address), as_json
+            )
+        )
         return
     source = api.scenario(scenario, change)
-    print(planning.shown(source, source.plan(planning.view(cluster, address)), as_json))
+    print(planning.describe_plan(source, source.plan(planning.choose_view(cluster, address)), as_json))
 
 
 @app.command()
@@ -226,7 +234,7 @@ app.command("set")(steering.set_value)
 
 reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
 app.add_typer(reward, name="reward")
-reward.command("test")(steering.trial)
+reward.command("test")(steering.test_reward)
 
 
 items = typer.Typer(no_args_is_help=True, help="Add and withdraw items after a run.")
@@ -306,7 +314,7 @@ def new(
     """Write a new scenario: one for your data, or a copy of a shipped one with its reward files."""
     from nonet.deploy.verbs import listing
 
-    for line in listing.start_scenario(names, data, items, column or [], missing):
+    for line in listing.create_scenario(names, data, items, column or [], missing):
         print(line)
 
 
@@ -350,13 +358,13 @@ def parity(
     as_json: JsonOption = False,
 ) -> None:
     """Run the same weights, batches and seeds in two pools; exit with 1 if they differ by more than a limit."""
-    from nonet.deploy.parity import parity as compare
+    from nonet.deploy.parity import compare_pools as compare
     from nonet.deploy.parity import parse_limits
     from nonet.deploy.run import api
 
     made = api.scenario(scenario, change)
     comparison = compare(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
-    print(json.dumps(comparison.as_dict(), indent=1) if as_json else comparison.text())
+    print(json.dumps(comparison.as_dict(), indent=1) if as_json else comparison.to_text())
     if comparison.beyond:
         sys.exit(1)
 
@@ -384,10 +392,10 @@ def bench(
     """List the benches, or run one and print its figures."""
     from nonet.bench import run_bench
 
-    run_bench(name, json_file, _numbers(seeds), device, change or [])
+    run_bench(name, json_file, _parse_seeds(seeds), device, change or [])
 
 
-def _numbers(seeds: str) -> list[int]:
+def _parse_seeds(seeds: str) -> list[int]:
     """Parse --seeds. Raises ConfigError."""
     numbers = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in numbers):
@@ -395,21 +403,23 @@ def _numbers(seeds: str) -> list[int]:
     return [int(seed) for seed in numbers]
 
 
-def _seeds(scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool) -> None:
+def _run_seeds(
+    scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool
+) -> None:
     """Run a scenario for several seeds and print the combined result."""
-    from nonet.deploy.after import run_seeds, seeds_text
+    from nonet.deploy.after import format_seeds, run_seeds
 
-    folder, pooled = run_seeds(scenario, seeds, changes, run_dir, _command())
+    folder, pooled = run_seeds(scenario, seeds, changes, run_dir, _format_command())
     if pooled is None:
         print(f"stopped. To continue, run the same command with --run-dir {folder}", file=sys.stderr)
         sys.exit(130)
     if as_json:
         print(json.dumps(pooled, indent=1))
     else:
-        print(f"{seeds_text(pooled)}\n\nreport     {folder / 'report.html'}")
+        print(f"{format_seeds(pooled)}\n\nreport     {folder / 'report.html'}")
 
 
-def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
+def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
     """Resume the run in --run-dir with a scenario. Raises ConfigError if there is no run."""
     from nonet.controller.record import RunFolder
     from nonet.deploy.run import api
@@ -419,25 +429,25 @@ def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> A
     stored = RunFolder(run_dir.absolute()).scenario
     if not stored.exists():
         raise ConfigError(f"{run_dir} has no run to resume; omit --resume to start one there")
-    return api.resume(run_dir, given=api.scenario(scenario, change, stored=stored))
+    return api.resume(run_dir, scenario_file=api.scenario(scenario, change, stored=stored))
 
 
-def _finished(run: Any, as_json: bool) -> None:
+def _print_result(run: Any, as_json: bool) -> None:
     """Print the result of a run; exit with 130 if it was stopped."""
-    from nonet.controller.record import in_job, place_of
+    from nonet.controller.record import describe_place, is_ray_job
 
-    if in_job():
-        print(f"this run's folder: {place_of(run.folder)}", file=sys.stderr)
+    if is_ray_job():
+        print(f"this run's folder: {describe_place(run.folder)}", file=sys.stderr)
     if run.state == "stopped":
         print(f"stopped. Continue with: nonet resume {run.folder.path}", file=sys.stderr)
         sys.exit(130)
     if as_json:
         print(json.dumps(run.report, indent=1))
     else:
-        questions.say(run.folder, run.folder.path / "report.html")
+        questions.print_summary(run.folder, run.folder.path / "report.html")
 
 
-def _fail(error: NonetError) -> None:
+def _exit_with_error(error: NonetError) -> None:
     """Print an error in one line, after its traceback if the run failed, and exit with its code."""
     text = " ".join(str(error).split())
     trace = getattr(error, "traceback", "")
@@ -448,7 +458,7 @@ def _fail(error: NonetError) -> None:
     sys.exit(error.exit_code)
 
 
-def _command() -> str:
+def _format_command() -> str:
     """Return the typed command for the report, without values of env.vars; "" if it was not `nonet`."""
     from nonet.controller.scenario import hide_in_command
 

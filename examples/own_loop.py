@@ -15,7 +15,7 @@ import nonet
 
 def main(scenario: str = "quickstart", finished: str = "last") -> None:
     with nonet.Session(scenario, from_run=finished, stage="finetune") as s:
-        for step, prompts in s.prompts("rl"):
+        for step, prompts in s.iterate_prompts("rl"):
             beams = s.rollout.generate(prompts)
             record = s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()

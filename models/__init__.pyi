@@ -1,11 +1,11 @@
 from .muon import Muon as Muon
-from .muon import orthogonal as orthogonal
+from .muon import orthogonalise as orthogonalise
 from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel
 from .spec import MODELS as MODELS
 from .spec import NATS as NATS
+from .spec import ModelContext as ModelContext
 from .spec import ModelSize as ModelSize
 from .spec import ModelSpec as ModelSpec
 from .spec import Options as Options
-from .spec import Surroundings as Surroundings
 from .spec import build_model as build_model

@@ -60,7 +60,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
-                (self._step_muon if group["muon"] else self._adamw)(parameters, group)
+                (self._step_muon if group["muon"] else self._step_adamw)(parameters, group)
         return answer
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
@@ -76,11 +76,11 @@ class Muon(torch.optim.Optimizer):
             moments = [self.state[p]["momentum"] for p in like]
             torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
             ahead = torch._foreach_lerp(grads, moments, group["momentum"])  # Nesterov
-            moves = list(orthogonal(torch.stack(ahead)).unbind(0))
+            moves = list(orthogonalise(torch.stack(ahead)).unbind(0))
             torch._foreach_mul_(like, 1 - rate * group["weight_decay"])
             torch._foreach_add_(like, moves, alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
-    def _adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Update weights by AdamW with fused foreach kernels."""
         for p in parameters:
             if not self.state[p]:
@@ -103,7 +103,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_addcdiv_(parameters, first, scale, value=-group["lr"] / (1 - beta1**step))
 
 
-def orthogonal(x_SRC: Tensor) -> Tensor:
+def orthogonalise(x_SRC: Tensor) -> Tensor:
     """Orthogonalise each matrix approximately by Newton-Schulz steps, which bring its singular values near 1."""
     a, b, c = _SERIES
     tall = x_SRC.shape[-2] > x_SRC.shape[-1]

@@ -23,7 +23,7 @@ class PromptCache(Protocol):
     @property
     def state(self) -> Tensor: ...
 
-    def part(self, start: int, stop: int) -> Self:
+    def select_prompts(self, start: int, stop: int) -> Self:
         """Return the cache of the prompts [start, stop)."""
         ...
 
@@ -93,7 +93,7 @@ class SidModel(Protocol):
         """
         ...
 
-    # A model may also have `legal_logits`, which exhaustive scoring asks in place of `step`. It must say the same:
+    # A model may also have `compute_legal_logits`, which exhaustive scoring asks in place of `step`. It must say the same:
     #
     #     def legal_logits(self, cache, level, prefix_ml, row_c, code_c) -> Tensor | None
     #

@@ -20,7 +20,7 @@ NATS = "nats"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ModelContext:
     """The data dimensions that a model is built for.
 
     Attributes:
@@ -63,7 +63,7 @@ class ModelSize:
         """Parameters that have gradients and an optimizer."""
         return self.parameters - self.frozen
 
-    def activation_bytes(self, tokens: float) -> float:
+    def estimate_activation_bytes(self, tokens: float) -> float:
         """Estimate the bytes kept for the backward pass of `tokens` positions; attention keeps no score matrix.
 
         A layer keeps about 10 vectors of the width, 2 of the feed-forward and 2 of keys and values; the head keeps its logits
@@ -73,7 +73,7 @@ class ModelSize:
         numbers = self.layers * layer + self.levels * self.depth_vectors * self.width
         return tokens * (numbers * self.weight_bytes + 8 * self.vocabulary)
 
-    def kv_bytes(self, tokens: float) -> float:
+    def estimate_kv_bytes(self, tokens: float) -> float:
         """Return the bytes of keys and values of `tokens` cached tokens."""
         return tokens * self.layers * 2 * self.kv_width * self.weight_bytes
 
@@ -112,15 +112,15 @@ class ModelSpec:
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
 
-    def size(self, options: Options, around: Surroundings) -> ModelSize:
+    def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Return the size of the model."""
         raise NotImplementedError
 
-    def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:
+    def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:
         """Return the options that the builder takes."""
         return dict(options)
 
-    def base_sha256(self, options: Options) -> str | None:
+    def hash_base(self, options: Options) -> str | None:
         """Return the SHA-256 of the folder of weights that the model is built on; None if it is not built on any.
 
         Raises:
@@ -128,7 +128,7 @@ class ModelSpec:
         """
         return None
 
-    def baselines(self) -> Sequence[str]:
+    def list_baselines(self) -> Sequence[str]:
         """Return the names of the baselines to compare with if `evaluate.baselines` is not set."""
         return ("popularity", "transition_counter")
 
@@ -147,7 +147,7 @@ class ModelSpec:
     def check(self, scenario: Any) -> None:
         """Raise ConfigError if a scenario asks for something that the model cannot do."""
 
-    def unsupported(self, scenario: Any) -> Iterator[str]:
+    def find_unsupported(self, scenario: Any) -> Iterator[str]:
         """Yield the keys of a scenario that can be planned but not run with this model."""
         return iter(())
 

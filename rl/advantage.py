@@ -41,25 +41,25 @@ class Advantages:
     group_U: Tensor | None = None
 
 
-def weighted_sum(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+def sum_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Compute the weighted sum of the rewards, [U, W] float64."""
     _check_names(rewards, weights)
     return torch.stack([weights[name] * reward.double() for name, reward in rewards.items()]).sum(0)
 
 
-def grpo(reward_UW: Tensor, valid_UW: Tensor, *, eps: float = 1e-4) -> Advantages:
+def normalise_groups(reward_UW: Tensor, valid_UW: Tensor, *, eps: float = 1e-4) -> Advantages:
     """Compute (r - group mean) / (group std + eps) over the valid beams."""
     value, small_U, flat_U = _normalise(reward_UW, valid_UW, eps)
     return Advantages(value.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
-def centred(reward_UW: Tensor, valid_UW: Tensor) -> Advantages:
+def centre_groups(reward_UW: Tensor, valid_UW: Tensor) -> Advantages:
     """Compute r - group mean, without dividing by the standard deviation: Dr. GRPO (arXiv 2503.20783)."""
-    value, small_U, flat_U = _centred(reward_UW, valid_UW)
+    value, small_U, flat_U = _centre(reward_UW, valid_UW)
     return Advantages(value.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
-def whitened(
+def whiten_batch(
     reward_UW: Tensor,
     valid_UW: Tensor,
     *,
@@ -72,16 +72,16 @@ def whitened(
         reward_UW: Rewards.
         valid_UW: Mask of the valid beams.
         baseline: Whether to subtract each group's mean first, and to exclude groups without spread from the batch statistics.
-        reduce: Sums a float64 [3] tensor over all ranks, as in `gdpo`.
+        reduce: Sums a float64 [3] tensor over all ranks, as in `normalise_objectives`.
     """
-    centred_UW, small_U, flat_U = _centred(reward_UW, valid_UW)
+    centred_UW, small_U, flat_U = _centre(reward_UW, valid_UW)
     counted_UW = valid_UW & ~(small_U | flat_U)[:, None] if baseline else valid_UW
     value_UW = centred_UW if baseline else torch.where(valid_UW, reward_UW.double(), 0.0)
-    white_UW = _white(value_UW, counted_UW, reduce)
+    white_UW = _whiten(value_UW, counted_UW, reduce)
     return Advantages(white_UW.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
-def gdpo(
+def normalise_objectives(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -109,18 +109,18 @@ def gdpo(
         value, small_U, flat = _normalise(reward, valid_UW, eps)
         summed_UW += weights[name] * value
         flat_U &= flat
-    white_UW = _white(summed_UW, valid_UW & ~small_U[:, None], reduce)
+    white_UW = _whiten(summed_UW, valid_UW & ~small_U[:, None], reduce)
     value_UW = torch.where(flat_U[:, None], 0.0, white_UW)
     return Advantages(value_UW.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
-def _white(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+def _whiten(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
     """Whiten the counted beams of all ranks to mean 0 and standard deviation 1.
 
     Other beams get 0; if fewer than two beams are counted, all do.
     """
     values = value_UW[counted_UW]
-    count, total, squares = _reduced(
+    count, total, squares = _reduce(
         torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()]), reduce
     )
     if count < 2:
@@ -132,14 +132,14 @@ def _white(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tens
 
 def _normalise(reward_UW: Tensor, valid_UW: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the group-normalised reward [U, W] float64, and masks [U] of the groups that are too small or flat."""
-    centred_UW, small_U, flat_U = _centred(reward_UW, valid_UW)
+    centred_UW, small_U, flat_U = _centre(reward_UW, valid_UW)
     count_U1 = valid_UW.sum(1, keepdim=True)
     std_U1 = (centred_UW.square().sum(1, keepdim=True) / (count_U1 - 1).clamp_min(1)).sqrt()
     dead_U1 = (small_U | flat_U)[:, None]
     return torch.where(dead_U1, 0.0, centred_UW / (std_U1 + eps)), small_U, flat_U
 
 
-def _centred(reward_UW: Tensor, valid_UW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _centre(reward_UW: Tensor, valid_UW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the reward less its group's mean [U, W] float64, and masks [U] of the groups that are too small or flat.
 
     The beams of such groups get 0.
@@ -156,7 +156,7 @@ def _centred(reward_UW: Tensor, valid_UW: Tensor) -> tuple[Tensor, Tensor, Tenso
     return torch.where((small_U | flat_U)[:, None], 0.0, centred_UW), small_U, flat_U
 
 
-def _reduced(moments: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+def _reduce(moments: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
     return moments if reduce is None else reduce(moments)
 
 

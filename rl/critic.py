@@ -56,7 +56,7 @@ class Critic:
         """Discard the gradients of a step that is not applied."""
         self._optimizer.zero_grad()
 
-    def tensors(self) -> dict[str, Tensor]:
+    def get_tensors(self) -> dict[str, Tensor]:
         """Return weights and optimizer state by name, without copying."""
         found = {str(place): parameter.detach() for place, parameter in enumerate(self._parameters)}
         for place, parameter in enumerate(self._parameters):
@@ -65,7 +65,7 @@ class Critic:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load weights and optimizer state that `tensors` returned."""
+        """Load weights and optimizer state that `get_tensors` returned."""
         for place, parameter in enumerate(self._parameters):
             parameter.data.copy_(tensors[str(place)])
             state = {
@@ -80,7 +80,9 @@ class Critic:
                 }
 
 
-def generalised_advantage(reward_UW: Tensor, value_UWL: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+def compute_generalised_advantage(
+    reward_UW: Tensor, value_UWL: Tensor, decay: float
+) -> tuple[Tensor, Tensor]:
     """Compute generalised advantages of a reward after the last level, without discount.
 
     Args:

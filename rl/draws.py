@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nonet.rl.advantage import Advantages, centred
+from nonet.rl.advantage import Advantages, centre_groups
 
 # Shapes: U users (groups), W beams.
 
@@ -33,18 +33,18 @@ class Draws:
     weight: Tensor
     chance: Tensor
 
-    def scaled(self, valid_UW: Tensor) -> Tensor:
+    def scale_weights(self, valid_UW: Tensor) -> Tensor:
         """Return weights [U, W] float64 that average 1 over the valid beams of a group."""
         weight_UW = torch.where(valid_UW, self.weight.double(), 0.0)
         total_U1 = weight_UW.sum(1, keepdim=True).clamp_min(1e-30)
         return weight_UW / total_U1 * valid_UW.sum(1, keepdim=True)
 
 
-def weighed(advantages: Advantages, draws: Draws | None, valid_UW: Tensor) -> Advantages:
+def weigh_advantages(advantages: Advantages, draws: Draws | None, valid_UW: Tensor) -> Advantages:
     """Multiply advantages by the weights of their beams; return them unchanged if `draws` is None."""
     if draws is None:
         return advantages
-    value_UW = advantages.value.double() * draws.scaled(valid_UW)
+    value_UW = advantages.value.double() * draws.scale_weights(valid_UW)
     return Advantages(
         value_UW.float(),
         advantages.small_groups,
@@ -54,7 +54,7 @@ def weighed(advantages: Advantages, draws: Draws | None, valid_UW: Tensor) -> Ad
     )
 
 
-def mean_of_others(
+def average_other_prompts(
     reward_UW: Tensor, valid_UW: Tensor, draws: Draws, reduce: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Return for each prompt the mean reward of all other prompts of the step, [U, 1] float64.
@@ -68,7 +68,7 @@ def mean_of_others(
         draws: How the beams were drawn; a prompt's own mean is weighted by these weights.
         reduce: Sums a float64 tensor over all ranks.
     """
-    weight_UW = draws.scaled(valid_UW)
+    weight_UW = draws.scale_weights(valid_UW)
     there_U = valid_UW.any(1)
     mean_U = (weight_UW * torch.where(valid_UW, reward_UW.double(), 0.0)).sum(1) / weight_UW.sum(1).clamp_min(
         1e-30
@@ -79,11 +79,11 @@ def mean_of_others(
     return ((total - mean_U) / (count - there_U.double()).clamp_min(1))[:, None]
 
 
-def without_shift(
+def subtract_shift(
     reward_UW: Tensor, valid_UW: Tensor, draws: Draws, reduce: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Return rewards [U, W] float64 less `mean_of_others`; differences within rounding error become exactly 0."""
-    shifted_UW = reward_UW.double() - mean_of_others(reward_UW, valid_UW, draws, reduce)
+    """Return rewards [U, W] float64 less `average_other_prompts`; differences within rounding error become exactly 0."""
+    shifted_UW = reward_UW.double() - average_other_prompts(reward_UW, valid_UW, draws, reduce)
     rounding = 1e-12 * reward_UW.double().abs().clamp_min(1e-30)
     return torch.where(shifted_UW.abs() <= rounding, 0.0, shifted_UW)
 
@@ -100,7 +100,7 @@ def leave_one_out(reward_UW: Tensor, valid_UW: Tensor, draws: Draws | None = Non
         valid_UW: Mask of the valid beams.
         draws: How the beams were drawn; None for independent draws of the policy.
     """
-    plain = centred(reward_UW, valid_UW)
+    plain = centre_groups(reward_UW, valid_UW)
     count_U1 = valid_UW.sum(1, keepdim=True).double()
     if draws is None:
         value_UW = plain.value.double() * count_U1 / (count_U1 - 1).clamp_min(1)

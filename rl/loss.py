@@ -53,7 +53,7 @@ Held = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(change, logp, advantage) -> change: another old policy, as ECPO and GBPO have one; by level or beam, as the ratio is."""
 
 
-def policy_loss(
+def compute_policy_loss(
     logp_UWL: Tensor,
     old_UWL: Tensor,
     advantage_UW: Tensor,
@@ -93,10 +93,10 @@ def policy_loss(
     change = torch.where(valid_UW1, logp_UWL - old_UWL.detach(), 0.0)
     divergence = torch.zeros_like(change)
     if ref_UWL is not None:
-        divergence = kl_estimate(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0), estimator)
+        divergence = estimate_kl(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0), estimator)
         if weight_UW is not None:
             divergence = divergence * weight_UW.detach().to(divergence.dtype).unsqueeze(-1)
-    change, divergence, logp = _at_level(change, divergence, logp_UWL, level)
+    change, divergence, logp = _aggregate_levels(change, divergence, logp_UWL, level)
     advantage = advantage_UW if advantage_UW.ndim == 3 else advantage_UW.unsqueeze(-1)
     advantage = torch.where(valid_UW1, advantage, 0.0).detach().to(change.dtype)
     if held is not None:
@@ -110,7 +110,9 @@ def policy_loss(
         return PolicyLoss(loss, used.sum(), divergence[used].sum(), (clipped & used).sum(), ratio[used].sum())
 
 
-def _at_level(change: Tensor, divergence: Tensor, logp: Tensor, level: str) -> tuple[Tensor, Tensor, Tensor]:
+def _aggregate_levels(
+    change: Tensor, divergence: Tensor, logp: Tensor, level: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate log ratio, KL and log-probability over levels to the unit that has one ratio: a level or a beam."""
     if level == "token":
         return change, divergence, logp
@@ -122,7 +124,7 @@ def _at_level(change: Tensor, divergence: Tensor, logp: Tensor, level: str) -> t
     raise ConfigError(f"algorithm.level is {level!r}; it can be 'token', 'sequence' or 'item'.")
 
 
-def kl_estimate(d: Tensor, estimator: str = "k3") -> Tensor:
+def estimate_kl(d: Tensor, estimator: str = "k3") -> Tensor:
     """Estimate KL(policy, reference) from d = ref - logp of draws of the policy, with Schulman's estimators."""
     if estimator == "k1":
         return -d
@@ -134,16 +136,16 @@ def kl_estimate(d: Tensor, estimator: str = "k3") -> Tensor:
     return d.exp() - d - 1
 
 
-def early_clipped(change: Tensor, logp: Tensor, advantage: Tensor, *, most: float) -> Tensor:
+def clip_early(change: Tensor, logp: Tensor, advantage: Tensor, *, max_ratio: float) -> Tensor:
     """Limit log ratios to log(`most`), as ECPO does (OneRec, arXiv 2506.13695).
 
     The old policy is at least the current one / `most`, so a large ratio of a bad beam is limited to `most` and its gradient
     stays bounded.
     """
-    return change - (change.detach() - torch.tensor(most, dtype=change.dtype).log()).clamp_min(0)
+    return change - (change.detach() - torch.tensor(max_ratio, dtype=change.dtype).log()).clamp_min(0)
 
 
-def gradient_bounded(change: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
+def bound_gradient(change: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
     """Bound the gradient of the loss, as GBPO does (OneRec-V2, arXiv 2508.20900).
 
     The old probability is raised to at least the current one p for good beams, and to at least 1 - p for bad beams. Gradients are

@@ -26,21 +26,21 @@ _BINS, _LEAST, _MOST = 240, 1e-7, 20.0  # of |log ratio| of an item, to a tenth 
 
 
 @dataclass(frozen=True, slots=True)
-class Corrections:
+class MismatchCorrections:
     """Importance weights of a rollout and the sums that describe its mismatch.
 
     Attributes:
         weight_UW: Weights [U, W, L] or [U, W]; None if `correct` is "none".
-        sums: Input of `mismatch_record`, to be summed over ranks.
+        sums: Input of `summarise_mismatch`, to be summed over ranks.
     """
 
     weight_UW: Tensor | None
     sums: Tensor
 
 
-def corrections(
+def compute_corrections(
     old_UWL: Tensor, rollout_UWL: Tensor, valid_UW: Tensor, correct: str, cap: float
-) -> Corrections:
+) -> MismatchCorrections:
     """Compute importance weights of the trainer's policy relative to the rollout's.
 
     Args:
@@ -63,10 +63,10 @@ def corrections(
     counts = torch.histc(_place(item_UW[valid_UW]), _BINS, 0, _BINS)
     held = (outside & there).sum() if correct != "none" else torch.zeros(())
     facts = torch.stack([kl, held.double(), there.sum().double(), valid_UW.sum().double()])
-    return Corrections(weight, torch.cat([facts, counts.double()]))
+    return MismatchCorrections(weight, torch.cat([facts, counts.double()]))
 
 
-def mismatch_record(sums: Sequence[float], levels: int) -> dict[str, float]:
+def summarise_mismatch(sums: Sequence[float], levels: int) -> dict[str, float]:
     """Compute the mismatch metrics of a step from the summed `Corrections.sums`.
 
     kl: KL of rollout and trainer in nats per level (k3). ratio p99: 99th percentile of the factor by which the probability of an
@@ -83,7 +83,7 @@ def mismatch_record(sums: Sequence[float], levels: int) -> dict[str, float]:
     }
 
 
-def corrected(value_UW: Tensor, weight: Tensor | None) -> Tensor:
+def apply_corrections(value_UW: Tensor, weight: Tensor | None) -> Tensor:
     """Multiply advantages [U, W] by importance weights [U, W] or [U, W, L]; return them unchanged without weights."""
     if weight is None:
         return value_UW
@@ -91,7 +91,7 @@ def corrected(value_UW: Tensor, weight: Tensor | None) -> Tensor:
     return (value.double() * weight).to(value_UW.dtype)
 
 
-def stops(record: Mapping[str, float], options: Mapping[str, Any]) -> bool:
+def should_skip_step(record: Mapping[str, float], options: Mapping[str, Any]) -> bool:
     """Return whether a step must be skipped because the KL of rollout and trainer exceeds `stop_at_kl`."""
     most = options.get("stop_at_kl")
     return most is not None and record["mismatch/kl"] > most

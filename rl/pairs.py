@@ -16,7 +16,7 @@ from nonet.rl.loss import PolicyLoss
 # Shapes: U users, W beams, L levels.
 
 
-def chosen_and_rejected(preferred_UW: Tensor, valid_UW: Tensor, negatives: int) -> tuple[Tensor, Tensor]:
+def select_pairs(preferred_UW: Tensor, valid_UW: Tensor, negatives: int) -> tuple[Tensor, Tensor]:
     """Select the best beam of each group and the beams that are rejected against it.
 
     Args:
@@ -36,7 +36,9 @@ def chosen_and_rejected(preferred_UW: Tensor, valid_UW: Tensor, negatives: int) 
     return best_U.masked_fill(~worse_UW.any(1), -1), worse_UW & (order_UW < negatives)
 
 
-def preference_loss(chosen_U: Tensor, margin_UW: Tensor, rejected_UW: Tensor, beta: float) -> PolicyLoss:
+def compute_preference_loss(
+    chosen_U: Tensor, margin_UW: Tensor, rejected_UW: Tensor, beta: float
+) -> PolicyLoss:
     """Compute the S-DPO loss from log-ratios to the reference.
 
     Args:

@@ -33,12 +33,13 @@ def to_wire(rollouts: Rollouts) -> dict[str, Any]:
         if field in _SCALARS:
             wire[field] = np.full(len(rollouts.uid), value)
         elif field in _JAGGED:
-            wire[field] = Jagged(_plain(field, value.values), _plain(field, value.offsets))
+            wire[field] = Jagged(_to_plain_array(field, value.values), _to_plain_array(field, value.offsets))
         else:
-            wire[field] = _plain(field, value)
+            wire[field] = _to_plain_array(field, value)
     wire |= {name: value for name in _DRAWN if (value := getattr(rollouts, name)) is not None}
     return wire | {
-        f"columns.{key}": _plain(f"columns.{key}", column) for key, column in rollouts.columns.items()
+        f"columns.{key}": _to_plain_array(f"columns.{key}", column)
+        for key, column in rollouts.columns.items()
     }
 
 
@@ -52,14 +53,15 @@ def from_wire(wire: Mapping[str, Any]) -> Rollouts:
     if missing:
         raise DataError(f"rollouts on the wire have no {missing[0]!r}: sender and reader differ in version.")
     values: dict[str, Any] = {
-        field: _only(field, wire[field]) if field in _SCALARS else wire[field] for field in _FIELDS
+        field: _get_common_value(field, wire[field]) if field in _SCALARS else wire[field]
+        for field in _FIELDS
     }
     columns = {key.removeprefix("columns."): wire[key] for key in wire if key.startswith("columns.")}
     drawn = {name: wire[name] for name in _DRAWN if name in wire}
     return Rollouts(**values, columns=columns, **drawn)
 
 
-def _only(field: str, value_U: np.ndarray) -> int | str:
+def _get_common_value(field: str, value_U: np.ndarray) -> int | str:
     """Return the value of a field that all rows share; 0 or "" if there are no rows."""
     if not len(value_U):
         return value_U.dtype.type().item()
@@ -106,7 +108,7 @@ def _gather(column_I: np.ndarray, item_UW: np.ndarray) -> np.ndarray:
     return out
 
 
-def _plain(name: str, value: Any) -> np.ndarray:
+def _to_plain_array(name: str, value: Any) -> np.ndarray:
     """Convert a value to an array without object dtype; None becomes empty text."""
     array = np.asarray(value)
     if array.dtype.kind not in "OT":

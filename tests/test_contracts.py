@@ -10,7 +10,7 @@ import pytest
 from nonet import Reward, contracts
 from nonet.contracts import check_class
 from nonet.errors import ConfigError
-from nonet.rl.rewards.remote import reward_at
+from nonet.rl.rewards.remote import make_reward_class
 from nonet.samples.stores import Store, check_address, create_store, open_store
 
 
@@ -91,15 +91,15 @@ def test_a_reward_scheme_of_an_installed_package_is_found_and_its_name_cannot_be
     monkeypatch: pytest.MonkeyPatch,
 ):
     _install(monkeypatch, "grpc", "GrpcReward", group="nonet.reward_schemes")
-    found = reward_at("grpc://host:1/fresh", "reward 'fresh'")
+    found = make_reward_class("grpc://host:1/fresh", "reward 'fresh'")
     assert issubclass(found, GrpcReward)
     assert found.url == "grpc://host:1/fresh"  # pyright: ignore[reportAttributeAccessIssue]
     _install(monkeypatch, "grpc", "Complete", group="nonet.reward_schemes")
     with pytest.raises(ConfigError, match="expected a subclass of Reward"):
-        reward_at("grpc://host:1/fresh", "reward 'fresh'")
+        make_reward_class("grpc://host:1/fresh", "reward 'fresh'")
     _install(monkeypatch, "http", "GrpcReward", group="nonet.reward_schemes")
     with pytest.raises(ConfigError, match="the name is taken, Nonet ships it"):
-        reward_at("http://host:1/fresh", "reward 'fresh'")
+        make_reward_class("http://host:1/fresh", "reward 'fresh'")
 
 
 class _Opener:

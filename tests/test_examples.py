@@ -32,7 +32,7 @@ def test_own_loop_starts_from_a_finished_run_and_commits_in_a_run_of_its_own(ray
     folder = make_ring(tmp_path)
     scenario = api.scenario(folder / "ring.yaml", ["stages.rl.steps=2"])
     finished = api.run(scenario, run_dir=tmp_path / "first", panel=Panel(io.StringIO(), live=False))
-    ended = Checkpoints(finished.folder.checkpoints).end_of("finetune")
+    ended = Checkpoints(finished.folder.checkpoints).find_stage_end("finetune")
     done = subprocess.run(
         [sys.executable, EXAMPLES / "own_loop.py", folder / "ring.yaml", finished.folder.path],
         capture_output=True,
@@ -45,7 +45,7 @@ def test_own_loop_starts_from_a_finished_run_and_commits_in_a_run_of_its_own(ray
     (own,) = (tmp_path / "runs").iterdir()
     start = json.loads((own / "results" / "tokenise.json").read_text())["init"]
     assert (start["stage"], Path(start["commit"])) == ("finetune", ended)
-    path, _ = Checkpoints(own / "checkpoints").newest()
+    path, _ = Checkpoints(own / "checkpoints").find_newest()
     assert (read_manifest(path).stage, read_manifest(path).last) == ("rl", True)
 
 

@@ -64,7 +64,7 @@ def test_a_run_has_an_algorithm_a_model_an_engine_a_source_a_role_and_a_stage_of
     assert len([r["value"] for r in records(finished, "pretrain") if r["name"] == "l2"]) == 3  # the learner's
     kl = [r["value"] for r in records(finished, "rl") if r["name"] == "kl"]
     assert kl == [0.0, 0.0]  # the algorithm keeps no reference
-    path, _ = Checkpoints(finished.folder.checkpoints).newest()
+    path, _ = Checkpoints(finished.folder.checkpoints).find_newest()
     names = set(read_manifest(path).files)
     assert not any(name.startswith("reference/") for name in names)
     assert json.loads((path / "dense" / "optimizer.json").read_text())[0]["momentum"] == 0.8  # the engine's

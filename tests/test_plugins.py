@@ -21,7 +21,7 @@ from nonet.rl.algorithms import Algorithm
 class Options(StrictModel):
     push: Rate = 2.0
 
-SPEC = Algorithm(Options, "nonet.rl:grpo", "nonet.rl:policy_loss")
+SPEC = Algorithm(Options, "nonet.rl:normalise_groups", "nonet.rl:compute_policy_loss")
 NOT_ONE = 3
 """
 

@@ -99,7 +99,7 @@ class FrozenPolicy:
         """
         if voters is None or table not in self.stored or keys is None:
             return voters
-        return voters.with_rows(lambda live: self.stored[table].put_into(keys, live))
+        return voters.replace_rows(lambda live: self.stored[table].put_into(keys, live))
 
     def follow(self, model: Any, decay: float, read: Callable[[str, Tensor], Tensor]) -> None:
         """Move towards the live policy: keep `decay` of the frozen one, dense weights and stored rows alike.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nonet.embedding.training import ShardedTables
 from nonet.errors import ConfigError
-from nonet.models.generation import keys_of
+from nonet.models.generation import get_keys
 from nonet.types import SampleBatch
 
 
@@ -47,7 +47,7 @@ def build_sparse_batch(batch: SampleBatch, features: Mapping[str, str], device: 
     keys, places = {}, {}
     for table in dict.fromkeys(features.values()):
         names = [name for name, of in features.items() if of == table]
-        each = [keys_of(batch, name) for name in names]
+        each = [get_keys(batch, name) for name in names]
         keys[table], inverse = torch.unique(torch.cat(each), return_inverse=True)
         for name, at in zip(names, inverse.split([len(part) for part in each]), strict=True):
             places[name] = table, at.to(device)
@@ -115,7 +115,7 @@ class StepShare:
     def _index_batch(self, batch: SampleBatch) -> SparseBatch:
         """Return a batch whose positions refer to the keys of all chunks."""
         places = {
-            name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
+            name: (table, torch.searchsorted(self.keys[table], get_keys(batch, name)).to(self._device))
             for name, table in self._features.items()
         }
         return SparseBatch(batch, self.keys, places)

@@ -104,12 +104,12 @@ def _measure_event_us() -> float:
 
     A call has a span and Ray metrics in the worker, and a line of the trace in the controller.
     """
-    from nonet.controller.record import Trace
+    from nonet.controller.record import ChromeTrace
     from nonet.workers.runtime import SpanRecorder
 
     spans, taken, result = SpanRecorder("bench"), LapTimer(), np.zeros(8)
     with tempfile.TemporaryDirectory() as folder:
-        trace = Trace(Path(folder) / "trace.json")
+        trace = ChromeTrace(Path(folder) / "trace.json")
         for _ in range(200):
             with taken:
                 for _ in range(50):

@@ -157,7 +157,7 @@ def _place_with_plain_ray() -> int:
 
 def _place_with_nonet() -> int:
     """Place the same groups as seven runs, each planned on free resources, bound and started. Returns how many gangs started."""
-    from nonet.controller.groups import Binding, plan_live
+    from nonet.controller.groups import GroupBinding, plan_live
     from nonet.workers.runtime import GroupLifetime, RoleSpec
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
@@ -167,7 +167,7 @@ def _place_with_nonet() -> int:
             gang = number >= SMALL
             try:
                 bound.append(
-                    Binding(
+                    GroupBinding(
                         plan_live(make_job(GPUS if gang else 1)), specs, GroupLifetime(run=f"job{number}")
                     )
                 )
@@ -186,7 +186,7 @@ def _measure_refusal(when: str) -> dict[str, Any]:
     """Measure the seconds until a gang without room is refused, and the placement groups that are left behind."""
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    from nonet.controller.groups import Binding, plan_live
+    from nonet.controller.groups import GroupBinding, plan_live
     from nonet.workers.runtime import RoleSpec
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
@@ -196,7 +196,7 @@ def _measure_refusal(when: str) -> dict[str, Any]:
     text = "nothing"
     with LapTimer() as taken:
         try:
-            Binding(made if when == "at bind time" else plan_live(make_job(NODES * GPUS)), specs).stop()
+            GroupBinding(made if when == "at bind time" else plan_live(make_job(NODES * GPUS)), specs).stop()
         except PlacementError as error:
             text = str(error)
     left = sum(

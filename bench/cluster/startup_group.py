@@ -50,11 +50,11 @@ def _make_controllers() -> tuple[Any, Any]:
         def __init__(self) -> None:
             from nonet.bench.cluster.dispatch_roles import Echo
             from nonet.controller import SingleController  # noqa: F401
-            from nonet.controller.groups import Binding
+            from nonet.controller.groups import GroupBinding
             from nonet.workers.runtime import GroupLifetime, RoleSpec
 
             life = GroupLifetime(f"bench-{time.time_ns()}", orphan_timeout_s=60.0)
-            self.binding = Binding(_make_plan(), {"echo": RoleSpec(Echo)}, life)
+            self.binding = GroupBinding(_make_plan(), {"echo": RoleSpec(Echo)}, life)
 
         def wait_until_ready(self) -> int:
             return len(self.binding.hosts["echo"].wait_until_ready())

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from nonet.controller.record import Checkpoints
-from nonet.deploy.serving.features import OpenRun
-from nonet.models.generation import policy_log_prob
-from nonet.samples.batches import some_prompts
+from nonet.deploy.serving.features import ServedRun
+from nonet.models.generation import compute_policy_log_prob
+from nonet.samples.batches import sample_prompts
 from nonet.samples.sequences import TEST
 from nonet.workers.roles.evaluation import load_recommender
 
@@ -26,16 +26,16 @@ def bench_agreement(
 ) -> dict[str, Any]:
     """Return the number of beams of drawn test prompts, how many are illegal, and the largest difference in nats."""
     torch.set_num_threads(1)
-    opened = OpenRun.of(run)
-    folder, _ = Checkpoints(opened.folder.checkpoints).newest() or (None, None)
+    opened = ServedRun.open(run)
+    folder, _ = Checkpoints(opened.folder.checkpoints).find_newest() or (None, None)
     assert folder is not None, "a run that can be opened has a commit"
     recommender, corpus = load_recommender(opened.setup, opened.corpus, folder), opened.corpus
-    users, positions = some_prompts(corpus.seq, TEST, prompts, opened.setup.seed)
+    users, positions = sample_prompts(corpus.seq, TEST, prompts, opened.setup.seed)
     beams, illegal, apart = 0, 0, 0.0
-    for batch, u, p in recommender.chunks(users, positions, chunk):
-        answer = recommender.beams(batch, width, u, p)
-        cache, votes = recommender.prefill(batch), recommender.votes(u, p)
-        again = policy_log_prob(recommender.model, cache, answer.sid, corpus.trie, votes)
+    for batch, u, p in recommender.iterate_batches(users, positions, chunk):
+        answer = recommender.generate_beams(batch, width, u, p)
+        cache, votes = recommender.prefill(batch), recommender.compute_votes(u, p)
+        again = compute_policy_log_prob(recommender.model, cache, answer.sid, corpus.trie, votes)
         there = answer.valid.numpy()
         item, sid = answer.item.numpy()[there], answer.sid.numpy()[there]
         beams, illegal = beams + len(item), illegal + int((corpus.sids[item] != sid).any(-1).sum())

@@ -20,9 +20,9 @@ from torch import Tensor
 from nonet.bench.models.architectures import NAMES, make_config
 from nonet.errors import ConfigError
 from nonet.models import build_model
-from nonet.models.generation import Trie, beam_search, log_prob
+from nonet.models.generation import Trie, log_prob, search_beams
 from nonet.models.hf import write_folder
-from nonet.models.sid_decoder import sid_loss
+from nonet.models.sid_decoder import compute_sid_loss
 from nonet.types import Jagged, SampleBatch
 from nonet.workers import SaveOptions
 from nonet.workers.engines import OptimizerSettings, make_engine
@@ -99,7 +99,7 @@ class _Animal:
         losses = []
         engine.model.eval()
         for _ in range(steps):
-            loss, count = sid_loss(engine.model, self.batch, {}, self.trie)
+            loss, count = compute_sid_loss(engine.model, self.batch, {}, self.trie)
             engine.backward(loss / count)
             engine.clip()
             engine.step(lr)
@@ -154,7 +154,7 @@ def _check_losses_fall(losses: Sequence[float]) -> str:
 def _try_beams(animal: _Animal) -> str:
     """Check that beams are legal and distinct."""
     model = animal.build_model()
-    beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
+    beams = search_beams(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
     twice = [len(set(row)) < _BEAMS for row in beams.item.tolist()]
     return "a beam is not legal, or there twice" if not bool(beams.valid.all()) or any(twice) else ""
 
@@ -163,7 +163,7 @@ def _try_beams(animal: _Animal) -> str:
 def _try_log_probs(animal: _Animal) -> str:
     """Check that log-probabilities of beams agree, with and without a cache."""
     model = animal.build_model()
-    beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
+    beams = search_beams(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
     apart = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
     model.caches = False
     again = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())

@@ -109,20 +109,20 @@ class _RunWorld:
     """The roles of a run in this process, at the checkpoint that its RL stage began from."""
 
     def __init__(self, folder: Path):
-        from nonet.controller.record import Checkpoints, RunFolder, control_name
+        from nonet.controller.record import Checkpoints, RunFolder, make_control_name
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import read_copies, reward_options
         from nonet.workers.roles import RewardWorker
 
         run = RunFolder(folder.absolute())
         scenario, _ = load_scenario(run.scenario)
-        files, artifacts = read_copies(run), run.artifacts()
+        files, artifacts = read_copies(run), run.find_artifacts()
         names, ends = list(scenario.stages), Checkpoints(run.checkpoints)
         before = names[names.index(_STAGE) - 1]
-        self.start, self.end = ends.end_of(before), ends.end_of(_STAGE)
+        self.start, self.end = ends.find_stage_end(before), ends.find_stage_end(_STAGE)
         self.roles = SmallWorld(run.scenario, artifacts, [], self.start)
         self.trainer, self.rollout, rl = self.roles.trainer, self.roles.rollout, self.roles.stages[_STAGE]
-        self.width = scenario.stages[_STAGE].kind.width(scenario.stages[_STAGE])
+        self.width = scenario.stages[_STAGE].kind.get_width(scenario.stages[_STAGE])
         self.weights = dict(rl.weights)
         self.rewards: dict[str, Any] = {}
         for stage, name, options in reward_options(scenario):
@@ -142,7 +142,7 @@ class _RunWorld:
         passes = max(1, round(rl.steps * rl.users / users))
         self.steps = {
             "passes": passes,
-            "compute": max(passes, _read_last_step(run.metrics, control_name(_STAGE))),
+            "compute": max(passes, _read_last_step(run.metrics, make_control_name(_STAGE))),
         }
         self._version = 0
         self._candidates: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
@@ -164,12 +164,12 @@ class _RunWorld:
 
     def _measure(self, lists: Mapping[str, Any]) -> Found:
         """Return trained reward and NDCG@10 of lists, of both parts of the users."""
-        from nonet.models.ranking import per_event
+        from nonet.models.ranking import compute_per_event
 
         total = np.zeros(len(self.users))
         for name, reward in self.rewards.items():
             total = total + self.weights[name] * np.asarray(reward.score(lists), np.float64).mean(1)
-        ndcg = per_event("ndcg@10", self.rollout.places(lists))
+        ndcg = compute_per_event("ndcg@10", self.rollout.places(lists))
         return {
             part: (float(total[rows].mean()), float(ndcg[rows].mean())) for part, rows in self.parts.items()
         }

@@ -73,7 +73,7 @@ class SmallWorld:
         self.trainer.open(artifact_dirs)
         self.rollout.open(artifact_dirs)
         seq = self.trainer.corpus.seq
-        self.stages = stage_setups(loaded, len(seq), int(seq.counts()["train"]))
+        self.stages = stage_setups(loaded, len(seq), int(seq.count_events()["train"]))
         self.draw = {"use": loaded.stages["rl"].rollout.use, **loaded.stages["rl"].rollout.options()}  # type: ignore[attr-defined]
         self._version = 0
         if commit is None:
@@ -103,29 +103,31 @@ class SmallWorld:
 
     def compute_expected_reward(self, users: np.ndarray, positions: np.ndarray, reward_UI: Tensor) -> Tensor:
         """Return the exact expected reward [U], differentiable in the dense model."""
-        from nonet.models.policy import expected_reward
+        from nonet.models.policy import compute_expected_reward
 
         asked = self.rollout._recommender
         cache = asked.prefill(asked.batch(users, positions))
         allowed = torch.from_numpy(self.compute_allowed(users, positions))
         trie = asked.corpus.trie
-        return expected_reward(self.model, cache, trie, asked.votes(users, positions), reward_UI, allowed)
+        return compute_expected_reward(
+            self.model, cache, trie, asked.compute_votes(users, positions), reward_UI, allowed
+        )
 
     def compute_log_probs(self, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Return the log-probability [U, I] of every item, differentiable."""
-        from nonet.models.generation import policy_log_prob
+        from nonet.models.generation import compute_policy_log_prob
 
         asked = self.rollout._recommender
         cache = asked.prefill(asked.batch(users, positions))
         sids = torch.from_numpy(asked.corpus.sids).long().expand(len(users), -1, -1).contiguous()
-        votes = asked.votes(users, positions)
-        return policy_log_prob(self.model, cache, sids, asked.corpus.trie, votes).sum(-1)
+        votes = asked.compute_votes(users, positions)
+        return compute_policy_log_prob(self.model, cache, sids, asked.corpus.trie, votes).sum(-1)
 
     def compute_allowed(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return which items are not masked [U, I] bool."""
-        from nonet.samples.batches import masked
+        from nonet.samples.batches import gather_masked_items
 
-        hidden = masked(self.trainer.corpus.seq, users, positions)
+        hidden = gather_masked_items(self.trainer.corpus.seq, users, positions)
         out = np.ones((len(users), len(self.trainer.corpus.sids)), bool)
         for user in range(len(users)):
             out[user, hidden[user]] = False
@@ -133,13 +135,13 @@ class SmallWorld:
 
     def compute_rewards(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return hit + 0.2 x novelty of every item [U, I]: 1 for the user's next item, more for rare items."""
-        from nonet.samples.batches import event_at
+        from nonet.samples.batches import locate_events
         from nonet.samples.sequences import TRAIN
 
         seq = self.trainer.corpus.seq
         events = np.bincount(seq.item[seq.split == TRAIN], minlength=len(self.trainer.corpus.sids))
         reward = np.repeat(0.2 * 30 / (30 + events)[None], len(users), 0)
-        reward[np.arange(len(users)), seq.item[event_at(seq, users, positions)]] += 1
+        reward[np.arange(len(users)), seq.item[locate_events(seq, users, positions)]] += 1
         return reward
 
     def generate_beams(

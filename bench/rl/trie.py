@@ -69,13 +69,15 @@ def _measure_children(items: int, rounds: int) -> dict[str, Any]:
         for prefix in np.unique(sids[:, : level + 1], axis=0).tolist():
             following.setdefault(tuple(prefix[:-1]), []).append(prefix[-1])
     picks = np.random.default_rng(1).integers(0, len(sids), _USERS * _BEAMS)
-    nodes = [made.nodes_of(level, torch.from_numpy(picks)) for level in range(_LEVELS)]
+    nodes = [made.find_nodes(level, torch.from_numpy(picks)) for level in range(_LEVELS)]
     prefixes = [[tuple(row) for row in sids[picks, :level].tolist()] for level in range(_LEVELS)]
     ours, theirs, same = [], [], True
     torch.set_num_threads(1)
     for _ in range(rounds):
         with LapTimer() as taken:
-            legal = [made.children(level, nodes[level].view(_USERS, _BEAMS)) >= 0 for level in range(_LEVELS)]
+            legal = [
+                made.find_children(level, nodes[level].view(_USERS, _BEAMS)) >= 0 for level in range(_LEVELS)
+            ]
         ours.append(taken.last_s)
         with LapTimer() as taken:
             masks = []
@@ -109,7 +111,7 @@ def _count_illegal_beams() -> dict[str, Any]:
     """Count illegal, masked and duplicate beams among a million beams of random scores over 20,000 items."""
     import torch
 
-    from nonet.models.generation import Trie, beam_search
+    from nonet.models.generation import Trie, search_beams
     from nonet.types import Jagged
 
     sids, codes = _draw_sids(20_000, 32, 3, 2)
@@ -123,7 +125,7 @@ def _count_illegal_beams() -> dict[str, Any]:
         if step % 2:
             rows = [np.sort(draw.choice(20_000, 50, replace=False)) for _ in range(users)]
             hidden = Jagged(np.concatenate(rows), np.arange(users + 1) * 50)
-        found = beam_search(model, _Cache(torch.zeros(users, 1)), made, wide, forbidden=hidden)  # type: ignore[arg-type]
+        found = search_beams(model, _Cache(torch.zeros(users, 1)), made, wide, forbidden=hidden)  # type: ignore[arg-type]
         item, valid = found.item.numpy(), found.valid.numpy()
         right = (sids[np.maximum(item, 0)] == found.sid.numpy()).all(-1)
         illegal += int((valid & ~right).sum())
@@ -192,9 +194,9 @@ def _measure_open(folder: str, items: int) -> tuple[float, float, int]:
         trie = Trie.load(folder)
     with LapTimer() as walked:
         leaf = torch.arange(0, trie.n_leaves, max(1, trie.n_leaves // 1000))
-        trie.prefixes(trie.levels, leaf)
+        trie.decode_prefixes(trie.levels, leaf)
         for level in range(trie.levels):
-            trie.children(level, trie.nodes_of(level, leaf[:1]))
+            trie.find_children(level, trie.find_nodes(level, leaf[:1]))
     assert len(trie.leaf_of_item) == items
     return taken.last_s, walked.last_s, _read_private_bytes() - before
 

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from nonet.bench.timing import run_scenario
 from nonet.controller.record import find_run
 from nonet.controller.scenario import yaml
-from nonet.deploy.after import Tested
-from nonet.models.ranking import paired, per_event
+from nonet.deploy.after import TestedRun
+from nonet.models.ranking import compare_paired, compute_per_event
 from nonet.random import rng
-from nonet.samples.sequences import compress, expand
+from nonet.samples.sequences import compress_log, expand_log
 from nonet.samples.tables import read_interactions, read_items
 
 _SHARE = 0.3
@@ -87,8 +87,8 @@ def _measure_log(
     folder.mkdir()
     pq.write_table(log, folder / "interactions.parquet")
     pq.write_table(items, folder / "items.parquet")
-    made = compress(log, 86_400, by, items)
-    facts = made.facts()
+    made = compress_log(log, 86_400, by, items)
+    facts = made.measure_savings()
     for kind, events in (("as it is", None), ("compressed", {"compress": _PERIOD, "by": by})):
         scenario = _make_scenario(folder, events, "categories" in items.column_names, seed, epochs)
         path = folder / f"{kind}.yaml"
@@ -100,7 +100,7 @@ def _measure_log(
         "events": facts["events"],
         "rows / events": facts["rows"] / facts["events"],
         "bytes before / after": facts["bytes_before"] / facts["bytes_after"],
-        "expands to the same rows": expand(made).equals(log.combine_chunks()),
+        "expands to the same rows": expand_log(made).equals(log.combine_chunks()),
         **_compare_runs(folder),
     }
 
@@ -129,15 +129,18 @@ def _make_scenario(folder: Path, events: Any, categories: bool, seed: int, epoch
 
 def _compare_runs(folder: Path) -> dict[str, Any]:
     """Compare the last stages of both runs over the test events that both have, with an interval of the difference."""
-    plain, packed = (Tested.of(find_run(str(folder / kind))) for kind in ("as it is", "compressed"))
+    plain, packed = (TestedRun.from_run(find_run(str(folder / kind))) for kind in ("as it is", "compressed"))
     place = {event: at for at, event in enumerate(plain.events)}
     pairs = [(place[event], at) for at, event in enumerate(packed.events) if event in place]
     here, there = np.array(pairs).T
-    ranks = plain.ranks(plain.last_stage())[here], packed.ranks(packed.last_stage())[there]
+    ranks = (
+        plain.load_ranks(plain.find_last_stage())[here],
+        packed.load_ranks(packed.find_last_stage())[there],
+    )
     row: dict[str, Any] = {"test events of both": len(pairs)}
     for metric in _METRICS:
-        values = [per_event(metric, each) for each in ranks]
-        difference = paired(values[1], values[0], plain.user[here], plain.seed)
+        values = [compute_per_event(metric, each) for each in ranks]
+        difference = compare_paired(values[1], values[0], plain.user[here], plain.seed)
         row[f"{metric} as it is"], row[f"{metric} compressed"] = (float(each.mean()) for each in values)
         row[f"{metric} difference"] = json.dumps({key: round(value, 4) for key, value in difference.items()})
     return row

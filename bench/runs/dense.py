@@ -107,7 +107,7 @@ class _Ours:
         self.trainer.place = Place(role="trainer", peers={"embedding": shard})
         self.trainer.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
         seq = self.trainer.corpus.seq
-        self.stage = stage_setups(scenario, len(seq), int(seq.counts()["train"]))["pretrain"]
+        self.stage = stage_setups(scenario, len(seq), int(seq.count_events()["train"]))["pretrain"]
         self.dims, self.options, self.steps, self._at = run.feature_dims(), scenario.model.options(), steps, 0
         self.trainer.begin(self.stage)
         self.batches, self.keys = self._read_batches()
@@ -128,7 +128,7 @@ class _Ours:
         seq = self.trainer.corpus.seq
         user = np.unique(np.concatenate([batch.context["user"].numpy() for step in steps for batch in step]))
         items = len(self.trainer.corpus.sids)
-        keys = {"item": seq.keys_of_items(np.arange(items)), "user": user}
+        keys = {"item": seq.get_item_keys(np.arange(items)), "user": user}
         return [[row for batch in step for row in _split_sequences(batch, user)] for step in steps], keys
 
 

@@ -1,7 +1,7 @@
 """Exhaustive scoring of a catalogue with the shape of Amazon Beauty, in three ways that give the same scores.
 
 `all codes` computes and normalises the logits of every code behind every node, a few nodes at a time. `steps` calls
-the model for the same logits and keeps the legal ones. `legal_logits` is the decoder's own way, which computes only
+the model for the same logits and keeps the legal ones. `compute_legal_logits` is the decoder's own way, which computes only
 those.
 """
 

@@ -69,7 +69,7 @@ class _MemorySide:
     def __init__(self, artifact_dirs: dict[str, str], memory: str, warm: int):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import run_setup, stage_setups
-        from nonet.samples.batches import prompts
+        from nonet.samples.batches import list_prompts
         from nonet.samples.sequences import TEST
         from nonet.workers.roles import EmbeddingShard, Rollout, Trainer
         from nonet.workers.runtime import Place
@@ -82,13 +82,13 @@ class _MemorySide:
         self._trainer.open(artifact_dirs)
         self._rollout.open(artifact_dirs)
         seq = self._trainer.corpus.seq
-        self._stages = stage_setups(scenario, len(seq), int(seq.counts()["train"]))
+        self._stages = stage_setups(scenario, len(seq), int(seq.count_events()["train"]))
         self._trainer.begin(self._stages["pretrain"])
         self._at, self._updates = 0, 0
         for _ in range(warm):
             self.step()
         self._version = 0
-        users, positions = prompts(seq, TEST)
+        users, positions = list_prompts(seq, TEST)
         self._asked = users[:256], positions[:256]
         self._trainer.begin(self._stages["rl"])
         self._beams = self.roll_out()
@@ -126,4 +126,4 @@ class _MemorySide:
     def score(self) -> None:
         """Score prompts exhaustively."""
         recommender = self._rollout._recommender
-        recommender.scores(recommender.batch(*self._asked), *self._asked)
+        recommender.score_catalogue(recommender.batch(*self._asked), *self._asked)

@@ -21,7 +21,7 @@ import psutil
 
 from nonet.bench.runs.scale_log import write_log
 from nonet.controller.scenario import yaml
-from nonet.samples.preparation import BuildOptions, prepare
+from nonet.samples.preparation import BuildOptions, prepare_sequences
 
 _PHASES = ("tokenise", "train", "evaluate")
 
@@ -109,7 +109,7 @@ def _prepare_alone(data: dict[str, str], folder: Path, events: int) -> dict[str,
     """Prepare the data alone."""
     folder.mkdir(parents=True)
     options = BuildOptions(data["interactions"], data["items"], {}, **_DATA, targets={})
-    made = prepare(options, folder)
+    made = prepare_sequences(options, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     facts = {"seconds": made.seconds, "cpu_s": made.cpu_s}
     return _summarise_preparation(facts, events) | {"peak RSS_GB": round(peak / 1e9, 2)}

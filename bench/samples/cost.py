@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.random import draw_first_integers, rng
-from nonet.samples.ledger import Order, StepRange, Steps
+from nonet.samples.ledger import EpochSteps, RowOrder, StepRange
 from nonet.samples.sequences import RL, Sequences
 from nonet.samples.sources import RlPrompts, SampleRequest, open_source
 from nonet.samples.streams import plan_tasks, read
@@ -69,9 +69,11 @@ def _measure_slices(folder: Path, size: int) -> dict[str, Any]:
 
 def _measure_plan() -> dict[str, Any]:
     """Measure the time in which the Ray engine plans the read tasks of 1e9 rows in 5,000 row groups."""
-    steps = Steps(10**9, 512, 32)
-    feed: Any = SimpleNamespace(leaves=[SimpleNamespace(order=Order(np.full(5000, 200_000), 7))], steps=steps)
-    epoch = next(StepRange(steps, 0, None, 0, 1).epochs())
+    steps = EpochSteps(10**9, 512, 32)
+    feed: Any = SimpleNamespace(
+        leaves=[SimpleNamespace(order=RowOrder(np.full(5000, 200_000), 7))], steps=steps
+    )
+    epoch = next(StepRange(steps, 0, None, 0, 1).iterate_epochs())
     return {
         "cost": "Ray engine, plan of 1e9 rows",
         "ms": 1e3 * _measure_cpu_s(lambda: plan_tasks(feed, epoch)),
@@ -93,8 +95,8 @@ def _measure_prompts() -> dict[str, Any]:
         split=split.reshape(-1),
     )
     prompts = RlPrompts(seq, 7, "rl", 64)
-    prompts.of_step(0)
-    seconds = _measure_cpu_s(lambda: [prompts.of_step(step) for step in range(1, 101)])
+    prompts.get_step_prompts(0)
+    seconds = _measure_cpu_s(lambda: [prompts.get_step_prompts(step) for step in range(1, 101)])
     return {"cost": "RL prompts of a step, 20 M events", "ms": 10 * seconds}
 
 

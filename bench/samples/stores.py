@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from nonet.bench.samples.prefetch import measure_hidden_share
 from nonet.errors import ConfigError
-from nonet.samples.stores import Join, create_store, open_store
+from nonet.samples.stores import StoreJoin, create_store, open_store
 
 _KEYS, _ASKED, _BYTES = 100_000, 1000, 1024
 _JOINED, _ITEMS = 8192, 20_000
@@ -140,7 +140,7 @@ def _measure_join(folder: Path, rounds: int) -> Made:
         items = np.arange(_ITEMS)
         written = pa.table({"price": draw.random(_ITEMS), "shop": draw.integers(0, 99, _ITEMS)})
         store.put(items, written, np.full(_ITEMS, 100))
-        join = Join(store, {"price": "price", "shop": "shop"})
+        join = StoreJoin(store, {"price": "price", "shop": "shop"})
         table = happybase.Connection("127.0.0.1", port).table("items")
         asked = [np.minimum(draw.zipf(1.2, _JOINED), _ITEMS) - 1 for _ in range(max(3, rounds // 3))]
         times = np.full(_JOINED, 200)

@@ -141,7 +141,7 @@ def _measure_resume(
     files: list[str], folder: Path, rounds: int, ray: bool
 ) -> tuple[list[Any], dict[str, float]]:
     """Measure the seconds to the first batch with loaded modules: at the start, and after 99 % of the rows."""
-    from nonet.samples.ledger import Ledger, write_snapshot
+    from nonet.samples.ledger import SampleLedger, write_snapshot
     from nonet.samples.streams import read
 
     stream = read(files).shuffle(7, in_group=False)
@@ -158,7 +158,7 @@ def _measure_resume(
         next(stream.open(rows=4096).epoch(0))
 
     def resume() -> None:
-        again = stream.open(rows=4096, manifest=Ledger.manifest_in(commit))
+        again = stream.open(rows=4096, manifest=SampleLedger.read_manifest(commit))
         account = again.ledger()
         account.load(commit)
         part = again.slices(at)[0]
@@ -215,13 +215,13 @@ def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
 
     States are 1e9 rows in order, and 10 M rows of which a random half is done.
     """
-    from nonet.samples.ledger import Ledger, Manifest, Slice
+    from nonet.samples.ledger import DataManifest, OrderSlice, SampleLedger
 
     rows = []
-    whole = Ledger(Manifest.of_rows("rows", 1 << 30), "order", 1 << 30)
+    whole = SampleLedger(DataManifest.from_rows("rows", 1 << 30), "order", 1 << 30)
     began = time.perf_counter()
     for step, start in enumerate(range(0, 10**9, 4096)):
-        part = Slice(step, 0, 0, start, min(start + 4096, 10**9))
+        part = OrderSlice(step, 0, 0, start, min(start + 4096, 10**9))
         whole.lease(part)
         whole.apply(part)
     micros = 1e6 * (time.perf_counter() - began) / (step + 1)
@@ -235,9 +235,9 @@ def _measure_ledger() -> tuple[list[Any], dict[str, float]]:
             "snapshot ms": 1e3 * (time.perf_counter() - began),
         }
     )
-    half = Ledger(Manifest.of_rows("rows", 10**7), "order", 10**7)
+    half = SampleLedger(DataManifest.from_rows("rows", 10**7), "order", 10**7)
     for place in np.random.default_rng(0).permutation(10**7)[: 5 * 10**6].tolist():
-        part = Slice(place, 0, 0, place, place + 1)
+        part = OrderSlice(place, 0, 0, place, place + 1)
         half.lease(part)
         half.apply(part)
     rows.append({"ledger": "a random half of 10 M rows", "bytes": sum(map(len, half.snapshot()))})

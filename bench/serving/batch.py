@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from nonet.bench.serving.load import compute_median
 from nonet.bench.serving.queue import Result, make_questions, open_engine
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.features import ServedRun
 from nonet.deploy.serving.offline import recommend_all
 
 _CHUNKS = (256, 1024, 4096)
@@ -46,7 +46,7 @@ def bench_batch(run: str, rounds: int, users: int = 100_000) -> Result:
     alone = 1 / compute_median(seconds)
     rows = [{"what": "the engine alone", "users/s": alone}]
     with tempfile.TemporaryDirectory() as folder:
-        known = OpenRun.of(run).corpus.seq.user_id
+        known = ServedRun.open(run).corpus.seq.user_id
         for chunk in _CHUNKS:  # ascending: the system tells the largest child so far
             file = _write_users(Path(folder), known, workers * chunk)
             recommend_all(run, file, Path(folder) / "out.parquet", 10, workers, chunk)

@@ -10,9 +10,9 @@ import torch
 
 from nonet.bench.serving.load import compute_median
 from nonet.models import build_model
-from nonet.models.generation import Trie, beam_search
+from nonet.models.generation import Trie, search_beams
 from nonet.models.inference import FilterCache, ItemFilter
-from nonet.models.sid_decoder import Cache
+from nonet.models.sid_decoder import DecoderCache
 from nonet.types import Jagged
 
 _ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS, _SEEN = 1_000_000, 256, 64, 16, 20, 50
@@ -56,7 +56,7 @@ def _measure_seconds(
     model: Any, trie: Trie, cache: FilterCache, chosen: list[ItemFilter | None], seen: Jagged
 ) -> float:
     """Time one beam search."""
-    prompts = Cache(torch.randn(len(chosen), _WIDTH))
+    prompts = DecoderCache(torch.randn(len(chosen), _WIDTH))
     began = time.perf_counter()
-    beam_search(model, prompts, trie, _BEAMS, forbidden=seen, within=cache.within(chosen))
+    search_beams(model, prompts, trie, _BEAMS, forbidden=seen, within=cache.make_batch(chosen))
     return time.perf_counter() - began

@@ -42,7 +42,7 @@ class TrieProcessor:
         child = torch.full((int(starts[-1]), int(offsets[-1])), -1, dtype=torch.int64)
         for level in range(trie.levels):
             nodes = torch.arange(trie.n_nodes[level])
-            row, code, below = trie.ragged_children(level, nodes)
+            row, code, below = trie.list_children(level, nodes)
             child[int(starts[level]) + row, int(offsets[level]) + code] = int(starts[level + 1]) + below
         self.child, self.vocabulary = child, int(offsets[-1])
 

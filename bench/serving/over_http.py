@@ -22,8 +22,8 @@ import numpy as np
 from nonet.bench.serving.hugging_face import MOST, WAIT_S, HuggingFace
 from nonet.bench.serving.load import LoadResult, compute_median, drive_load, find_best_rates
 from nonet.bench.serving.queue import P99_MS, Result
-from nonet.deploy.serving import serving
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving import serve_application
+from nonet.deploy.serving.features import ServedRun
 from nonet.deploy.serving.service import ServeConfig
 
 _RATES, _SECONDS, _STEPS = (5.0, 10.0, 20.0, 40.0), 8.0, 5
@@ -72,14 +72,14 @@ class HttpCallers:
 
 def bench_http(run: str, rounds: int) -> Result:
     """Measure latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
-    opened = OpenRun.of(run)
+    opened = ServedRun.open(run)
     os.environ.setdefault("NONET_TOKEN", secrets.token_hex(8))  # names count for limits beside a token
     users = opened.corpus.seq.user_id.tolist()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = ServeConfig(rate=_LIMIT, burst=_LIMIT, deadline_s=5.0)
-    with serving(opened.folder.path, settings, "127.0.0.1", port) as serve:
+    with serve_application(opened.folder.path, settings, "127.0.0.1", port) as serve:
         _deploy_others(serve, str(opened.folder.path))
         callers = HttpCallers(f"http://127.0.0.1:{port}")
         turn = iter(range(1 << 30))
@@ -190,8 +190,8 @@ def _deploy_others(serve: Any, run: str) -> None:
             import torch
 
             torch.set_num_threads(1)
-            made = OpenRun.of(run)
-            model = made.recommender(made.publish_newest()).model
+            made = ServedRun.open(run)
+            model = made.load_recommender(made.publish_newest()).model
             self._model = HuggingFace(
                 made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads,
                 made.setup.history, made.scenario.evaluate.width, here=False,

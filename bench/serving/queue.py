@@ -12,8 +12,8 @@ import torch
 
 from nonet.bench.serving.hugging_face import HuggingFace
 from nonet.bench.serving.load import compute_median, find_best_rates
-from nonet.deploy.serving.features import Features, Histories, OpenRun
-from nonet.models.inference import Engine, Question, TensorBatch
+from nonet.deploy.serving.features import RequestFeatures, ServedRun, UserHistories
+from nonet.models.inference import InferenceEngine, Question, TensorBatch
 
 P99_MS = 200.0
 _SECONDS, _STEPS = 3.0, 6
@@ -22,19 +22,19 @@ _WITHIN_S = 10.0
 Result = tuple[list[dict[str, Any]], dict[str, float]]
 
 
-def open_engine(run: str) -> tuple[OpenRun, Engine]:
+def open_engine(run: str) -> tuple[ServedRun, InferenceEngine]:
     """Open a run and an engine of its newest commit, published into a folder of the bench."""
-    made = OpenRun.of(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
+    made = ServedRun.open(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
     version = made.publish_newest()
-    return made, Engine(made.recommender(version), version.number)
+    return made, InferenceEngine(made.load_recommender(version), version.number)
 
 
-def make_questions(run: OpenRun) -> list[Question]:
+def make_questions(run: ServedRun) -> list[Question]:
     """Make a request for ten items for every user of the data."""
-    histories = Histories(run.corpus, run.beside / "events.jsonl")
-    features = Features(run.corpus, histories, run.setup.history, run.scenario.evaluate.width)
+    histories = UserHistories(run.corpus, run.beside / "events.jsonl")
+    features = RequestFeatures(run.corpus, histories, run.setup.history, run.scenario.evaluate.width)
     users = run.corpus.seq.user_id.tolist()
-    return [features.list_of(str(user), None, 10).question for user in users]
+    return [features.make_list_question(str(user), None, 10).question for user in users]
 
 
 def bench_merging(run: str, rounds: int) -> Result:
@@ -67,8 +67,8 @@ def bench_queue(run: str, rounds: int) -> Result:
         made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads, made.setup.history,
         made.scenario.evaluate.width,
     )  # fmt: skip
-    merged = TensorBatch(engine.answer, engine.cost)
-    alone = TensorBatch(engine.answer, engine.cost, most=1)
+    merged = TensorBatch(engine.answer, engine.estimate_cost)
+    alone = TensorBatch(engine.answer, engine.estimate_cost, most=1)
 
     def submit_merged(user: int) -> Future[Any]:
         return merged.submit(asked[user], _WITHIN_S)
@@ -110,7 +110,7 @@ def bench_queue(run: str, rounds: int) -> Result:
     return rows, {f"rate: {mine[0]} / {name}": mine[1] / max(rate, 1e-9) for name, rate in others}
 
 
-def _count_operators(engine: Engine, asked: list[Question]) -> int:
+def _count_operators(engine: InferenceEngine, asked: list[Question]) -> int:
     """Count the operators launched for an answer, without nested ones."""
     engine.answer(asked)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

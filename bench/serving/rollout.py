@@ -18,8 +18,8 @@ from torch import Tensor
 
 from nonet.bench.serving.hugging_face import TrieProcessor
 from nonet.models import build_model
-from nonet.models.generation import Trie, beam_search
-from nonet.models.hf import language_model
+from nonet.models.generation import Trie, search_beams
+from nonet.models.hf import build_language_model
 from nonet.timing import measure_in_turns
 from nonet.types import Jagged, SampleBatch
 
@@ -99,7 +99,7 @@ class _Sides:
         options = {"config": config}
         self._trie, self._events = trie, events
         self._model: Any = build_model({"use": "hf", **options}, trie.codes, {}, 7).eval()
-        self._whole: Any = language_model(self._model, options, 7).eval()
+        self._whole: Any = build_language_model(self._model, options, 7).eval()
         history = np.random.default_rng(11).integers(0, len(sids), (users, events))
         self._batch = _make_batch(torch.from_numpy(history), torch.from_numpy(sids[history]))
         self._first = self._model.backbone.words + 1
@@ -117,7 +117,7 @@ class _Sides:
     @torch.inference_mode()
     def search_ours(self, beams: int) -> Tensor:
         """Return the items [U, W] of our beam search."""
-        return beam_search(self._model, self._model.prefill(self._batch, {}), self._trie, beams).item
+        return search_beams(self._model, self._model.prefill(self._batch, {}), self._trie, beams).item
 
     @torch.inference_mode()
     def search_theirs(self, beams: int, *, stock: bool = False) -> Tensor:
@@ -134,7 +134,7 @@ class _Sides:
             cache_implementation="static", pad_token_id=0, **how,
         )  # fmt: skip
         leaf = self._table.find_leaf(found[:, prompt:])
-        item = self._trie.tensor("item_of_leaf", 0)[leaf.clamp_min(0)].masked_fill(leaf < 0, -1)
+        item = self._trie.get_tensor("item_of_leaf", 0)[leaf.clamp_min(0)].masked_fill(leaf < 0, -1)
         return item.view(len(self._ids), beams)
 
     def _list_allowed(self, row: int, ids: Tensor) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 
 from nonet.bench.serving.load import compute_median
 from nonet.bench.serving.queue import Result, make_questions, open_engine
-from nonet.models.inference import Engine, Question, States
+from nonet.models.inference import InferenceEngine, PrefixStates, Question
 
 _USERS = 16
 
@@ -19,8 +19,8 @@ _USERS = 16
 def bench_states(run: str, rounds: int) -> Result:
     """Measure 16 merged users with one new event each: hit, miss and without states, for reading histories and whole answers."""
     made, plain = open_engine(run)
-    recommender = made.recommender(made.registry.read_version(plain.version))
-    keeping = Engine(recommender, plain.version, States())
+    recommender = made.load_recommender(made.registry.read_version(plain.version))
+    keeping = InferenceEngine(recommender, plain.version, PrefixStates())
     asked = [question for question in make_questions(made) if len(question.events) >= 16][: 8 * _USERS]
     before = [replace(question, events=_drop_newest(question)) for question in asked]
     parts = {"reading": (keeping._read, plain._read), "answer": (keeping.answer, plain.answer)}
@@ -31,9 +31,9 @@ def bench_states(run: str, rounds: int) -> Result:
         some = slice(_USERS * (turn % 8), _USERS * (turn % 8 + 1))
         for part, (ours, without) in parts.items():
             times[f"{part}, without"].append(_measure_seconds(without, asked[some]))
-            keeping.states = States()
+            keeping.states = PrefixStates()
             times[f"{part}, miss"].append(_measure_seconds(ours, asked[some]))
-            keeping.states = States()
+            keeping.states = PrefixStates()
             keeping.answer(before[some])
             times[f"{part}, hit"].append(_measure_seconds(ours, asked[some]))
     best = {name: compute_median(taken) for name, taken in times.items()}

@@ -13,10 +13,10 @@ import torch
 
 from nonet.bench.serving.load import compute_median
 from nonet.bench.serving.queue import Result, make_questions, open_engine
-from nonet.deploy.serving.service import Engines
+from nonet.deploy.serving.service import EnginePool
 from nonet.embedding.reading import RowLayer
 from nonet.embedding.tables import TableSpec
-from nonet.models.inference import Engine
+from nonet.models.inference import InferenceEngine
 from nonet.workers import write_tensors
 from nonet.workers.registry import Version, VersionContents, VersionRegistry
 
@@ -69,8 +69,10 @@ def bench_swaps(run: str, rounds: int) -> Result:
     asked = make_questions(made)[:32]
     registry, newest = made.registry, made.registry.list_versions()[-1]
     numbers = [newest, *(_publish_other(made, registry, newest, turn).number for turn in range(2))]
-    expected = {n: Engine(made.recommender(registry.read_version(n)), n).answer(asked) for n in numbers}
-    engines = Engines(made, follow=False, look_s=0.02)
+    expected = {
+        n: InferenceEngine(made.load_recommender(registry.read_version(n)), n).answer(asked) for n in numbers
+    }
+    engines = EnginePool(made, follow=False, look_s=0.02)
     failed, wrong, answered, stop = [0], [0], [0], threading.Event()
 
     def load(seed: int) -> None:
@@ -108,7 +110,7 @@ def bench_swaps(run: str, rounds: int) -> Result:
 
 def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -> Version:
     """Publish a version that is made from another, with slightly different rows."""
-    commit, manifest = made.newest_commit()
+    commit, manifest = made.find_newest_commit()
     contents = made.contents(commit, manifest)
     rows = {
         name: RowLayer(layer.key, layer.row * np.float32(1.05 + 0.05 * turn), layer.gone)
@@ -120,19 +122,19 @@ def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -
     return registry.publish(changed, base=base, serve=False)
 
 
-def _time_swap(engines: Engines, registry: VersionRegistry, version: int) -> float:
+def _time_swap(engines: EnginePool, registry: VersionRegistry, version: int) -> float:
     began = time.perf_counter()
     registry.promote(version)
     return _wait_for_version(engines, version, began)
 
 
-def _time_rollback(engines: Engines, registry: VersionRegistry, version: int) -> float:
+def _time_rollback(engines: EnginePool, registry: VersionRegistry, version: int) -> float:
     began = time.perf_counter()
     registry.rollback(version)
     return _wait_for_version(engines, version, began)
 
 
-def _wait_for_version(engines: Engines, version: int, began: float) -> float:
+def _wait_for_version(engines: EnginePool, version: int, began: float) -> float:
     while engines.serving.default != version:
         time.sleep(0.002)
     return time.perf_counter() - began

@@ -1,13 +1,13 @@
-from .binding import Binding as Binding
+from .binding import GroupBinding as GroupBinding
 from .binding import plan_live as plan_live
 from .handles import EmbeddingHandle as EmbeddingHandle
-from .handles import Prompts as Prompts
+from .handles import PromptRequest as PromptRequest
 from .handles import RolloutHandle as RolloutHandle
 from .handles import TrainerHandle as TrainerHandle
 from .lifetimes import CONTROLLER as CONTROLLER
 from .lifetimes import Heartbeat as Heartbeat
 from .lifetimes import Lease as Lease
-from .lifetimes import orphan_timeout_s as orphan_timeout_s
+from .lifetimes import read_orphan_timeout_s as read_orphan_timeout_s
 from .lifetimes import reap as reap
 from .lifetimes import reap_run as reap_run
 from .publishing import publish as publish

@@ -21,7 +21,7 @@ from ray.util.placement_group import (
 )
 
 from nonet.controller.cluster import live_view, settled_view
-from nonet.controller.groups.lifetimes import left_of
+from nonet.controller.groups.lifetimes import list_remains
 from nonet.controller.plan import GroupPlan, Plan, plan, taken_since
 from nonet.controller.scenario import Scenario
 from nonet.deadlines import DEFAULTS, Deadlines
@@ -39,7 +39,7 @@ RESTARTS = (
 _FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
 _NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
 
-__all__ = ["Binding", "live_view", "plan_live"]
+__all__ = ["GroupBinding", "live_view", "plan_live"]
 
 
 def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: Any) -> Plan:
@@ -63,7 +63,7 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
             time.sleep(0.1)
 
 
-class Binding:
+class GroupBinding:
     """The running groups of a plan.
 
     Args:
@@ -102,7 +102,10 @@ class Binding:
             if stops:
                 self._end(stops)
                 names = {self._life.format_name(name) for name in stops}
-                _until(lambda: not names & {left.rpartition("-")[0] for left in self._left()}, GONE_S)
+                _wait_until(
+                    lambda: not names & {left.rpartition("-")[0] for left in self._list_remaining_workers()},
+                    GONE_S,
+                )
             staying = tuple(group for group in self.groups if group.name not in stops)
             self.groups = (*staying, *starts)
             for group in starts:
@@ -134,7 +137,7 @@ class Binding:
         self._end({*self.hosts, *self._groups}, at_once=at_once)
         self.groups = ()
 
-    def dead(self) -> list[str]:
+    def list_dead_workers(self) -> list[str]:
         """Return the names of workers that do not answer."""
         return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.find_dead_ranks()]
 
@@ -149,17 +152,17 @@ class Binding:
             hosts.kill()
         for group in bundles.values():
             remove_placement_group(group)
-        _until(lambda: all(state == "REMOVED" for state, _ in _states(bundles).values()), 0.5)
+        _wait_until(lambda: all(state == "REMOVED" for state, _ in _read_states(bundles).values()), 0.5)
         for name in names:
             self.hosts.pop(name, None)
             self._groups.pop(name, None)
 
-    def _left(self) -> list[str]:
+    def _list_remaining_workers(self) -> list[str]:
         """Return the names of the run's remaining workers.
 
         The name of a detached worker is free only some milliseconds after its end.
         """
-        return left_of(self._life.run)[0] if self._life.detached else []
+        return list_remains(self._life.run)[0] if self._life.detached else []
 
     def _start(self, group: GroupPlan) -> ActorGroup:
         """Start the processes of a group in its placement group."""
@@ -167,7 +170,7 @@ class Binding:
             {role: self._specs[role] for role in group.roles},
             workers=group.workers,
             name=group.name,
-            life=replace(self._life, restarts=RESTARTS if _stateless(group) else 0),
+            life=replace(self._life, restarts=RESTARTS if _is_stateless(group) else 0),
             seat=WorkerResources(
                 group.device,
                 group.cpus,
@@ -188,7 +191,7 @@ class Binding:
         began, pause_s = time.monotonic(), _FIRST_POLL_S
         waiting = set(self._groups)
         while True:
-            states = _states(self._groups)
+            states = _read_states(self._groups)
             waiting = {name for name in waiting if states[name][0] != "CREATED"}
             if not waiting:
                 return
@@ -211,7 +214,7 @@ class Binding:
         raise PlacementError(taken_since(group, settled_view(_SETTLE_S)))
 
 
-def _stateless(group: GroupPlan) -> bool:
+def _is_stateless(group: GroupPlan) -> bool:
     """Return whether a restarted worker is complete once its recorded calls are repeated, as rewards are."""
     return all(".reward." in role for role in group.roles)
 
@@ -227,7 +230,7 @@ def _reserve(group: GroupPlan, life: GroupLifetime) -> PlacementGroup:
     )
 
 
-def _states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
+def _read_states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
     """Return the state of each group and the scheduler's last report on it, in one call."""
     table = placement_group_table()
     rows = {name: table.get(group.id.hex(), {}) for name, group in groups.items()}
@@ -237,7 +240,7 @@ def _states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _until(true: Callable[[], bool], timeout_s: float) -> None:
+def _wait_until(true: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not true() and time.monotonic() < deadline:
         time.sleep(_POLL_S)

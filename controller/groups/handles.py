@@ -19,7 +19,7 @@ from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, S
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptRequest:
     """The prompts of one RL step.
 
     By default these are the prompts that every rollout derives from the step.
@@ -48,14 +48,14 @@ class Prompts:
 Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
 
 
-def _nothing(stage: str, phase: str) -> None:
+def _ignore_phase(stage: str, phase: str) -> None:
     """Do nothing: groups that fit on the device together take no turns."""
 
 
-class Weights(Protocol):
+class RewardWeights(Protocol):
     """The weights of rewards by step, which may learn from the record of a step."""
 
-    def weights(self, step: int) -> dict[str, float]:
+    def compute_weights(self, step: int) -> dict[str, float]:
         """Return the weight of each reward at a step."""
         ...
 
@@ -79,12 +79,12 @@ class TrainerHandle:
         self,
         group: WorkerGroup,
         shards: WorkerGroup,
-        enter: Enter = _nothing,
+        enter: Enter = _ignore_phase,
         deadlines: Deadlines = DEFAULTS,
     ):
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
-        self.objectives: Weights | None = None
+        self.objectives: RewardWeights | None = None
         self.version: int | None = None  # what its weights were published as, last
         self._counts: dict[str, dict[str, int]] | None = (
             None  # since they were asked for; come along with every step
@@ -119,7 +119,7 @@ class TrainerHandle:
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
         """Run the supervised steps [start, stop) and return a record for each step."""
         self._enter(stage.name, "train")
-        return self._with_shards(
+        return self._run_with_shards(
             self.group.train(stage, start, stop), self.deadlines.step.scale_by(stop - start)
         )
 
@@ -141,23 +141,23 @@ class TrainerHandle:
         request = UpdateRequest(
             stage,
             step,
-            weights=self.objectives.weights(step) if self.objectives else None,
+            weights=self.objectives.compute_weights(step) if self.objectives else None,
             version=self.version if stage.mismatch else None,
         )
-        record = self._with_shards(self.group.update(request, beams, scores), self.deadlines.step)
+        record = self._run_with_shards(self.group.update(request, beams, scores), self.deadlines.step)
         return record | (self.objectives.learn(step, record) if self.objectives else {})
 
-    def counts(self) -> dict[str, dict[str, int]]:
+    def pop_table_counts(self) -> dict[str, dict[str, int]]:
         """Return the counters of the sparse tables since the last call, over all shards.
 
         Right after a step they are known without a call.
         """
         if self._counts is None:
-            self._taken(self.shards.counts().get(self.deadlines.step))
+            self._add_counts(self.shards.counts().get(self.deadlines.step))
         counts, self._counts = self._counts, None
         return counts or {}
 
-    def replica_bytes(self) -> int:
+    def count_replica_bytes(self) -> int:
         """Return the bytes of keys and rows that a replica of all tables holds.
 
         Right after a step they are known without a call.
@@ -168,26 +168,26 @@ class TrainerHandle:
 
     def fit_memory(self) -> None:
         """Fit the memory's weights to validation events."""
-        self._with_shards(self.group.fit_memory(), self.deadlines.step)
+        self._run_with_shards(self.group.fit_memory(), self.deadlines.step)
 
     def reshard(self, shards: Sequence[int]) -> int:
         """Move rows until these shards hold all of them, and return the new version of the slice map."""
-        return self._with_shards(self.group.reshard(shards), self.deadlines.reshard)
+        return self._run_with_shards(self.group.reshard(shards), self.deadlines.reshard)
 
-    def published(self) -> dict[str, dict[str, int]]:
+    def count_published(self) -> dict[str, dict[str, int]]:
         """Return the row updates sent to replicas since the start: {"full" | "delta": {"updates", "bytes"}}."""
         return sum_shard_counts(self.shards.sent().get(self.deadlines.step))
 
-    def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
+    def _run_with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
         """Return the answer of the trainers; the shards serve meanwhile and report their counters in the same round trip."""
         serving = [self.shards.serve()] if self.apart else []
         after = self.shards.counts(), self.shards.replica_bytes()
         answer, *_, counts, sizes = get_all(timeout_s, work, *serving, *after)
-        self._taken(counts)
+        self._add_counts(counts)
         self._replica_bytes = sum(sizes)
         return answer
 
-    def _taken(self, counts: list[dict[str, dict[str, int]]]) -> None:
+    def _add_counts(self, counts: list[dict[str, dict[str, int]]]) -> None:
         """Add the counters of the shards to those that have not been returned yet."""
         self._counts = merge_counts(self._counts or {}, sum_shard_counts(counts))
 
@@ -198,7 +198,7 @@ class EmbeddingHandle:
     def __init__(self, trainer: TrainerHandle):
         self._trainer = trainer
 
-    def rows(self) -> list[dict[str, int]]:
+    def count_rows(self) -> list[dict[str, int]]:
         """Return the number of rows of each table, by shard."""
         return self._trainer.shards.rows().get(self._trainer.deadlines.step)
 
@@ -223,7 +223,7 @@ class EmbeddingHandle:
             )
         if world > 1:
             self._trainer.reshard(targets)
-        return self.rows()
+        return self.count_rows()
 
 
 class RolloutHandle:
@@ -241,7 +241,7 @@ class RolloutHandle:
         self,
         group: WorkerGroup,
         options: Mapping[str, Mapping[str, Any]],
-        enter: Enter = _nothing,
+        enter: Enter = _ignore_phase,
         deadlines: Deadlines = DEFAULTS,
         chunks: Mapping[str, int | None] | None = None,
         between: Mapping[str, Sequence[WorkerGroup]] | None = None,
@@ -260,7 +260,7 @@ class RolloutHandle:
         """Move the rollout to its device for a stage."""
         self._enter(stage, "rollout")
 
-    def generate(self, prompts: Prompts) -> GroupFuture:
+    def generate(self, prompts: PromptRequest) -> GroupFuture:
         """Start generating beams of the published version for prompts, and return the future."""
         self.ensure_on_device(prompts.stage)
         request = self._build_request(prompts)
@@ -268,22 +268,22 @@ class RolloutHandle:
             beams = self.group.generate_step(prompts.size, request)
         else:
             beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), request)
-        return self._through(prompts, beams)
+        return self._apply_between(prompts, beams)
 
-    def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
+    def generate_group(self, rank: int, prompts: PromptRequest, part: tuple[int, int]) -> GroupFuture:
         """Start generating the beams of `part` = (index, number of parts) of a step's prompts on one rank."""
         answer = self.group.call_rank(
             rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
         )
-        return self._through(prompts, answer)
+        return self._apply_between(prompts, answer)
 
-    def _through(self, prompts: Prompts, beams: GroupFuture) -> GroupFuture:
+    def _apply_between(self, prompts: PromptRequest, beams: GroupFuture) -> GroupFuture:
         """Apply the steps between rollout and rewards to beams."""
         for step in self._between.get(prompts.stage, ()):
             beams = step.apply(beams)
         return beams
 
-    def _build_request(self, prompts: Prompts) -> RolloutRequest:
+    def _build_request(self, prompts: PromptRequest) -> RolloutRequest:
         """Build the request that says how these prompts are answered."""
         options = self._options[prompts.stage]
         return RolloutRequest(

@@ -23,7 +23,7 @@ _GONE_S = 20.0
 _SHOWN = 8  # of what a warning says
 
 
-def orphan_timeout_s() -> float:
+def read_orphan_timeout_s() -> float:
     """Return the silence in seconds after which workers exit and a foreground run stops ($NONET_ORPHAN_TIMEOUT_S, default 60).
 
     Raises:
@@ -79,7 +79,7 @@ class Heartbeat:
             with self._lock:
                 self._problems.update(failed)
 
-    def warning(self) -> str:
+    def pop_warning(self) -> str:
         """Return a text with the number and causes of the failures since the last call, empty without failures."""
         with self._lock:
             problems, self._problems = self._problems, Counter()
@@ -97,19 +97,23 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
     A worker that has not answered before the next beat counts as a failure.
     """
 
-    def beat() -> list[str]:
+    def check_workers() -> list[str]:
         return [
             f"{silent} did not answer" for each in list(hosts.values()) for silent in each.send_heartbeats()
         ]
 
-    return Heartbeat(beat, timeout_s / 6)
+    return Heartbeat(check_workers, timeout_s / 6)
 
 
-def left_of(run: str) -> tuple[list[str], list[str]]:
+def list_remains(run: str) -> tuple[list[str], list[str]]:
     """Return the names of a run's remaining workers and placement groups, without its controller."""
     return (
-        [name for name in _named_actors() if name.startswith(f"{run}/") and name != f"{run}/{CONTROLLER}"],
-        [name for name in _groups() if name.startswith(f"{run}/")],
+        [
+            name
+            for name in _list_actor_names()
+            if name.startswith(f"{run}/") and name != f"{run}/{CONTROLLER}"
+        ],
+        [name for name in _list_placement_groups() if name.startswith(f"{run}/")],
     )
 
 
@@ -118,7 +122,7 @@ def reap_run(run: str) -> int:
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
-    actors, groups = left_of(run)
+    actors, groups = list_remains(run)
     for name in actors:
         with contextlib.suppress(ValueError):  # it ended meanwhile
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
@@ -126,20 +130,20 @@ def reap_run(run: str) -> int:
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
     deadline = time.monotonic() + _GONE_S
-    while any(left_of(run)) and time.monotonic() < deadline:
+    while any(list_remains(run)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return len(actors) + len(groups)
 
 
 def reap() -> list[str]:
     """Remove what runs without a controller left, and return the ids of these runs; running runs are left alone."""
-    names = list(_named_actors())
+    names = list(_list_actor_names())
     conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
-    runs = {name.rsplit("/", 1)[0] for name in (*names, *_groups()) if "/" in name}
+    runs = {name.rsplit("/", 1)[0] for name in (*names, *_list_placement_groups()) if "/" in name}
     return [run for run in sorted(runs - conducted) if reap_run(run)]
 
 
-def _named_actors() -> Iterator[str]:
+def _list_actor_names() -> Iterator[str]:
     import ray
 
     for entry in ray.util.list_named_actors(all_namespaces=True):
@@ -147,7 +151,7 @@ def _named_actors() -> Iterator[str]:
             yield entry["name"]  # pyright: ignore[reportArgumentType]
 
 
-def _groups() -> Iterator[str]:
+def _list_placement_groups() -> Iterator[str]:
     """List the names of placement groups that belong to runs and have not been removed."""
     from ray.util.placement_group import placement_group_table
 

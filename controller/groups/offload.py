@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nonet.controller.plan import Ledger, OffloadMove, OffloadSchedule
-from nonet.controller.record import CONTROLLER, Trace
+from nonet.controller.record import CONTROLLER, ChromeTrace
 from nonet.deadlines import Deadlines
 from nonet.workers.runtime import ActorGroup
 
@@ -24,7 +24,9 @@ class Offloader:
         stages: The stages whose groups are the current ones.
     """
 
-    def __init__(self, ledger: Ledger, hosts: Mapping[str, ActorGroup], trace: Trace, deadlines: Deadlines):
+    def __init__(
+        self, ledger: Ledger, hosts: Mapping[str, ActorGroup], trace: ChromeTrace, deadlines: Deadlines
+    ):
         self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
         places = dict.fromkeys(line.place for line in ledger.turns())
         self._turns = [OffloadSchedule(ledger, place) for place in places]
@@ -47,12 +49,12 @@ class Offloader:
                     away = away | {move.unit} if move.what == "offload" else away - {move.unit}
                     self._carry_out(move, away, f"{stage}/{phase}")
 
-    def made_anew(self, group: str) -> None:
+    def mark_resident(self, group: str) -> None:
         """Record that the processes of a group were restarted, which makes all of it resident."""
         for turns in self._turns:
             turns.made_anew(group)
 
-    def counted(self) -> dict[str, dict[str, Any]]:
+    def list_counts(self) -> dict[str, dict[str, Any]]:
         """Return the number of offloads and resumes with their bytes and seconds, by unit."""
         return {unit: dict(counts) for unit, counts in sorted(self._counted.items())}
 

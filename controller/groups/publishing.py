@@ -22,7 +22,7 @@ def publish(
     replica_bytes: int,
     stage: StageSetup | None,
     *,
-    behind: bool = False,
+    in_background: bool = False,
 ) -> dict[str, Any]:
     """Move rollout to a version of the trainer's weights and rows.
 
@@ -44,12 +44,12 @@ def publish(
     whole = fused and not trainer.apart and trainer.group.world == 1
     asked = (version, rollout.weights) if trainer.delta else ()
     buckets = [] if fused else [trainer.group.weights(number, *asked) for number in range(trainer.buckets)]
-    how, rows, waits = ("shared", {}, []) if whole else _rows(trainer, rollout, version, replica_bytes)
+    how, rows, waits = ("shared", {}, []) if whole else _send_rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
         rollout.ensure_on_device(stage.name)
     came = [rollout.group.receive(version, bucket) for bucket in buckets]
     applied = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
-    if behind and how != "by key":
+    if in_background and how != "by key":
         done = [each for each in rollout.owed if each.done()]
         rollout.absent = sum(each.get(trainer.deadlines.step) for each in done)
         rollout.owed = [*(each for each in rollout.owed if each not in done), applied]
@@ -61,12 +61,12 @@ def publish(
     return {"version": version, "rows": how}
 
 
-def _rows(
+def _send_rows(
     trainer: TrainerHandle, rollout: RolloutHandle, version: int, replica_bytes: int
 ) -> tuple[str, dict[str, Any], list[GroupFuture]]:
     """Return how the rows are sent, the arguments of `apply` for them, and further calls to wait for."""
     shards = trainer.shards
-    if trainer.replica_bytes() <= replica_bytes:
+    if trainer.count_replica_bytes() <= replica_bytes:
         have = rollout.holds
         return "delta" if have is not None else "full", {"sparse": shards.export(version, have)}, []
     published = shards.publish(version)

@@ -4,7 +4,7 @@ A prompt that a reward fails on is scored once more, by another rank where there
 halved until those that are to blame are found, inside a rank for what raises or hangs, and here for what ends a rank's
 process. Without a score then, a prompt is quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A
 rank whose process hangs is ended and started again. All attempts of a call together take at most three times the reward's
-`timeout_s`, and no longer than a step may; the time in which a process is started again, and that of other calls which a rank
+`get_timeout_s`, and no longer than a step may; the time in which a process is started again, and that of other calls which a rank
 answers first, come on top.
 """
 
@@ -27,13 +27,13 @@ from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_re
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 _GRACE_S = 5.0  # above its time-out, which a rank keeps by itself
 _BARREN = 3  # steps in a row without any score, after which a reward ends the run
-_ATTEMPTS = 3  # times a reward's `timeout_s` that all attempts of a call may take together
+_ATTEMPTS = 3  # times a reward's `get_timeout_s` that all attempts of a call may take together
 
 Enter = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
+class QuarantinedPrompts:
     """Prompts of one call that a reward gave no score, twice: uids, users, and why of the first."""
 
     reward: str
@@ -42,13 +42,13 @@ class Quarantined:
     why: str
     prompts: int
 
-    def text(self) -> str:
+    def describe(self) -> str:
         """Return one line for a person."""
         users = ", ".join(self.users[:5]) + (", ..." if len(self.users) > 5 else "")
         return f"reward {self.reward!r} gave no score to {len(self.uids)} of {self.prompts} prompts (users {users}): {self.why}"
 
 
-class Scores(dict[str, GroupFuture]):
+class RewardScores(dict[str, GroupFuture]):
     """Scores by reward, as futures that are there.
 
     Attributes:
@@ -58,11 +58,11 @@ class Scores(dict[str, GroupFuture]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.quarantined: list[Quarantined] = []
+        self.quarantined: list[QuarantinedPrompts] = []
         self.retried = 0
 
 
-def _nothing(stage: str, phase: str) -> None:
+def _ignore_phase(stage: str, phase: str) -> None:
     """Do nothing: groups that fit together take no turns."""
 
 
@@ -82,13 +82,13 @@ class RewardHandles:
         groups: Mapping[str, WorkerGroup],
         timeouts_s: Mapping[str, float],
         stage: str = "",
-        enter: Enter = _nothing,
+        enter: Enter = _ignore_phase,
         deadlines: Deadlines = DEFAULTS,
     ):
         self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
         self._stage, self._enter = stage, enter
         self.step: int | None = None
-        self.quarantined: list[Quarantined] = []
+        self.quarantined: list[QuarantinedPrompts] = []
         self.retried = 0
         self._barren: dict[str, set[int]] = {}
         self._calls = 0
@@ -110,7 +110,7 @@ class RewardHandles:
         strict: bool = False,
         names: Collection[str] | None = None,
         step: int | None = None,
-    ) -> Scores:
+    ) -> RewardScores:
         """Have the rewards score beams. A worker that died is restarted and asked once more.
 
         All rewards work at once, but their time counts from when the beams are there.
@@ -132,7 +132,7 @@ class RewardHandles:
             before = {name: self._under_way[name] for name in groups}
             self._under_way.update(list(groups))
         try:
-            return self._score(beams, groups, before, self._step_of(step), strict=strict)
+            return self._score(beams, groups, before, self._choose_step(step), strict=strict)
         finally:
             with self._counting:
                 self._under_way.subtract(list(groups))
@@ -145,9 +145,9 @@ class RewardHandles:
         step: int,
         *,
         strict: bool,
-    ) -> Scores:
+    ) -> RewardScores:
         """Have rewards score beams; `before`: how many calls each one was asked before this and has not ended."""
-        found = Scores()
+        found = RewardScores()
         calls = {name: secrets.token_hex(8) for name in groups}
         futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
         told = {name: groups[name].troubles(future, calls[name]) for name, future in futures.items()}
@@ -163,25 +163,25 @@ class RewardHandles:
         for name, future in futures.items():
             future.set_deadline(limits[name])
         for name, future in futures.items():
-            futures[name] = self._settled(
+            futures[name] = self._settle_scores(
                 name, groups[name], future, beams, calls[name], limits[name], strict=strict
             )
         for name, future in futures.items():
-            one = _Call(self, name, groups[name], beams, began + float(self.deadlines.step))
-            found[name] = one.with_retries(future, told[name], calls[name], found, step)
+            one = _RewardCall(self, name, groups[name], beams, began + float(self.deadlines.step))
+            found[name] = one.retry_missing(future, told[name], calls[name], found, step)
         self.quarantined, self.retried = found.quarantined, found.retried
         return found
 
-    def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
+    def compute_means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
         """Return each reward's mean score of a beam by prompt [U]; NaN without a score."""
         means = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
         return {name: future.get(self.deadlines.step) for name, future in means.items()}
 
-    def timeout_s(self, name: str) -> float:
+    def get_timeout_s(self, name: str) -> float:
         """Return how long one call of a reward may take."""
         return self._timeouts_s[name]
 
-    def note_barren(self, name: str, step: int, why: str | None) -> None:
+    def note_barren(self, name: str, step: int, reason: str | None) -> None:
         """Count a step in which a reward scored nothing. Raises DataError for the third in a row.
 
         Args:
@@ -189,17 +189,17 @@ class RewardHandles:
             step: The step; below 0 it is not counted.
             why: What was wrong; None where some prompt has a score.
         """
-        if why is None:
+        if reason is None:
             self._barren.pop(name, None)
         elif step >= 0:
             barren = self._barren.setdefault(name, set())
             barren.add(step)
             if len(barren) >= _BARREN:
                 raise DataError(
-                    f"reward {name!r} scored none of the prompts of {_BARREN} steps in a row: {why}"
+                    f"reward {name!r} scored none of the prompts of {_BARREN} steps in a row: {reason}"
                 )
 
-    def _step_of(self, step: int | None) -> int:
+    def _choose_step(self, step: int | None) -> int:
         """Return the step that a call is for; without any, each call is a step of its own."""
         if step is None:
             step = self.step
@@ -208,7 +208,7 @@ class RewardHandles:
             return self._calls
         return step
 
-    def _settled(
+    def _settle_scores(
         self,
         name: str,
         group: WorkerGroup,
@@ -240,7 +240,7 @@ class RewardHandles:
         return future.set_deadline(limit).settle()
 
 
-class _Call:
+class _RewardCall:
     """One reward's part of a call: what is asked again of prompts without a score, until `until` (monotonic seconds)."""
 
     def __init__(
@@ -248,13 +248,15 @@ class _Call:
     ):
         self._handles, self._name, self._group, self._beams = handles, name, group, beams
         self._deadlines, self._until = handles.deadlines, until
-        self._budget_s = (_ATTEMPTS - 1) * handles.timeout_s(name)  # the first call had one `timeout_s`
+        self._budget_s = (_ATTEMPTS - 1) * handles.get_timeout_s(
+            name
+        )  # the first call had one `get_timeout_s`
 
-    def with_retries(
-        self, scores: GroupFuture, told: GroupFuture, call: str, found: Scores, step: int
+    def retry_missing(
+        self, scores: GroupFuture, told: GroupFuture, call: str, found: RewardScores, step: int
     ) -> GroupFuture:
         """Return scores in which prompts that had none were scored once more; those that still have none are noted."""
-        troubles = self._troubles(scores, told, call)
+        troubles = self._fetch_troubles(scores, told, call)
         if not any(troubles):
             self._handles.note_barren(self._name, step, None)
             return scores
@@ -268,7 +270,7 @@ class _Call:
         if left:
             first = next(iter(left.values()))
             named = tuple(each.uid for each in left.values()), tuple(each.user for each in left.values())
-            found.quarantined.append(Quarantined(self._name, *named, first.why, total))
+            found.quarantined.append(QuarantinedPrompts(self._name, *named, first.why, total))
         barren = len(left) == total and total > 0
         self._handles.note_barren(self._name, step, next(iter(left.values())).why if barren else None)
         return scores
@@ -325,7 +327,7 @@ class _Call:
         patched = group.patched(scores, asked, order, total).settle(self._deadlines.step)
         return patched, {again[rank][each.row]: each for rank, part in enumerate(wrong) for each in part}
 
-    def _troubles(self, scores: GroupFuture, told: GroupFuture, call: str) -> list[list[Any]]:
+    def _fetch_troubles(self, scores: GroupFuture, told: GroupFuture, call: str) -> list[list[Any]]:
         """Return by rank the prompts without a score; they are fetched only where there are some."""
         try:
             if not any(told.get_row_counts()):

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import ray
 
-from nonet.controller.groups.binding import RESTARTS, Binding
+from nonet.controller.groups.binding import RESTARTS, GroupBinding
 from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
 from nonet.controller.groups.lifetimes import keep_alive
 from nonet.controller.groups.offload import Offloader
 from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
-from nonet.controller.record import RunFolder, Trace, check_shared
+from nonet.controller.record import ChromeTrace, RunFolder, check_shared
 from nonet.controller.scenario import RewardOptions, Scenario
 from nonet.controller.setup import (
     baselines_of,
@@ -51,7 +51,7 @@ class GroupChange:
     def __bool__(self) -> bool:
         return bool(self.stops or self.starts)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe the change, such as "stopped trainer; started trainer x1, rollout x2"."""
         started = ", ".join(f"{group.name} x{group.workers}" for group in self.starts)
         return f"stopped {', '.join(self.stops) or 'nothing'}; started {started or 'nothing'}"
@@ -61,7 +61,7 @@ class RunGroups:
     """The groups of a run, at first those of `stage`; `life_s` has the meaning it has in Session."""
 
     def __init__(
-        self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: Trace, stage: str
+        self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: ChromeTrace, stage: str
     ):
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
         self._results, self._buckets = str(run.results), 0
@@ -82,7 +82,7 @@ class RunGroups:
         specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)
         self._life = GroupLifetime(run.id, life_s)
-        self.binding = Binding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
+        self.binding = GroupBinding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
         self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
@@ -103,9 +103,9 @@ class RunGroups:
             self._trace.collect(self.hosts.values())
         self.binding.stop(at_once=at_once)
 
-    def warning(self) -> str:
+    def pop_warning(self) -> str:
         """Return a text about heartbeats that failed since the last call, empty without failures."""
-        return self._heartbeat.warning() if self._heartbeat else ""
+        return self._heartbeat.pop_warning() if self._heartbeat else ""
 
     @property
     def evaluator(self) -> WorkerGroup:
@@ -177,11 +177,13 @@ class RunGroups:
         self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
-    def due(self, stage: str) -> GroupChange:
+    def find_due_change(self, stage: str) -> GroupChange:
         """Return what must change before a stage; falsy if its groups are already there."""
         planned = {group.name: group for group in self.plan.groups_at(stage)}
         there = {group.name: group for group in self.binding.groups}
-        staying = {name for name, group in planned.items() if name in there and _same(group, there[name])}
+        staying = {
+            name for name, group in planned.items() if name in there and _is_unchanged(group, there[name])
+        }
         stops = tuple(name for name in there if name not in staying)
         starts = tuple(group for name, group in planned.items() if name not in staying)
         other = tuple(planned[name] for name in sorted(staying) if planned[name] != there[name])
@@ -189,15 +191,15 @@ class RunGroups:
 
     def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:
         """Carry out a change and load a checkpoint; if that fails, no process of the run is left."""
-        started, before = {group.name for group in due.starts}, self._trainers_and_shards()
+        started, before = {group.name for group in due.starts}, self._list_training_groups()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)
         self._watch()
         self._check_shared(started)
         self.binding.set_threads(due.kept)
         for name in started:
-            self.offloader.made_anew(name)
-        anew = bool((started | set(due.stops)) & (before | self._trainers_and_shards()))
+            self.offloader.mark_resident(name)
+        anew = bool((started | set(due.stops)) & (before | self._list_training_groups()))
         self._epoch += anew
         self._open(folders, started)
         if anew and commit is not None:
@@ -226,7 +228,9 @@ class RunGroups:
         self._folders = dict(folders)
         for name in fresh:
             self.hosts[name].wait_until_ready()
-        self.offloader.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
+        self.offloader.stages = frozenset(
+            stage for stage in self.scenario.stages if not self.find_due_change(stage)
+        )
         self.trainer = TrainerHandle(
             self.group("trainer"), self.group("embedding"), self.offloader.enter, self.deadlines
         )
@@ -241,14 +245,14 @@ class RunGroups:
                 self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves, between
             )
         self._evaluator = self.group("evaluator")
-        self.rewards = self._reward_handles()
+        self.rewards = self._make_reward_handles()
         groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for names in between_roles(self.scenario).values():
             groups += [self.group(name) for name in names if self.group(name).has_method("open")]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
-        if self._trainers_and_shards() & set(fresh):
+        if self._list_training_groups() & set(fresh):
             self._join_process_group()
         first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
         waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
@@ -279,27 +283,27 @@ class RunGroups:
     def _join_process_group(self) -> None:
         """Join trainers and shards in one process group; members of an older one refuse its calls from now on."""
         if self._epoch:
-            for name in sorted(self._trainers_and_shards()):
+            for name in sorted(self._list_training_groups()):
                 self.hosts[name].begin_epoch(self._epoch)
         self.trainer.gather(self._epoch)
 
-    def _trainers_and_shards(self) -> set[str]:
+    def _list_training_groups(self) -> set[str]:
         """Names of the groups that train together."""
         return {group.name for group in self.binding.groups if gang_roles() & set(group.roles)}
 
-    def _reward_handles(self) -> dict[str, RewardHandles]:
+    def _make_reward_handles(self) -> dict[str, RewardHandles]:
         """Create the handles of the rewards, by stage."""
         groups: dict[str, dict[str, WorkerGroup]] = {}
         timeouts: dict[str, dict[str, float]] = {}
         for stage, name, options in reward_options(self.scenario):
             groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
-            timeouts.setdefault(stage, {})[name] = options.timeout_s
+            timeouts.setdefault(stage, {})[name] = options.get_timeout_s
         return {
             stage: RewardHandles(named, timeouts[stage], stage, self.offloader.enter, self.deadlines)
             for stage, named in groups.items()
         }
 
 
-def _same(one: GroupPlan, other: GroupPlan) -> bool:
+def _is_unchanged(one: GroupPlan, other: GroupPlan) -> bool:
     """Return whether a group can stay; only its number of threads may change."""
     return replace(one, threads=bool(one.threads)) == replace(other, threads=bool(other.threads))

@@ -23,18 +23,18 @@ class Watchdog:
     def __init__(self, folder: Path, hosts: Mapping[str, ActorGroup]):
         self._folder, self._hosts = folder, hosts
 
-    def tell(self, group: ActorGroup, ranks: Sequence[int]) -> str:
+    def describe_late(self, group: ActorGroup, ranks: Sequence[int]) -> str:
         """Describe what the late ranks of a group are doing, and those that they may wait for, for an error message."""
         seen = {group.name: group.describe_activities()} | {
-            other.name: other.describe_activities() for other in self._partners(group)
+            other.name: other.describe_activities() for other in self._find_partners(group)
         }
         late = [seen[group.name][rank] for rank in ranks]
         others = [
             one for name, ranked in seen.items() for one in ranked if name != group.name or one not in late
         ]
-        return f"{verdict(late, others)}. Stacks: {self._write([*late, *others])}"
+        return f"{describe_hang(late, others)}. Stacks: {self._write([*late, *others])}"
 
-    def _partners(self, group: ActorGroup) -> list[ActorGroup]:
+    def _find_partners(self, group: ActorGroup) -> list[ActorGroup]:
         """Return other groups whose ranks take part in collectives with this group."""
         if not gang_roles() & set(group.specs):
             return []
@@ -44,12 +44,12 @@ class Watchdog:
 
     def _write(self, seen: Sequence[WorkerActivity]) -> Path:
         path = self._folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        text = "\n\n".join(f"# {_told(one)}\n{one.stacks}".rstrip() for one in seen)
+        text = "\n\n".join(f"# {_describe_worker(one)}\n{one.stacks}".rstrip() for one in seen)
         path.write_text(text + "\n", encoding="utf-8")
         return path
 
 
-def verdict(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = ()) -> str:
+def describe_hang(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = ()) -> str:
     """Describe who hangs and who waits for whom.
 
     If all ranks of a group gave up waiting, no rank is late; then one of the others hangs.
@@ -60,9 +60,11 @@ def verdict(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = (
     working = [one for one in busy if not one.waits and (one in late or waiting or not late)]
     idle = [one for one in late if not one.call and not one.silent]
     parts = [f"{one.who} does not even answer what it is doing" for one in silent[:_MOST]]
-    parts += [f"{_told(one)} and waits for nobody: it hangs, or needs longer" for one in working[:_MOST]]
+    parts += [
+        f"{_describe_worker(one)} and waits for nobody: it hangs, or needs longer" for one in working[:_MOST]
+    ]
     whom = "for it" if silent or working else "for other ranks, all of them"
-    parts += [f"{_told(one)} and waits {whom}" for one in waiting[:_MOST]]
+    parts += [f"{_describe_worker(one)} and waits {whom}" for one in waiting[:_MOST]]
     parts += [
         f"{one.who} is idle: the call, or what it is to work on, has not reached it" for one in idle[:_MOST]
     ]
@@ -71,7 +73,7 @@ def verdict(late: Sequence[WorkerActivity], others: Sequence[WorkerActivity] = (
     return "; ".join([*parts, *([f"and {left} more"] if left > 0 else [])])
 
 
-def _told(one: WorkerActivity) -> str:
+def _describe_worker(one: WorkerActivity) -> str:
     if one.silent:
         return f"{one.who} does not answer"
     if not one.call:

@@ -47,7 +47,7 @@ def need(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, bud
     keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
     if "training" in keeps:
         role = named[keeps["training"]]
-        copies = {"reference": int(kind.keeps_reference(body)), "old versions": kind.count_old_versions(body)}
+        copies = {"reference": int(kind.needs_reference(body)), "old versions": kind.count_old_versions(body)}
         fixed |= _trained(role, copies, workers, size, body.optimizer.use)
         if stored := _stored_rows(run, stage):
             fixed["rows before they changed"] = stored
@@ -58,17 +58,17 @@ def need(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, bud
         fixed["hot rows"] = float(hot)
     room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
     whole, least = largest_chunk(scenario, body, size), scenario.data.history + 2
-    units = kind.units(body, workers)
+    units = kind.count_units(body, workers)
     if units is not None:
         whole, least = min(whole, units), 1
     if "training" in keeps and (units is not None or scenario.model.spec.cuts_steps):
-        unit = kind.unit_tokens(scenario, body, size)
+        unit = kind.count_unit_tokens(scenario, body, size)
         chunks["trainer"] = _chunk(whole, lambda n: _stepping(run, n * unit), least, room)
         working["activations"] = _stepping(run, chunks["trainer"] * unit)
     elif "training" in keeps:
         working["activations"] = _stepping(run, kind.step_tokens(scenario, body, size) / workers)
     if "rollout" in roles and kind.rolls_out:
-        width = kind.width(body)
+        width = kind.get_width(body)
         chunks["rollout"] = _chunk(whole, lambda p: _beams(run, width, p), 1, room)
         working["beams"] = _beams(run, width, chunks["rollout"])
     return Need(fixed, working, chunks)
@@ -77,7 +77,7 @@ def need(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, bud
 def usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
     """What a worker has of a step in which every user has one full history: positions, or prompts of an RL step."""
     body, kind = run.scenario.stages[stage], run.kinds[stage]
-    units = kind.units(body, 1)
+    units = kind.count_units(body, 1)
     if units is not None:
         return units / workers
     return min(kind.step_tokens(run.scenario, body, run.size) / workers, body.chunk.tokens)
@@ -85,7 +85,7 @@ def usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
 
 def largest_chunk(scenario: Scenario, body: StageOptions, size: ModelSize) -> int:
     """What the scenario lets a worker compute at once, in the stage's units: positions, or prompts of an RL one."""
-    return max(1, int(body.chunk.tokens / body.kind.unit_tokens(scenario, body, size)))
+    return max(1, int(body.chunk.tokens / body.kind.count_unit_tokens(scenario, body, size)))
 
 
 def sequence(scenario: Scenario, size: ModelSize) -> float:
@@ -116,7 +116,7 @@ def _stored_rows(run: ResolvedRun, stage: str) -> float:
     else a row and its key for every event of the histories of those steps."""
     scenario, kind, dims = run.scenario, run.kinds[stage], run.feature_dims
     body = scenario.stages[stage]
-    steps, users = kind.count_stored_row_steps(body), kind.least_users(body)[0] or 0
+    steps, users = kind.count_stored_row_steps(body), kind.find_least_users(body)[0] or 0
     events, total = steps * users * scenario.data.history, 0.0
     for name, budget in run.table_budgets.items():
         rows = sum(events * (dims[each] * 4 + 8) for each in scenario.sparse.tables[name].features or [name])
@@ -172,7 +172,7 @@ def stepped_on_host(run: ResolvedRun, stage: str, roles: tuple[str, ...], worker
 def _stepping(run: ResolvedRun, tokens: float) -> float:
     """Activations of a chunk, and its sparse rows with their gradients."""
     events = tokens / run.size.positions_an_event
-    return run.size.activation_bytes(tokens) + events * sum(run.feature_dims.values()) * 8
+    return run.size.estimate_activation_bytes(tokens) + events * sum(run.feature_dims.values()) * 8
 
 
 def _beams(run: ResolvedRun, width: int, users: float) -> float:
@@ -180,7 +180,7 @@ def _beams(run: ResolvedRun, width: int, users: float) -> float:
     size = run.size
     cached = sequence(run.scenario, size) + width * size.levels
     codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
-    return users * (size.kv_bytes(cached) + width * codes * 8)
+    return users * (size.estimate_kv_bytes(cached) + width * codes * 8)
 
 
 def _chunk(whole: int, bytes_of: Callable[[float], float], least: int, room: float) -> int:

@@ -108,7 +108,7 @@ def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]],
 
 def _phases(run: ResolvedRun, stage: str) -> dict[str, tuple[str, ...]]:
     """Who works at once in a stage, phase by phase: roles, "reward" for all rewards. Everybody else on the device rests."""
-    return run.kinds[stage].phases(run.scenario.stages[stage])
+    return run.kinds[stage].list_phases(run.scenario.stages[stage])
 
 
 def _device_lines(

@@ -167,7 +167,7 @@ def make_stages(
         holders = {role: group for group in now for role in group.roles}
         chunks = ledger.chunks.get(name, {})
         own = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in holders.items()}
-        sizes = kind.derived(body, {role: group.workers for role, group in holders.items()}, own)
+        sizes = kind.derive_sizes(body, {role: group.workers for role, group in holders.items()}, own)
         on = _on(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
         takes = (*kind.takes, *(model or kind.no_model))
         model = ("model:" + name,)

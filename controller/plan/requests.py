@@ -141,7 +141,7 @@ def _draft(
 def _light(run: ResolvedRun) -> Iterator[GroupRequest]:
     """Rewards and steps between: workers of the user's that work alone."""
     for stage, body in run.scenario.stages.items():
-        for own in run.kinds[stage].own_workers(stage, body):
+        for own in run.kinds[stage].list_own_workers(stage, body):
             yield _alone(run.scenario, own.name, own.where, own.pool, own.workers)
 
 

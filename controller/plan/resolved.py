@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nonet.controller.scenario import Role, Scenario, StageKind, table_arguments
 from nonet.embedding.tables import TableSpec
-from nonet.models import ModelSize, Surroundings
+from nonet.models import ModelContext, ModelSize
 from nonet.workers.roles.kinds import shipped_roles
 
 
@@ -72,7 +72,7 @@ def _fill_roles(scenario: Scenario, named: Mapping[str, Role]) -> dict[str, Role
 def model_size(scenario: Scenario) -> ModelSize:
     """Return the shape of the scenario's model, which its own spec knows."""
     tokens = scenario.tokenizer.options()
-    around = Surroundings(
+    around = ModelContext(
         int(tokens.get("levels", 3)),
         int(tokens.get("codes", 64)),
         scenario.data.history,

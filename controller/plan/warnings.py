@@ -103,7 +103,7 @@ def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]
         )
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, body in scenario.stages.items():
-        users, key = run.kinds[name].least_users(body)
+        users, key = run.kinds[name].find_least_users(body)
         if users and users < trainer.workers:
             idle = trainer.workers - users
             yield (

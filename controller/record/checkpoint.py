@@ -73,13 +73,13 @@ class Checkpoints:
     def __init__(self, root: Path):
         self.root = root
 
-    def aside(self, step: int) -> Path:
+    def create_staging_dir(self, step: int) -> Path:
         """Create an empty staging directory for the checkpoint of a step."""
         path = self.root / f"tmp-{step}-{secrets.token_hex(4)}"
         make_folder(path)
         return path
 
-    def commit(self, aside: Path, manifest: Manifest, written: Written) -> Path:
+    def commit(self, staging_dir: Path, manifest: Manifest, written: Written) -> Path:
         """Rename a staging directory to its final name and write its manifest.
 
         A checkpoint of the same step is replaced; at no time is there none.
@@ -95,14 +95,14 @@ class Checkpoints:
         Raises:
             CheckpointError: The directory holds other files than the participants reported.
         """
-        _check_written(aside, written)
+        _check_written(staging_dir, written)
         files = {name: sha256 for name, (sha256, _) in sorted(written.items())}
-        _sync_folders(aside)
+        _sync_folders(staging_dir)
         final = self.root / f"step-{manifest.step:06d}"
         if final.exists():
             os.replace(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
             sync(self.root)  # the new one must not take the name before the old one has another
-        os.replace(aside, final)
+        os.replace(staging_dir, final)
         write_whole(
             final / "manifest.json", json.dumps(asdict(manifest) | {"files": files}, indent=1).encode()
         )
@@ -111,35 +111,35 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
-    def newest(self) -> tuple[Path, Manifest] | None:
+    def find_newest(self) -> tuple[Path, Manifest] | None:
         """Return the newest complete checkpoint and its manifest, or None if there is none."""
-        for path in reversed(self._folders()):
-            manifest = self._whole(path)
+        for path in reversed(self._list_folders()):
+            manifest = self._read_if_complete(path)
             if manifest is not None:
                 return path, manifest
         return None
 
-    def newest_selected(self) -> tuple[Path, Manifest] | None:
+    def find_newest_selected(self) -> tuple[Path, Manifest] | None:
         """Return the newest complete checkpoint that ends a stage, or None if no stage has ended."""
-        for path in reversed(self._folders()):
+        for path in reversed(self._list_folders()):
             try:
                 ends = read_manifest(path).last
             except CheckpointError:
                 continue
-            if ends and (manifest := self._whole(path)) is not None:
+            if ends and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
         return None
 
-    def of(self, step: int) -> tuple[Path, Manifest]:
+    def find_at_step(self, step: int) -> tuple[Path, Manifest]:
         """Return the complete checkpoint of a global step and its manifest.
 
         Raises:
             ConfigError: There is none; the message lists the steps that have a checkpoint.
         """
-        for path in self._folders():
-            if _step(path) == step and (manifest := self._whole(path)) is not None:
+        for path in self._list_folders():
+            if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
-        there = ", ".join(str(_step(path)) for path in self._folders()) or "none"
+        there = ", ".join(str(_parse_step(path)) for path in self._list_folders()) or "none"
         raise ConfigError(f"there is no whole commit after step {step}; there are: {there}")
 
     def mark_last(self, step: int) -> tuple[Path, Manifest]:
@@ -153,7 +153,7 @@ class Checkpoints:
         write_whole(path / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
         return path, manifest
 
-    def prune(self, last: int, spared: Collection[int] = ()) -> None:
+    def prune(self, keep_last: int, kept_steps: Collection[int] = ()) -> None:
         """Delete staging directories and old checkpoints.
 
         Checkpoints that end a stage are kept. A checkpoint that was renamed to make room is deleted if its step has a new
@@ -163,47 +163,49 @@ class Checkpoints:
             last: The number of newest checkpoints to keep in addition.
             spared: Global steps whose checkpoints are kept.
         """
-        there = {_step(path): path for path in self._folders() if (path / "manifest.json").exists()}
+        there = {
+            _parse_step(path): path for path in self._list_folders() if (path / "manifest.json").exists()
+        }
         put_aside = set(self.root.glob("step-*.old-*")) - set(there.values())
         for path in (*self.root.glob("tmp-*"), *put_aside):
             shutil.rmtree(path, ignore_errors=True)
         whole = [(path, read_manifest(path)) for _, path in sorted(there.items())]
         passing = [path for path, manifest in whole if not manifest.last]
-        for path in passing[:-last]:
-            if _step(path) in spared:
+        for path in passing[:-keep_last]:
+            if _parse_step(path) in kept_steps:
                 continue
             shutil.rmtree(path, ignore_errors=True)
 
     def drop_after(self, step: int) -> None:
         """Delete all checkpoints after a global step, and all staging directories."""
-        later = [path for path in self._folders() if _step(path) > step]
+        later = [path for path in self._list_folders() if _parse_step(path) > step]
         for path in (*later, *self.root.glob("tmp-*")):
             shutil.rmtree(path, ignore_errors=True)
 
-    def end_of(self, stage: str) -> Path:
+    def find_stage_end(self, stage: str) -> Path:
         """Return the checkpoint that ends a stage.
 
         Raises:
             CheckpointError: There is none.
         """
-        for path in reversed(self._folders()):
-            manifest = self._whole(path)
+        for path in reversed(self._list_folders()):
+            manifest = self._read_if_complete(path)
             if manifest is not None and manifest.stage == stage and manifest.last:
                 return path
         raise CheckpointError(
             f"{self.root} has no commit that ends the stage {stage!r}; the run did not get that far"
         )
 
-    def _folders(self) -> list[Path]:
+    def _list_folders(self) -> list[Path]:
         """List the checkpoint directories by step; a renamed one comes before the one that replaces it."""
         folders = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
-        return sorted(folders, key=lambda path: (_step(path), "." not in path.name))
+        return sorted(folders, key=lambda path: (_parse_step(path), "." not in path.name))
 
-    def _whole(self, path: Path) -> Manifest | None:
+    def _read_if_complete(self, path: Path) -> Manifest | None:
         """Return the manifest of a directory, or None if the directory is not a complete checkpoint."""
         try:
             manifest = read_manifest(path)
-            right = all(_digest_of(path / name) == digest for name, digest in manifest.files.items())
+            right = all(_find_digest(path / name) == digest for name, digest in manifest.files.items())
         except (OSError, CheckpointError):
             return None
         return manifest if right else None
@@ -225,28 +227,28 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _digest_of(path: Path) -> str:
+def _find_digest(path: Path) -> str:
     """Return the sha256 of a file.
 
     A resume needs the hash several times, so it is cached while the inode, size and times of the file stay the same.
     """
     stat = path.stat()
     if time.time() - max(stat.st_mtime, stat.st_ctime) < _SETTLED_S:
-        return _digest(path)
-    return _remembered(path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        return _compute_digest(path)
+    return _get_cached_digest(path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @lru_cache(maxsize=4096)
-def _remembered(path: Path, *_signature: int) -> str:
-    return _digest(path)
+def _get_cached_digest(path: Path, *_signature: int) -> str:
+    return _compute_digest(path)
 
 
-def _digest(path: Path) -> str:
+def _compute_digest(path: Path) -> str:
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def _step(path: Path) -> int:
+def _parse_step(path: Path) -> int:
     return int(path.name.removeprefix("step-").split(".")[0])
 
 
@@ -259,12 +261,12 @@ def _check_written(folder: Path, written: Written) -> None:
     for name in sorted(there.keys() | said.keys()):
         if there.get(name) != said.get(name):
             raise CheckpointError(
-                f"{folder / name}: {_bytes(there.get(name))}, but its writer says {_bytes(said.get(name))}; "
+                f"{folder / name}: {_format_size(there.get(name))}, but its writer says {_format_size(said.get(name))}; "
                 "does every node see the same run folder, and does nothing else write there?"
             )
 
 
-def _bytes(size: int | None) -> str:
+def _format_size(size: int | None) -> str:
     return "no such file" if size is None else f"{size} bytes"
 
 

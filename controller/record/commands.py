@@ -18,7 +18,7 @@ from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
 
 
-class Commands:
+class CommandQueue:
     """The command queue of one run."""
 
     def __init__(self, run: RunFolder):
@@ -39,12 +39,12 @@ class Commands:
         self._write(f"{name}.asked.json", {"id": name, "asked": time.time(), **command})
         return name
 
-    def answer(self, name: str) -> dict[str, Any] | None:
+    def read_answer(self, command_id: str) -> dict[str, Any] | None:
         """Return the answer to a command, `{"state": "taken" | "refused", "text"}`, or None while there is none."""
-        path = self._folder / f"{name}.answer.json"
+        path = self._folder / f"{command_id}.answer.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def waiting(self) -> list[dict[str, Any]]:
+    def list_waiting(self) -> list[dict[str, Any]]:
         """Return the commands without an answer, oldest first."""
         if not self._folder.is_dir():
             return []
@@ -55,7 +55,7 @@ class Commands:
             json.loads((self._folder / f"{name}.asked.json").read_text(encoding="utf-8")) for name in left
         ]
 
-    def taken(self) -> list[dict[str, Any]]:
+    def list_taken(self) -> list[dict[str, Any]]:
         """Return all taken and refused commands in order.
 
         A taken command has the fields `stage`, `step` and `text`; a refused one has `refused` instead.
@@ -67,14 +67,14 @@ class Commands:
         self._note(**{**command, "stage": stage, "step": step, "text": text})
         self.reply(command["id"], "taken", text)
 
-    def refuse(self, command: dict[str, Any], why: str) -> None:
+    def refuse(self, command: dict[str, Any], reason: str) -> None:
         """Record that a command is refused, and answer it with the reason."""
-        self._note(**command, refused=why)
-        self.reply(command["id"], "refused", why)
+        self._note(**command, refused=reason)
+        self.reply(command["id"], "refused", reason)
 
-    def reply(self, name: str, state: str, text: str) -> None:
+    def reply(self, command_id: str, state: str, text: str) -> None:
         """Write the answer to a command."""
-        self._write(f"{name}.answer.json", {"state": state, "text": text})
+        self._write(f"{command_id}.answer.json", {"state": state, "text": text})
 
     def _note(self, **record: Any) -> None:
         if self._journal is None:

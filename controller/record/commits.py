@@ -16,8 +16,8 @@ from pydantic import Field
 from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal, read_journal
-from nonet.controller.record.run_folder import RunFolder, rerank_name, subjects_beside
-from nonet.controller.record.validations import Validations
+from nonet.controller.record.run_folder import RunFolder, list_subjects_beside, make_rerank_name
+from nonet.controller.record.validations import ValidationRecord
 from nonet.errors import CheckpointError, ConfigError
 from nonet.options import Positive, StrictModel
 from nonet.workers.roles import StageSetup
@@ -65,7 +65,7 @@ class CommitLog:
         """Write one record to the journal."""
         self.journal.write(**record)
 
-    def applied(self, stage: StageSetup, step: int, **facts: Any) -> None:
+    def note_applied(self, stage: StageSetup, step: int, **facts: Any) -> None:
         """Record that a step was applied; it is open until the next checkpoint.
 
         Args:
@@ -76,7 +76,7 @@ class CommitLog:
         self.note(applied=stage.first + step, stage=stage.name, **facts)
         self._open_step = stage, step
 
-    def groups_of(self, stage: str) -> list[dict[str, Any]]:
+    def read_groups(self, stage: str) -> list[dict[str, Any]]:
         """Return the journal records of a stage's prompt groups: when each was begun, committed or aborted."""
         return [
             record
@@ -92,10 +92,10 @@ class CommitLog:
     def begin(
         self,
         stage: StageSetup,
-        done: int,
+        applied_steps: int,
         version: int,
         artifacts: Mapping[str, str],
-        worlds: Mapping[str, int],
+        ranks_by_role: Mapping[str, int],
         *,
         last: bool | None = None,
     ) -> Path:
@@ -116,17 +116,17 @@ class CommitLog:
         """
         manifest = Manifest(
             run_id=self._run.id,
-            step=stage.first + done,
+            step=stage.first + applied_steps,
             stage=stage.name,
-            stage_step=done,
-            last=done == stage.steps if last is None else last,
+            stage_step=applied_steps,
+            last=applied_steps == stage.steps if last is None else last,
             version=version,
             scenario=self._scenario,
             artifacts=dict(artifacts),
-            participants=dict(worlds),
+            participants=dict(ranks_by_role),
             journal=self.journal.records,
         )
-        self._begun = self.checkpoints.aside(manifest.step), manifest
+        self._begun = self.checkpoints.create_staging_dir(manifest.step), manifest
         self._open_step = None
         return self._begun[0]
 
@@ -148,14 +148,14 @@ class CommitLog:
             self._ends[manifest.stage] = path
         return path
 
-    def at(self, step: int) -> Path | None:
+    def find_at_step(self, step: int) -> Path | None:
         """Return the checkpoint of a global step, or None if it was deleted or is not complete yet."""
         path = self.checkpoints.root / f"step-{step:06d}"
         return path if (path / "manifest.json").exists() else None
 
-    def end(self, stage: StageSetup, done: int) -> tuple[Path, Manifest]:
+    def end(self, stage: StageSetup, applied_steps: int) -> tuple[Path, Manifest]:
         """End a stage with the checkpoint after `done` steps, and delete the later ones."""
-        path, manifest = self.checkpoints.mark_last(stage.first + done)
+        path, manifest = self.checkpoints.mark_last(stage.first + applied_steps)
         self.note(ended=manifest.step, stage=stage.name)
         self.checkpoints.drop_after(manifest.step)
         self.checkpoints.prune(self._keep_last)
@@ -163,17 +163,17 @@ class CommitLog:
         self._ends[stage.name] = path
         return path, manifest
 
-    def ended(self, stage: str) -> bool:
+    def has_ended(self, stage: str) -> bool:
         """Return whether this process has ended the stage."""
         return stage in self._ends
 
-    def end_of(self, stage: str) -> Path:
+    def find_stage_end(self, stage: str) -> Path:
         """Return the checkpoint that ends a stage; a checkpoint that this process made is not read again.
 
         Raises:
             CheckpointError: There is none.
         """
-        return self._ends.get(stage) or self.checkpoints.end_of(stage)
+        return self._ends.get(stage) or self.checkpoints.find_stage_end(stage)
 
     def find(self) -> tuple[Path, Manifest]:
         """Return the checkpoint to resume from and its manifest.
@@ -182,7 +182,7 @@ class CommitLog:
             ConfigError: There is none.
             CheckpointError: It was trained from another scenario.
         """
-        newest = self.newest or self.checkpoints.newest()
+        newest = self.newest or self.checkpoints.find_newest()
         if newest is None:
             raise ConfigError(f"{self._run.path} has no whole commit to resume from; run it afresh")
         path, manifest = newest
@@ -200,16 +200,16 @@ class CommitLog:
         """
         self.checkpoints.drop_after(manifest.step)
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
-            subjects = [name, *subjects_beside(name)]
+            subjects = [name, *list_subjects_beside(name)]
             rewards = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
             if name == manifest.stage:  # these were made before the first step and cannot be made again
-                subjects.remove(rerank_name(name))
+                subjects.remove(make_rerank_name(name))
                 rewards.pop()
             for file in (*rewards, *(f"{subject}.{end}" for subject in subjects for end in ("json", "npz"))):
                 (self._run.results / file).unlink(missing_ok=True)
         for name in stages[stages.index(manifest.stage) :]:
             if (name, manifest.last) != (manifest.stage, True):
-                Validations(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
+                ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
         self.journal.close()
         cut_journal(self._run.journal, manifest.journal)
         self.journal = Journal(self._run.journal)

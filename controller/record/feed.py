@@ -13,30 +13,30 @@ from typing import Any
 MOST_EVENTS = 1000
 
 
-class Feed:
+class EventFeed:
     """Events in order, each a dict with "kind" and "number"."""
 
-    def __init__(self, most: int = MOST_EVENTS):
-        self._most, self._count = most, 0
+    def __init__(self, max_events: int = MOST_EVENTS):
+        self._most, self._count = max_events, 0
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
-    def add(self, kind: str, **body: Any) -> None:
+    def add(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         with self._lock:
-            self._events.append({"kind": kind, "number": self._count, **body})
+            self._events.append({"kind": kind, "number": self._count, **fields})
             self._count += 1
             if len(self._events) > self._most:
                 steps = (i for i, event in enumerate(self._events) if event["kind"] == "step")
                 del self._events[next(steps, 0)]
 
-    def since(self, number: int) -> list[dict[str, Any]]:
+    def list_since(self, number: int) -> list[dict[str, Any]]:
         """Return the retained events whose number is at least `number`."""
         with self._lock:
             return [event for event in self._events if event["number"] >= number]
 
 
-def missing(events: Sequence[dict[str, Any]], number: int) -> int:
+def count_missing(events: Sequence[dict[str, Any]], number: int) -> int:
     """Count the events from a number on that are not in a list of events.
 
     Args:

@@ -20,7 +20,7 @@ from nonet.errors import ConfigError
 LOCK, HOLDER = ".lock", ".holder"
 
 
-class Held:
+class FolderLock:
     """The lock on a folder, held until `close` or until this process ends."""
 
     def __init__(self, descriptor: int, holder: Path | None = None):
@@ -34,7 +34,7 @@ class Held:
             os.close(self._descriptor)
         self._descriptor, self._holder = -1, None
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> FolderLock:
         return self
 
     def __exit__(
@@ -43,7 +43,7 @@ class Held:
         self.close()
 
 
-def hold(folder: Path) -> Held:
+def lock_folder(folder: Path) -> FolderLock:
     """Lock a folder for this process.
 
     Raises:
@@ -58,26 +58,26 @@ def hold(folder: Path) -> Held:
                 f"{folder} is being run by another process; wait for its end, or stop it first"
             ) from None
         except OSError:  # this filesystem has no locks
-            return Held(descriptor, _sign(folder / HOLDER))
+            return FolderLock(descriptor, _create_holder_file(folder / HOLDER))
     except BaseException:
         os.close(descriptor)
         raise
-    return Held(descriptor)
+    return FolderLock(descriptor)
 
 
-def _sign(file: Path) -> Path:
+def _create_holder_file(file: Path) -> Path:
     """Create the file that names this process, unless a living process is named there."""
-    me = _name(os.getpid())
+    me = _identify_process(os.getpid())
     while True:
         try:
             with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as made:
                 made.write(me)
             return file
         except FileExistsError:
-            _clear(file)
+            _remove_dead_holder(file)
 
 
-def _clear(file: Path) -> None:
+def _remove_dead_holder(file: Path) -> None:
     """Remove the file of a dead holder.
 
     Raises:
@@ -94,7 +94,7 @@ def _clear(file: Path) -> None:
             f"{file.parent} is held by process {pid or '?'} of host {host or '?'}, on a filesystem without locks; "
             f"where that process is gone, remove {file}"
         )
-    if _name(int(pid)) == owner:
+    if _identify_process(int(pid)) == owner:
         raise ConfigError(f"{file.parent} is being run by process {pid}; wait for its end, or stop it first")
     aside = file.with_name(f"{HOLDER}.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ def _clear(file: Path) -> None:
             os.rename(aside, file)
 
 
-def _name(pid: int) -> str:
+def _identify_process(pid: int) -> str:
     """Identify a process by host, number, boot and start time, so that a reused number is not mistaken for it."""
     try:
         began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

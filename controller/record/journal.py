@@ -35,7 +35,7 @@ class Journal:
     def write(self, **record: Any) -> None:
         """Append one record and flush it to disk."""
         with self._lock:
-            self._file.write(_line(record))
+            self._file.write(_encode_record(record))
             self._file.flush()
             os.fsync(self._file.fileno())
             self.records += 1
@@ -51,7 +51,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            record = _record(line)
+            record = _decode_record(line)
             if record is None:
                 return
             yield record
@@ -60,15 +60,15 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 def cut_journal(path: Path, keep: int) -> None:
     """Truncate a journal to its first `keep` records."""
     records = islice(read_journal(path), keep)
-    write_whole(path, b"".join(_line(record) for record in records))
+    write_whole(path, b"".join(_encode_record(record) for record in records))
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def _encode_record(record: dict[str, Any]) -> bytes:
     body = json.dumps(record, separators=(",", ":"))
     return f'{{"crc":{zlib.crc32(body.encode())},"r":{body}}}\n'.encode()
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _decode_record(line: bytes) -> dict[str, Any] | None:
     """Decode a line, or return None if it is damaged."""
     try:
         whole = json.loads(line)

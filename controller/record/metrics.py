@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonet.controller.record.feed import Feed
+from nonet.controller.record.feed import EventFeed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -28,22 +28,24 @@ class Recorder:
         self._folder, self._run, self._started = folder, run_id, time.time()
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._boards: dict[str, SummaryWriter] = {}
-        self._feed = Feed()
+        self._feed = EventFeed()
 
-    def begin(self, stage: str, steps: int, done: int) -> None:
+    def begin(self, stage: str, steps: int, applied_steps: int) -> None:
         """Record that a stage starts, or continues after `done` steps; later points of its curves are written again."""
-        if done:
-            self._boards[stage] = self._opened(stage, purge_step=done + 1)
-        self.event("stage", stage=stage, steps=steps, done=done)
+        if applied_steps:
+            self._boards[stage] = self._open_board(stage, purge_step=applied_steps + 1)
+        self.add_event("stage", stage=stage, steps=steps, done=applied_steps)
 
-    def step(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+    def record_step(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step, or of the last of several steps."""
-        self.metrics(stage, step, values)
-        self.event("step", stage=stage, step=step, metrics=dict(values))
+        self.record_metrics(stage, step, values)
+        self.add_event("step", stage=stage, step=step, metrics=dict(values))
 
-    def metrics(self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer") -> None:
+    def record_metrics(
+        self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer"
+    ) -> None:
         """Write one record for each value: {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}."""
-        now, board = time.time(), self._board(stage)
+        now, board = time.time(), self._get_board(stage)
         for name, value in values.items():
             record = {
                 "t": now,
@@ -61,18 +63,18 @@ class Recorder:
         self._metrics.flush()
         board.flush()
 
-    def tables(self, stage: str, step: int, counts: Mapping[str, Mapping[str, int]]) -> None:
+    def record_tables(self, stage: str, step: int, counts: Mapping[str, Mapping[str, int]]) -> None:
         """Record the counters of the sparse tables since the last record, such as `<table>.rows` and `<table>.admitted`."""
         values = {f"{name}.{what}": value for name, every in counts.items() for what, value in every.items()}
-        self.metrics(stage, step, values, role="embedding")
+        self.record_metrics(stage, step, values, role="embedding")
 
-    def event(self, kind: str, **body: Any) -> None:
+    def add_event(self, kind: str, **fields: Any) -> None:
         """Add an event to the feed."""
-        self._feed.add(kind, at=time.time() - self._started, **body)
+        self._feed.add(kind, at=time.time() - self._started, **fields)
 
-    def since(self, number: int) -> list[dict[str, Any]]:
+    def list_since(self, number: int) -> list[dict[str, Any]]:
         """Return the retained events whose number is at least `number`."""
-        return self._feed.since(number)
+        return self._feed.list_since(number)
 
     def close(self) -> None:
         """Close the metrics file and the TensorBoard writers."""
@@ -80,12 +82,12 @@ class Recorder:
         for board in self._boards.values():
             board.close()
 
-    def _board(self, stage: str) -> SummaryWriter:
+    def _get_board(self, stage: str) -> SummaryWriter:
         if stage not in self._boards:
-            self._boards[stage] = self._opened(stage)
+            self._boards[stage] = self._open_board(stage)
         return self._boards[stage]
 
-    def _opened(self, stage: str, purge_step: int | None = None) -> SummaryWriter:
+    def _open_board(self, stage: str, purge_step: int | None = None) -> SummaryWriter:
         """Open the TensorBoard writer of a stage; existing points from `purge_step` on are hidden."""
         from torch.utils.tensorboard import SummaryWriter  # torch takes seconds to import
 

@@ -17,34 +17,39 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record.folder_lock import HOLDER, LOCK, Held, hold
+from nonet.controller.record.folder_lock import HOLDER, LOCK, FolderLock, lock_folder
 from nonet.errors import ConfigError
 
 _FACTS = "results/tokenise.json"
 CATALOGUES = "catalogues.json"  # versions of a run's catalogue after its first, the newest last
 
 
-def control_name(stage: str) -> str:
+def make_control_name(stage: str) -> str:
     """Return the name of an RL stage's control among the results of a run."""
     return f"{stage}_control"
 
 
-def passes_name(stage: str) -> str:
+def make_passes_name(stage: str) -> str:
     """Return the name of the control that makes as many passes over the events as the RL stage."""
     return f"{stage}_control_passes"
 
 
-def rerank_name(stage: str) -> str:
+def make_rerank_name(stage: str) -> str:
     """Return the name of the lists from before a stage, re-ranked by the rewards of the stage."""
     return f"{stage}_rerank"
 
 
-def subjects_beside(stage: str) -> tuple[str, ...]:
+def list_subjects_beside(stage: str) -> tuple[str, ...]:
     """Return the names of all models and lists that are ranked beside a stage."""
-    return control_name(stage), passes_name(stage), rerank_name(stage), unselected_name(stage)
+    return (
+        make_control_name(stage),
+        make_passes_name(stage),
+        make_rerank_name(stage),
+        make_unselected_name(stage),
+    )
 
 
-def unselected_name(stage: str) -> str:
+def make_unselected_name(stage: str) -> str:
     """Return the name of a stage's own best checkpoint, for a stage that selected the checkpoint it began from."""
     return f"{stage}_unselected"
 
@@ -110,7 +115,7 @@ class RunFolder:
         """A file that asks the driver of the run to stop after a checkpoint."""
         return self.path / "stop-request"
 
-    def artifacts(self) -> dict[str, str]:
+    def find_artifacts(self) -> dict[str, str]:
         """Return the artifact folders of the newest version of the catalogue, by kind.
 
         Raises:
@@ -126,24 +131,27 @@ class RunFolder:
     def read_facts(self) -> Any:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage."""
         facts = self.read_json(_FACTS)
-        return facts if facts is None else self._with_artifacts(facts, self._absolute)
+        return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
-        self.write_json(_FACTS, self._with_artifacts(facts, self._relative))
+        self.write_json(_FACTS, self._change_artifact_paths(facts, self._make_relative))
 
     def read_catalogues(self) -> list[dict[str, Any]]:
         """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths."""
         stored = self.read_json(CATALOGUES) or {"versions": []}
-        return [self._with_artifacts(version, self._absolute) for version in stored["versions"]]
+        return [self._change_artifact_paths(version, self._make_absolute) for version in stored["versions"]]
 
     def write_catalogues(self, versions: Iterable[Mapping[str, Any]]) -> None:
         """Write the versions of the catalogue, with paths relative to the run."""
         self.write_json(
-            CATALOGUES, {"versions": [self._with_artifacts(version, self._relative) for version in versions]}
+            CATALOGUES,
+            {"versions": [self._change_artifact_paths(version, self._make_relative) for version in versions]},
         )
 
-    def _with_artifacts(self, record: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    def _change_artifact_paths(
+        self, record: Mapping[str, Any], change: Callable[[str], str]
+    ) -> dict[str, Any]:
         """Return a record with every artifact path converted by `change`."""
         artifacts = {
             kind: {**artifact, "path": change(artifact["path"])}
@@ -151,7 +159,7 @@ class RunFolder:
         }
         return {**record, "artifacts": artifacts}
 
-    def _absolute(self, path: str) -> str:
+    def _make_absolute(self, path: str) -> str:
         """Return the current absolute path of an artifact.
 
         Older versions recorded the absolute path at which the artifact was made; the run may have been moved since.
@@ -160,11 +168,11 @@ class RunFolder:
         moved = Path(path).is_absolute() and here.is_dir()
         return str(here if moved else self.path / path)
 
-    def _relative(self, path: str) -> str:
+    def _make_relative(self, path: str) -> str:
         inside = Path(path).is_absolute() and Path(path).is_relative_to(self.path.absolute())
         return str(Path(path).relative_to(self.path.absolute())) if inside else path
 
-    def begin_anew(self) -> None:
+    def clear_records(self) -> None:
         """Delete the records of a run that never reached a checkpoint, so that it starts again."""
         for path in (self.journal, self.metrics, self.sources_list):
             path.unlink(missing_ok=True)
@@ -190,37 +198,37 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def in_job() -> bool:
+def is_ray_job() -> bool:
     """Return whether this process belongs to a Ray job and runs in the job's package, which Ray deletes afterwards."""
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _in_package(Path.cwd())
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _is_in_package(Path.cwd())
 
 
-def _in_package(path: Path) -> bool:
+def _is_in_package(path: Path) -> bool:
     return "working_dir_files" in path.parts and "runtime_resources" in path.parts
 
 
-def runs_root() -> Path:
+def find_runs_root() -> Path:
     """Return the folder of all runs: $NONET_RUNS, or ./runs; for Ray jobs nonet-runs in the home directory of the node."""
-    beside, usual = (Path.home(), "nonet-runs") if in_job() else (Path.cwd(), "runs")
+    beside, usual = (Path.home(), "nonet-runs") if is_ray_job() else (Path.cwd(), "runs")
     return beside / os.environ.get("NONET_RUNS", usual)
 
 
-def place_of(run: RunFolder) -> str:
+def describe_place(run: RunFolder) -> str:
     """Return the path of a run with the name of this host, for readers on another host."""
     return f"{run.path} on {socket.gethostname()}"
 
 
-def claim(run: RunFolder) -> Held:
+def lock_run(run: RunFolder) -> FolderLock:
     """Lock the folder of a run until the lock is closed or this process ends.
 
     Raises:
         ConfigError: Another process holds it.
     """
     run.path.mkdir(parents=True, exist_ok=True)
-    return hold(run.path)
+    return lock_folder(run.path)
 
 
-def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
+def create_run(name: str, folder: str | Path | None = None) -> RunFolder:
     """Return a folder for a new run.
 
     Args:
@@ -234,14 +242,14 @@ def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
     """
     if folder is not None:
         run = RunFolder(Path(folder).absolute())
-        if in_job() and _in_package(run.path):
+        if is_ray_job() and _is_in_package(run.path):
             raise ConfigError(
                 f"--run-dir {folder} is in the job's package, which Ray deletes after the job; "
                 "give an absolute path, or leave --run-dir out and set NONET_RUNS"
             )
         _check_unused(run)
         return run
-    return RunFolder(runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+    return RunFolder(find_runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
 
 def _check_unused(run: RunFolder) -> None:
@@ -280,12 +288,12 @@ def find_run(run: str | Path) -> RunFolder:
         return matching[0]
     there = ", ".join(folder.id for folder in known[-5:]) or "none"
     problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
-    raise ConfigError(f"{problem} under {runs_root()}; the newest: {there}")
+    raise ConfigError(f"{problem} under {find_runs_root()}; the newest: {there}")
 
 
 def list_runs() -> list[RunFolder]:
     """Return all runs, oldest first."""
-    root = runs_root()
+    root = find_runs_root()
     folders = [path for path in root.iterdir() if (path / "scenario.yaml").is_file()] if root.is_dir() else []
     return [
         RunFolder(path) for path in sorted(folders, key=lambda path: (path / "scenario.yaml").stat().st_mtime)

@@ -26,14 +26,14 @@ _WHAT_TO_DO = (
 )
 
 
-def leave_token(run: RunFolder) -> str:
+def write_token(run: RunFolder) -> str:
     """Write a token into the folder of a run, for `check_reached` in another process."""
     token = secrets.token_hex(8)
     (run.path / _TOKEN).write_text(token, encoding="utf-8")
     return token
 
 
-def check_reached(run: RunFolder, token: str, who: str) -> None:
+def check_reached(run: RunFolder, token: str, process_name: str) -> None:
     """Read and remove the token in the folder of a run.
 
     Args:
@@ -51,10 +51,10 @@ def check_reached(run: RunFolder, token: str, who: str) -> None:
         if not problem:
             (run.path / _TOKEN).unlink()
             return
-    raise PlacementError(f"{run.path}: {who} {problem}; {_WHAT_TO_DO}")
+    raise PlacementError(f"{run.path}: {process_name} {problem}; {_WHAT_TO_DO}")
 
 
-class Reaching(Protocol):
+class ReachableGroup(Protocol):
     """A group of workers whose access to a file can be checked."""
 
     def check_shared_file(self, file: str, token: str) -> list[str]:
@@ -62,7 +62,7 @@ class Reaching(Protocol):
         ...
 
 
-def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[str]) -> None:
+def check_shared(run: RunFolder, groups: Iterable[ReachableGroup], nodes: Collection[str]) -> None:
     """Check that all workers reach the folder of a run, if the workers and this process are on more than one node.
 
     Args:
@@ -75,7 +75,7 @@ def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[s
     """
     if len(set(nodes)) < 2:
         return
-    file, token = run.path / _TOKEN, leave_token(run)
+    file, token = run.path / _TOKEN, write_token(run)
     try:
         waiting = list(groups)
         problems: list[str] = []

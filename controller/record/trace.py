@@ -22,7 +22,7 @@ CONTROLLER = "controller"
 COLLECT_S = 10.0
 
 
-class Trace:
+class ChromeTrace:
     """The events of one run, appended to `trace.json`.
 
     The file is a JSON array in Chrome's format, which may lack its end after a crash.
@@ -42,10 +42,12 @@ class Trace:
         if fresh:
             self._out.write("[\n")
         self._collected = time.monotonic()
-        self._event(name="process_name", ph="M", tid=0, args={"name": f"controller process {os.getpid()}"})
+        self._write_event(
+            name="process_name", ph="M", tid=0, args={"name": f"controller process {os.getpid()}"}
+        )
 
     @contextmanager
-    def span(self, name: str, **facts: Any) -> Iterator[None]:
+    def record_span(self, name: str, **facts: Any) -> Iterator[None]:
         """Record the duration of a `with` block as work of the controller."""
         began = time.time()
         try:
@@ -63,8 +65,8 @@ class Trace:
             end: The end in unix seconds.
             **facts: Details that the viewer shows.
         """
-        thread = self._lane(lane)
-        self._event(
+        thread = self._get_lane(lane)
+        self._write_event(
             name=name,
             ph="X",
             ts=round(start * 1e6),
@@ -93,7 +95,7 @@ class Trace:
                     self._last[role] = max(end, self._last.get(role, end))
         self._out.flush()
 
-    def idle(self) -> dict[str, float]:
+    def compute_idle_shares(self) -> dict[str, float]:
         """Return, by role, the fraction of the time between its first and last span in which its workers were idle."""
         shares = {}
         for role, busy in self._busy.items():
@@ -101,29 +103,29 @@ class Trace:
             shares[role] = round(max(0.0, 1 - busy / wall), 4) if wall > 0 else 0.0
         return shares
 
-    def bytes_out(self) -> dict[str, int]:
+    def count_returned_bytes(self) -> dict[str, int]:
         """Return the bytes that the methods of each role returned."""
         return dict(self._bytes)
 
     def close(self) -> None:
         """End the array, so that the file is valid JSON."""
         if not self._out.closed:
-            self._event(name="end", ph="i", ts=round(time.time() * 1e6), tid=0, s="g", last=True)
+            self._write_event(name="end", ph="i", ts=round(time.time() * 1e6), tid=0, s="g", last=True)
             self._out.close()
 
-    def _lane(self, name: str) -> int:
+    def _get_lane(self, name: str) -> int:
         if name not in self._lanes:
             self._lanes[name] = len(self._lanes) + 1
-            self._event(name="thread_name", ph="M", tid=self._lanes[name], args={"name": name})
+            self._write_event(name="thread_name", ph="M", tid=self._lanes[name], args={"name": name})
         return self._lanes[name]
 
-    def _event(self, *, last: bool = False, **event: Any) -> None:
+    def _write_event(self, *, last: bool = False, **event: Any) -> None:
         self._out.write(
             json.dumps({"pid": os.getpid(), "cat": "nonet", **event}) + ("\n]\n" if last else ",\n")
         )
 
 
-def open_trace(path: Path) -> Trace:
+def open_trace(path: Path) -> ChromeTrace:
     """Open a trace, and continue one that an earlier part of the run wrote."""
     if path.exists():
         text = path.read_text(encoding="utf-8").rstrip()
@@ -131,4 +133,4 @@ def open_trace(path: Path) -> Trace:
             path.write_text(text.removesuffix("]").rstrip() + ",\n", encoding="utf-8")
         elif text and not text.endswith((",", "[")):  # a crash cut the last line
             path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-    return Trace(path)
+    return ChromeTrace(path)

@@ -17,7 +17,7 @@ from typing import Any
 from nonet.controller.record.run_folder import RunFolder
 
 
-class Validations:
+class ValidationRecord:
     """The validation results of one stage, by step of the stage.
 
     Attributes:
@@ -37,7 +37,7 @@ class Validations:
             step: _as_record(value) for step, value in stored.get("rewards", {}).items()
         }
 
-    def add(self, step: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    def add(self, step: int, results: Mapping[str, Any]) -> dict[str, Any]:
         """Add the results of a step that is later than all steps before.
 
         Args:
@@ -47,7 +47,7 @@ class Validations:
         Returns:
             The entry of the history, with the rewards of the step if they are known.
         """
-        entry = {"step": step, **found}
+        entry = {"step": step, **results}
         if str(step) in self.rewards:
             found_then = self.rewards[str(step)]
             entry["reward"] = found_then["reward"]
@@ -56,7 +56,7 @@ class Validations:
         self._write()
         return entry
 
-    def rewarded(
+    def add_rewards(
         self,
         step: int,
         reward: float,
@@ -78,9 +78,9 @@ class Validations:
         }
         self._write()
 
-    def begin(self, found: Mapping[str, Any]) -> None:
+    def begin(self, results: Mapping[str, Any]) -> None:
         """Record the results of the checkpoint before the stage."""
-        self.start = dict(found)
+        self.start = dict(results)
         self._write()
 
     def close(self, **end: Any) -> None:
@@ -97,7 +97,9 @@ class Validations:
             self.history, self.rewards, self.start, self.end = kept, rewards, start, None
             self._write()
 
-    def rejudge(self, judge: Callable[[Mapping[str, Sequence[float]]], tuple[float | None, float]]) -> None:
+    def recompute_rewards(
+        self, judge: Callable[[Mapping[str, Sequence[float]]], tuple[float | None, float]]
+    ) -> None:
         """Recompute the rewards of all steps after rewards or their weights have changed.
 
         Args:
@@ -127,36 +129,36 @@ def _as_record(stored: Any) -> dict[str, Any]:
     return {"reward": reward, "missing": missing, "parts": {}}
 
 
-def selection_text(stage: str, found: Mapping[str, Any]) -> str:
+def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
     """Describe in one sentence which checkpoint ends a stage, and why.
 
     Args:
         stage: The name of the stage.
         found: The summary that `Validations.close` recorded, and the "history".
     """
-    best, metric, guard = found["best"], found["metric"], found.get("guard")
-    entry = next((each for each in found["history"] if each["step"] == best), None)
+    best, metric, guard = summary["best"], summary["metric"], summary.get("guard")
+    entry = next((each for each in summary["history"] if each["step"] == best), None)
     if guard is not None and not guard["kept"]:
         text = (
             f"{stage}: no step passed the guard, {guard['least']:.0%} of {guard['metric']} of validation "
             f"({guard['before']:.4f} before the stage); by the fallback, the highest {metric}, step {best} of "
-            f"{found['steps']} was best ({guard['value']:.4f}"
+            f"{summary['steps']} was best ({guard['value']:.4f}"
         )
         rewards = [
-            (each["reward"], each["step"]) for each in found["history"] if each.get("reward") is not None
+            (each["reward"], each["step"]) for each in summary["history"] if each.get("reward") is not None
         ]
         if entry is not None and entry.get("reward") is not None:
             highest, at = max(rewards)
             text += f"; its reward is {entry['reward']:.4f}, the highest {highest:.4f} at step {at}"
         text += ")"
     else:
-        value = None if entry is None else _value_by(entry, metric)
+        value = None if entry is None else _get_value(entry, metric)
         shown = "" if value is None else f" ({value:.4f})"
-        text = f"{stage} was best at step {best} of {found['steps']} by {metric} of validation{shown}"
-    if found["ran"] < found["steps"]:
-        text += f"; stopped after {found['ran']}"
-    if found.get("start"):
-        loss = found.get("loss")
+        text = f"{stage} was best at step {best} of {summary['steps']} by {metric} of validation{shown}"
+    if summary["ran"] < summary["steps"]:
+        text += f"; stopped after {summary['ran']}"
+    if summary.get("start"):
+        loss = summary.get("loss")
         why = (
             f"the best step loses significantly on validation ({loss['diff']:+.4f}, 95 % interval {loss['low']:+.4f} to "
             f"{loss['high']:+.4f})"
@@ -164,12 +166,12 @@ def selection_text(stage: str, found: Mapping[str, Any]) -> str:
             else "no step has more of the trained reward"
         )
         text += f"; the checkpoint that the stage began from was selected, for {why}. `best: {{by: last}}` keeps the last step"
-    elif best < found["ran"]:
-        text += f"; its last {found['ran'] - best} steps are not used"
+    elif best < summary["ran"]:
+        text += f"; its last {summary['ran'] - best} steps are not used"
     return text
 
 
-def _value_by(entry: Mapping[str, Any], metric: str) -> float | None:
+def _get_value(entry: Mapping[str, Any], metric: str) -> float | None:
     """Return the value of a metric of a validation, of its nats or of its trained reward."""
     if metric in ("nats", "reward"):
         return entry.get(metric)

@@ -151,7 +151,7 @@ class Scenario(StrictModel):
             for name, role in body.roles.items():
                 if role.pool:
                     yield f"stages.{stage}.roles.{name}.pool", role.pool
-            for own in body.kind.own_workers(stage, body):
+            for own in body.kind.list_own_workers(stage, body):
                 if own.pool:
                     yield f"{own.where}.pool", own.pool
 

@@ -202,23 +202,23 @@ class StageKind:
     validates: ClassVar[bool] = False
     aligns: ClassVar[bool] = False
 
-    def claims(self, keys: set[str]) -> bool:
+    def can_claim(self, keys: set[str]) -> bool:
         """Whether a stage with these keys and no `use` is of this kind."""
         return False
 
-    def phases(self, body: Any) -> dict[str, tuple[str, ...]]:
+    def list_phases(self, body: Any) -> dict[str, tuple[str, ...]]:
         """Who works at once, phase by phase: roles, "reward" for the workers it brings along. Everybody else rests."""
         return {"train": ("trainer", "embedding", "evaluator")}
 
-    def own_workers(self, stage: str, body: Any) -> Iterator[OwnWorkers]:
+    def list_own_workers(self, stage: str, body: Any) -> Iterator[OwnWorkers]:
         """Workers that it brings along."""
         return iter(())
 
-    def unsupported(self, path: str, body: Any) -> Iterator[str]:
+    def find_unsupported(self, path: str, body: Any) -> Iterator[str]:
         """Keys that can be planned and not run."""
         return iter(())
 
-    def item_columns(self, body: Any) -> tuple[str, ...]:
+    def list_item_columns(self, body: Any) -> tuple[str, ...]:
         """Columns of the items that it reads."""
         return ()
 
@@ -230,19 +230,19 @@ class StageKind:
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
-    def width(self, body: Any) -> int:
+    def get_width(self, body: Any) -> int:
         """Beams a prompt; 0 where there are none."""
         return 0
 
-    def rollout_options(self, body: Any) -> dict[str, Any]:
-        """What rollouts are told of a stage: at least `width`."""
-        return {"width": self.width(body)}
+    def make_rollout_options(self, body: Any) -> dict[str, Any]:
+        """What rollouts are told of a stage: at least `get_width`."""
+        return {"width": self.get_width(body)}
 
-    def scenes(self, body: Any) -> Any:
+    def make_scenes(self, body: Any) -> Any:
         """Its scenes (`SceneSetup`); None where all prompts are one."""
         return None
 
-    def keeps_reference(self, body: Any) -> bool:
+    def needs_reference(self, body: Any) -> bool:
         """Whether trainers keep the stage's first weights."""
         return False
 
@@ -254,15 +254,15 @@ class StageKind:
         """Return the number of steps whose sparse rows trainers store before they change, to compare with later; 0 if none."""
         return 0
 
-    def least_users(self, body: Any) -> tuple[int | None, str]:
+    def find_least_users(self, body: Any) -> tuple[int | None, str]:
         """Users of a step where the scenario says so, and the key that does."""
         return None, "users"
 
-    def unit_tokens(self, scenario: Any, body: Any, size: Any) -> float:
+    def count_unit_tokens(self, scenario: Any, body: Any, size: Any) -> float:
         """Positions of what a chunk is counted in: 1, or those of a prompt."""
         return 1.0
 
-    def units(self, body: Any, workers: int) -> int | None:
+    def count_units(self, body: Any, workers: int) -> int | None:
         """How many such units a worker has in a step at most; None: as many as the data say."""
         return None
 
@@ -270,7 +270,9 @@ class StageKind:
         """Positions of one global step, at most."""
         raise NotImplementedError
 
-    def derived(self, body: Any, workers: Mapping[str, int], chunks: Mapping[str, int]) -> dict[str, Any]:
+    def derive_sizes(
+        self, body: Any, workers: Mapping[str, int], chunks: Mapping[str, int]
+    ) -> dict[str, Any]:
         """Sizes a worker and chunk, as a plan prints them; `workers` and `chunks` by role."""
         return {}
 
@@ -278,7 +280,7 @@ class StageKind:
         """Flops and bytes of a step (a plan's `StageWork`)."""
         raise NotImplementedError
 
-    def lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:
         """Arguments of StageSetup that follow from the data: at least `steps` and `users` (a step)."""
         raise NotImplementedError
 
@@ -299,4 +301,4 @@ def kind_of(value: Any, files: PluginFiles = HERE) -> StageKind:
     if "use" in document:
         return STAGES.get(document["use"], files)
     shipped = [STAGES.get(name) for name in STAGES.list_shipped()]
-    return next((kind for kind in shipped if kind.claims(set(document))), STAGES.get("supervised"))
+    return next((kind for kind in shipped if kind.can_claim(set(document))), STAGES.get("supervised"))

@@ -27,7 +27,7 @@ def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
     own = [name for name, role in scenario.roles.items() if not _runs(name, role)]
     for stage, body in scenario.stages.items():
         own += [name for name, role in body.roles.items() if not _runs(name, role)]
-        own += [each.name for each in body.kind.own_workers(stage, body) if not each.runs]
+        own += [each.name for each in body.kind.list_own_workers(stage, body) if not each.runs]
     return tuple(dict.fromkeys(own))
 
 
@@ -72,7 +72,7 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
             key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
             yield f"stages.{name}.{key} in a stage that rolls out"
-        yield from stage.kind.unsupported(f"stages.{name}", stage)
+        yield from stage.kind.find_unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.unsupported(scenario)
 
 

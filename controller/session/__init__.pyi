@@ -1,2 +1,2 @@
-from .objectives import scene_parts as scene_parts
+from .objectives import sum_by_scene as sum_by_scene
 from .session import Session as Session

@@ -31,7 +31,7 @@ SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w
 _KEPT = 0.8  # decay per step of the running mean of the shortfall
 
 
-class Objectives:
+class RewardObjectives:
     """The current rewards of a stage with their weights and multipliers.
 
     Attributes:
@@ -49,15 +49,18 @@ class Objectives:
             str, float
         ] = {}  # mean of served lists divided by mean of rollouts, at the last evaluation
 
-    def weights(self, step: int) -> dict[str, float]:
+    def compute_weights(self, step: int) -> dict[str, float]:
         """Return the weight of each reward at a step, including multipliers."""
-        more = self.multipliers(step)
+        more = self.compute_multipliers(step)
         return {name: each.weight_at(step) + more.get(name, 0.0) for name, each in self.rewards.items()}
 
-    def multipliers(self, step: int) -> dict[str, float]:
+    def compute_multipliers(self, step: int) -> dict[str, float]:
         """Return the multiplier of each reward that has a floor."""
         counts = [max(0.0, self._sums[name] + AT_ONCE * (self._missing[name] or 0.0)) for name in self._sums]
-        return {name: self._unit(name, step) * count for name, count in zip(self._sums, counts, strict=True)}
+        return {
+            name: self._compute_unit(name, step) * count
+            for name, count in zip(self._sums, counts, strict=True)
+        }
 
     @property
     def has_floors(self) -> bool:
@@ -71,7 +74,7 @@ class Objectives:
         """
         self._served = {name: means[name] for name in self._sums if name in means}
 
-    def _as_served(self, name: str, mean: float) -> float:
+    def _convert_to_served(self, name: str, mean: float) -> float:
         """Convert a mean reward of rollouts to that of the lists that would be served."""
         served = self._served.pop(name, None)
         if served is not None:
@@ -79,13 +82,13 @@ class Objectives:
             return served
         return mean * self._ratio.get(name, 1.0)
 
-    def total(
+    def compute_total(
         self, parts: Mapping[str, Sequence[float]], step: int, scenes: SceneSetup | None = None
     ) -> float | None:
         """Return the mean trained reward of lists with the weights of a step, without multipliers.
 
         Args:
-            parts: What each scene's lists contribute to the mean of each reward (`scene_parts`).
+            parts: What each scene's lists contribute to the mean of each reward (`sum_by_scene`).
             step: The step of the stage whose weights are used.
             scenes: The scenes with their own weights, if the stage has some.
 
@@ -114,31 +117,36 @@ class Objectives:
         Returns:
             The weights that change over time and the multipliers that the step used, by metric name.
         """
-        weights, used = self.weights(step), self.multipliers(step)
+        weights, used = self.compute_weights(step), self.compute_multipliers(step)
         for name in self._sums:
             mean = record.get(f"reward.{name}")
             if mean is None:
                 continue
-            missing, before = self._short(name, self._as_served(name, mean)), self._missing[name]
+            missing, before = (
+                self._compute_shortfall_of(name, self._convert_to_served(name, mean)),
+                self._missing[name],
+            )
             self._missing[name] = missing if before is None else _KEPT * before + (1 - _KEPT) * missing
             self._sums[name] = max(0.0, self._sums[name] + RATE * missing)
-        shown = {f"weight.{name}": weights[name] for name in weights if self._moves(name)}
+        shown = {f"weight.{name}": weights[name] for name in weights if self._has_moving_weight(name)}
         return shown | {f"multiplier.{name}": value for name, value in used.items()}
 
-    def missing(self, means: Mapping[str, float]) -> float:
+    def compute_shortfall(self, means: Mapping[str, float]) -> float:
         """Return the shortfall to the floor that is missed most, as a fraction of it; 0 if all floors are met."""
-        return max([0.0, *(self._short(name, means[name]) for name in self._sums if name in means)])
+        return max(
+            [0.0, *(self._compute_shortfall_of(name, means[name]) for name in self._sums if name in means)]
+        )
 
-    def _short(self, name: str, mean: float) -> float:
+    def _compute_shortfall_of(self, name: str, mean: float) -> float:
         floor = self.rewards[name].at_least
         assert floor is not None
         return (floor - mean) / (abs(floor) or 1.0)
 
-    def _unit(self, name: str, step: int) -> float:
+    def _compute_unit(self, name: str, step: int) -> float:
         """Return the total weight of the other rewards at a step, or 1 if it is zero."""
         return sum(abs(each.weight_at(step)) for other, each in self.rewards.items() if other != name) or 1.0
 
-    def _moves(self, name: str) -> bool:
+    def _has_moving_weight(self, name: str) -> bool:
         return name in self._sums or not isinstance(self.rewards[name].weight, float | int)
 
     def apply(self, command: Mapping[str, Any]) -> None:
@@ -198,7 +206,7 @@ class Objectives:
                 self._ratio |= {} if ratio is None else {name: ratio}
 
 
-def scene_parts(
+def sum_by_scene(
     mean_P: np.ndarray, there_P: np.ndarray, scene_P: np.ndarray | None, count: int
 ) -> list[float]:
     """Return what each scene's lists contribute to the mean of a reward over all lists.

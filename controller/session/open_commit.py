@@ -24,9 +24,9 @@ class OpenCommit:
     def __init__(self, folder: Path, groups: Sequence[WorkerGroup], deadline: Deadline, *, wait: bool):
         self.folder, self._groups, self._deadline = folder, groups, deadline
         self._asked: list[GroupFuture] = [group.save(str(folder), wait) for group in groups]
-        self._answers: list[Written | None] = self._answered()
+        self._answers: list[Written | None] = self._collect_answers()
 
-    def written(self, *, wait: bool) -> Written | None:
+    def collect_written(self, *, wait: bool) -> Written | None:
         """Return the files that all ranks wrote.
 
         Args:
@@ -39,18 +39,18 @@ class OpenCommit:
             self._asked = self._asked or [group.saved(wait) for group in self._groups]
             if not wait and not all(future.done() for future in self._asked):
                 return None
-            self._answers = self._answered()
+            self._answers = self._collect_answers()
             if not wait and None in self._answers:
                 return None
-        return _joined(self.folder, [answer for answer in self._answers if answer is not None])
+        return _merge_files(self.folder, [answer for answer in self._answers if answer is not None])
 
-    def _answered(self) -> list[Written | None]:
+    def _collect_answers(self) -> list[Written | None]:
         """Collect the answers of all ranks of all groups."""
         futures, self._asked = self._asked, []
         return [answer for future in futures for answer in future.get(self._deadline)]
 
 
-def _joined(folder: Path, answers: Sequence[Written]) -> Written:
+def _merge_files(folder: Path, answers: Sequence[Written]) -> Written:
     """Merge the files of all ranks.
 
     Raises:

@@ -14,8 +14,8 @@ from nonet.workers.runtime import GroupFuture
 _LOOK_S, _TELL_S = 0.2, 10.0
 
 
-def told_of_rows(
-    future: GroupFuture, run: RunFolder, deadline: Deadline, tell: Callable[[str], None]
+def wait_for_tokenise(
+    future: GroupFuture, run: RunFolder, deadline: Deadline, report_progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Wait for the tokenise stage and report its progress.
 
@@ -43,5 +43,5 @@ def told_of_rows(
         rows, moved = report["rows"], time.monotonic()
         if moved - said > _TELL_S:
             said = moved
-            tell(report["text"])
+            report_progress(report["text"])
     return future.get(deadline)

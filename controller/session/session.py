@@ -24,7 +24,7 @@ from nonet.atomic import make_folder
 from nonet.controller.groups import (
     EmbeddingHandle,
     GroupChange,
-    Prompts,
+    PromptRequest,
     RewardHandles,
     RolloutHandle,
     RunGroups,
@@ -34,15 +34,15 @@ from nonet.controller.groups import (
 )
 from nonet.controller.record import (
     CONTROLLER,
-    Commands,
+    CommandQueue,
     CommitLog,
     Manifest,
     RunFolder,
-    claim,
-    new_run,
+    create_run,
+    lock_run,
+    make_unselected_name,
     open_trace,
     read_journal,
-    unselected_name,
 )
 from nonet.controller.scenario import (
     REWARD,
@@ -53,11 +53,11 @@ from nonet.controller.scenario import (
     ttl_steps,
     with_values,
 )
-from nonet.controller.session.objectives import Objectives
+from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.open_commit import OpenCommit
-from nonet.controller.session.preparation_progress import told_of_rows
-from nonet.controller.session.stage_validation import StageValidation, stage_validation
-from nonet.controller.session.steering import Steering
+from nonet.controller.session.preparation_progress import wait_for_tokenise
+from nonet.controller.session.stage_validation import StageValidation, make_stage_validation
+from nonet.controller.session.steering import RewardSteering
 from nonet.controller.setup import (
     as_begun,
     data_setup,
@@ -117,7 +117,7 @@ class Session:
             loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
         self.scenario, self.folder = with_values(loaded)[0], folder or beside
         self.deadlines = deadlines(loaded)
-        self.run = run or new_run(loaded.name)
+        self.run = run or create_run(loaded.name)
         self.resume = resume
         self._life_s = life_s
         self.version = 0
@@ -128,7 +128,7 @@ class Session:
         self._stage: str | None = None
         self._step = 0  # the most recently entered step of the stage
         self.validation: StageValidation | None = None
-        self.objectives: Objectives | None = None
+        self.objectives: RewardObjectives | None = None
         self._open_commit: OpenCommit | None = None
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
@@ -155,16 +155,16 @@ class Session:
                 well = True
         finally:
             if not well and hasattr(self, "groups"):
-                self.dead = self.groups.binding.dead()
+                self.dead = self.groups.binding.list_dead_workers()
             self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
         """Write the folder of the run, plan on the live cluster, and start the processes of the first stage."""
         check_ray_environment()
         if not self._life_s:
-            self._held = claim(self.run)
+            self._held = lock_run(self.run)
             if not self.resume:
-                self.run.begin_anew()
+                self.run.clear_records()
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
         self.scenario = self.scenario.located(read_copies(self.run))
@@ -191,7 +191,7 @@ class Session:
         if hasattr(self, "_held"):
             self._held.close()
 
-    def lost_because(self, error: Exception) -> str | None:
+    def describe_loss(self, error: Exception) -> str | None:
         """Describe a failure that a lost worker caused, or return None if all workers are alive."""
         if isinstance(error, WorkerLost):
             return str(error)
@@ -208,7 +208,7 @@ class Session:
             data = data_setup(self.scenario, self.folder, start and start.known)
             group = self.groups.group("tokenise")
             group.hosts.wait_until_ready()
-            facts = told_of_rows(
+            facts = wait_for_tokenise(
                 group.prepare(data, str(self.run.path)), self.run, self.deadlines.tokenise, self.told
             )
             if start is not None:
@@ -291,15 +291,15 @@ class Session:
     @property
     def reward(self) -> RewardHandles:
         """The rewards of the current stage."""
-        return self.rewards_of(self.stage.name)
+        return self.get_rewards(self.stage.name)
 
-    def rewards_of(self, stage: str) -> RewardHandles:
+    def get_rewards(self, stage: str) -> RewardHandles:
         """Return the rewards of a stage."""
         return self.groups.rewards[stage]
 
-    def due(self, name: str) -> GroupChange:
+    def find_due_change(self, name: str) -> GroupChange:
         """Return how the groups have to change before a stage; falsy if they are all there."""
-        return self.groups.due(name)
+        return self.groups.find_due_change(name)
 
     def prepare(self, name: str) -> GroupChange:
         """Start the groups that a stage needs and stop those that it replaces.
@@ -312,9 +312,9 @@ class Session:
         Raises:
             PlacementError: The cluster has no room. All processes of the run have ended, and it can be resumed.
         """
-        due = self.due(name)
+        due = self.find_due_change(name)
         if due:
-            with self.trace.span("rebind", stage=name, what=due.words()):
+            with self.trace.record_span("rebind", stage=name, what=due.describe()):
                 self._finish_commit(wait=True)
                 if self.commits.open_step is not None:
                     stage, step = self.commits.open_step
@@ -339,20 +339,20 @@ class Session:
         self.prepare(name)
         self._finish_commit(wait=True)
         self._stage = name
-        self.validation = stage_validation(self)
+        self.validation = make_stage_validation(self)
         if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
         if self.restored is not None and self.restored.stage == name:
             if self.validation is not None:
-                self.validation.begin(self.start_of(name))
+                self.validation.begin(self.find_start(name))
             return self.restored.stage_step
         if self.validation is not None:
             self.validation.kept.cut(0)
-            self.validation.begin(self.start_of(name))
+            self.validation.begin(self.find_start(name))
         self.trainer.begin(self.stage)
         return 0
 
-    def start_of(self, name: str) -> Path | None:
+    def find_start(self, name: str) -> Path | None:
         """Return the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
 
         Returns:
@@ -361,7 +361,7 @@ class Session:
         names = list(self.stages)
         if index := names.index(name):
             try:
-                return self.commits.end_of(names[index - 1])
+                return self.commits.find_stage_end(names[index - 1])
             except CheckpointError:
                 return None
         return Path(self.facts["init"]["commit"]) if "init" in self.facts else None
@@ -377,11 +377,11 @@ class Session:
                 last one.
         """
         validation, stage = self.validation, self.stage
-        if validation is None or self.commits.ended(stage.name):
+        if validation is None or self.commits.has_ended(stage.name):
             return None
         self._finish_commit(wait=True)
         validation.settle(step)
-        self.rejudge()
+        self.recompute_rewards()
         selected = validation.select()
         best = selected.best["step"] if selected.best else step
         fell_back = selected.guard is not None and not selected.guard["kept"]
@@ -410,9 +410,9 @@ class Session:
         if newest is None or newest[1].stage != stage.name or not newest[1].stage_step:
             return None
         done = newest[1].stage_step
-        if self.validation is not None and not self.commits.ended(stage.name):
+        if self.validation is not None and not self.commits.has_ended(stage.name):
             self.end(done)
-        elif not self.commits.ended(stage.name):
+        elif not self.commits.has_ended(stage.name):
             _, manifest = self.commits.end(stage, done)
             self.stages = following(self.stages, manifest)
         assert self.commits.newest is not None
@@ -423,9 +423,9 @@ class Session:
 
     def _select_start(self, stage: StageSetup, step: int, best: int) -> None:
         """Save the checkpoint that the stage began from as the one after `step` steps, and copy the stage's own best one."""
-        start, unselected = self.start_of(stage.name), self.commits.at(stage.first + best)
+        start, unselected = self.find_start(stage.name), self.commits.find_at_step(stage.first + best)
         assert start is not None
-        aside = self.run.path / "controls" / unselected_name(stage.name)
+        aside = self.run.path / "controls" / make_unselected_name(stage.name)
         shutil.rmtree(aside, ignore_errors=True)
         if unselected is not None:
             make_folder(aside)
@@ -434,7 +434,7 @@ class Session:
         self.groups.load(start, None)
         self._commit(stage, step, wait=True, as_loaded=True)
 
-    def weights_in_force(self, stage: str) -> dict[str, float]:
+    def compute_current_weights(self, stage: str) -> dict[str, float]:
         """Return the current weight of each reward of an RL stage, without multipliers.
 
         For a stage that is not running, these are the weights of the scenario with the commands that were taken in the
@@ -442,34 +442,34 @@ class Session:
         """
         objectives, at = self.objectives, self._step
         if objectives is None or self._stage != stage:
-            objectives, at = Objectives(getattr(self.scenario.stages[stage], "rewards", {})), 0
-            for command in Commands(self.run).taken():
+            objectives, at = RewardObjectives(getattr(self.scenario.stages[stage], "rewards", {})), 0
+            for command in CommandQueue(self.run).list_taken():
                 if command.get("stage") == stage and "refused" not in command:
                     at = max(at, command["step"])
                     objectives.apply(command)
         return {name: options.weight_at(at) for name, options in objectives.rewards.items()}
 
-    def rejudge(self) -> None:
+    def recompute_rewards(self) -> None:
         """Recompute the rewards of all candidates with the current rewards and weights."""
         validation, objectives = self.validation, self.objectives
         if validation is None or objectives is None or not self.stage.rolls_out:
             return
         body = self.scenario.stages[self.stage.name]
-        scenes, at = body.kind.scenes(body), self._step
+        scenes, at = body.kind.make_scenes(body), self._step
 
         def judge(parts: Mapping[str, Sequence[float]]) -> tuple[float | None, float]:
             means = {name: float(sum(values)) for name, values in parts.items()}
-            return objectives.total(parts, at, scenes), objectives.missing(means)
+            return objectives.compute_total(parts, at, scenes), objectives.compute_shortfall(means)
 
-        validation.kept.rejudge(judge)
+        validation.kept.recompute_rewards(judge)
 
-    def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
+    def iterate_prompts(self, name: str) -> Iterator[tuple[int, PromptRequest]]:
         """Iterate over the remaining steps of an RL stage as pairs (step, prompts)."""
         start = self.begin_rl(name)
         for step in range(start, self.stage.steps):
             self.enter_step(step)
             self.rollout.ensure_on_device(name)
-            yield step, Prompts(name, step, self.stage.users)
+            yield step, PromptRequest(name, step, self.stage.users)
 
     def begin_rl(self, name: str) -> int:
         """Enter an RL stage, publish its first version, and return its next step."""
@@ -480,7 +480,7 @@ class Session:
 
     def enter_step(self, step: int) -> None:
         """Apply pending commands, and make `step` the step of the next update."""
-        self.steering.at(step)
+        self.steering.apply_commands(step)
         self._step = step
         if self.stage.name in self.groups.rewards:
             self.reward.step = step
@@ -488,8 +488,8 @@ class Session:
 
     def _begin_objectives(self, name: str) -> None:
         """Create the objectives of a stage, restore them from the journal, and replay the commands."""
-        self.objectives = Objectives(getattr(self.scenario.stages[name], "rewards", {}))
-        self.steering = Steering(self, name, self.objectives)
+        self.objectives = RewardObjectives(getattr(self.scenario.stages[name], "rewards", {}))
+        self.steering = RewardSteering(self, name, self.objectives)
         if self.restored is None or self.restored.stage != name:
             return
         self.steering.replay(self.restored.stage_step - 1)
@@ -512,7 +512,7 @@ class Session:
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
         limit = self.scenario.sparse.replica_bytes
-        facts = publish(self.trainer, self.rollout, self.version, limit, setup, behind=behind)
+        facts = publish(self.trainer, self.rollout, self.version, limit, setup, in_background=behind)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 
@@ -533,7 +533,7 @@ class Session:
             The folder of the complete checkpoint, or None if there is none or it is being written.
         """
         stage, done, validation = self.stage, step + 1, self.validation
-        self.commits.applied(
+        self.commits.note_applied(
             stage, step, **(self.objectives.state() if stage.rolls_out and self.objectives else {})
         )
         self._finish_commit(wait=False)
@@ -542,11 +542,11 @@ class Session:
         if not (now or due):
             return None
         wait = now or last or not self.scenario.checkpoint.background
-        with self.trace.span("commit", step=stage.first + done):
+        with self.trace.record_span("commit", step=stage.first + done):
             path = self._commit(stage, done, wait=wait)
             return (self.end(done) or path) if last else path
 
-    def committed(self) -> Path | None:
+    def wait_for_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, or None before the first; wait for one that is being written."""
         self._finish_commit(wait=True)
         return self.commits.newest and self.commits.newest[0]
@@ -570,7 +570,7 @@ class Session:
         if self.scenario.model.votes() is not None and not stage.rolls_out and not as_loaded:
             trainer.fit_memory()
         last = {"last": False} if self.validation is not None and stage == self.stage else {}
-        aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds, **last)
+        aside = self.commits.begin(stage, done, self.version, self._list_artifact_hashes(), worlds, **last)
         groups = [trainer.group, trainer.shards]
         self._open_commit, self._opened_at = OpenCommit(aside, groups, self.deadlines.save, wait=wait), done
         return self._finish_commit(wait=True) if wait else None
@@ -581,7 +581,9 @@ class Session:
         if self.scenario.model.votes() is not None:
             trainer.fit_memory()
         make_folder(folder)
-        OpenCommit(folder, [trainer.group, trainer.shards], self.deadlines.save, wait=True).written(wait=True)
+        OpenCommit(folder, [trainer.group, trainer.shards], self.deadlines.save, wait=True).collect_written(
+            wait=True
+        )
         return folder
 
     def _finish_commit(self, *, wait: bool) -> Path | None:
@@ -595,13 +597,13 @@ class Session:
         """
         if self._open_commit is None:
             return None
-        written = self._open_commit.written(wait=wait)
+        written = self._open_commit.collect_written(wait=wait)
         if written is None:
             return None
         self._open_commit = None
         if self.validation is None:
             return self.commits.finish(written)
-        self.commits.spared = self.validation.spared()
+        self.commits.spared = self.validation.list_spared_steps()
         path = self.commits.finish(written)
         self.validation.ask(self._opened_at)
         return path
@@ -621,7 +623,7 @@ class Session:
                 self.groups.load(Path(self.facts["init"]["commit"]), None)
             return None
         path, manifest = self.commits.find()
-        if manifest.artifacts != self._artifacts():
+        if manifest.artifacts != self._list_artifact_hashes():
             raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
         self.stages = following(self.stages, manifest)
         stage = self.stages[manifest.stage]
@@ -631,5 +633,5 @@ class Session:
         self.version, self.restored = manifest.version, manifest
         return manifest
 
-    def _artifacts(self) -> dict[str, str]:
+    def _list_artifact_hashes(self) -> dict[str, str]:
         return {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import Validations
+from nonet.controller.record import ValidationRecord
 from nonet.controller.scenario import ValidationRule, validation_rule
 from nonet.controller.session.interface import RunningSession
 from nonet.deadlines import Deadline
@@ -22,7 +22,7 @@ from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
 
-def stage_validation(session: RunningSession) -> StageValidation | None:
+def make_stage_validation(session: RunningSession) -> StageValidation | None:
     """Create the validations of the current stage, or return None if the stage is not validated."""
     stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
     if (
@@ -35,16 +35,16 @@ def stage_validation(session: RunningSession) -> StageValidation | None:
         stage,
         rule,
         rule.points(stage.steps, stage.epochs),
-        Validations(session.run, stage.name),
+        ValidationRecord(session.run, stage.name),
         lambda name, folder: session.evaluator.validate(name, folder),
-        session.commits.at,
+        session.commits.find_at_step,
         session.deadlines.evaluate,
         session.evaluator.compare_validated if hasattr(session.evaluator, "compare_validated") else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class StageSelection:
     """The checkpoint that ends a stage, and why.
 
     Attributes:
@@ -76,7 +76,7 @@ class StageValidation:
         stage: StageSetup,
         rule: ValidationRule,
         points: tuple[int, ...],
-        kept: Validations,
+        kept: ValidationRecord,
         ask: Callable[[str, str], GroupFuture],
         commit_at: Callable[[int], Path | None],
         deadline: Deadline,
@@ -91,24 +91,24 @@ class StageValidation:
         self._start: GroupFuture | None = None
         self._untold = len(kept.history)
 
-    def next_point(self, step: int) -> int:
+    def find_next_point(self, step: int) -> int:
         """Return the first validation point after a step, or the last step of the stage."""
         return next((point for point in self.points if point > step), self._stage.steps)
 
     def ask(self, step: int) -> None:
         """Request the validation of the checkpoint after `step` steps, if that is a point without a request or a result."""
-        if step not in self.points or step in self._asked or step in self._answered():
+        if step not in self.points or step in self._asked or step in self._list_answered_steps():
             return
         folder = self._commit_at(self._stage.first + step)
         if folder is not None:
             self._asked[step] = self._ask(self._stage.name, str(folder))
 
-    def over(self, step: int) -> bool:
+    def is_over(self, step: int) -> bool:
         """Return whether the stage stops at a step, judged by all earlier validations, which are waited for."""
         if step not in self.points:
             return False
         self.settle(step - 1)
-        return self.rule.over([self.value(entry) for entry in self.kept.history if entry["step"] < step])
+        return self.rule.over([self.get_value(entry) for entry in self.kept.history if entry["step"] < step])
 
     def settle(self, step: int) -> None:
         """Wait for the results of all points up to a step, including those that an earlier part of the run had requested."""
@@ -117,28 +117,28 @@ class StageValidation:
                 self.ask(point)
         self._take(step)
 
-    def news(self) -> list[dict[str, Any]]:
+    def pop_news(self) -> list[dict[str, Any]]:
         """Return the results that arrived since the last call, in the order of steps, without waiting."""
         self._take(0)
         told, self._untold = self._untold, len(self.kept.history)
         return self.kept.history[told:]
 
-    def best(self) -> dict[str, Any] | None:
+    def find_best(self) -> dict[str, Any] | None:
         """Return the best validation so far (the earlier of equal ones), or the last one if the rule says so."""
-        before = self._before() if self.rule.reward else None
+        before = self._find_start_value() if self.rule.reward else None
         if self.rule.last and self.kept.history:
             return self.kept.history[-1]
-        values = [self._judged(entry, before) for entry in self.kept.history]
+        values = [self._compute_score(entry, before) for entry in self.kept.history]
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         best = max(known, key=lambda index: (values[index], -index), default=0 if values else None)
         return None if best is None else self.kept.history[best]
 
-    def _judged(self, entry: Mapping[str, Any], before: float | None) -> float:
+    def _compute_score(self, entry: Mapping[str, Any], before: float | None) -> float:
         """Return the score of a validation, higher is better; NaN if not all rewards with a weight were measured."""
         reward = entry.get("reward")
         if self.rule.reward and reward is None and any("reward" in each for each in self.kept.history):
             return math.nan
-        return self.rule.judged(self.value(entry), reward, before, entry.get("missing"))
+        return self.rule.judged(self.get_value(entry), reward, before, entry.get("missing"))
 
     def begin(self, commit: Path | None) -> None:
         """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
@@ -146,7 +146,7 @@ class StageValidation:
         if not self.rule.last and commit is not None and self.kept.start is None:
             self._start = self._ask(self._stage.name, str(commit))
 
-    def select(self) -> Selection:
+    def select(self) -> StageSelection:
         """Select the checkpoint that ends the stage: its best validated step, or the checkpoint that it began from.
 
         The start is selected if the best step is significantly worse on the validation metric (a paired bootstrap over
@@ -154,26 +154,26 @@ class StageValidation:
         also selected if it has a higher trained reward than every step that passed the guard. `best: {by: last}` always
         selects the last step.
         """
-        best, before = self.best(), self._before()
+        best, before = self.find_best(), self._find_start_value()
         if best is None or self.rule.last:
-            return Selection(best)
+            return StageSelection(best)
         guard = self._guard(best, before)
         failed = guard is not None and not guard["kept"]
         if self._start_folder is None or self.kept.start is None:
-            return Selection(best, guard=guard)
+            return StageSelection(best, guard=guard)
         start = {"step": 0, **self.kept.start, **self.kept.rewards.get("0", {})}
         rewards = (start.get("reward"), best.get("reward"))
         judged = self.rule.reward and not failed and None not in rewards
-        if judged and self._judged(start, before) > self._judged(best, before):
-            return Selection(best, start=True, guard=guard)
-        loss = self._loss(best) if not self.rule.reward or failed else None
-        return Selection(best, start=loss is not None, guard=guard, loss=loss)
+        if judged and self._compute_score(start, before) > self._compute_score(best, before):
+            return StageSelection(best, start=True, guard=guard)
+        loss = self._find_loss(best) if not self.rule.reward or failed else None
+        return StageSelection(best, start=loss is not None, guard=guard, loss=loss)
 
     def _guard(self, best: Mapping[str, Any], before: float | None) -> dict[str, Any] | None:
         """Return the result of the metric guard at the best step, or None without a guard."""
         if not self.rule.reward or before is None or math.isnan(before):
             return None
-        value = self.value(best)
+        value = self.get_value(best)
         return {
             "metric": self.rule.metric,
             "least": self.rule.least,
@@ -182,7 +182,7 @@ class StageValidation:
             "kept": self.rule.keeps(value, before),
         }
 
-    def _loss(self, best: Mapping[str, Any]) -> dict[str, float] | None:
+    def _find_loss(self, best: Mapping[str, Any]) -> dict[str, float] | None:
         """Return {diff, low, high} of the best step minus the start if the metric is significantly worse, else None."""
         if self._compare is None or self._start_folder is None:
             return None
@@ -196,21 +196,21 @@ class StageValidation:
         lost = found["low"] > 0 if self.rule.lower else found["high"] < 0
         return dict(found) if lost else None
 
-    def _before(self) -> float | None:
+    def _find_start_value(self) -> float | None:
         """Return the metric before the stage, or None if it is not needed or nothing came before."""
         if self._start is not None:
             start, self._start = self._start, None
             self.kept.begin(start.get(self._deadline))
-        return self.value(self.kept.start) if self.kept.start else None
+        return self.get_value(self.kept.start) if self.kept.start else None
 
-    def value(self, entry: Mapping[str, Any]) -> float:
+    def get_value(self, entry: Mapping[str, Any]) -> float:
         """Return the value of the metric that the stage is judged by, or NaN if there is none."""
         value = entry[NATS] if self.rule.metric == NATS else entry["metrics"][self.rule.metric]
         return float("nan") if value is None else value
 
-    def spared(self) -> frozenset[int]:
+    def list_spared_steps(self) -> frozenset[int]:
         """Return the global steps whose checkpoints must be kept: the best one, and those that are not validated yet."""
-        best, answered = self.best(), self._answered()
+        best, answered = self.find_best(), self._list_answered_steps()
         waiting = {point for point in self.points if point not in answered}
         return frozenset(self._stage.first + step for step in waiting | ({best["step"]} if best else set()))
 
@@ -221,5 +221,5 @@ class StageValidation:
                 return
             self.kept.add(step, self._asked.pop(step).get(self._deadline))
 
-    def _answered(self) -> set[int]:
+    def _list_answered_steps(self) -> set[int]:
         return {entry["step"] for entry in self.kept.history}

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nonet.controller.groups import Prompts, RewardHandles
-from nonet.controller.record import Commands
+from nonet.controller.groups import PromptRequest, RewardHandles
+from nonet.controller.record import CommandQueue
 from nonet.controller.scenario import RewardOptions
 from nonet.controller.session.interface import RunningSession
-from nonet.controller.session.objectives import SETTABLE, Objectives
+from nonet.controller.session.objectives import SETTABLE, RewardObjectives
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import parse_file
 from nonet.suggest import suggest_inline
@@ -23,13 +23,13 @@ from nonet.suggest import suggest_inline
 _FEW = 8  # number of prompts that a new reward is tried on
 
 
-class Steering:
+class RewardSteering:
     """The commands of one RL stage."""
 
-    def __init__(self, session: RunningSession, stage: str, objectives: Objectives):
+    def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
         self._session, self._stage, self._objectives = session, stage, objectives
-        self._commands = Commands(session.run)
-        self._known = self._commands.taken()
+        self._commands = CommandQueue(session.run)
+        self._known = self._commands.list_taken()
         self._again = [each for each in self._known if each.get("stage") == stage and "refused" not in each]
         self._changed = False
 
@@ -42,18 +42,18 @@ class Steering:
         """Apply again the commands that an earlier part of the run applied at this step or before."""
         while self._again and self._again[0]["step"] <= step:
             command = self._again.pop(0)
-            self._do(command)
+            self._carry_out(command)
             self._session.told(f"taken again: {command['text']}")
 
-    def asked(self, step: int) -> bool:
+    def has_commands(self, step: int) -> bool:
         """Return whether there are commands to apply at a step."""
-        return bool(self._again and self._again[0]["step"] <= step) or bool(self._commands.waiting())
+        return bool(self._again and self._again[0]["step"] <= step) or bool(self._commands.list_waiting())
 
-    def at(self, step: int) -> None:
+    def apply_commands(self, step: int) -> None:
         """Apply the commands of an earlier part of the run up to a step, then the waiting ones."""
         self.replay(step)
         noted = {each["id"]: each for each in self._known}
-        for command in self._commands.waiting():
+        for command in self._commands.list_waiting():
             if before := noted.get(command["id"]):  # its answer was lost
                 self._commands.reply(command["id"], "taken", before.get("text", ""))
                 continue
@@ -64,7 +64,7 @@ class Steering:
         if command.get("stage") not in (None, self._stage):
             return self._refuse_or_wait(command)
         try:
-            text = self._do(command)
+            text = self._carry_out(command)
         except (NonetError, ValidationError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             return self._refuse(command, " ".join(why.split()))
@@ -91,7 +91,7 @@ class Steering:
         self._commands.refuse(command, why)
         self._session.told(f"refused: {command['verb']} {command.get('name', '')}: {why}")
 
-    def _do(self, command: dict[str, Any]) -> str:
+    def _carry_out(self, command: dict[str, Any]) -> str:
         """Carry out a command and return a description of what it did.
 
         Raises:
@@ -118,10 +118,10 @@ class Steering:
         except NonetError:
             self._session.groups.stop_reward(self._stage, name)
             raise
-        rewards.add(name, group, options.timeout_s)
+        rewards.add(name, group, options.get_timeout_s)
         self._objectives.apply(command)
         path = f"stages.{self._stage}.rewards.{name}.weight"
-        return f"attached reward {name!r} ({command['original']}) with {path}={_shown(options.weight)}"
+        return f"attached reward {name!r} ({command['original']}) with {path}={_format_value(options.weight)}"
 
     def _check_copy(self, command: dict[str, Any]) -> None:
         """Raise ConfigError if the run's copy of a reward's file is not the file that was attached."""
@@ -136,15 +136,15 @@ class Steering:
         """Score a few beams with a new reward, so that its errors are raised here."""
         session = self._session
         users, positions = session.rollout.group.heldout_prompts(_FEW).get(session.deadlines.step)
-        few = Prompts(self._stage, 0, 0, users, positions, served=True)
+        few = PromptRequest(self._stage, 0, 0, users, positions, served=True)
         tried = RewardHandles(
-            {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines
+            {name: group}, {name: options.get_timeout_s}, self._stage, deadlines=session.deadlines
         )
         tried.score(session.rollout.generate(few), strict=True, step=-1)
 
     def _detach(self, command: dict[str, Any]) -> str:
         """Remove a reward from the stage and stop its workers."""
-        name = self._named(command["name"])
+        name = self._check_name(command["name"])
         if len(self._objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
         self._objectives.apply(command)
@@ -159,13 +159,13 @@ class Steering:
             raise ConfigError(
                 f"{command['name']}: while a run goes on, stages.{self._stage}.rewards.<name>.weight and .at_least can be set"
             )
-        name, key = self._named(match[2]), match[3]
+        name, key = self._check_name(match[2]), match[3]
         before = self._objectives.rewards[name]
         self._objectives.apply(command)
         after = self._objectives.rewards[name]
-        return f"set {command['name']} from {_shown(getattr(before, key))} to {_shown(getattr(after, key))}"
+        return f"set {command['name']} from {_format_value(getattr(before, key))} to {_format_value(getattr(after, key))}"
 
-    def _named(self, name: str) -> str:
+    def _check_name(self, name: str) -> str:
         """Return a name if it is a reward of the stage.
 
         Raises:
@@ -179,5 +179,5 @@ class Steering:
         return name
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float | int) else str(value)

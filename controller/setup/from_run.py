@@ -16,7 +16,7 @@ from nonet.controller.record import Checkpoints, RunFolder, find_run, read_manif
 from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.samples.sequences import item_keys
+from nonet.samples.sequences import load_item_keys
 from nonet.workers.roles import KnownRun
 
 _FREE = ("dropout",)  # options that change no weight's shape
@@ -91,14 +91,14 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
         return None
     folder, stage = _source(named.source), named.stage
     try:
-        commit = Checkpoints(folder.checkpoints).end_of(stage)
+        commit = Checkpoints(folder.checkpoints).find_stage_end(stage)
     except CheckpointError as error:
         raise ConfigError(f"init: {error}") from None
     source, _ = load_scenario(folder.scenario)
     _check_alike(scenario, source, folder.id)
     facts = folder.read_facts()
     paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-    if item_keys(Path(paths["sequences"])) is None:
+    if load_item_keys(Path(paths["sequences"])) is None:
         raise ConfigError(
             f"init: {folder.id} is of a version whose sparse rows are named by their places in its own data, so no other "
             "run can tell whose they are; train it again with this version"
@@ -121,7 +121,7 @@ def _newest_stage(folder: RunFolder) -> str:
     scenario, _ = load_scenario(folder.scenario)
     for name in reversed(scenario.stages):
         try:
-            Checkpoints(folder.checkpoints).end_of(name)
+            Checkpoints(folder.checkpoints).find_stage_end(name)
             return name
         except CheckpointError:
             continue

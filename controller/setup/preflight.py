@@ -34,10 +34,10 @@ from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.plugins import PluginFiles
-from nonet.rl.rewards import check_options, columns_of, find_reward
-from nonet.samples.profiles import measure
+from nonet.rl.rewards import check_options, find_reward, list_columns
+from nonet.samples.profiles import measure_profile
 from nonet.samples.sequences import TEST, TRAIN
-from nonet.samples.stores import Joins, NoStore, open_store
+from nonet.samples.stores import StoreJoins, StoreNotFoundError, open_store
 from nonet.suggest import suggest_sentence
 from nonet.workers.roles import DataSetup
 
@@ -84,7 +84,7 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
             between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
     warnings = _check_joins(scenario)
     if (stored := stored_sequences(scenario)) is not None:
-        with suppress(NoStore):  # the tokenise stage will make it
+        with suppress(StoreNotFoundError):  # the tokenise stage will make it
             open_store(stored.use, **stored.options).close()
     scenario.data.source.spec.check(source_options(scenario))
     return warnings
@@ -102,20 +102,20 @@ def _check_engine(scenario: Scenario) -> None:
 
 def _check_joins(scenario: Scenario) -> list[str]:
     """Open every store that is joined, and close it; warnings. Raises ConfigError, StoreError."""
-    joined = Joins(joins(scenario))
+    joined = StoreJoins(joins(scenario))
     features = run_setup(scenario).features
     try:
-        for name, kind in joined.kinds().items():
+        for name, kind in joined.get_kinds().items():
             if name in features and kind != "int64":
                 raise ConfigError(
                     f"sparse.tables.{features[name]}: the joined column {name!r} is {kind}; a table has rows of ids, "
                     "whole numbers or text"
                 )
-        for name in set(joined.names) & set(features) - set(joined.kinds()):
+        for name in set(joined.names) & set(features) - set(joined.get_kinds()):
             raise ConfigError(
                 f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id an event"
             )
-        return joined.warnings()
+        return joined.list_warnings()
     finally:
         joined.close()
 
@@ -182,17 +182,17 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
     check_every(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, body in scenario.stages.items():
         body.kind.check_data(name, body, seq)
-    profile = measure(seq.offsets, seq.item, seq.time, len(items))
+    profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
     return list(data_warnings(profile, data.split, feature_dims(scenario)))
 
 
 def _reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
     """Return (reward, column) of the items' columns that rewards ask for; joined columns are not among them."""
-    joined = Joins(joins(scenario)).names
+    joined = StoreJoins(joins(scenario)).names
     return [
         (name, column)
         for _, name, options in reward_options(scenario)
-        for column in columns_of(find_reward(options.use or name, folder, name=name))
+        for column in list_columns(find_reward(options.use or name, folder, name=name))
         if column not in joined
     ]
 
@@ -219,7 +219,7 @@ def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[st
 
 def _check_stage_columns(scenario: Scenario, there: Sequence[str]) -> None:
     for name, body in scenario.stages.items():
-        for column in set(body.kind.item_columns(body)) - set(there):
+        for column in set(body.kind.list_item_columns(body)) - set(there):
             raise ConfigError(
                 f"stages.{name}.column: items have no column {column!r}; they have {', '.join(there)}."
                 f"{suggest_sentence(column, there)}"

@@ -19,9 +19,9 @@ from nonet.controller.scenario import (
 from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
-from nonet.models import Surroundings
+from nonet.models import ModelContext
 from nonet.plugins import OWN, PluginFiles, load_heavy, load_reference
-from nonet.samples.sequences import training_end
+from nonet.samples.sequences import get_training_end
 from nonet.samples.stores import JoinSetup
 from nonet.samples.tokenised import StoredSequences
 from nonet.workers.roles import SUPERVISED, RunSetup, StageSetup
@@ -55,7 +55,9 @@ def run_setup(scenario: Scenario) -> RunSetup:
         joins=joins(scenario),
         stored=stored_sequences(scenario),
         weights=scenario.weights.model_dump(),
-        scenes={name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.scenes(body))},
+        scenes={
+            name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.make_scenes(body))
+        },
     )
 
 
@@ -77,7 +79,7 @@ def source_options(scenario: Scenario) -> dict[str, Any]:
     """What `open_source` takes; the engine where the scenario names one."""
     data = scenario.data
     engine = {"engine": data.engine} if data.engine and data.source.spec.engines != ("local",) else {}
-    end = training_end({"use": data.split.use, **data.split.options()})
+    end = get_training_end({"use": data.split.use, **data.split.options()})
     options = data.source.spec.until(data.source.options(), end)
     return {"use": data.source.address, **options, **engine}
 
@@ -97,9 +99,9 @@ def deadlines(scenario: Scenario) -> Deadlines:
 def model_options(scenario: Scenario) -> dict[str, Any]:
     """What `build_model` takes."""
     model = scenario.model
-    around = Surroundings(0, 0, scenario.data.history)
+    around = ModelContext(0, 0, scenario.data.history)
     memory = {"memory": model.voters()} if model.voters() else {}
-    return {"use": model.address, **memory, **model.spec.built_with(model.options(), around)}
+    return {"use": model.address, **memory, **model.spec.make_build_options(model.options(), around)}
 
 
 def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
@@ -127,7 +129,9 @@ def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:
 def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """How each stage that rolls out does so."""
     return {
-        name: body.kind.rollout_options(body) for name, body in scenario.stages.items() if body.kind.rolls_out
+        name: body.kind.make_rollout_options(body)
+        for name, body in scenario.stages.items()
+        if body.kind.rolls_out
     }
 
 
@@ -165,7 +169,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
 def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
     """How a worker of a reward is made."""
     use = read_copies(run).make_absolute(options.use or name)
-    told = name, use, str(run.sources), options.options(), joins(scenario), options.timeout_s
+    told = name, use, str(run.sources), options.options(), joins(scenario), options.get_timeout_s
     return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 
@@ -227,7 +231,7 @@ def stage_setups(
     resolved = resolve_run(scenario)
     for name, body in scenario.stages.items():
         rows = epoch_rows(scenario, name, users)
-        lengths = body.kind.lengths(body, rows, events)
+        lengths = body.kind.compute_lengths(body, rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, resolved.size)

@@ -1,9 +1,9 @@
-from ._control import controls_of as controls_of
+from ._control import make_controls as make_controls
 from ._control import train_control as train_control
 from ._loops import probe_rewards as probe_rewards
 from ._loops import run_stage as run_stage
-from ._loops import smoke_test_rewards as smoke_test_rewards
-from ._overlap import overlapped as overlapped
+from ._loops import try_rewards as try_rewards
+from ._overlap import run_overlapped as run_overlapped
 from ._prompt_groups import PromptGroups as PromptGroups
 from ._reinforced_options import Reinforced as Reinforced
 from ._rerank import rerank as rerank

@@ -14,11 +14,11 @@ from functools import partial
 from threading import Condition
 from typing import Any, cast
 
-from nonet.controller.groups import Prompts
+from nonet.controller.groups import PromptRequest
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import rescore_candidates, validated_reward
-from nonet.controller.stages._overlap import overlapped
+from nonet.controller.stages._looks import rescore_candidates, score_validation
+from nonet.controller.stages._overlap import run_overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
 from nonet.controller.stages._step_report import (
     Stopped,
@@ -35,7 +35,7 @@ Answer = tuple[GroupFuture, dict[str, GroupFuture]]  # beams, and scores by rewa
 _A_SLOT = 2  # groups a step for each rollout, so that one that is slow holds up few prompts
 
 
-def asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+def run_asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Run an RL stage in which generating and training overlap, with no answer older than the stage's `staleness`.
 
     Returns:
@@ -43,7 +43,7 @@ def asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopp
     """
     run = _Asynchronous(session, name)
     try:
-        return run.to_the_end(recorder, stopped)
+        return run.run_to_end(recorder, stopped)
     finally:
         run.threads.shutdown(wait=False, cancel_futures=True)
 
@@ -55,7 +55,7 @@ class _Scoring:
         self._turn, self._active, self._changing = Condition(), 0, False
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def score_together(self) -> Iterator[None]:
         """Score a group beside others; wait while rewards change."""
         with self._turn:
             self._turn.wait_for(lambda: not self._changing)
@@ -68,7 +68,7 @@ class _Scoring:
                 self._turn.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def change_alone(self) -> Iterator[None]:
         """Change rewards; groups that begin to be scored wait, and those under way are waited for."""
         with self._turn:
             self._turn.wait_for(lambda: not self._changing)
@@ -89,23 +89,23 @@ class _Asynchronous:
         self.stage = session.stages[name]
         self.slots = session.rollout.group.world
         self._scoring = _Scoring()
-        log = session.commits.groups_of(name)
-        self.parts = log[0]["of"] if log else groups_a_step(self.stage.users, self.slots)
+        log = session.commits.read_groups(name)
+        self.parts = log[0]["of"] if log else count_groups_per_step(self.stage.users, self.slots)
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
-        for number, version in _open(log).items():
+        for number, version in _find_open_groups(log).items():
             self.note("aborted", number, version)
         staleness = int(cast(Any, session.scenario.stages[name]).rollout.options()["staleness"])
         under_way = (staleness + 1) * self.parts
         self.threads = ThreadPoolExecutor(self.slots + under_way + 1, thread_name_prefix=name)
         self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)
 
-    def to_the_end(self, recorder: Recorder, stopped: Stopped) -> bool:
+    def run_to_end(self, recorder: Recorder, stopped: Stopped) -> bool:
         session, name = self.session, self.name
         self.note_quarantined = partial(note_quarantined, session, recorder, name)
         recorder.begin(name, self.stage.steps, self.start)
-        recorder.metrics(name, self.start, validated_reward(session, name, self.start))
+        recorder.record_metrics(name, self.start, score_validation(session, name, self.start))
         began = time.perf_counter()
-        for done in overlapped(self.groups, self.slots, self.ask, self.learn, self.note):
+        for done in run_overlapped(self.groups, self.slots, self.ask, self.learn, self.note):
             session.commits.note(
                 group="committed",
                 stage=name,
@@ -129,7 +129,7 @@ class _Asynchronous:
 
     def _probe(self, recorder: Recorder, done: int) -> dict[str, float]:
         """Return metrics of held-out users after `done` steps, and score candidates by rewards that were attached since."""
-        with self._scoring.together():
+        with self._scoring.score_together():
             shown = probe_policy(self.session, self.name, done)
             if self.session.steering.pop_changed():
                 rescore_candidates(self.session, self.name, recorder)
@@ -141,15 +141,15 @@ class _Asynchronous:
         The rollout is free for another group as soon as its beams are there.
         """
         step, part = divmod(number, self.parts)
-        prompts = Prompts(self.name, step, self.stage.users)
+        prompts = PromptRequest(self.name, step, self.stage.users)
         beams = self.session.rollout.generate_group(slot, prompts, (part, self.parts))
         given = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
-        return given, self.threads.submit(self._scored, step, given)
+        return given, self.threads.submit(self._score_group, step, given)
 
-    def _scored(self, step: int, given: Future[GroupFuture]) -> Answer:
+    def _score_group(self, step: int, given: Future[GroupFuture]) -> Answer:
         """Return beams that are there and what the rewards say of them; several groups are scored at once."""
         beams = given.result()
-        with self._scoring.together():
+        with self._scoring.score_together():
             scores = self.session.reward.score(beams, step=step)
         self.note_quarantined(step, scores)
         return beams, scores
@@ -159,24 +159,24 @@ class _Asynchronous:
     ) -> Future[dict[str, float]]:
         """Have the trainers learn from answers, in the order of their numbers."""
         trainer = self.session.trainer
-        if self.session.steering.asked(step):
-            with self._scoring.alone():  # rewards change while none of them is scoring
+        if self.session.steering.has_commands(step):
+            with self._scoring.change_alone():  # rewards change while none of them is scoring
                 self.session.enter_step(step)
         else:
             self.session.enter_step(step)
-        answers = [self._of_now(step, *answer) for answer in answers]
+        answers = [self._match_current_rewards(step, *answer) for answer in answers]
         beams = concat_futures([beams for beams, _ in answers])
         scores = {
             reward: concat_futures([scores[reward] for _, scores in answers]) for reward in answers[0][1]
         }
         return self.threads.submit(trainer.update, self.stage, step, beams, scores)
 
-    def _of_now(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
+    def _match_current_rewards(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
         """Return an answer with the scores of the current rewards: new rewards are asked, removed ones are left out."""
         there = self.session.reward.groups
         missing = there.keys() - scores.keys()
         if missing:
-            with self._scoring.together():
+            with self._scoring.score_together():
                 more = self.session.reward.score(beams, names=missing, step=step)
             scores = scores | more
             self.note_quarantined(step, more)
@@ -187,12 +187,12 @@ class _Asynchronous:
         self.session.commits.note(group=what, stage=self.name, number=number, version=version, of=self.parts)
 
 
-def groups_a_step(users: int, slots: int) -> int:
+def count_groups_per_step(users: int, slots: int) -> int:
     """Return the number of equal groups that a step's prompts are split into: two for each rollout, or the next divisor."""
     return next(parts for parts in range(min(users, _A_SLOT * slots), users + 1) if users % parts == 0)
 
 
-def _open(log: Sequence[dict[str, Any]]) -> dict[int, int]:
+def _find_open_groups(log: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Return the groups that were begun and not ended, {number: version}."""
     left: dict[int, int] = {}
     for record in log:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.plan import model_size
-from nonet.controller.record import Recorder, control_name, find_run, passes_name
+from nonet.controller.record import Recorder, find_run, make_control_name, make_passes_name
 from nonet.controller.scenario import Scenario, ValidationRule, load_scenario, validation_rule
 from nonet.controller.session import Session
 from nonet.controller.setup import stage_setups
@@ -45,9 +45,9 @@ class Control:
     measure: str
 
 
-def controls_of(session: Session, name: str) -> list[Control]:
+def make_controls(session: Session, name: str) -> list[Control]:
     """Return the controls of an RL stage: none where it wants none, or no supervised stage came before it."""
-    body, before = session.scenario.stages[name], _before(session, name)
+    body, before = session.scenario.stages[name], _find_supervised_stage(session, name)
     options = getattr(body, "control", False)
     if not options or before is None or not session.stages[name].steps:
         return []
@@ -69,8 +69,8 @@ def controls_of(session: Session, name: str) -> list[Control]:
     )
     found = []
     for title, measure, steps in (
-        (passes_name(name), "passes", max(1, round(rl.steps * rl.users / users))),
-        (control_name(name), "compute", _steps(session, name, users)),
+        (make_passes_name(name), "passes", max(1, round(rl.steps * rl.users / users))),
+        (make_control_name(name), "compute", _count_steps(session, name, users)),
     ):
         own = replace(setup, name=title, steps=steps, epochs=steps * users / max(1, facts["users"]))
         found.append(Control(own, start, replace(rule, patience=_PATIENCE, every=None), measure))
@@ -103,12 +103,12 @@ def train_control(
         events = sum(record["events"] for record in records)
         shown = {"loss": sum(record["loss"] * record["events"] for record in records) / max(1.0, events)}
         shown |= {"lr": records[-1]["lr"], "rows/s": events / (time.perf_counter() - began)}
-        recorder.step(setup.name, stop, shown)
+        recorder.record_step(setup.name, stop, shown)
         if any(step < point <= stop for point in points):
             judged.ask(setup.name, stop, session.save_aside(top / f"step-{stop:06d}"))
-            if judged.over():
+            if judged.is_over():
                 break
-    step, folder, value = judged.best()
+    step, folder, value = judged.find_best()
     if not step:
         folder = top / "step-000000"
         shutil.copytree(control.start, folder)
@@ -117,7 +117,7 @@ def train_control(
             shutil.rmtree(other, ignore_errors=True)
     best = f"best at step {step} of {setup.steps}" if step else f"no step of {setup.steps} beat its start"
     text = f"{setup.name}: finetuning continued on RL's events with as much {control.measure}, {best}"
-    recorder.event("note", text=f"{text} by {control.rule.metric} of validation ({value:.4f})")
+    recorder.add_event("note", text=f"{text} by {control.rule.metric} of validation ({value:.4f})")
     return folder
 
 
@@ -132,12 +132,12 @@ class _Judged:
     def ask(self, name: str, step: int, folder: Path) -> None:
         self._asked.append((step, folder, self._session.evaluator.validate(name, str(folder))))
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing has become better, by all answers but the newest: that one may still be under way."""
         self._settle(len(self._asked) - 1)
         return self._rule.over(self._values)
 
-    def best(self) -> tuple[int, Path, float]:
+    def find_best(self) -> tuple[int, Path, float]:
         """(step, folder, value) of the best one; waits for all."""
         self._settle(len(self._asked))
         index = self._rule.best(self._values) or 0
@@ -145,19 +145,19 @@ class _Judged:
 
     def _settle(self, count: int) -> None:
         for _, _, future in self._asked[len(self._values) : count]:
-            self._values.append(self._value(future.get(self._session.deadlines.evaluate)))
+            self._values.append(self._get_value(future.get(self._session.deadlines.evaluate)))
 
-    def _value(self, answer: Mapping[str, Any]) -> float:
+    def _get_value(self, answer: Mapping[str, Any]) -> float:
         nats = self._rule.metric == "nats"
         value = answer["nats"] if nats else answer["metrics"].get(self._rule.metric)
         return float("nan") if value is None else value
 
 
-def _before(session: Session, name: str) -> tuple[Scenario, str, Path] | None:
+def _find_supervised_stage(session: Session, name: str) -> tuple[Scenario, str, Path] | None:
     """Return the last supervised stage before an RL stage, its scenario, and the checkpoint that RL began from."""
     names = list(session.stages)
     earlier = names[: names.index(name)]
-    start, source = session.start_of(name), session.scenario
+    start, source = session.find_start(name), session.scenario
     if start is None:
         return None
     if not earlier:
@@ -172,13 +172,13 @@ def _before(session: Session, name: str) -> tuple[Scenario, str, Path] | None:
     return (source, supervised[-1], start) if supervised else None
 
 
-def _steps(session: Session, name: str, users: int) -> int:
+def _count_steps(session: Session, name: str, users: int) -> int:
     """Return the number of steps of `users` users that compute as much as the RL stage: rollouts, updates and its reference."""
     scenario, body, rl = session.scenario, session.scenario.stages[name], session.stages[name]
     size, facts = model_size(scenario), session.facts["data"]
     mean = min(scenario.data.history, facts["trained_events"] / max(1, facts["users"]))
     history = 1 + mean * size.positions_an_event
     passes = int(rl.algorithm.get("epochs", 1))
-    looks = _LOOK if body.kind.keeps_reference(body) else 0.0
-    prompt = (history + body.kind.width(body) * size.levels) * (_DECODE + passes * (_TRAIN + looks))
+    looks = _LOOK if body.kind.needs_reference(body) else 0.0
+    prompt = (history + body.kind.get_width(body) * size.levels) * (_DECODE + passes * (_TRAIN + looks))
     return max(CHUNK_STEPS, round(rl.steps * rl.users * prompt / (_TRAIN * users * history)))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from nonet.controller.groups import Prompts
-from nonet.controller.record import Recorder, selection_text
-from nonet.controller.session import Session, scene_parts
+from nonet.controller.groups import PromptRequest
+from nonet.controller.record import Recorder, describe_selection
+from nonet.controller.session import Session, sum_by_scene
 from nonet.errors import DataError
 from nonet.workers.roles import SceneSetup
 
@@ -21,7 +21,7 @@ _LOOKS, _LEAST = (
 _VALIDATED = 512  # validation prompts that the trained reward is taken of
 
 
-def by_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
+def name_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
     """Return a step's record in which the mismatch metrics name the pool of the rollout."""
     if not any(name.startswith("mismatch/") for name in record):
         return dict(record)
@@ -31,7 +31,7 @@ def by_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
+def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     """Score the lists that held-out users would be served after `done` steps: ten times a stage, nothing otherwise.
 
     Where the stage has no validation, floors are steered by these lists too.
@@ -46,18 +46,18 @@ def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
         return {}
     beams = session.rollout.generate(prompts)
     rewards = session.reward
-    means = rewards.means(rewards.score(beams, step=-1))
+    means = rewards.compute_means(rewards.score(beams, step=-1))
     hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
     if session.objectives is not None and session.validation is None:
         session.objectives.note_served({name: float(np.nanmean(values)) for name, values in means.items()})
-    total = trained_reward(session, stage, means, prompts.users, prompts.positions)
+    total = compute_trained_reward(session, stage, means, prompts.users, prompts.positions)
     return {
         "held-out recall": float(hits / max(1.0, asked)),
         "held-out reward": float(np.nanmean(total)),
     }
 
 
-def prompt_weights(
+def compute_prompt_weights(
     session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None, count: int
 ) -> dict[str, np.ndarray]:
     """Return what each reward in force counts for each prompt [P], by its scene where the stage has some.
@@ -69,16 +69,16 @@ def prompt_weights(
         positions: Position of each prompt in its user's sequence.
         count: How many prompts there are.
     """
-    setup, scene = _scenes_of(session, stage, users, positions)
+    setup, scene = _find_scenes(session, stage, users, positions)
     return {
         name: np.full(count, weight)
         if scene is None or setup is None
         else setup.weights_of(name, weight, scene)
-        for name, weight in session.weights_in_force(stage).items()
+        for name, weight in session.compute_current_weights(stage).items()
     }
 
 
-def trained_reward(
+def compute_trained_reward(
     session: Session,
     stage: str,
     means: Mapping[str, np.ndarray],
@@ -87,10 +87,10 @@ def trained_reward(
 ) -> np.ndarray:
     """Return the trained reward of each prompt [P] by the rewards and weights in force, from its mean rewards [P]."""
     count = len(next(iter(means.values())))
-    return weighted_total(means, prompt_weights(session, stage, users, positions, count))
+    return compute_weighted_total(means, compute_prompt_weights(session, stage, users, positions, count))
 
 
-def weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
+def compute_weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the weighted sum [P] of each prompt's mean rewards; a reward without a mean counts nothing."""
     total = np.zeros(len(next(iter(means.values()))))
     for name, weight in weights.items():
@@ -99,18 +99,18 @@ def weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str, np.nda
     return total
 
 
-def _scenes_of(
+def _find_scenes(
     session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None
 ) -> tuple[SceneSetup | None, np.ndarray | None]:
     """Return the scenes of a stage and the scene of each prompt [P]; None where the stage has no scenes with names."""
     body = session.scenario.stages[stage]
-    setup: SceneSetup | None = body.kind.scenes(body)
+    setup: SceneSetup | None = body.kind.make_scenes(body)
     if setup is None or not setup.names:
         return None, None
     return setup, session.rollout.group.scene_of(stage, users, positions).get(session.deadlines.step)
 
 
-def validated_reward(session: Session, stage: str, done: int) -> dict[str, float]:
+def score_validation(session: Session, stage: str, done: int) -> dict[str, float]:
     """Score the lists that validation prompts would be served after `done` steps, where that is a point or the start.
 
     The scores are stored for the validation of that step. A floor is steered by them until the next evaluation.
@@ -128,16 +128,16 @@ def validated_reward(session: Session, stage: str, done: int) -> dict[str, float
         return {}
     size = session.stages[stage].users
     parts = [slice(start, start + size) for start in range(0, len(users), size)]
-    prompts = [Prompts(stage, 0, 0, users[part], positions[part], served=True) for part in parts]
+    prompts = [PromptRequest(stage, 0, 0, users[part], positions[part], served=True) for part in parts]
     validation.served[done] = [session.rollout.generate(each) for each in prompts]
     by_scene = score_served(session, stage, done)
     means = {name: float(sum(values)) for name, values in by_scene.items()}
     objectives.note_served(means)
     at = min(done, session.stages[stage].steps - 1)
     body = session.scenario.stages[stage]
-    total = objectives.total(by_scene, at, body.kind.scenes(body))
+    total = objectives.compute_total(by_scene, at, body.kind.make_scenes(body))
     assert total is not None, "every reward in force was asked"
-    validation.kept.rewarded(done, total, objectives.missing(means), by_scene)
+    validation.kept.add_rewards(done, total, objectives.compute_shortfall(means), by_scene)
     return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in means.items()}
 
 
@@ -158,14 +158,14 @@ def score_served(
     assert session.validation is not None
     rewards, means = session.reward, {}
     for beams in session.validation.served[step]:
-        for name, values in rewards.means(rewards.score(beams, names=names, step=-1)).items():
+        for name, values in rewards.compute_means(rewards.score(beams, names=names, step=-1)).items():
             means.setdefault(name, []).append(values)
     means = {name: np.concatenate(parts) for name, parts in means.items()}
     users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
-    setup, scene = _scenes_of(session, stage, users, positions)
+    setup, scene = _find_scenes(session, stage, users, positions)
     there = ~np.any([np.isnan(values) for values in means.values()], axis=0)
     count = 1 if setup is None else len(setup.names) + 1
-    return {name: scene_parts(values, there, scene, count) for name, values in means.items()}
+    return {name: sum_by_scene(values, there, scene, count) for name, values in means.items()}
 
 
 def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None:
@@ -187,39 +187,41 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
             gone.append(text)
     if gone:
         text = f"{stage}: steps {', '.join(gone)} cannot be scored by the rewards attached since and are no candidates"
-        recorder.event("note", text=text)
-    session.rejudge()
+        recorder.add_event("note", text=text)
+    session.recompute_rewards()
 
 
-def validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:
+def show_validations(
+    session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False
+) -> None:
     """Report the validations that have arrived, and at the end of the stage which checkpoint was selected."""
     validation = session.validation
     if validation is None:
         return
     metric = validation.rule.metric
-    for entry in validation.news():
+    for entry in validation.pop_news():
         values = {f"validation {name}": value for name, value in entry["metrics"].items()}
         if entry["nats"] is not None:
             values["validation nats"] = entry["nats"]
-        recorder.metrics(stage, entry["step"], values, role="evaluator")
-        shown = {f"valid {metric}": validation.value(entry)}
-        recorder.event("step", stage=stage, step=step, metrics=shown)
+        recorder.record_metrics(stage, entry["step"], values, role="evaluator")
+        shown = {f"valid {metric}": validation.get_value(entry)}
+        recorder.add_event("step", stage=stage, step=step, metrics=shown)
     if over and (end := validation.kept.end):
-        text = selection_text(stage, {**end, "history": validation.kept.history})
-        recorder.event("note", text=text)
+        text = describe_selection(stage, {**end, "history": validation.kept.history})
+        recorder.add_event("note", text=text)
 
 
-def probe_prompts(session: Session, name: str, size: int) -> Iterator[Prompts]:
+def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequest]:
     """Yield the prompts on which the rewards of a stage are compared, `size` at a time."""
     body = session.scenario.stages[name]
     most = getattr(body, "probe", None)
     users, positions = session.rollout.group.heldout_prompts(most).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
-        yield Prompts(name, 0, 0, users[part], positions[part], served=True)
+        yield PromptRequest(name, 0, 0, users[part], positions[part], served=True)
 
 
-def ended_early(
+def end_if_diverged(
     session: Session, recorder: Recorder, name: str, records: Sequence[Mapping[str, float]]
 ) -> bool:
     """Say which steps were skipped, and end the stage where there were too many in a row.
@@ -236,7 +238,7 @@ def ended_early(
     row = max(record.get("skipped_in_a_row", 0.0) for record in records)
     if row < MOST_SKIPPED:
         text = f"{name}: {skipped:.0f} steps were skipped, for their loss or gradient was not finite"
-        recorder.event("note", text=text)
+        recorder.add_event("note", text=text)
         return False
     done = session.end_at_last_checkpoint()
     reason = f"the loss or gradient was not finite in {row:.0f} steps in a row"
@@ -245,7 +247,7 @@ def ended_early(
             f"stages.{name}: {reason}, and the stage has no checkpoint to end at: its weights are those that it began with; "
             f"lower stages.{name}.lr, or look for values in the data that are no finite numbers"
         )
-    recorder.event(
+    recorder.add_event(
         "note", text=f"{name}: {reason}; the stage ends at its last complete checkpoint, step {done}"
     )
     return True

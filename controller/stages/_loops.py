@@ -10,13 +10,13 @@ import numpy as np
 
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
-from nonet.controller.stages._asynchronous import asynchronous
+from nonet.controller.stages._asynchronous import run_asynchronous
 from nonet.controller.stages._looks import (
+    compute_prompt_weights,
+    compute_weighted_total,
     probe_prompts,
-    prompt_weights,
     rescore_candidates,
-    validated_reward,
-    weighted_total,
+    score_validation,
 )
 from nonet.controller.stages._step_report import (
     StepReport,
@@ -43,20 +43,20 @@ def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped)
     return loop(session, name, recorder, stopped)
 
 
-def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+def run_supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Train a supervised stage, several steps in each call, until its end or until validations stop improving."""
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
     every, validation = session.scenario.checkpoint.every, session.validation
-    while step < stage.steps and not (validation and validation.over(step)):
+    while step < stage.steps and not (validation and validation.is_over(step)):
         if stopped():
             if step:
                 session.commit(step - 1, now=True)
             return False
         stop = min(step + CHUNK_STEPS, stage.steps, (step // every + 1) * every)
-        stop = min(stop, validation.next_point(step)) if validation else stop
+        stop = min(stop, validation.find_next_point(step)) if validation else stop
         began = time.perf_counter()
-        with session.trace.span(f"{name}.train", first=step, last=stop - 1):
+        with session.trace.record_span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
         if record_report(session, recorder, name, _report_call(step, stop, records, seconds)) == "ended":
@@ -80,11 +80,11 @@ def _report_call(
         "norm": all_records[-1]["norm"],
         "events": events,
     }
-    further = of_the_machine(all_records) | _of_some_stages(all_records)
+    further = of_the_machine(all_records) | _average_extra_metrics(all_records)
     return StepReport(first, done, all_records, shown, further)
 
 
-def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return metrics that only some stages have: the means of further losses, the skipped steps, and the last fp16 loss scale."""
     last = records[-1]
     found = {
@@ -97,25 +97,25 @@ def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Run an RL stage: prompts, beams, scores and an update in each step."""
     if cast(Any, session.scenario.stages[name]).rollout.options().get("staleness"):
-        return asynchronous(session, name, recorder, stopped)
+        return run_asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False
-    for step, prompts in session.prompts(name):
+    for step, prompts in session.iterate_prompts(name):
         if not shown_start:
             recorder.begin(name, stage.steps, step)
-            recorder.metrics(name, step, validated_reward(session, name, step))
+            recorder.record_metrics(name, step, score_validation(session, name, step))
             shown_start = True
         if session.steering.pop_changed():
             rescore_candidates(session, name, recorder)
         began = time.perf_counter()
-        with session.trace.span(f"{name}.generate and score", step=step):
+        with session.trace.record_span(f"{name}.generate and score", step=step):
             beams = session.rollout.generate(prompts)
             scores = session.reward.score(beams)
             note_quarantined(session, recorder, name, step, scores)
-        with session.trace.span(f"{name}.update", step=step):
+        with session.trace.record_span(f"{name}.update", step=step):
             record = session.trainer.update(stage, step, beams, scores)
         session.publish()
         report = report_policy_step(session, name, step, record, time.perf_counter() - began)
@@ -126,13 +126,13 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
     return True
 
 
-def smoke_test_rewards(session: Session) -> None:
+def try_rewards(session: Session) -> None:
     """Score a few beams of the untrained model with every reward, so that a broken reward fails now and not after hours."""
     for name in session.scenario.stages:
         if session.stages[name].rolls_out:
             session.publish(name)
             few = next(probe_prompts(session, name, _REHEARSAL_USERS))
-            session.rewards_of(name).score(session.rollout.generate(few), strict=True, step=-1)
+            session.get_rewards(name).score(session.rollout.generate(few), strict=True, step=-1)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
@@ -145,15 +145,15 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
         reward; "user"; and "of", how many prompts these were drawn from.
     """
     session.publish(name)
-    rewards, parts, users, positions = session.rewards_of(name), [], [], []
+    rewards, parts, users, positions = session.get_rewards(name), [], [], []
     for prompts in probe_prompts(session, name, session.stages[name].users):
-        parts.append(rewards.means(rewards.score(session.rollout.generate(prompts), step=-1)))
+        parts.append(rewards.compute_means(rewards.score(session.rollout.generate(prompts), step=-1)))
         users.append(np.asarray(prompts.users))
         positions.append(np.asarray(prompts.positions))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
     user, position = np.concatenate(users), np.concatenate(positions)
-    weights = prompt_weights(session, name, user, position, len(user))
-    total = weighted_total(means, weights)
+    weights = compute_prompt_weights(session, name, user, position, len(user))
+    total = compute_weighted_total(means, weights)
     of = session.rollout.group.probes().get(session.deadlines.step)
     shown = {f"weight.{reward}": weight for reward, weight in weights.items()}
     return means | shown | {"total": total, "user": user, "of": np.array(of)}

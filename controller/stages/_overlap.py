@@ -14,7 +14,7 @@ from nonet.controller.stages._prompt_groups import PromptGroups
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedUpdate:
     """An update that was applied.
 
     Attributes:
@@ -42,13 +42,13 @@ Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
 Note = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
 
 
-def _nobody(what: str, number: int, version: int) -> None:
+def _ignore_note(what: str, number: int, version: int) -> None:
     """Ignore a note."""
 
 
-def overlapped(
-    groups: PromptGroups, slots: int, ask: Ask, train: Train, note: Note = _nobody
-) -> Iterator[Applied]:
+def run_overlapped(
+    groups: PromptGroups, slots: int, ask: Ask, train: Train, note: Note = _ignore_note
+) -> Iterator[AppliedUpdate]:
     """Yield every update as it is applied; nothing new begins until the caller continues, so that it can publish first.
 
     Errors of answers and updates are raised. If the caller stops early, `groups.running` holds what was in progress.
@@ -75,7 +75,7 @@ def overlapped(
                 continue
             number, version = asked.pop(future)
             answer = future.result()
-            verdict = groups.answered(number, version)
+            verdict = groups.accept_answer(number, version)
             if verdict == "accepted":
                 answers[number] = answer
             elif verdict == "stale":
@@ -83,6 +83,6 @@ def overlapped(
                 note("aborted", number, version)
         if learning is not None and learning.done():
             record, learning, step = learning.result(), None, groups.step
-            groups.applied()
-            yield Applied(step, batch, record, aborted)
+            groups.advance_step()
+            yield AppliedUpdate(step, batch, record, aborted)
             aborted = 0

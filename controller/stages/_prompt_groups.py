@@ -60,7 +60,7 @@ class PromptGroups:
         self.running[number] = self.step
         return number
 
-    def answered(self, number: int, version: int) -> Verdict:
+    def accept_answer(self, number: int, version: int) -> Verdict:
         """Accept an answer if it is the first of its group and fresh enough; drop or abort it otherwise."""
         if number not in self.running:
             self.dropped += 1
@@ -71,13 +71,13 @@ class PromptGroups:
             ):  # a late answer of an earlier asking: the newer one is under way
                 self.dropped += 1
                 return "dropped"
-            self.lost(number)
+            self.cancel_group(number)
             return "stale"
         del self.running[number]
         self._ready.append((number, version))
         return "accepted"
 
-    def lost(self, number: int) -> None:
+    def cancel_group(self, number: int) -> None:
         """Abort a running group, which will be asked again."""
         del self.running[number]
         self.aborted += 1
@@ -91,6 +91,6 @@ class PromptGroups:
         self._trained.update(number for number, _ in batch)
         return sorted(batch)
 
-    def applied(self) -> None:
+    def advance_step(self) -> None:
         """Record that an update was applied, which makes a new version."""
         self.step += 1

@@ -41,7 +41,7 @@ class BeamRollout(_Drawing):
     ] = 0
 
     @model_validator(mode="after")
-    def _room(self) -> BeamRollout:
+    def _check_room(self) -> BeamRollout:
         if self.tail + self.with_target >= self.width:
             raise ValueError(f"tail: {self.tail} leaves no beam of width {self.width}")
         return self
@@ -80,7 +80,7 @@ class Mismatch(StrictModel):
 
     @field_validator("correct")
     @classmethod
-    def _one_name(cls, correct: str) -> str:
+    def _unify_name(cls, correct: str) -> str:
         return "token_truncate" if correct == "token_clip" else correct
 
 
@@ -160,7 +160,7 @@ class Reinforced(StageOptions):
     ] = 2000
 
     @model_validator(mode="after")
-    def _some(self) -> Reinforced:
+    def _check_rewards(self) -> Reinforced:
         if not self.rewards:
             raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
         for value, scene in (self.scenes.of if self.scenes else {}).items():

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import write_whole
-from nonet.controller.groups import Prompts
-from nonet.controller.record import Recorder, rerank_name
+from nonet.controller.groups import PromptRequest
+from nonet.controller.record import Recorder, make_rerank_name
 from nonet.controller.scenario import PREFERRED, Best, Scenario, best_metric
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import probe_prompts, prompt_weights, trained_reward
+from nonet.controller.stages._looks import compute_prompt_weights, compute_trained_reward, probe_prompts
 from nonet.models import NATS
-from nonet.models.ranking import of_events, per_event
+from nonet.models.ranking import compute_per_event, select_event_metrics
 from nonet.workers.runtime import GroupFuture, Shard
 
 _CANDIDATES = 4  # times as many as a list has
@@ -34,7 +34,7 @@ _SHARES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
 
 # Shapes: U prompts, W items of a list, C candidates.
 
-Candidates = tuple[Prompts, GroupFuture, dict[str, GroupFuture], dict[str, np.ndarray]]
+Candidates = tuple[PromptRequest, GroupFuture, dict[str, GroupFuture], dict[str, np.ndarray]]
 
 
 def rerank(session: Session, stage: str, recorder: Recorder) -> None:
@@ -45,44 +45,46 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     if not hasattr(session.evaluator, "rank_lists"):
         return
     session.publish(stage)
-    rewards = session.rewards_of(stage)
+    rewards = session.get_rewards(stage)
     users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
     if not len(users):
         return
     began = time.monotonic()
-    chosen = list(_candidates(session, stage, users, positions))
+    chosen = list(_generate_candidates(session, stage, users, positions))
     if not _is_quick(session, stage, time.monotonic() - began, len(users), recorder):
         return
-    unit = _unit(session, chosen)
+    unit = _compute_unit(session, chosen)
     rule = getattr(session.scenario.stages[stage], "best", None)
     least = rule.least if isinstance(rule, Best) else 0.0
-    metric = metric_of_lists(session.scenario)
+    metric = choose_list_metric(session.scenario)
     found = []
     for share in _SHARES:
         total, hits = [], []
         for each in chosen:
-            lists = _lists(session, each, share * unit)
+            lists = _rerank_lists(session, each, share * unit)
             prompts = each[0]
-            means = rewards.means(rewards.score(lists, step=-1))
-            total.append(trained_reward(session, stage, means, prompts.users, prompts.positions))
+            means = rewards.compute_means(rewards.score(lists, step=-1))
+            total.append(compute_trained_reward(session, stage, means, prompts.users, prompts.positions))
             hits.append(session.rollout.group.places(lists).get(session.deadlines.step))
         place = np.concatenate(hits)
-        found.append((float(np.nanmean(np.concatenate(total))), float(per_event(metric, place).mean())))
+        found.append(
+            (float(np.nanmean(np.concatenate(total))), float(compute_per_event(metric, place).mean()))
+        )
     allowed = [index for index, (_, value) in enumerate(found) if value >= least * found[0][1]]
     best = max(allowed, key=lambda index: (found[index][0], -index))
     multiplier = _SHARES[best] * unit
     _rank_test(session, stage, multiplier)
     _keep_rewards(session, stage, multiplier)
-    text = f"{rerank_name(stage)}: {stage}'s start re-ranked by its rewards, multiplier {multiplier:.3g} nats"
-    recorder.event(
+    text = f"{make_rerank_name(stage)}: {stage}'s start re-ranked by its rewards, multiplier {multiplier:.3g} nats"
+    recorder.add_event(
         "note", text=f"{text}; trained reward of validation {found[0][0]:.4f} to {found[best][0]:.4f}"
     )
 
 
-def metric_of_lists(scenario: Scenario) -> str:
+def choose_list_metric(scenario: Scenario) -> str:
     """Return the metric that the multiplier must keep: the one that chooses checkpoints, where lists can be measured by it."""
     metric = best_metric(scenario)
-    return PREFERRED if metric == NATS or not of_events([metric]) else metric
+    return PREFERRED if metric == NATS or not select_event_metrics([metric]) else metric
 
 
 def _is_quick(session: Session, stage: str, seconds: float, validated: int, recorder: Recorder) -> bool:
@@ -93,39 +95,41 @@ def _is_quick(session: Session, stage: str, seconds: float, validated: int, reco
     if getattr(asked, "rerank", None) or expected_s <= _LONGEST_S:
         return True
     text = f"re-ranking by the rewards of {stage} is left out: it would take {expected_s:.0f} s"
-    recorder.event("note", text=f"{text}; stages.{stage}.control: {{rerank: true}} has it")
+    recorder.add_event("note", text=f"{text}; stages.{stage}.control: {{rerank: true}} has it")
     return False
 
 
-def _width(session: Session, stage: str) -> int:
-    return int(session.scenario.stages[stage].kind.width(session.scenario.stages[stage]))
+def _get_width(session: Session, stage: str) -> int:
+    return int(session.scenario.stages[stage].kind.get_width(session.scenario.stages[stage]))
 
 
-def _candidates(
+def _generate_candidates(
     session: Session, stage: str, users: np.ndarray, positions: np.ndarray
 ) -> Iterator[Candidates]:
     """Yield prompts, some at once, with their candidates, blind scores and weights of rewards."""
-    size, rewards = max(_AT_ONCE, session.stages[stage].users), session.rewards_of(stage)
+    size, rewards = max(_AT_ONCE, session.stages[stage].users), session.get_rewards(stage)
     for start in range(0, len(users), size):
         part = slice(start, start + size)
-        width = _CANDIDATES * _width(session, stage)
-        prompts = Prompts(stage, 0, 0, users[part], positions[part], served=True, width=width, blind=True)
+        width = _CANDIDATES * _get_width(session, stage)
+        prompts = PromptRequest(
+            stage, 0, 0, users[part], positions[part], served=True, width=width, blind=True
+        )
         beams = session.rollout.generate(prompts)
         scores = rewards.score(beams, step=-1)
-        weights = prompt_weights(session, stage, prompts.users, prompts.positions, len(users[part]))
+        weights = compute_prompt_weights(session, stage, prompts.users, prompts.positions, len(users[part]))
         yield prompts, beams, dict(scores), weights
 
 
-def _lists(session: Session, candidates: Candidates, multiplier: float) -> GroupFuture:
+def _rerank_lists(session: Session, candidates: Candidates, multiplier: float) -> GroupFuture:
     """Return the lists of candidates by a multiplier."""
     prompts, beams, scores, weights = candidates
     given: Mapping[str, Any] = {name: weights[name] for name in scores}
     return session.rollout.group.rerank(
-        beams, scores, Shard(given), multiplier=multiplier, width=_width(session, prompts.stage)
+        beams, scores, Shard(given), multiplier=multiplier, width=_get_width(session, prompts.stage)
     )
 
 
-def _unit(session: Session, chosen: list[Candidates]) -> float:
+def _compute_unit(session: Session, chosen: list[Candidates]) -> float:
     """Return the nats that one spread of the rewards is worth where it counts as much as one of log-probabilities."""
     sums = np.zeros(2)
     for _, beams, scores, weights in chosen:
@@ -141,22 +145,24 @@ def _rank_test(session: Session, stage: str, multiplier: float) -> None:
     if not len(users):
         return
     places = [
-        session.rollout.group.places(_lists(session, each, multiplier)).get(session.deadlines.step)
-        for each in _candidates(session, stage, users, positions)
+        session.rollout.group.places(_rerank_lists(session, each, multiplier)).get(session.deadlines.step)
+        for each in _generate_candidates(session, stage, users, positions)
     ]
-    subject = rerank_name(stage)
+    subject = make_rerank_name(stage)
     result = session.evaluator.rank_lists(subject, np.concatenate(places)).get(session.deadlines.evaluate)
     session.run.write_json(f"results/{subject}.json", result)
 
 
 def _keep_rewards(session: Session, stage: str, multiplier: float) -> None:
     """Keep what the rewards say of the lists of users whom RL never trains on."""
-    rewards, parts = session.rewards_of(stage), []
+    rewards, parts = session.get_rewards(stage), []
     for prompts in probe_prompts(session, stage, max(_AT_ONCE, session.stages[stage].users)):
         if prompts.users is None or prompts.positions is None or not len(prompts.users):
             return
-        for each in _candidates(session, stage, prompts.users, prompts.positions):
-            parts.append(rewards.means(rewards.score(_lists(session, each, multiplier), step=-1)))
+        for each in _generate_candidates(session, stage, prompts.users, prompts.positions):
+            parts.append(
+                rewards.compute_means(rewards.score(_rerank_lists(session, each, multiplier), step=-1))
+            )
     arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     content = io.BytesIO()
     np.savez(content, **arrays, multiplier=np.array(multiplier))

@@ -13,7 +13,13 @@ from typing import Any, Literal
 from nonet.controller.record import Recorder
 from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import by_pool, ended_early, held_out, validated, validated_reward
+from nonet.controller.stages._looks import (
+    end_if_diverged,
+    name_pool,
+    score_held_out,
+    score_validation,
+    show_validations,
+)
 
 # Sections of a step by their name in a trainer's record, with the names of their metrics.
 PARTS = {
@@ -73,7 +79,7 @@ def report_policy_step(
         more: Further metrics to show.
         probe: Computes metrics of held-out users; by default `probe_policy`.
     """
-    shown = by_pool(session, without_machine(record)) | {"rows/s": record["prompts"] / seconds}
+    shown = name_pool(session, without_machine(record)) | {"rows/s": record["prompts"] / seconds}
     return StepReport(
         first=step,
         done=step + 1,
@@ -87,7 +93,7 @@ def report_policy_step(
 
 def probe_policy(session: Session, stage: str, done: int) -> dict[str, float]:
     """Return metrics of the lists that held-out users and validation prompts would be served after `done` steps."""
-    return held_out(session, stage, done) | validated_reward(session, stage, done)
+    return score_held_out(session, stage, done) | score_validation(session, stage, done)
 
 
 def record_report(
@@ -108,17 +114,17 @@ def record_report(
     """
     done, steps = report.done, session.stages[stage].steps
     shown = dict(report.shown) | _record_tables(session, recorder, stage, done)
-    recorder.metrics(stage, done, report.further)
+    recorder.record_metrics(stage, done, report.further)
     if report.absent is not None:
-        recorder.metrics(stage, done, {"absent": float(report.absent)}, role="rollout")
+        recorder.record_metrics(stage, done, {"absent": float(report.absent)}, role="rollout")
     shown |= report.probe()
-    recorder.step(stage, done, shown)
+    recorder.record_step(stage, done, shown)
     halt = stopped is not None and stopped() and done < steps
     for step in range(report.first, done):
         session.commit(step, now=halt)
-    if ended_early(session, recorder, stage, report.records):
+    if end_if_diverged(session, recorder, stage, report.records):
         return "ended"
-    validated(session, recorder, stage, done)
+    show_validations(session, recorder, stage, done)
     return "stopped" if halt else "running"
 
 
@@ -128,7 +134,7 @@ def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) ->
     The last checkpoint of a stage has ended it already, unless the run was killed between the two.
     """
     session.end(step)
-    validated(session, recorder, stage, step, over=True)
+    show_validations(session, recorder, stage, step, over=True)
 
 
 def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int, scores: Any) -> None:
@@ -143,12 +149,14 @@ def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int
     """
     counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in scores.quarantined}
     if scores.retried:
-        recorder.metrics(stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward")
+        recorder.record_metrics(
+            stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward"
+        )
     for each in scores.quarantined:
         session.commits.note(
             quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
         )
-        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")
+        recorder.add_event("note", text=f"step {step} of {stage}: {each.text()}")
 
 
 def of_the_machine(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -187,8 +195,8 @@ def without_machine(record: Mapping[str, float]) -> dict[str, float]:
 
 def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) -> dict[str, float]:
     """Record what the sparse tables counted; return what is shown of it, where tables refuse or evict rows."""
-    counts = session.trainer.counts()
-    recorder.tables(stage, done, counts)
+    counts = session.trainer.pop_table_counts()
+    recorder.record_tables(stage, done, counts)
     if not has_policy(session.scenario):
         return {}
     names = ("rows", "refused", "evicted")

@@ -31,18 +31,18 @@ class AlignKind(SupervisedKind):
     learner: ClassVar[str] = "nonet.workers.roles.learners:AlignLearner"
     aligns: ClassVar[bool] = True
 
-    def claims(self, keys: set[str]) -> bool:
+    def can_claim(self, keys: set[str]) -> bool:
         """Return False: a stage is of this kind only by `use`."""
         return False
 
-    def item_columns(self, body: Align) -> tuple[str, ...]:
+    def list_item_columns(self, body: Align) -> tuple[str, ...]:
         """Return the item column with the words."""
         return (body.column,)
 
-    def lengths(self, body: Align, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, body: Align, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of a supervised stage with those of the alignment loss."""
         align = {"items": body.items, "weight": body.weight_of_items, "column": body.column}
-        return super().lengths(body, users, events) | {"align": align}
+        return super().compute_lengths(body, users, events) | {"align": align}
 
 
 SPEC = AlignKind()

@@ -32,7 +32,7 @@ class ReinforcedKind(StageKind):
 
     plan_name: ClassVar[str] = "rl"
     options: ClassVar[type[StageOptions]] = Reinforced
-    loop: ClassVar[str] = "nonet.controller.stages._loops:reinforced"
+    loop: ClassVar[str] = "nonet.controller.stages._loops:run_reinforced"
     learner: ClassVar[str] = "nonet.workers.roles.learners:PolicyLearner"
     trainer_phases: ClassVar[tuple[str, str]] = ("update", "publish")
     rolls_out: ClassVar[bool] = True
@@ -40,13 +40,13 @@ class ReinforcedKind(StageKind):
     takes: ClassVar[tuple[str, ...]] = ("sequences", "catalogue")
     no_model: ClassVar[tuple[str, ...]] = ("nothing",)
 
-    def claims(self, keys: set[str]) -> bool:
+    def can_claim(self, keys: set[str]) -> bool:
         """Return whether a stage with these keys and no `use` is reinforced."""
         return "rewards" in keys or (
             "steps" in keys and not keys & {"epochs", "tokens", "batch", "target", "ahead", "stop"}
         )
 
-    def phases(self, body: Reinforced) -> dict[str, tuple[str, ...]]:
+    def list_phases(self, body: Reinforced) -> dict[str, tuple[str, ...]]:
         """Return the roles that work at once, by phase."""
         if body.rollout.options().get("staleness"):
             return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
@@ -58,7 +58,7 @@ class ReinforcedKind(StageKind):
             "publish": ("trainer", "embedding", "evaluator"),
         }
 
-    def own_workers(self, stage: str, body: Reinforced) -> Iterator[OwnWorkers]:
+    def list_own_workers(self, stage: str, body: Reinforced) -> Iterator[OwnWorkers]:
         """Rewards, and steps between rollout and rewards."""
         for name, options in body.rewards.items():
             path = f"stages.{stage}.rewards.{name}"
@@ -67,7 +67,7 @@ class ReinforcedKind(StageKind):
             path = f"stages.{stage}.between.{index}"
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
-    def unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
+    def find_unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
         """Yield keys that can be planned but not run."""
         if is_reference(str(body.rollout.use)):
             yield f"{path}.rollout.use: {body.rollout.use}"
@@ -83,7 +83,7 @@ class ReinforcedKind(StageKind):
 
     def check_data(self, name: str, body: Reinforced, seq: Any) -> None:
         """Raise ConfigError if the data lack the feedback column, RL events or the values of scenes."""
-        from nonet.samples.batches import rl_events
+        from nonet.samples.batches import find_rl_events
         from nonet.samples.sequences import RL
 
         column = body.algorithm.spec.feedback_column(body.algorithm.options())
@@ -94,29 +94,29 @@ class ReinforcedKind(StageKind):
             )
         if not (seq.split == RL).any():
             raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
-        if not len(rl_events(seq)):
+        if not len(find_rl_events(seq)):
             raise ConfigError(
                 f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
                 "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
             )
-        if (setup := self.scenes(body)) is None:
+        if (setup := self.make_scenes(body)) is None:
             return
-        scene = setup.of(seq, rl_events(seq))
+        scene = setup.of(seq, find_rl_events(seq))
         for index, value in enumerate(setup.names):
             if not (scene == index).any():
                 raise ConfigError(
                     f"stages.{name}.scenes.of.{value}: no RL event has {value!r} as its {setup.column}"
                 )
 
-    def width(self, body: Reinforced) -> int:
+    def get_width(self, body: Reinforced) -> int:
         """Return the number of items for each prompt."""
         return int(body.rollout.options().get("width", BeamRollout().width))
 
-    def rollout_options(self, body: Reinforced) -> dict[str, Any]:
+    def make_rollout_options(self, body: Reinforced) -> dict[str, Any]:
         """Return the options of the rollout."""
         return {"use": body.rollout.use, **body.rollout.options()}
 
-    def scenes(self, body: Reinforced) -> SceneSetup | None:
+    def make_scenes(self, body: Reinforced) -> SceneSetup | None:
         """Return the scenes of the stage: one for all prompts if it only has a catalogue, None without either."""
         everywhere, scenes = body.rollout.options().get("catalogue"), body.scenes
         if scenes is None:
@@ -131,7 +131,7 @@ class ReinforcedKind(StageKind):
         catalogues = (*(scene.catalogue or everywhere for scene in scenes.of.values()), everywhere)
         return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
-    def keeps_reference(self, body: Reinforced) -> bool:
+    def needs_reference(self, body: Reinforced) -> bool:
         """Return whether the algorithm compares with the first weights of the stage."""
         return body.algorithm.spec.needs_reference(body.algorithm.options())
 
@@ -146,36 +146,36 @@ class ReinforcedKind(StageKind):
             return 0
         moving = body.algorithm.options().get("reference")
         every = moving.get("every") if isinstance(moving, dict) else None
-        kept = min(body.steps, every or body.steps) if self.keeps_reference(body) else 0
+        kept = min(body.steps, every or body.steps) if self.needs_reference(body) else 0
         return kept + sum(range(self.count_old_versions(body)))  # the newest version is the policy itself
 
-    def least_users(self, body: Reinforced) -> tuple[int | None, str]:
+    def find_least_users(self, body: Reinforced) -> tuple[int | None, str]:
         """Return the users of a step and the key that sets them."""
         return body.users, "users"
 
-    def unit_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
+    def count_unit_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
         """Return the largest number of positions of one prompt: a full history and the codes of its beams."""
-        return sequence(scenario, size) + self.width(body) * size.levels
+        return sequence(scenario, size) + self.get_width(body) * size.levels
 
-    def units(self, body: Reinforced, workers: int) -> int:
+    def count_units(self, body: Reinforced, workers: int) -> int:
         """Return the number of prompts of a worker in a step."""
-        return -(-_asked(body) // workers)
+        return -(-_count_prompts(body) // workers)
 
     def step_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
         """Return the largest number of positions of a global step."""
-        return _asked(body) * self.unit_tokens(scenario, body, size)
+        return _count_prompts(body) * self.count_unit_tokens(scenario, body, size)
 
-    def derived(
+    def derive_sizes(
         self, body: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
-        width, staleness = self.width(body), body.rollout.options().get("staleness", 0)
+        width, staleness = self.get_width(body), body.rollout.options().get("staleness", 0)
         sizes = {
             "steps": body.steps,
-            "users a step": _asked(body),
-            "beams a step": _asked(body) * width,
-            "users a rollout": self.units(body, workers["rollout"]),
-            "beams a trainer": self.units(body, workers["trainer"]) * width,
+            "users a step": _count_prompts(body),
+            "beams a step": _count_prompts(body) * width,
+            "users a rollout": self.count_units(body, workers["rollout"]),
+            "beams a trainer": self.count_units(body, workers["trainer"]) * width,
             "prompts a rollout's chunk": chunks.get("rollout", 0),
             "prompts a trainer's chunk": chunks.get("trainer", 0),
         }
@@ -186,8 +186,11 @@ class ReinforcedKind(StageKind):
     ) -> StageWork:
         """Return the operations and transferred bytes of a step."""
         trainer, rollout = holder(groups, "trainer"), holder(groups, "rollout")
-        tokens, histories = self.step_tokens(scenario, body, size), _asked(body) * sequence(scenario, size)
-        looked_at = _FORWARD if self.keeps_reference(body) else 0.0
+        tokens, histories = (
+            self.step_tokens(scenario, body, size),
+            _count_prompts(body) * sequence(scenario, size),
+        )
+        looked_at = _FORWARD if self.needs_reference(body) else 0.0
         update = (_TRAINED + looked_at) * size.parameters * tokens
         decode = _FORWARD * size.parameters * tokens
         fused = rollout.name == trainer.name
@@ -196,7 +199,7 @@ class ReinforcedKind(StageKind):
             if fused
             else (group_flops(trainer, update), group_flops(rollout, decode))
         )
-        beams = float(_asked(body) * self.width(body) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
+        beams = float(_count_prompts(body) * self.get_width(body) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
         events = histories / size.positions_an_event
         moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
         if not fused:
@@ -211,24 +214,24 @@ class ReinforcedKind(StageKind):
             name, body.steps, flops, tuple((what, count, way) for what, count, way in moves if count)
         )
 
-    def lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""
         return {
             "steps": body.steps,
-            "users": _asked(body),
+            "users": _count_prompts(body),
             "sparse_lr": body.sparse_lr,
             "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
-            "mismatch": body.mismatch.model_dump() | _stale(body) if body.mismatch else {},
+            "mismatch": body.mismatch.model_dump() | _make_staleness(body) if body.mismatch else {},
             "weights": {reward: options.weight_at(body.steps) for reward, options in body.rewards.items()},
         }
 
 
-def _stale(body: Reinforced) -> dict[str, int]:
+def _make_staleness(body: Reinforced) -> dict[str, int]:
     """How many versions back beams may come from, so that trainers keep the weights of as many."""
     return {"staleness": int(body.rollout.options().get("staleness", 0))}
 
 
-def _asked(body: Reinforced) -> int:
+def _count_prompts(body: Reinforced) -> int:
     """Prompts of a step: the stage's users, and more where its algorithm drops some."""
     return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.options()))
 

@@ -70,7 +70,7 @@ class Supervised(StageOptions):
     ] = None
 
     @model_validator(mode="after")
-    def _length(self) -> Supervised:
+    def _check_length(self) -> Supervised:
         if [self.epochs, self.tokens, self.steps].count(None) != 2:
             raise ValueError("give one of epochs, tokens and steps")
         return self
@@ -80,14 +80,14 @@ class SupervisedKind(StageKind):
     """Steps over the training events, in epochs or by tokens."""
 
     options: ClassVar[type[StageOptions]] = Supervised
-    loop: ClassVar[str] = "nonet.controller.stages._loops:supervised"
+    loop: ClassVar[str] = "nonet.controller.stages._loops:run_supervised"
     validates: ClassVar[bool] = True
 
-    def claims(self, keys: set[str]) -> bool:
+    def can_claim(self, keys: set[str]) -> bool:
         """Return whether a stage with these keys and no `use` is supervised."""
         return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))
 
-    def least_users(self, body: Supervised) -> tuple[int | None, str]:
+    def find_least_users(self, body: Supervised) -> tuple[int | None, str]:
         """Return the users of a step and the key that sets them."""
         return body.batch.users, "batch.users"
 
@@ -109,7 +109,7 @@ class SupervisedKind(StageKind):
         if body.propensity is not None:
             _check_propensity(f"stages.{name}.propensity", body.propensity.column, seq)
 
-    def derived(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
+    def derive_sizes(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
         batch, trainers = body.batch, workers["trainer"]
         lengths = {"epochs": body.epochs, "tokens": int(body.tokens or 0), "steps": body.steps}
@@ -135,7 +135,7 @@ class SupervisedKind(StageKind):
         flops = (group_flops(trainer, _TRAINED * size.parameters * tokens),)
         return StageWork(name, steps, flops, (*rows, *gradient_moves(trainer, size)))
 
-    def lengths(self, body: Supervised, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, body: Supervised, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""
         per_step = min(
             users, body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.controller.record import find_run
-from nonet.deploy.after.ranks import Tested, check_same_events
-from nonet.models.ranking import of_events, paired, per_event, significant
+from nonet.deploy.after.ranks import TestedRun, check_same_events
+from nonet.models.ranking import compare_paired, compute_per_event, is_significant, select_event_metrics
 
 
-def compare_runs(a: str, b: str, stage_a: str | None = None, stage_b: str | None = None) -> dict[str, Any]:
+def compare_runs(
+    run_a: str, run_b: str, stage_a: str | None = None, stage_b: str | None = None
+) -> dict[str, Any]:
     """Compare two runs, or a stage or baseline of each, on the same test events.
 
     Args:
@@ -25,17 +27,17 @@ def compare_runs(a: str, b: str, stage_a: str | None = None, stage_b: str | None
     Raises:
         ConfigError: The runs were tested on different events, or a subject was not ranked.
     """
-    left, right = Tested.of(find_run(a)), Tested.of(find_run(b))
+    left, right = TestedRun.from_run(find_run(run_a)), TestedRun.from_run(find_run(run_b))
     check_same_events(left, right)
-    subjects = stage_a or left.last_stage(), stage_b or right.last_stage()
-    ranks = left.ranks(subjects[0]), right.ranks(subjects[1])
+    subjects = stage_a or left.find_last_stage(), stage_b or right.find_last_stage()
+    ranks = left.load_ranks(subjects[0]), right.load_ranks(subjects[1])
     metrics = {}
-    for name in of_events(left.metrics):
-        values = per_event(name, ranks[0]), per_event(name, ranks[1])
+    for name in select_event_metrics(left.metrics):
+        values = compute_per_event(name, ranks[0]), compute_per_event(name, ranks[1])
         metrics[name] = {
             "a": float(values[0].mean()),
             "b": float(values[1].mean()),
-            **paired(*values, left.user, left.seed),
+            **compare_paired(*values, left.user, left.seed),
         }
     return {
         "a": {"run": left.run.id, "subject": subjects[0]},
@@ -45,23 +47,23 @@ def compare_runs(a: str, b: str, stage_a: str | None = None, stage_b: str | None
     }
 
 
-def comparison_text(answer: dict[str, Any]) -> str:
+def format_comparison(comparison: dict[str, Any]) -> str:
     """Format a comparison as a table with a summary."""
-    names = [f"{answer[side]['run']} {answer[side]['subject']}" for side in "ab"]
-    lines = [f"{answer['events']:,} test events, a - b paired over users, 95 % interval"]
+    names = [f"{comparison[side]['run']} {comparison[side]['subject']}" for side in "ab"]
+    lines = [f"{comparison['events']:,} test events, a - b paired over users, 95 % interval"]
     lines += [f"  {side}: {name}" for side, name in zip("ab", names, strict=True)]
     lines.append(f"\n{'':<14}{'a':>10}{'b':>10}{'a - b':>10}   interval")
-    for metric, row in answer["metrics"].items():
+    for metric, row in comparison["metrics"].items():
         interval = f"[{row['low']:+.4f}, {row['high']:+.4f}]"
         lines.append(f"{metric:<14}{row['a']:>10.4f}{row['b']:>10.4f}{row['diff']:>+10.4f}   {interval}")
-    lines.append("\n" + _sentence(answer["metrics"], names))
+    lines.append("\n" + _summarise_comparison(comparison["metrics"], names))
     return "\n".join(lines)
 
 
-def _sentence(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
+def _summarise_comparison(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
     """Summarise which metrics differ significantly."""
-    better = [name for name, row in metrics.items() if significant(row) and row["diff"] > 0]
-    worse = [name for name, row in metrics.items() if significant(row) and row["diff"] < 0]
+    better = [name for name, row in metrics.items() if is_significant(row) and row["diff"] > 0]
+    worse = [name for name, row in metrics.items() if is_significant(row) and row["diff"] < 0]
     if not better and not worse:
         return f"No difference between {names[0]} and {names[1]} is certain."
     parts = [f"better in {', '.join(better)}"] if better else []

@@ -66,29 +66,29 @@ def evaluate_run(
     width = scenario.evaluate.width
     for name in names:
         scenario.model.spec.check_metric(name, width)
-    commits = dict(_commits(folder, list(scenario.stages), stages))
-    with _evaluator(scenario, facts, names) as evaluator:
-        told = _other_data(evaluator, scenario, folder, data) if data else {}
-        results = {name: _baseline(evaluator, name) for name in baselines_of(scenario)}
+    commits = dict(_find_commits(folder, list(scenario.stages), stages))
+    with _open_evaluator(scenario, facts, names) as evaluator:
+        told = _load_other_data(evaluator, scenario, folder, data) if data else {}
+        results = {name: _evaluate_baseline(evaluator, name) for name in baselines_of(scenario)}
         results |= {name: evaluator.evaluate(name, str(commit)) for name, commit in commits.items()}
         seq = evaluator.corpus.seq
-    counts = seq.counts()
+    counts = seq.count_events()
     return {
         "run": folder.id,
         "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **told},
-        "subjects": {name: _test(result) for name, result in results.items()},
+        "subjects": {name: _select_test_metrics(result) for name, result in results.items()},
         "lists": {name: result["lists"] for name, result in results.items()},
     }
 
 
-def evaluation_text(answer: dict[str, Any]) -> str:
+def format_evaluation(evaluation: dict[str, Any]) -> str:
     """Format an evaluation as a table."""
-    data, subjects = answer["data"], answer["subjects"]
+    data, subjects = evaluation["data"], evaluation["subjects"]
     metrics = list(next(iter(subjects.values())))
     dropped = (
         f", {data['dropped_events']:,} events of unknown items dropped" if data.get("dropped_events") else ""
     )
-    lines = [f"{answer['run']}: {data['test']:,} test events of {data['users']:,} users{dropped}", ""]
+    lines = [f"{evaluation['run']}: {data['test']:,} test events of {data['users']:,} users{dropped}", ""]
     lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>14}" for metric in metrics))
     lines += [
         f"{name:<20}" + "".join(f"{values[metric]:>14.4f}" for metric in metrics)
@@ -97,7 +97,7 @@ def evaluation_text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _commits(
+def _find_commits(
     folder: RunFolder, stages: Sequence[str], chosen: Sequence[str] | None
 ) -> Iterator[tuple[str, Path]]:
     """Yield the name and last checkpoint of each stage. Raises ConfigError and CheckpointError."""
@@ -105,14 +105,14 @@ def _commits(
         if name not in stages:
             raise ConfigError(f"{folder.id} has no stage {name!r}; its stages: {', '.join(stages)}")
         try:
-            yield name, Path(Checkpoints(folder.checkpoints).end_of(name))
+            yield name, Path(Checkpoints(folder.checkpoints).find_stage_end(name))
         except CheckpointError:
             if chosen:
                 raise
 
 
 @contextmanager
-def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
+def _open_evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
     """Open an evaluator on the run's artifacts."""
     setup = EvaluateSetup(
         tuple(metrics),
@@ -127,14 +127,16 @@ def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]
         yield evaluator
 
 
-def _baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
+def _evaluate_baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
     """Rank a baseline, which may be fitted in several calls."""
     while "fitting" in (result := evaluator.baseline(name)):
         pass
     return result
 
 
-def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path) -> dict[str, int]:
+def _load_other_data(
+    evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path
+) -> dict[str, int]:
     """Evaluate on other events, and return how many were dropped because their items are unknown."""
     path = data / _INTERACTIONS if data.is_dir() else data
     setup = data_setup(scenario, folder.path)
@@ -162,18 +164,18 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
         repeats=setup.repeats,
         strict=log is not None,
     )
-    evaluator.ask_about(_renumbered(seq, there, evaluator.corpus))
+    evaluator.ask_about(_renumber_items(seq, there, evaluator.corpus))
     return {"dropped_events": len(interactions) - len(left)}
 
 
-def _renumbered(seq: Sequences, there: Any, corpus: Corpus) -> Sequences:
+def _renumber_items(seq: Sequences, there: Any, corpus: Corpus) -> Sequences:
     """Return the events with the run's dense indices of items."""
     place = pc.index_in(there["item_id"], value_set=corpus.items["item_id"].combine_chunks()).to_numpy()
     item = place[seq.item].astype(np.int32)
     return replace(seq, item=item, item_key=corpus.seq.item_key, joined=corpus.seq.joined)
 
 
-def _test(result: dict[str, Any]) -> dict[str, float]:
+def _select_test_metrics(result: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of test events. Raises DataError if there are none."""
     detail = result["detail"]
     if "test" not in detail:

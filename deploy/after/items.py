@@ -3,7 +3,7 @@
 Existing items keep their semantic ids and dense indices, so weights and rows keep their meaning. New items
 get ids from the run's codebooks, as in a warm start, and dense indices behind the existing ones. Withdrawn
 items leave the trie and keep their ids in case they return. The versions are in RUN/catalogues.json.
-`RunFolder.artifacts` returns the newest one, which recommending and serving read; training and its resume
+`RunFolder.find_artifacts` returns the newest one, which recommending and serving read; training and its resume
 continue with the first one.
 """
 
@@ -26,9 +26,9 @@ from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import Corpus, Trie
-from nonet.models.tokenizer import KnownSids, item_vectors
+from nonet.models.tokenizer import KnownSids, compute_item_vectors
 from nonet.samples.sequences import Transitions
-from nonet.samples.tables import TableFormat, as_numbers, keys_in, read_items
+from nonet.samples.tables import TableFormat, as_numbers, compute_keys, read_items
 from nonet.workers.roles import keep, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
@@ -36,7 +36,7 @@ pc: Any = pyarrow.compute  # its functions are created at import time, which typ
 # Shapes: I items that are there, M with the new ones, L levels.
 
 
-def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[str, Any]:
+def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = ()) -> dict[str, Any]:
     """Create a new version of a run's catalogue.
 
     Args:
@@ -56,38 +56,42 @@ def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[s
     scenario, beside = load_scenario(folder.scenario)
     if not scenario.model.spec.makes_lists:
         raise ConfigError(f"{folder.id} scores events and has no catalogue of items")
-    if new is not None and scenario.tokenizer.use != "rq_kmeans":
+    if items_path is not None and scenario.tokenizer.use != "rq_kmeans":
         raise ConfigError(
             f"items add: the semantic ids of {folder.id} come from a file, so there are no codebooks for new items; "
             "add their ids to that file and start a run with init: {from: RUN}"
         )
-    artifacts = folder.artifacts()
+    artifacts = folder.find_artifacts()
     corpus = run_setup(scenario).corpus(artifacts)
     known, ids = corpus.items, corpus.item_id
     there = np.asarray(corpus.trie.leaf_of_item) >= 0
-    table = _new_rows(new, scenario.data.missing, known, ids, there) if new is not None else known.slice(0, 0)
-    back = np.isin(ids, _ids(table, ids)) & ~there
-    table = table.filter(pa.array(~np.isin(_ids(table, ids), ids[back])))
-    out = _places(withdraw, ids, there)
+    table = (
+        _read_new_items(items_path, scenario.data.missing, known, ids, there)
+        if items_path is not None
+        else known.slice(0, 0)
+    )
+    back = np.isin(ids, _convert_ids(table, ids)) & ~there
+    table = table.filter(pa.array(~np.isin(_convert_ids(table, ids), ids[back])))
+    out = _find_withdrawn(withdrawn_ids, ids, there)
     if not (len(table) or back.any() or len(out)):
         raise ConfigError("items add: nothing changes; give a table of items, or --withdraw ID")
-    items = pa.concat_tables([known, _numbered(table, len(known))]).combine_chunks()
+    items = pa.concat_tables([known, _number_items(table, len(known))]).combine_chunks()
     allowed = np.concatenate([there | back, np.ones(len(table), bool)])
     allowed[out] = False
     root, seq = folder.path / "artifacts", corpus.seq
     if len(table):
         key = np.concatenate(
-            [seq.keys_of_items(np.arange(len(known))), keys_in("item", as_numbers(table["item_id"]))]
+            [seq.get_item_keys(np.arange(len(known))), compute_keys("item", as_numbers(table["item_id"]))]
         )
         tokens = KnownSids(key[: len(known)], corpus.sids, corpus.codes, f"run {folder.id}")
         options = scenario.tokenizer.options()
-        vectors = item_vectors(
+        vectors = compute_item_vectors(
             items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=beside
         )
         sids = tokens.extend(vectors, key)
     else:
         key, sids = None, corpus.sids
-    made = _written(root, artifacts, items, key, sids, corpus, np.flatnonzero(allowed))
+    made = _write_artifacts(root, artifacts, items, key, sids, corpus, np.flatnonzero(allowed))
     record = {
         "version": Trie.load(Path(made["catalogue"]["path"])).version,
         "at": time.time(),
@@ -97,10 +101,10 @@ def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[s
         "put back": int(back.sum()),
         "withdrawn": len(out),
     }
-    return _noted(folder, record)
+    return _record_version(folder, record)
 
 
-def _noted(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
+def _record_version(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
     """Add a version's record to RUN/catalogues.json and return it with its number."""
     versions = folder.read_catalogues()
     record = {"number": len(versions) + 1, **record}
@@ -108,7 +112,7 @@ def _noted(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _written(
+def _write_artifacts(
     root: Path,
     artifacts: dict[str, str],
     items: pa.Table,
@@ -121,9 +125,9 @@ def _written(
     made = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
     if key is not None:
         before = Path(artifacts["sequences"])
-        made["sequences"] = keep(root, "sequences", lambda to: _with_items(before, to, items, key))
+        made["sequences"] = keep(root, "sequences", lambda to: _copy_sequences(before, to, items, key))
         made["sids"] = keep(root, "sids", lambda to: write_sids(to, sids))
-        longer = _longer(corpus.transitions, len(items)) if "transitions" in artifacts else None
+        longer = _extend_transitions(corpus.transitions, len(items)) if "transitions" in artifacts else None
         if longer is not None:
             made["transitions"] = keep(root, "transitions", longer.save)
     trie = Trie.build(sids, corpus.codes, items=allowed)
@@ -131,7 +135,7 @@ def _written(
     return made
 
 
-def _with_items(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> None:
+def _copy_sequences(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> None:
     """Copy sequences with more items; files are hard-linked if the file system can."""
     for path in sorted(each for each in before.rglob("*") if each.is_file()):
         place = to / path.relative_to(before)
@@ -146,7 +150,7 @@ def _with_items(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> Non
     np.save(to / "item_keys.npy", key)
 
 
-def _longer(transitions: Transitions, items: int) -> Transitions:
+def _extend_transitions(transitions: Transitions, items: int) -> Transitions:
     """Return transitions with new items, to which nothing has led yet."""
     more = items - len(transitions)
     return Transitions(
@@ -159,7 +163,7 @@ def _longer(transitions: Transitions, items: int) -> Transitions:
     )
 
 
-def _new_rows(
+def _read_new_items(
     path: str, missing: Sequence[str] | None, known: pa.Table, ids: np.ndarray, there: np.ndarray
 ) -> pa.Table:
     """Read new items with the run's columns; missing columns are null. Raises DataError if an item exists already."""
@@ -176,7 +180,7 @@ def _new_rows(
         else:
             columns.append(pa.chunked_array([pa.nulls(len(raw), field.type)]))
     table = pa.table(columns, schema=known.schema)
-    own = _ids(table, ids)
+    own = _convert_ids(table, ids)
     if len(same := own[np.isin(own, ids[there])]):
         raise DataError(
             f"items {path}: {len(same)} of {len(own)} items are in the catalogue already, the first is {same[0]}; "
@@ -185,7 +189,7 @@ def _new_rows(
     return table
 
 
-def _numbered(table: pa.Table, first: int) -> pa.Table:
+def _number_items(table: pa.Table, first: int) -> pa.Table:
     """Set dense indices and zero events on new rows; items without a title get their id as title."""
     for name, values in (
         ("item", np.arange(first, first + len(table))),
@@ -205,12 +209,12 @@ def _numbered(table: pa.Table, first: int) -> pa.Table:
     return table
 
 
-def _ids(table: pa.Table, ids: np.ndarray) -> np.ndarray:
+def _convert_ids(table: pa.Table, ids: np.ndarray) -> np.ndarray:
     """Return the ids of rows in the type of the run's ids."""
     return np.array(table["item_id"].to_pylist(), dtype=ids.dtype if ids.dtype.kind != "U" else np.str_)
 
 
-def _places(withdraw: Sequence[str], ids: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _find_withdrawn(withdraw: Sequence[str], ids: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Return the dense indices of items to withdraw. Raises ConfigError for one that is not in the catalogue."""
     names = ids.astype(str)
     order = np.argsort(names, kind="stable")

@@ -10,8 +10,8 @@ import numpy as np
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.errors import ConfigError
-from nonet.models.ranking import ranks_of_test
-from nonet.samples.batches import event_at, some_prompts
+from nonet.models.ranking import read_test_ranks
+from nonet.samples.batches import locate_events, sample_prompts
 from nonet.samples.sequences import TEST, Sequences
 from nonet.suggest import join_names, suggest_sentence
 
@@ -19,7 +19,7 @@ from nonet.suggest import join_names, suggest_sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class TestedRun:
     """A run's test events.
 
     Attributes:
@@ -39,7 +39,7 @@ class Tested:
     events: list[tuple[str, str, int]]
 
     @classmethod
-    def of(cls, run: RunFolder) -> Tested:
+    def from_run(cls, run: RunFolder) -> TestedRun:
         """Read the test events of a run. Raises ConfigError for a run that ranks no items or has not tokenised its data."""
         facts = run.read_facts()
         if facts is None or "sids" not in facts["artifacts"]:
@@ -49,8 +49,8 @@ class Tested:
         scenario, _ = load_scenario(run.scenario)
         folder = Path(facts["artifacts"]["sequences"]["path"])
         seq = Sequences.load(folder)
-        users, positions = some_prompts(seq, TEST, scenario.evaluate.most_users, scenario.seed)
-        at = event_at(seq, users, positions)
+        users, positions = sample_prompts(seq, TEST, scenario.evaluate.most_users, scenario.seed)
+        at = locate_events(seq, users, positions)
         items = seq.item[at] if seq.item_key is None else seq.item_key[seq.item[at]]
         events = list(
             zip(
@@ -64,7 +64,7 @@ class Tested:
             run, tuple(scenario.evaluate.metrics), tuple(scenario.stages), scenario.seed, users, events
         )
 
-    def ranks(self, subject: str) -> np.ndarray:
+    def load_ranks(self, subject: str) -> np.ndarray:
         """Return the ranks [P] of a stage or baseline by exhaustive scoring. Raises ConfigError if it was not ranked."""
         path = self.run.results / f"{subject}.npz"
         there = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
@@ -72,9 +72,9 @@ class Tested:
             raise ConfigError(
                 f"{self.run.id} has no ranks of {subject!r}; it ranked {join_names(there)}.{suggest_sentence(subject, there)}"
             )
-        return ranks_of_test(path)
+        return read_test_ranks(path)
 
-    def last_stage(self) -> str:
+    def find_last_stage(self) -> str:
         """Return the newest stage that was ranked. Raises ConfigError if there is none."""
         for stage in reversed(self.stages):
             if (self.run.results / f"{stage}.npz").exists():
@@ -82,7 +82,7 @@ class Tested:
         raise ConfigError(f"{self.run.id} has not ranked a stage yet: resume it first")
 
 
-def check_same_events(a: Tested, b: Tested) -> None:
+def check_same_events(a: TestedRun, b: TestedRun) -> None:
     """Check that two runs were tested on the same events. Raises ConfigError."""
     if a.events == b.events:
         return

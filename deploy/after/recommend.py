@@ -21,12 +21,18 @@ from nonet.controller.scenario import Scenario, load_scenario
 from nonet.controller.setup import baselines_of, run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.baselines import BASELINES, Popularity, make_baseline
-from nonet.models.generation import Corpus, top_items
-from nonet.models.inference import Engine, Events, Question, beam_width, usual_columns
-from nonet.models.ranking import tie_order
-from nonet.samples.batches import masked, seen
+from nonet.models.generation import Corpus, select_top_items
+from nonet.models.inference import (
+    EventHistory,
+    InferenceEngine,
+    Question,
+    choose_beam_width,
+    find_default_values,
+)
+from nonet.models.ranking import make_tie_order
+from nonet.samples.batches import gather_masked_items, gather_seen_items
 from nonet.samples.sequences import ALLOW, TEST, Sequences
-from nonet.samples.tables import NONE, as_numbers, keys_in
+from nonet.samples.tables import NONE, as_numbers, compute_keys
 from nonet.suggest import find_close_matches
 from nonet.types import Jagged
 from nonet.workers.roles.evaluation import load_recommender
@@ -36,10 +42,10 @@ _SHOWN_HISTORY = 12
 
 def recommend_for(
     run: str,
-    like: Sequence[str],
+    liked_titles: Sequence[str],
     user: str | None,
     top: int,
-    ask: Callable[[str, int], Question] | None = None,
+    make_question: Callable[[str, int], Question] | None = None,
 ) -> dict[str, Any]:
     """Recommend by every stage of a run, by popularity and by the transition counter.
 
@@ -57,7 +63,7 @@ def recommend_for(
     Raises:
         ConfigError: The run, the user or a title does not exist.
     """
-    if bool(like) == (user is not None):
+    if bool(liked_titles) == (user is not None):
         raise ConfigError(
             'give either --like TITLE [TITLE ...] or --user ID, e.g. --like "Alien" "Blade Runner"'
         )
@@ -73,36 +79,44 @@ def recommend_for(
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     scenario, _ = load_scenario(folder.scenario)
-    corpus = run_setup(scenario).corpus(folder.artifacts())
+    corpus = run_setup(scenario).corpus(folder.find_artifacts())
     setup = run_setup(scenario)
     if user is not None:
-        row, length, histories = _known_user(corpus, user)
-        events = _events_of(corpus, user, row)
+        row, length, histories = _find_known_user(corpus, user)
+        events = _read_events(corpus, user, row)
     else:
-        row, length, histories = _new_user(corpus, like)
-        events = _events_of_titles(corpus, histories)
-    if user is not None and ask is not None:
-        question = ask(user, top)
+        row, length, histories = _make_new_user(corpus, liked_titles)
+        events = _make_events(corpus, histories)
+    if user is not None and make_question is not None:
+        question = make_question(user, top)
     else:
-        key = int(corpus.seq.keys_of_users(np.array([row]))[0]) if row < len(corpus.seq) else _key_of_nobody()
-        question = _question(events, key, top, setup.history, scenario.evaluate.width, corpus)
-    return _answers(folder, scenario, corpus, histories, row, length, top, question)
+        key = (
+            int(corpus.seq.get_user_keys(np.array([row]))[0])
+            if row < len(corpus.seq)
+            else _get_unknown_user_key()
+        )
+        question = _make_question(events, key, top, setup.history, scenario.evaluate.width, corpus)
+    return _rank_items(folder, scenario, corpus, histories, row, length, top, question)
 
 
-def columns(answer: dict[str, Any]) -> str:
+def format_columns(recommendations: dict[str, Any]) -> str:
     """Format recommendations as a table of text."""
-    history = answer["history"]
+    history = recommendations["history"]
     lines = [f"after {len(history)} events, the newest: " + "; ".join(history[-_SHOWN_HISTORY:]), ""]
-    names = list(answer["columns"])
+    names = list(recommendations["columns"])
     width = max(14, min(34, 150 // max(1, len(names))))
     lines.append("    " + "".join(f"{name[: width - 2]:<{width}}" for name in names))
-    for place in range(max(map(len, answer["columns"].values()), default=0)):
-        cells = [titles[place] if place < len(titles) else "" for titles in answer["columns"].values()]
-        lines.append(f"{place + 1:>2}  " + "".join(f"{_cut(cell, width - 2):<{width}}" for cell in cells))
+    for place in range(max(map(len, recommendations["columns"].values()), default=0)):
+        cells = [
+            titles[place] if place < len(titles) else "" for titles in recommendations["columns"].values()
+        ]
+        lines.append(
+            f"{place + 1:>2}  " + "".join(f"{_truncate(cell, width - 2):<{width}}" for cell in cells)
+        )
     return "\n".join(lines)
 
 
-def _answers(
+def _rank_items(
     folder: RunFolder,
     scenario: Scenario,
     corpus: Corpus,
@@ -115,7 +129,7 @@ def _answers(
     """Rank items by baselines and stages."""
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
-    history = seen(histories.seq, users, positions)
+    history = gather_seen_items(histories.seq, users, positions)
     quick = {
         name: make_baseline(config, len(titles), seed=scenario.seed, history=scenario.data.history)
         for name, config in baselines_of(scenario).items()
@@ -125,60 +139,66 @@ def _answers(
         name: baseline.fit(corpus.seq).scores(histories.seq, users, positions)
         for name, baseline in quick.items()
     }
-    tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
+    tie = make_tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
     gone = np.flatnonzero(np.asarray(corpus.trie.leaf_of_item) < 0)
-    out = np.unique(np.concatenate([masked(histories.seq, users, positions).values, question.hidden, gone]))
+    out = np.unique(
+        np.concatenate([gather_masked_items(histories.seq, users, positions).values, question.hidden, gone])
+    )
     hidden = Jagged(out, np.array([0, len(out)]))
     best = {
-        name: top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
+        name: select_top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
         for name, item_scores in scores.items()
     }
     run = run_setup(scenario)
     for stage in scenario.stages:
         try:
-            path = Checkpoints(folder.checkpoints).end_of(stage)
+            path = Checkpoints(folder.checkpoints).find_stage_end(stage)
         except CheckpointError:
             continue
-        engine = Engine(load_recommender(run, corpus, Path(path)))
+        engine = InferenceEngine(load_recommender(run, corpus, Path(path)))
         best[stage] = engine.answer([question])[0].item.tolist()
     columns = {name: [titles[i] for i in items if i >= 0] for name, items in best.items()}
     return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
 
 
-def _question(events: Events, key: int, top: int, window: int, width: int, corpus: Corpus) -> Question:
+def _make_question(
+    events: EventHistory, key: int, top: int, window: int, width: int, corpus: Corpus
+) -> Question:
     """Make the question that a server would make from these events; seen items are hidden if the data say so."""
     seen_items = np.unique(events.item.astype(np.int64))
     hidden = np.empty(0, np.int64) if corpus.seq.repeats == ALLOW else seen_items
-    return Question(events.last(window), key, top=top, width=beam_width(width, top), hidden=hidden)
+    return Question(
+        events.select_last(window), key, top=top, width=choose_beam_width(width, top), hidden=hidden
+    )
 
 
-def _events_of(corpus: Corpus, user: str, row: int) -> Events:
+def _read_events(corpus: Corpus, user: str, row: int) -> EventHistory:
     """Return all events of a user of the data, from the run's store if it has one."""
     seq = corpus.seq
-    found = corpus.events_in_store(user)
+    found = corpus.read_stored_events(user)
     if found is not None:
         order = np.argsort(found["time"], kind="stable")
         columns = {name: values[order] for name, values in found["columns"].items()}
-        return Events(found["item"][order], found["time"][order], found["event"][order], columns)
+        return EventHistory(found["item"][order], found["time"][order], found["event"][order], columns)
     cut = slice(int(seq.offsets[row]), int(seq.offsets[row + 1]))
-    columns = seq.history_columns(cut.start, cut.stop)
-    return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)
+    columns = seq.get_history_columns(cut.start, cut.stop)
+    return EventHistory(seq.item[cut], seq.time[cut], seq.event[cut], columns)
 
 
-def _events_of_titles(corpus: Corpus, histories: Corpus) -> Events:
+def _make_events(corpus: Corpus, histories: Corpus) -> EventHistory:
     """Return the events of the titles that a new user liked, with default values of columns."""
     seq = histories.seq
     count = len(seq.item) - 1  # the last event stands for the question
-    columns = {name: np.full(count, usual) for name, usual in usual_columns(corpus.seq).items()}
-    return Events(seq.item[:count], seq.time[:count], seq.event[:count], columns)
+    columns = {name: np.full(count, usual) for name, usual in find_default_values(corpus.seq).items()}
+    return EventHistory(seq.item[:count], seq.time[:count], seq.event[:count], columns)
 
 
-def _key_of_nobody() -> int:
+def _get_unknown_user_key() -> int:
     """Return the sparse key of an unknown user, whose row was never trained."""
-    return int(keys_in("user", as_numbers(np.array(["nobody"])))[0])
+    return int(compute_keys("user", as_numbers(np.array(["nobody"])))[0])
 
 
-def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
+def _find_known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     """Find a user of the data.
 
     Returns the user's row, the number of events, and a corpus in which an extra event stands for the
@@ -186,12 +206,12 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     """
     ids = corpus.seq.user_id.astype(str)
     rows = np.flatnonzero(ids == user)
-    found = corpus.events_in_store(user)
+    found = corpus.read_stored_events(user)
     if found is not None:
         row = int(rows[0]) if len(rows) else len(corpus.seq)
         order = np.argsort(found["time"], kind="stable")
         items, times = found["item"][order], found["time"][order]
-        return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
+        return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
     if not len(rows):
         near = find_close_matches(user, ids, 3)
         raise ConfigError(
@@ -201,19 +221,19 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     row = int(rows[0])
     items = corpus.seq.item[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
     times = corpus.seq.time[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
-    return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
+    return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
 
 
-def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
-    """Make a new user who liked these titles in this order; the result is that of `_known_user`."""
-    items = np.array([_item_of(corpus, title) for title in like])
+def _make_new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
+    """Make a new user who liked these titles in this order; the result is that of `_find_known_user`."""
+    items = np.array([_find_item(corpus, title) for title in like])
     row = len(corpus.seq)
     newest = int(np.asarray(corpus.seq.time).max())
     times = newest + np.arange(len(items))
-    return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
+    return row, len(items), corpus.replace_events(_make_sequences(corpus.seq, row, items, times))
 
 
-def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray) -> Sequences:
+def _make_sequences(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray) -> Sequences:
     """Make sequences in which only `row` has events: `items`, and one more that is asked for and never read."""
     count = len(items) + 1
     offsets = np.zeros(max(len(seq), row + 1) + 1, np.int64)
@@ -222,9 +242,9 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
     ids = np.concatenate([seq.user_id, nobody])[: len(offsets) - 1]
     keys = seq.user_key
     if keys is not None:  # the key of an unknown user: a row that was never trained
-        keys = np.append(keys, keys_in("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]
+        keys = np.append(keys, compute_keys("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]
     whole = np.append(items, items[-1]).astype(np.int32)
-    columns = {name: _like_the_newest(values, count) for name, values in seq.columns.items()}
+    columns = {name: _fill_column(values, count) for name, values in seq.columns.items()}
     return replace(
         seq,
         user_id=ids,
@@ -240,14 +260,14 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
     )
 
 
-def _like_the_newest(values: np.ndarray, count: int) -> np.ndarray:
+def _fill_column(values: np.ndarray, count: int) -> np.ndarray:
     """Fill a column [count] of artificial events: with its maximum for numbers, else with no id."""
     if values.dtype.kind != "f":
         return np.full(count, NONE, values.dtype)
     return np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
 
 
-def _item_of(corpus: Corpus, title: str) -> int:
+def _find_item(corpus: Corpus, title: str) -> int:
     """Find the item whose title equals, or else contains, the given words; the most popular of several."""
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     words = title.casefold().strip()
@@ -264,5 +284,5 @@ def _item_of(corpus: Corpus, title: str) -> int:
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record import RunFolder, new_run
+from nonet.controller.record import RunFolder, create_run
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import check_same
-from nonet.deploy.after.ranks import Tested, check_same_events
-from nonet.deploy.report import seeds_page
+from nonet.deploy.after.ranks import TestedRun, check_same_events
+from nonet.deploy.report import render_seeds_page
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
-from nonet.models.ranking import of_events, paired, per_event, significant
+from nonet.models.ranking import compare_paired, compute_per_event, is_significant, select_event_metrics
 
 Start = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it finished
 
@@ -50,12 +50,12 @@ def run_seeds(
     _check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
     _check_ranks(scenario)
-    folder = run_dir.absolute() if run_dir else new_run(f"{scenario.name}-seeds").path
+    folder = run_dir.absolute() if run_dir else create_run(f"{scenario.name}-seeds").path
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
     sources = {}
     for seed in seeds:
-        stored = RunFolder(_of_seed(folder, seed)).scenario
+        stored = RunFolder(_get_seed_dir(folder, seed)).scenario
         given = api.scenario(source, [*changes, f"seed={seed}"], stored=stored if stored.exists() else None)
         if stored.exists():
             check_same(given.scenario, RunFolder(stored.parent))
@@ -64,13 +64,13 @@ def run_seeds(
     def start(seed: int, path: Path) -> bool:
         """Run or resume a seed; return whether it finished."""
         if list(RunFolder(path).checkpoints.glob("step-*")):
-            return api.resume(path, given=sources[seed]).state != "stopped"
+            return api.resume(path, scenario_file=sources[seed]).state != "stopped"
         return api.run(sources[seed], run_dir=path, command=command).state != "stopped"
 
-    return folder, pool_seeds(seeds, folder, start)
+    return folder, combine_seeds(seeds, folder, start)
 
 
-def pool_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any] | None:
+def combine_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any] | None:
     """Run the seeds that have not finished, and combine the results of all.
 
     Args:
@@ -85,20 +85,22 @@ def pool_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, An
     make_folder(folder)
     runs = []
     for seed in seeds:
-        run = RunFolder(_of_seed(folder, seed))
+        run = RunFolder(_get_seed_dir(folder, seed))
         if run.read_json("report.json") is None and not start(seed, run.path):
             return None
         runs.append(run)
     report = runs[0].read_json("report.json") or {}
-    pooled = {"name": report.get("name"), "command": report.get("command"), "seeds": list(seeds)} | _pooled(
-        runs
-    )
+    pooled = {
+        "name": report.get("name"),
+        "command": report.get("command"),
+        "seeds": list(seeds),
+    } | _combine_runs(runs)
     write_whole(folder / "seeds.json", f"{json.dumps(pooled, indent=1)}\n".encode())
-    write_whole(folder / "report.html", seeds_page(pooled).encode())
+    write_whole(folder / "report.html", render_seeds_page(pooled).encode())
     return pooled
 
 
-def _of_seed(folder: Path, seed: int) -> Path:
+def _get_seed_dir(folder: Path, seed: int) -> Path:
     return folder / f"seed-{seed}"
 
 
@@ -114,39 +116,39 @@ def _check_ranks(scenario: Scenario) -> None:
     """Check that events have metrics that can be combined, before anything runs. Raises ConfigError."""
     if not scenario.model.spec.makes_lists:
         raise ConfigError(f"{scenario.name} ranks no items; --seeds combines the ranks of test events")
-    if not of_events(scenario.evaluate.metrics):
+    if not select_event_metrics(scenario.evaluate.metrics):
         raise ConfigError(
             "evaluate.metrics: --seeds needs a metric that is defined for single events, such as recall@10; "
             f"got {', '.join(scenario.evaluate.metrics)}"
         )
 
 
-def _pooled(runs: Sequence[RunFolder]) -> dict[str, Any]:
+def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Combine runs.
 
     Returns {"stages", "subjects": {name: {metric: {mean, sd, values}}}, "paired": {"a-b": {metric: {diff,
     low, high}}}, "events"}.
     """
-    tested = [Tested.of(run) for run in runs]
+    tested = [TestedRun.from_run(run) for run in runs]
     for other in tested[1:]:
         check_same_events(tested[0], other)
     report = runs[0].read_json("report.json") or {}
     baselines, stages = list(report.get("baselines") or {}), list(report.get("stages") or {})
     events = {
         subject: {
-            metric: np.stack([per_event(metric, run.ranks(subject)) for run in tested])
-            for metric in of_events(tested[0].metrics)
+            metric: np.stack([compute_per_event(metric, run.load_ranks(subject)) for run in tested])
+            for metric in select_event_metrics(tested[0].metrics)
         }
         for subject in (*baselines, *stages)
     }
     subjects = {
-        subject: {metric: _spread(values.mean(1)) for metric, values in by_metric.items()}
+        subject: {metric: _summarise_values(values.mean(1)) for metric, values in by_metric.items()}
         for subject, by_metric in events.items()
     }
     pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
     differences = {
         f"{a}-{b}": {
-            metric: paired(
+            metric: compare_paired(
                 events[a][metric].mean(0), events[b][metric].mean(0), tested[0].user, tested[0].seed
             )
             for metric in events[a]
@@ -156,12 +158,12 @@ def _pooled(runs: Sequence[RunFolder]) -> dict[str, Any]:
     return {"stages": stages, "subjects": subjects, "paired": differences, "events": len(tested[0].events)}
 
 
-def _spread(values: np.ndarray) -> dict[str, Any]:
+def _summarise_values(values: np.ndarray) -> dict[str, Any]:
     sd = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(values.mean()), "sd": sd, "values": [float(value) for value in values]}
 
 
-def seeds_text(pooled: Mapping[str, Any]) -> str:
+def format_seeds(pooled: Mapping[str, Any]) -> str:
     """Format means and standard deviations as a table, followed by the differences."""
     metrics = list(next(iter(pooled["subjects"].values())))
     lines = [
@@ -174,7 +176,7 @@ def seeds_text(pooled: Mapping[str, Any]) -> str:
     lines.append("")
     for pair, by_metric in pooled["paired"].items():
         cells = (
-            f"{row['diff']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{'' if significant(row) else ' (not significant)'}"
+            f"{row['diff']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{'' if is_significant(row) else ' (not significant)'}"
             for row in by_metric.values()
         )
         lines += [f"{pair}: " + "; ".join(f"{m} {cell}" for m, cell in zip(by_metric, cells, strict=True))]

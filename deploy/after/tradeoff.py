@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record import RunFolder, Validations, find_run, new_run
+from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
 from nonet.controller.scenario import holds, load_scenario, make_scenario, put, validation_rule, yaml
-from nonet.deploy.report import tick_labels, ticks
+from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
@@ -32,8 +32,13 @@ svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 
 """
 
 
-def trade_off(
-    run: str, sweep: str, *, run_dir: Path | None = None, least: float = 0.98, changes: Sequence[str] = ()
+def run_tradeoff(
+    run: str,
+    sweep: str,
+    *,
+    run_dir: Path | None = None,
+    min_metric_share: float = 0.98,
+    changes: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
     """Run the points of a sweep that the folder does not have yet.
 
@@ -52,34 +57,34 @@ def trade_off(
     """
     source = find_run(run)
     scenario, _ = load_scenario(source.scenario)
-    path, values = _sweep(sweep)
-    stage, reward = _moved(path, scenario)
+    path, values = _parse_sweep(sweep)
+    stage, reward = _find_swept_reward(path, scenario)
     before = list(scenario.stages)[: list(scenario.stages).index(stage)]
     start = {"from": str(source.path), "stage": before[-1]} if before else None
     if start is None:
         raise ConfigError(
             f"tradeoff: {stage} is the first stage of {source.id}, so there is no checkpoint to start from"
         )
-    folder = run_dir or new_run(f"{scenario.name}-tradeoff").path
+    folder = run_dir or create_run(f"{scenario.name}-tradeoff").path
     make_folder(folder)
     points = []
     for value in values:
         place = RunFolder((folder / f"{path.rsplit('.', 2)[-2]}-{value:g}").absolute())
         if place.read_json("report.json") is None:
-            given = _point(source, scenario, stage, start, {path: value}, changes)
+            given = _make_point_scenario(source, scenario, stage, start, {path: value}, changes)
             if list(place.checkpoints.glob("step-*")):
-                api.resume(place.path, given=given)
+                api.resume(place.path, scenario_file=given)
             else:
                 api.run(given, run_dir=place.path, command=f"nonet tradeoff {run} {sweep}")
-        points.append(_measured(place, stage, value))
-    curve = _curve(points, path, reward, least)
+        points.append(_measure_point(place, stage, value))
+    curve = _build_curve(points, path, reward, min_metric_share)
     write_whole(folder / "tradeoff.json", f"{json.dumps(curve, indent=1)}\n".encode())
-    write_whole(folder / "tradeoff.svg", picture(curve).encode())
-    write_whole(folder / "report.html", _page(curve, source.id).encode())
+    write_whole(folder / "tradeoff.svg", draw_curve(curve).encode())
+    write_whole(folder / "report.html", _render_page(curve, source.id).encode())
     return folder, curve
 
 
-def curve_text(curve: Mapping[str, Any]) -> str:
+def format_curve(curve: Mapping[str, Any]) -> str:
     """Format the curve as a table, with the chosen point."""
     metric, reward = curve["metric"], curve["reward"]
     head = f"{curve['key'].rsplit('.', 2)[-2]:>10}{reward:>14}{metric:>12}{'recall@10, test':>18}{reward + ', held out':>22}"
@@ -96,16 +101,18 @@ def curve_text(curve: Mapping[str, Any]) -> str:
         if curve["chosen"] is not None
         else f"no point keeps {curve['least']:.0%} of {metric}"
     )
-    lines.append(_kept_floors(curve) if curve["key"].endswith(".at_least") else _rises(curve))
+    lines.append(
+        _describe_kept_floors(curve) if curve["key"].endswith(".at_least") else _describe_monotonicity(curve)
+    )
     return "\n".join(lines)
 
 
-def _rises(curve: Mapping[str, Any]) -> str:
+def _describe_monotonicity(curve: Mapping[str, Any]) -> str:
     """Describe whether the reward rises with its weight."""
     return f"{curve['reward']} {'rises' if curve['monotone'] else 'does not rise'} with its weight at every point"
 
 
-def _kept_floors(curve: Mapping[str, Any]) -> str:
+def _describe_kept_floors(curve: Mapping[str, Any]) -> str:
     """Describe which floors of a sweep held for users that RL never trained on, by the reports' criterion."""
     held = [
         f"{point['value']:g}"
@@ -119,7 +126,7 @@ def _kept_floors(curve: Mapping[str, Any]) -> str:
     )
 
 
-def _sweep(text: str) -> tuple[str, list[float]]:
+def _parse_sweep(text: str) -> tuple[str, list[float]]:
     """Parse KEY=A,B,C into the key and sorted values. Raises ConfigError."""
     path, equals, values = text.partition("=")
     try:
@@ -133,7 +140,7 @@ def _sweep(text: str) -> tuple[str, list[float]]:
     return path, numbers
 
 
-def _moved(path: str, scenario: Any) -> tuple[str, str]:
+def _find_swept_reward(path: str, scenario: Any) -> tuple[str, str]:
     """Return the (stage, reward) that a key belongs to. Raises ConfigError."""
     parts = path.split(".")
     if (
@@ -163,7 +170,7 @@ def _moved(path: str, scenario: Any) -> tuple[str, str]:
     return stage, reward
 
 
-def _point(
+def _make_point_scenario(
     source: RunFolder,
     scenario: Any,
     stage: str,
@@ -189,14 +196,14 @@ def _point(
     )
 
 
-def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
+def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     """Measure a point.
 
     The result has rewards and metric of validation at the selected step, those of test events and held-out
     users, and the metric before the stage.
     """
     scenario, _ = load_scenario(run.scenario)
-    rule, kept = validation_rule(scenario, stage), Validations(run, stage)
+    rule, kept = validation_rule(scenario, stage), ValidationRecord(run, stage)
     assert rule is not None
     assert kept.end is not None
     step = kept.end["best"]
@@ -209,7 +216,7 @@ def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
             rewards[name] = record["value"]
     report = run.read_json("report.json") or {}
 
-    def of(answer: Mapping[str, Any]) -> float:
+    def get_metric(answer: Mapping[str, Any]) -> float:
         """Return the metric of a validation."""
         return answer["nats"] if rule.metric == "nats" else answer["metrics"][rule.metric]
 
@@ -217,8 +224,8 @@ def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
         "value": value,
         "step": step,
         "rewards": rewards,
-        "metric": of(entry),
-        "before": of(kept.start) if kept.start else math.nan,
+        "metric": get_metric(entry),
+        "before": get_metric(kept.start) if kept.start else math.nan,
         "name": rule.metric,
         "lower": rule.lower,
         "test": report["stages"][stage],
@@ -226,7 +233,7 @@ def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     }
 
 
-def _curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: float) -> dict[str, Any]:
+def _build_curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: float) -> dict[str, Any]:
     """Build the curve from its points, and choose one."""
     before, lower = points[0]["before"], points[0]["lower"]
     kept = [
@@ -248,7 +255,7 @@ def _curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: floa
     }
 
 
-def picture(curve: Mapping[str, Any]) -> str:
+def draw_curve(curve: Mapping[str, Any]) -> str:
     """Draw reward against metric as one SVG file: one dot per point, the required metric dashed, the chosen dot green."""
     points, reward = curve["points"], curve["reward"]
     xs, ys = [point["rewards"][reward] for point in points], [point["metric"] for point in points]
@@ -261,11 +268,11 @@ def picture(curve: Mapping[str, Any]) -> str:
         return round(_LEFT + 20 + (x - low_x) / wide * right, 1), round(30 + (high_y - y) / high * top, 1)
 
     parts = []
-    for y, text in zip(ticks(low_y, high_y), tick_labels(ticks(low_y, high_y)), strict=True):
+    for y, text in zip(choose_ticks(low_y, high_y), format_ticks(choose_ticks(low_y, high_y)), strict=True):
         at = place(low_x, y)[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{text}</text>')
-    for x, text in zip(ticks(low_x, high_x), tick_labels(ticks(low_x, high_x)), strict=True):
+    for x, text in zip(choose_ticks(low_x, high_x), format_ticks(choose_ticks(low_x, high_x)), strict=True):
         parts.append(
             f'<text class="tick" x="{place(x, low_y)[0]}" y="{_HEIGHT - 28}" text-anchor="middle">{text}</text>'
         )
@@ -294,9 +301,9 @@ def picture(curve: Mapping[str, Any]) -> str:
     )
 
 
-def _page(curve: Mapping[str, Any], run: str) -> str:
+def _render_page(curve: Mapping[str, Any], run: str) -> str:
     """Render the page of a curve."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(curve["key"])}</title>'
-        f"<h1>Trade-off of {escape(run)}</h1>{picture(curve)}<pre>{escape(curve_text(curve))}</pre></html>\n"
+        f"<h1>Trade-off of {escape(run)}</h1>{draw_curve(curve)}<pre>{escape(format_curve(curve))}</pre></html>\n"
     )

@@ -22,10 +22,10 @@ from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
 from nonet.random import rng
 from nonet.rl import join
-from nonet.rl.rewards import Reward, RunData, Trial, load_reward, set_up, tried
-from nonet.samples.batches import event_at, rl_events, seen
+from nonet.rl.rewards import Reward, RewardTrial, RunData, load_reward, run_trial, set_up
+from nonet.samples.batches import find_rl_events, gather_seen_items, locate_events
 from nonet.samples.sequences import Sequences, Transitions
-from nonet.samples.stores import Joins
+from nonet.samples.stores import StoreJoins
 from nonet.types import Jagged, Rollouts
 
 _WIDTH, _LEVELS = 16, 3
@@ -33,7 +33,7 @@ _SHOWN = 4  # number of beams that are printed for a user
 
 
 @dataclass(frozen=True)
-class Tried:
+class RewardTrial:
     """The result of a trial.
 
     Attributes:
@@ -42,12 +42,14 @@ class Tried:
         left_out: (name, reason) of the scenario's rewards that it was not compared with.
     """
 
-    trial: Trial
+    trial: RewardTrial
     titles: np.ndarray
     left_out: list[tuple[str, str]]
 
 
-def try_reward(source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int) -> Tried:
+def try_reward(
+    source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int
+) -> RewardTrial:
     """Try a reward beside those of a scenario.
 
     Args:
@@ -62,38 +64,40 @@ def try_reward(source: ScenarioFile, use: str, weight: float, options: dict[str,
         DataError: The data cannot be used.
     """
     seq, items = data_setup(source.scenario, source.folder).build()
-    run = _Run(seq, items)
-    beams, times = _beams(run, users, source.scenario.seed)
+    run = _UntrainedRun(seq, items)
+    beams, times = _make_beams(run, users, source.scenario.seed)
     name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
-    rewards: dict[str, Reward] = {name: _ready(name, use, Path.cwd(), options, run)}
+    rewards: dict[str, Reward] = {name: _open_reward(name, use, Path.cwd(), options, run)}
     weights, left_out = {name: weight}, []
     for _, other, each in reward_options(source.scenario):
-        if other == name or _target(each.use or other, source.folder) == _target(use, Path.cwd()):
+        if other == name or _resolve_target(each.use or other, source.folder) == _resolve_target(
+            use, Path.cwd()
+        ):
             left_out += [(other, "it is the same reward")] if other != name else []
             continue
         try:
-            rewards[other] = _ready(other, each.use or other, source.folder, each.options(), run)
+            rewards[other] = _open_reward(other, each.use or other, source.folder, each.options(), run)
             weights[other] = each.weight_at(0)
         except NonetError as error:
             left_out.append((other, str(error)))
-    joined = Joins(joins(source.scenario))
+    joined = StoreJoins(joins(source.scenario))
     columns = sorted({column for reward in rewards.values() for column in reward.columns})
     beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
     if looked_up := [each for each in columns if each in joined.names and each not in items.column_names]:
         asked = beams.item_id, beams.valid, beams.user_id, times
-        beams = replace(beams, columns=beams.columns | joined.beam_columns(looked_up, *asked))
+        beams = replace(beams, columns=beams.columns | joined.read_beam_columns(looked_up, *asked))
     missing = [column for column in rewards[name].columns if column not in beams.columns]
     if missing:
         known = ", ".join([*items.column_names, *joined.names])
         raise ConfigError(f"reward {name!r} asks for the column {missing[0]!r}; items have {known}")
     title = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
     shown = np.where(beams.item >= 0, title[np.maximum(beams.item, 0)], "")
-    return Tried(tried(name, rewards, weights, beams), shown, left_out)
+    return RewardTrial(run_trial(name, rewards, weights, beams), shown, left_out)
 
 
-def trial_facts(found: Tried) -> dict[str, Any]:
+def summarise_trial(reward_trial: RewardTrial) -> dict[str, Any]:
     """Return the results as plain data."""
-    trial = found.trial
+    trial = reward_trial.trial
     others = [name for name in trial.scores if name != trial.name]
     return {
         "reward": trial.name,
@@ -101,16 +105,18 @@ def trial_facts(found: Tried) -> dict[str, Any]:
         "scores": np.where(np.isfinite(trial.scores[trial.name]), trial.scores[trial.name], 0).tolist(),
         "flat_groups": len(trial.flat),
         "share": trial.share(trial.name),
-        "decides": trial.decides(),
-        "correlation": {name: None if math.isnan(c := trial.correlation(name)) else c for name in others},
+        "decides": trial.count_decided(),
+        "correlation": {
+            name: None if math.isnan(c := trial.compute_correlation(name)) else c for name in others
+        },
         "seconds": trial.seconds,
         "troubles": [{"user": each.user, "why": each.why} for each in trial.troubles],
     }
 
 
-def trial_text(found: Tried) -> str:
+def format_trial(reward_trial: RewardTrial) -> str:
     """Format the results for readers."""
-    trial = found.trial
+    trial = reward_trial.trial
     users, width = trial.rollouts.valid.shape
     lines = [f"{trial.name} on {users} users, {width} items each (stand-ins for a model's beams)", ""]
     if len(trial.troubles) == users:
@@ -118,7 +124,7 @@ def trial_text(found: Tried) -> str:
     for user in range(users):
         scored = trial.scores[trial.name][user]
         order = np.argsort(-np.where(trial.rollouts.valid[user], scored, -np.inf), kind="stable")[:_SHOWN]
-        shown = " · ".join(f"{found.titles[user, beam]} {scored[beam]:.4g}" for beam in order)
+        shown = " · ".join(f"{reward_trial.titles[user, beam]} {scored[beam]:.4g}" for beam in order)
         lines.append(f"  {trial.rollouts.user_id[user]}: {shown}")
     lines += ["", f"one call: {1e3 * trial.seconds:.1f} ms"]
     flat = trial.flat
@@ -129,22 +135,22 @@ def trial_text(found: Tried) -> str:
     )
     others = [name for name in trial.scores if name != trial.name]
     for name in others:
-        lines.append(f"correlation with {name}, inside groups: {trial.correlation(name):+.2f}")
+        lines.append(f"correlation with {name}, inside groups: {trial.compute_correlation(name):+.2f}")
     if others:
         lines.append(
             f"share of the weighted spread: {trial.share(trial.name):.0%} (weight {trial.weights[trial.name]:g}); it changes the "
-            f"best item in {trial.decides()} of {users} groups"
+            f"best item in {trial.count_decided()} of {users} groups"
         )
         if trial.share(trial.name) > 0.8:
             lines.append("it dominates the other rewards: lower its weight, or set algorithm.normalise: gdpo")
-    lines += [f"not compared with {name}: {why}" for name, why in found.left_out]
+    lines += [f"not compared with {name}: {why}" for name, why in reward_trial.left_out]
     if trial.troubles:
         first = trial.troubles[0]
         lines.append(f"no score for {len(trial.troubles)} of {users} users: {first.why}")
     return "\n".join(lines)
 
 
-class _Run(RunData):
+class _UntrainedRun(RunData):
     """The data of a run that was not tokenised."""
 
     def __init__(self, seq: Sequences, items: pa.Table):
@@ -173,13 +179,13 @@ class _Run(RunData):
         return as_array(self.items[name]) if name in self.items.column_names else super().column(name)
 
 
-def _target(use: str, folder: Path) -> tuple[Path | str, str]:
+def _resolve_target(use: str, folder: Path) -> tuple[Path | str, str]:
     """Return what `use` names: a file by its absolute path, and the name in it."""
     where, _, attribute = use.partition(":")
     return ((folder / where).resolve() if where.endswith(".py") else where), attribute
 
 
-def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
+def _open_reward(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
     """Load a reward and open it on the data."""
     general = RewardOptions(**options)
     reward = load_reward(use, folder, general.options(), name=name)
@@ -189,23 +195,23 @@ def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunD
     return reward
 
 
-def _beams(run: _Run, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:
+def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:
     """Make rollouts of the newest RL event of some users.
 
     Returns the rollouts, with the likeliest item first, and the events' times [U]. Raises ConfigError if
     there are no RL events.
     """
     seq, count = run.seq, run.items.num_rows
-    events = rl_events(seq)
+    events = find_rl_events(seq)
     if not len(events):
         raise ConfigError("the scenario holds out no events for RL: set data.split.rl, such as rl: 5")
-    rows = np.unique(seq.user_of(events))
+    rows = np.unique(seq.find_users(events))
     draw = rng(seed, "reward test")
     rows = np.sort(draw.choice(rows, min(users, len(rows)), replace=False))
-    last = np.array([events[seq.user_of(events) == row][-1] for row in rows])
+    last = np.array([events[seq.find_users(events) == row][-1] for row in rows])
     positions = last - seq.offsets[rows]
-    at = event_at(seq, rows, positions)
-    history = seen(seq, rows, positions)
+    at = locate_events(seq, rows, positions)
+    history = gather_seen_items(seq, rows, positions)
     popular = np.argsort(-np.bincount(seq.item, minlength=count), kind="stable")[: 4 * _WIDTH]
     pairs, width = run.transitions, min(_WIDTH, count)
     item = np.full((len(rows), width), -1, np.int64)

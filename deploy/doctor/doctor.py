@@ -31,7 +31,7 @@ _FILES, _SHM_BYTES, _MEMORY_BYTES = 4096, 200 << 20, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class MachineCheck:
     """The result of one check.
 
     Attributes:
@@ -47,19 +47,27 @@ class Check:
     advice: str = ""
 
 
-def examine() -> list[Check]:
+def examine() -> list[MachineCheck]:
     """Run every check and return the results in the order in which they are shown."""
-    return [*_versions(), *_devices(), _ray(), _port(), _compiler(), *_room(), *_folders()]
+    return [
+        *_check_versions(),
+        *_check_devices(),
+        _check_ray(),
+        _check_port(),
+        _check_compiler(),
+        *_check_memory(),
+        *_check_folders(),
+    ]
 
 
 def main(as_json: bool) -> int:
     """Print the checks and return the exit code: 1 if a check failed, else 0."""
     checks = examine()
-    print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else text(checks))
+    print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else format_checks(checks))
     return 1 if any(check.state == FAILURE for check in checks) else 0
 
 
-def text(checks: list[Check]) -> str:
+def format_checks(checks: list[MachineCheck]) -> str:
     """Format the checks as lines, with a summary at the end."""
     marks = {OK: "ok     ", WARNING: "warning", FAILURE: "FAILURE"}
     wide = max(len(check.name) for check in checks)
@@ -72,11 +80,11 @@ def text(checks: list[Check]) -> str:
     return "\n".join([*lines, "", verdict + (f", {odd} warning{'s' if odd > 1 else ''}" if odd else "")])
 
 
-def _versions() -> Iterator[Check]:
+def _check_versions() -> Iterator[MachineCheck]:
     """Check the versions of Python and of all required and optional packages."""
     python = platform.python_version_tuple()[:2]
     good = ("3", "11") <= python < ("3", "13")
-    yield Check(
+    yield MachineCheck(
         "python", OK if good else FAILURE, platform.python_version(), "" if good else "3.11 or 3.12 is needed"
     )
     for line in requires("nonet") or ():
@@ -88,75 +96,75 @@ def _versions() -> Iterator[Check]:
         try:
             have = version(name)
         except PackageNotFoundError:
-            yield Check(name, FAILURE, "not installed", f"pip install '{name}{bounds}'")
+            yield MachineCheck(name, FAILURE, "not installed", f"pip install '{name}{bounds}'")
             continue
-        fits = _fits(have, bounds)
-        yield Check(name, OK if fits else FAILURE, have, "" if fits else f"{bounds} is needed")
+        fits = _is_within_bounds(have, bounds)
+        yield MachineCheck(name, OK if fits else FAILURE, have, "" if fits else f"{bounds} is needed")
     for name, use in _OPTIONAL.items():
         try:
-            yield Check(name, OK, version(name))
+            yield MachineCheck(name, OK, version(name))
         except PackageNotFoundError:
-            yield Check(name, WARNING, "not installed", f"needed only for {use}")
+            yield MachineCheck(name, WARNING, "not installed", f"needed only for {use}")
 
 
-def _fits(have: str, bounds: str) -> bool:
+def _is_within_bounds(installed: str, bounds: str) -> bool:
     """Return whether a version is within bounds such as `>=a,<b`."""
 
-    def number(text: str) -> list[int]:
+    def parse_version(text: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", text.split("+")[0])][:3]
 
     for bound in filter(None, bounds.split(",")):
-        low = bound.startswith(">=") and number(have) < number(bound)
-        if low or (bound.startswith("<") and number(have) >= number(bound)):
+        low = bound.startswith(">=") and parse_version(installed) < parse_version(bound)
+        if low or (bound.startswith("<") and parse_version(installed) >= parse_version(bound)):
             return False
     return True
 
 
-def _devices() -> Iterator[Check]:
+def _check_devices() -> Iterator[MachineCheck]:
     """Report CPU cores and accelerators."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
-    yield Check("cores", OK, f"{cores}, {platform.machine()}, torch {torch.__version__}")
+    yield MachineCheck("cores", OK, f"{cores}, {platform.machine()}, torch {torch.__version__}")
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if count:
         kind = torch.accelerator.current_accelerator()
-        yield Check("devices", OK, f"{count} x {kind.type if kind else 'unknown'}")
+        yield MachineCheck("devices", OK, f"{count} x {kind.type if kind else 'unknown'}")
     else:
-        yield Check("devices", OK, "none other than cpu")
+        yield MachineCheck("devices", OK, "none other than cpu")
 
 
-def _ray() -> Check:
+def _check_ray() -> MachineCheck:
     """Check the environment variables of Ray."""
     from nonet.workers import check_ray_environment
 
     try:
         check_ray_environment()
     except ConfigError as error:
-        return Check("ray", FAILURE, str(error))
+        return MachineCheck("ray", FAILURE, str(error))
     address = os.environ.get("RAY_ADDRESS")
     if not address:
-        return Check("ray", OK, "no RAY_ADDRESS: each run starts a local Ray that ends with it")
-    return Check("ray", OK, f"RAY_ADDRESS is {address}")
+        return MachineCheck("ray", OK, "no RAY_ADDRESS: each run starts a local Ray that ends with it")
+    return MachineCheck("ray", OK, f"RAY_ADDRESS is {address}")
 
 
-def _port() -> Check:
+def _check_port() -> MachineCheck:
     """Check that the default port of `nonet serve` is free."""
     from nonet.workers import check_port
 
     try:
         check_port("127.0.0.1", _SERVE_PORT)
     except ConfigError as error:
-        return Check("port", WARNING, str(error), "`nonet serve` listens there by default")
-    return Check("port", OK, f"{_SERVE_PORT} is free for nonet serve")
+        return MachineCheck("port", WARNING, str(error), "`nonet serve` listens there by default")
+    return MachineCheck("port", OK, f"{_SERVE_PORT} is free for nonet serve")
 
 
-def _compiler() -> Check:
+def _check_compiler() -> MachineCheck:
     """Check that there is a C++ compiler."""
     path = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if path:
-        return Check("compiler", OK, path)
-    return Check(
+        return MachineCheck("compiler", OK, path)
+    return MachineCheck(
         "compiler",
         WARNING,
         f"none of {', '.join(_COMPILERS)} found",
@@ -164,11 +172,11 @@ def _compiler() -> Check:
     )
 
 
-def _room() -> Iterator[Check]:
+def _check_memory() -> Iterator[MachineCheck]:
     """Check memory, shared memory and the limit of open files."""
     memory = host_memory_bytes()
     small = memory < _MEMORY_BYTES
-    yield Check(
+    yield MachineCheck(
         "memory", WARNING if small else OK, gigabytes(memory), "runs may need more than 2 GB" if small else ""
     )
     try:
@@ -177,15 +185,15 @@ def _room() -> Iterator[Check]:
         advice = (
             "Ray's object store falls back to disk; start the container with --shm-size=1g" if tight else ""
         )
-        yield Check("/dev/shm", WARNING if tight else OK, f"{gigabytes(free)} free", advice)
+        yield MachineCheck("/dev/shm", WARNING if tight else OK, f"{gigabytes(free)} free", advice)
     except OSError:
-        yield Check("/dev/shm", WARNING, "does not exist", "Ray's object store falls back to disk")
+        yield MachineCheck("/dev/shm", WARNING, "does not exist", "Ray's object store falls back to disk")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = files < _FILES and files != resource.RLIM_INFINITY
-    yield Check("open files", WARNING if few else OK, f"{files}", f"ulimit -n {_FILES}" if few else "")
+    yield MachineCheck("open files", WARNING if few else OK, f"{files}", f"ulimit -n {_FILES}" if few else "")
 
 
-def _folders() -> Iterator[Check]:
+def _check_folders() -> Iterator[MachineCheck]:
     """Check that the folders of runs, caches and temporary files are writable."""
     runs = Path(os.environ.get("NONET_RUNS", "runs")).absolute()
     for name, folder in (
@@ -195,7 +203,9 @@ def _folders() -> Iterator[Check]:
     ):
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if os.access(there, os.W_OK | os.X_OK):
-            yield Check(f"{name} folder", OK, f"{folder}, {gigabytes(shutil.disk_usage(there).free)} free")
+            yield MachineCheck(
+                f"{name} folder", OK, f"{folder}, {gigabytes(shutil.disk_usage(there).free)} free"
+            )
         else:
             advice = (
                 "set NONET_RUNS"
@@ -204,4 +214,4 @@ def _folders() -> Iterator[Check]:
                 if name == "cache"
                 else "set TMPDIR"
             )
-            yield Check(f"{name} folder", FAILURE, f"{folder} cannot be written", advice)
+            yield MachineCheck(f"{name} folder", FAILURE, f"{folder} cannot be written", advice)

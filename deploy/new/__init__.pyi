@@ -1,1 +1,1 @@
-from .from_data import new_from_data as new_from_data
+from .from_data import create_from_data as create_from_data

@@ -16,12 +16,12 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.controller.scenario import make_scenario, yaml
-from nonet.deploy.new.scenario_page import reward_page, scenario_page
-from nonet.deploy.new.sources import Source, find_source
+from nonet.deploy.new.scenario_page import render_reward, render_scenario
+from nonet.deploy.new.sources import DataSource, find_source
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
-from nonet.samples.importers import importer
-from nonet.samples.profiles import profile_text, read_profile
+from nonet.samples.importers import get_importer
+from nonet.samples.profiles import format_profile, read_profile
 from nonet.samples.tables import ROLES, TableFormat, read_interactions, read_items, write_parquet
 
 _TABLES = ("interactions.parquet", "items.parquet")
@@ -29,12 +29,12 @@ _RAY_BYTES = 1e9  # memory of Ray's processes and the driver in runs on one node
 _BESIDE = ("README", "README.txt", "README.html")  # files that an importer may copy
 
 
-def new_from_data(
+def create_from_data(
     target: Path,
-    place: Path,
-    items: Path | None,
-    columns: Mapping[str, str],
-    missing: Sequence[str] | None = None,
+    data_path: Path,
+    items_path: Path | None,
+    columns_by_role: Mapping[str, str],
+    missing_texts: Sequence[str] | None = None,
 ) -> Iterator[str]:
     """Write a scenario, a reward and, for other formats than Parquet, the two tables.
 
@@ -61,16 +61,20 @@ def new_from_data(
     for path in (target, target.parent / reward):
         if path.exists():
             raise ConfigError(f"{path} already exists; choose another path")
-    source = find_source(place, items, columns, missing)
-    texts = None if missing is None else list(dict.fromkeys(missing))
+    source = find_source(data_path, items_path, columns_by_role, missing_texts)
+    texts = None if missing_texts is None else list(dict.fromkeys(missing_texts))
     notes: list[str] = []
-    with _made(folder):
-        data = _data(source, TableFormat.from_options(columns, texts), folder, target.parent, notes)
+    with _remove_folder_on_error(folder):
+        data = _make_data_section(
+            source, TableFormat.from_options(columns_by_role, texts), folder, target.parent, notes
+        )
         if texts is not None:
             data["missing"] = texts
-        text, said = _scenario(name, place, data, reward, target.parent)
-        _write_files({target.parent / reward: reward_page(name), target: text})
-    yield f"{source.place} is read as {source.form}" + (f": {roles}" if (roles := source.roles()) else "")
+        text, said = _build_scenario(name, data_path, data, reward, target.parent)
+        _write_files({target.parent / reward: render_reward(name), target: text})
+    yield f"{source.place} is read as {source.form}" + (
+        f": {roles}" if (roles := source.describe_roles()) else ""
+    )
     yield from (f"note: {note}" for note in notes)
     yield from said
     wrote = [target, target.parent / reward, *([folder] if folder.exists() else [])]
@@ -97,7 +101,7 @@ def _write_files(texts: Mapping[Path, str]) -> None:
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _remove_folder_on_error(folder: Path) -> Iterator[None]:
     """Remove a new folder if the block fails; refuse a folder that has other files than tables."""
     was_there = folder.exists()
     if was_there and (
@@ -112,20 +116,24 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
-def _data(source: Source, form: TableFormat, folder: Path, beside: Path, notes: list[str]) -> dict[str, Any]:
+def _make_data_section(
+    source: DataSource, form: TableFormat, folder: Path, beside: Path, notes: list[str]
+) -> dict[str, Any]:
     """Make the scenario's `data` section: tables at their place, or imported into `folder`."""
     if source.form == "parquet":
-        return _parquet(source, form, folder, beside)
+        return _make_parquet_section(source, form, folder, beside)
     extra: dict[str, Any] = {}
     if source.interactions is not None:
         extra["columns"] = {**source.interactions.roles, **form.columns}
         extra["items"] = source.items and source.items.path
         extra |= {"notes": notes, "missing": form.missing}
-    importer(source.form)(source.place, folder, **extra)
-    return _named(folder, beside)
+    get_importer(source.form)(source.place, folder, **extra)
+    return _make_table_paths(folder, beside)
 
 
-def _parquet(source: Source, form: TableFormat, folder: Path, beside: Path) -> dict[str, Any]:
+def _make_parquet_section(
+    source: DataSource, form: TableFormat, folder: Path, beside: Path
+) -> dict[str, Any]:
     """Make the `data` section of Parquet tables, including the names of their columns.
 
     If both tables name the item column differently, copies with the default names are written.
@@ -134,28 +142,35 @@ def _parquet(source: Source, form: TableFormat, folder: Path, beside: Path) -> d
     assert table is not None  # a Parquet source has a table of interactions
     names = {role: name for role, name in table.roles.items() if ROLES.get(role, role) != name}
     if items is None:
-        return {"interactions": _path(table.path, beside)} | ({"columns": names} if names else {})
+        return {"interactions": _format_path(table.path, beside)} | ({"columns": names} if names else {})
     if items.item_roles["item"] != table.roles["item"]:
-        write_parquet(read_interactions(str(table.path), form.with_columns(table.roles)), folder / _TABLES[0])
-        write_parquet(read_items(str(items.path), form.with_columns(items.item_roles)), folder / _TABLES[1])
-        return _named(folder, beside)
+        write_parquet(
+            read_interactions(str(table.path), form.replace_columns(table.roles)), folder / _TABLES[0]
+        )
+        write_parquet(
+            read_items(str(items.path), form.replace_columns(items.item_roles)), folder / _TABLES[1]
+        )
+        return _make_table_paths(folder, beside)
     names |= {role: name for role, name in items.item_roles.items() if role != "item" and role != name}
-    paths = {"interactions": _path(table.path, beside), "items": _path(items.path, beside)}
+    paths = {"interactions": _format_path(table.path, beside), "items": _format_path(items.path, beside)}
     return paths | ({"columns": names} if names else {})
 
 
-def _named(folder: Path, beside: Path) -> dict[str, Any]:
+def _make_table_paths(folder: Path, beside: Path) -> dict[str, Any]:
     """Return the paths of both imported tables as the scenario names them."""
-    return {"interactions": _path(folder / _TABLES[0], beside), "items": _path(folder / _TABLES[1], beside)}
+    return {
+        "interactions": _format_path(folder / _TABLES[0], beside),
+        "items": _format_path(folder / _TABLES[1], beside),
+    }
 
 
-def _path(path: Path, beside: Path) -> str:
+def _format_path(path: Path, beside: Path) -> str:
     """Format a path for the scenario: relative if it is below the scenario's folder, else absolute."""
     path, beside = path.resolve(), beside.resolve()
     return os.path.relpath(path, beside) if path.is_relative_to(beside) else str(path)
 
 
-def _scenario(
+def _build_scenario(
     name: str, place: Path, data: Mapping[str, Any], reward: Path, beside: Path
 ) -> tuple[str, list[str]]:
     """Build the scenario's text, and lines that describe its data: a table, warnings and memory."""
@@ -166,11 +181,11 @@ def _scenario(
     items = str(beside / data["items"]) if "items" in data else None
     form = TableFormat.from_options(data.get("columns"), data.get("missing"))
     profile = read_profile(str(beside / data["interactions"]), items, form)
-    text = scenario_page(name, place.name or str(place), data, profile, str(reward))
+    text = render_scenario(name, place.name or str(place), data, profile, str(reward))
     scenario = make_scenario(yaml.parse(text), name, PluginFiles(str(beside)))
     source = ScenarioFile(scenario, beside)
-    said = profile_text(profile).splitlines()
-    said += [f"warning: {warning}" for warning in planning.checked(source)]
+    said = format_profile(profile).splitlines()
+    said += [f"warning: {warning}" for warning in planning.check_scenario(source)]
     made = source.plan(this_machine())
     memory = max((line.needed for line in made.ledger.lines), default=0)
     said.append(

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nonet.samples.profiles import Profile
+from nonet.samples.profiles import DataProfile
 
 _LIKED = 0.45  # least share of the events that count as liked
 _BOUGHT = ("order", "purchase", "buy", "transaction", "pay")
 
 
-def scenario_page(name: str, title: str, data: Mapping[str, Any], profile: Profile, reward: str) -> str:
+def render_scenario(name: str, title: str, data: Mapping[str, Any], profile: DataProfile, reward: str) -> str:
     """Render the scenario as YAML.
 
     Args:
@@ -22,10 +22,12 @@ def scenario_page(name: str, title: str, data: Mapping[str, Any], profile: Profi
         profile: Figures of the data.
         reward: The file of the first reward, relative to the scenario.
     """
-    return "\n".join(_lines(name, title, data, profile, reward)) + "\n"
+    return "\n".join(_iterate_lines(name, title, data, profile, reward)) + "\n"
 
 
-def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, reward: str) -> Iterator[str]:
+def _iterate_lines(
+    name: str, title: str, data: Mapping[str, Any], profile: DataProfile, reward: str
+) -> Iterator[str]:
     """Yield the lines of the scenario."""
     p = profile
     yield f"# {title}: {p.users:,} users, {p.items:,} items, {p.events:,} events -> recommender."
@@ -37,7 +39,7 @@ def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, rew
         yield f"  {key}: {json.dumps(value, ensure_ascii=False)}"
     yield "stages:"
     yield "  pretrain: {}       # predict the next events of all users"
-    if threshold := liked(p):
+    if threshold := find_liked_threshold(p):
         yield f'  finetune: {{target: "rating >= {threshold:g}"}}   # then the events that they liked'
     elif bought := [kind for kind in p.kinds if kind.lower() in _BOUGHT]:
         yield f'  # finetune: {{target: "event in ({", ".join(map(repr, bought))},)"}}   # then the events that they bought'
@@ -52,7 +54,7 @@ def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, rew
     yield f"  #     {name}: {{use: {reward}, weight: 0.2}}"
 
 
-def reward_page(name: str) -> str:
+def render_reward(name: str) -> str:
     """Render the Python file of a first reward."""
     return f'''"""A reward of your own: numbers [U, W] for U users and W recommended items each.
 
@@ -68,7 +70,7 @@ def {name}(events, *, half_life: float = 30.0):  # events [U, W]: training event
 '''
 
 
-def liked(profile: Profile) -> float | None:
+def find_liked_threshold(profile: DataProfile) -> float | None:
     """Return the highest rating such that at least 45 % of the rated events are rated so or higher.
 
     None if all ratings are equal or there are none.

@@ -12,24 +12,24 @@ from nonet.errors import ConfigError
 from nonet.samples.importers import (
     ENDINGS,
     TextForm,
-    by_number,
-    first_text_rows,
+    describe_missing_header,
+    has_column_numbers,
     is_parquet_file,
-    named_by_number,
-    text_schema,
-    without_header,
+    read_first_text_rows,
+    read_text_schema,
+    resolve_column_numbers,
 )
 from nonet.samples.tables import (
     OF_INTERACTIONS,
     OF_ITEMS,
     TableFormat,
-    finest_times,
-    first_rows,
+    align_item_column,
+    choose_time_column,
     guess_by_type,
     guess_roles,
-    parquet_schema,
-    same_item_column,
-    time_candidates,
+    list_time_candidates,
+    read_first_rows,
+    read_parquet_schema,
 )
 from nonet.suggest import join_names
 
@@ -41,7 +41,7 @@ _NEEDED = ("user", "item", "time")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SourceTable:
     """A table of the data set.
 
     Attributes:
@@ -65,7 +65,7 @@ class Table:
         """Names of the columns."""
         return list(self.schema.names)
 
-    def by_type(self) -> Table:
+    def add_roles_by_type(self) -> SourceTable:
         """Return a copy with roles that follow from types where names tell none."""
         return replace(self, roles=guess_by_type(self.roles, self.schema))
 
@@ -81,7 +81,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """Where interactions and items are.
 
     Attributes:
@@ -93,10 +93,10 @@ class Source:
 
     form: str
     place: Path
-    interactions: Table | None = None
-    items: Table | None = None
+    interactions: SourceTable | None = None
+    items: SourceTable | None = None
 
-    def roles(self) -> str:
+    def describe_roles(self) -> str:
         """Describe which column has which role; "" for data that an importer knows."""
         if self.interactions is None:
             return ""
@@ -110,8 +110,11 @@ class Source:
 
 
 def find_source(
-    place: Path, items: Path | None, columns: Mapping[str, str], missing: Sequence[str] | None = None
-) -> Source:
+    data_path: Path,
+    items_path: Path | None,
+    columns_by_role: Mapping[str, str],
+    missing_texts: Sequence[str] | None = None,
+) -> DataSource:
     """Find the tables in a folder, or beside a file of interactions.
 
     Args:
@@ -123,46 +126,52 @@ def find_source(
     Raises:
         ConfigError: A table or a role is missing or ambiguous, or an option does not apply.
     """
-    if not place.exists():
-        raise ConfigError(f"--data {place}: no such file or folder")
-    form = _known_form(place)
-    if form and (items or columns or missing is not None):
+    if not data_path.exists():
+        raise ConfigError(f"--data {data_path}: no such file or folder")
+    form = _detect_importer(data_path)
+    if form and (items_path or columns_by_role or missing_texts is not None):
         raise ConfigError(
-            f"--data {place}: its files are read as by `nonet import {form}`, which has no --items, --column and "
+            f"--data {data_path}: its files are read as by `nonet import {form}`, which has no --items, --column and "
             "--missing; omit these options, or name the file of interactions itself"
         )
     if form:
-        return Source(form, place)
-    texts = TableFormat.from_options(None, missing).missing
-    tables = [_table(path, columns, texts) for path in _candidates(place)]
+        return DataSource(form, data_path)
+    texts = TableFormat.from_options(None, missing_texts).missing
+    tables = [_read_table(path, columns_by_role, texts) for path in _list_candidates(data_path)]
     for table in tables:
         if table.text is not None and not table.text.has_header:
-            columns = by_number(columns, table.names)
-    interactions = _interactions(place, tables, columns)
-    chosen = _items(place, items, tables, interactions, columns, texts)
+            columns_by_role = resolve_column_numbers(columns_by_role, table.names)
+    interactions = _find_interactions(data_path, tables, columns_by_role)
+    chosen = _find_items(data_path, items_path, tables, interactions, columns_by_role, texts)
     if chosen is not None:
-        roles = same_item_column(interactions.roles, chosen.item_roles, interactions.names, columns)
+        roles = align_item_column(interactions.roles, chosen.item_roles, interactions.names, columns_by_role)
         interactions = replace(interactions, roles=roles)
-    interactions = _with_finest_times(interactions, columns, texts)
+    interactions = _choose_time_column(interactions, columns_by_role, texts)
     if chosen and chosen.form != interactions.form:
         raise ConfigError(
-            f"--data {place}: {interactions.path.name} is {interactions.form} and {chosen.path.name} is {chosen.form}; "
+            f"--data {data_path}: {interactions.path.name} is {interactions.form} and {chosen.path.name} is {chosen.form}; "
             "write both as Parquet, or both as CSV"
         )
-    return Source(interactions.form, interactions.path, interactions, chosen)
+    return DataSource(interactions.form, interactions.path, interactions, chosen)
 
 
-def _with_finest_times(table: Table, columns: Mapping[str, str], missing: tuple[str, ...]) -> Table:
+def _choose_time_column(
+    table: SourceTable, columns: Mapping[str, str], missing: tuple[str, ...]
+) -> SourceTable:
     """Choose the best of several columns of times by the table's first rows."""
-    candidates = time_candidates(table.names)
+    candidates = list_time_candidates(table.names)
     if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
         return table
-    rows = first_rows(table.path) if table.form == "parquet" else first_text_rows(table.path, "csv", missing)
-    best = finest_times(rows, candidates, table.roles["time"])
+    rows = (
+        read_first_rows(table.path)
+        if table.form == "parquet"
+        else read_first_text_rows(table.path, "csv", missing)
+    )
+    best = choose_time_column(rows, candidates, table.roles["time"])
     return replace(table, roles={**table.roles, "time": best})
 
 
-def _known_form(place: Path) -> str:
+def _detect_importer(place: Path) -> str:
     """Return the importer that knows these file names; "" for none."""
     if not place.is_dir():
         return "sequences" if place.name == "sequences.txt" else ""
@@ -171,12 +180,12 @@ def _known_form(place: Path) -> str:
     return "movielens" if any(all((place / name).is_file() for name in names) for names in _MOVIELENS) else ""
 
 
-def _candidates(place: Path) -> list[Path]:
+def _list_candidates(place: Path) -> list[Path]:
     """List tables by their file endings.
 
     A folder that consists of parts of a table is one table.
     """
-    if place.is_file() or _holds_parts(place):
+    if place.is_file() or _is_partitioned(place):
         return [place]
     paths = [path for path in sorted(place.iterdir()) if not path.name.startswith((".", "_"))]
     files = [
@@ -184,10 +193,10 @@ def _candidates(place: Path) -> list[Path]:
         for path in paths
         if path.is_file() and path.name.lower().endswith(_DATA) and path.stem.lower() != "readme"
     ]
-    return files + [path for path in paths if path.is_dir() and _data_below(path)]
+    return files + [path for path in paths if path.is_dir() and _list_data_files(path)]
 
 
-def _data_below(folder: Path) -> list[Path]:
+def _list_data_files(folder: Path) -> list[Path]:
     """List the data files in a folder at any depth, without hidden files."""
     return [
         path
@@ -198,13 +207,13 @@ def _data_below(folder: Path) -> list[Path]:
     ]
 
 
-def _holds_parts(folder: Path) -> bool:
+def _is_partitioned(folder: Path) -> bool:
     """Return whether a folder is one table.
 
     It is if it has a marker file of a writer, if its folders are named key=value, or if its files are
     numbered parts.
     """
-    data = _data_below(folder)
+    data = _list_data_files(folder)
     if not data or any(
         len(path.relative_to(folder).parts) > 1 and "=" not in path.relative_to(folder).parts[0]
         for path in data
@@ -217,32 +226,32 @@ def _holds_parts(folder: Path) -> bool:
     return len(data) > 0 and all(_PART.fullmatch(path.name.partition(".")[0]) for path in data)
 
 
-def _form(path: Path) -> str:
+def _detect_form(path: Path) -> str:
     """Return "parquet" or "csv" by the content of the file, or of a folder's first file."""
-    files = _data_below(path) if path.is_dir() else [path]
+    files = _list_data_files(path) if path.is_dir() else [path]
     return "parquet" if not files or is_parquet_file(files[0]) or files[0].suffix == ".parquet" else "csv"
 
 
-def _table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]) -> Table:
+def _read_table(path: Path, columns: Mapping[str, str], missing: tuple[str, ...]) -> SourceTable:
     """Read a table's schema and guess the roles of its columns."""
-    form, text = _form(path), None
+    form, text = _detect_form(path), None
     schema: Any
     if form == "parquet":
-        schema = parquet_schema(path, "table")
+        schema = read_parquet_schema(path, "table")
     else:
-        schema, text = text_schema(path, "csv", missing=missing)
+        schema, text = read_text_schema(path, "csv", missing=missing)
         if not text.has_header:
-            columns = by_number(columns, schema.names)
+            columns = resolve_column_numbers(columns, schema.names)
     roles = guess_roles(OF_INTERACTIONS, schema.names, columns)
-    return Table(path, form, schema, roles, guess_roles(OF_ITEMS, schema.names, columns), text)
+    return SourceTable(path, form, schema, roles, guess_roles(OF_ITEMS, schema.names, columns), text)
 
 
-def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, str]) -> Table:
+def _find_interactions(place: Path, tables: Sequence[SourceTable], columns: Mapping[str, str]) -> SourceTable:
     """Return the table of interactions. Raises ConfigError if there is none or more than one."""
     headless = [table for table in tables if table.text is not None and not table.text.has_header]
     for table in headless:
-        if not named_by_number(columns, table.names):
-            raise ConfigError(without_header(f"--data {table.path}", len(table.names)))
+        if not has_column_numbers(columns, table.names):
+            raise ConfigError(describe_missing_header(f"--data {table.path}", len(table.names)))
     unsure = [table for table in tables if table.text is not None and not table.text.sure]
     there = {name for table in tables if table not in unsure for name in table.names}
     named = {name for table in tables for name in table.names}
@@ -252,8 +261,10 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
                 f"--column {role}={name}: no table of {place} has this column; columns: {join_names(sorted(there))}"
             )
     whole = [table for table in tables if table.is_interactions]
-    whole = whole or [table for table in (each.by_type() for each in tables) if table.is_interactions]
-    if chosen := _by_name(whole, "interactions"):
+    whole = whole or [
+        table for table in (each.add_roles_by_type() for each in tables) if table.is_interactions
+    ]
+    if chosen := _select_by_name(whole, "interactions"):
         return chosen
     if len(whole) > 1:
         names = join_names(table.path.name for table in whole)
@@ -276,47 +287,47 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
             f"names, or name existing columns: --column user=NAME"
         )
     raise ConfigError(
-        f"--data {best.path}{_read_as(best)}: no column looks like the {' or the '.join(missing)}; it has "
+        f"--data {best.path}{_describe_form(best)}: no column looks like the {' or the '.join(missing)}; it has "
         f"{join_names(best.names)}. Name it: "
         f"--column {missing[0]}=NAME"
     )
 
 
-def _items(
+def _find_items(
     place: Path,
     given: Path | None,
-    tables: Sequence[Table],
-    interactions: Table,
+    tables: Sequence[SourceTable],
+    interactions: SourceTable,
     columns: Mapping[str, str],
     missing: tuple[str, ...],
-) -> Table | None:
+) -> SourceTable | None:
     """Return the table of items, None if there is none. Raises ConfigError if there is more than one."""
     if given is not None:
         if not given.exists():
             raise ConfigError(f"--items {given}: no such file")
-        table = _table(given, columns, missing)
+        table = _read_table(given, columns, missing)
         if "item" not in table.item_roles:
             named = interactions.roles.get("item", "item_id")
             raise ConfigError(
-                f"--items {given}{_read_as(table)}: no column looks like the item; it has {join_names(table.names)}. "
+                f"--items {given}{_describe_form(table)}: no column looks like the item; it has {join_names(table.names)}. "
                 f"Call the column of its ids {named} there, as {interactions.path.name} does, or item_id"
             )
         return table
     of_items = [table for table in tables if table.path != interactions.path and table.is_items]
-    if len(of_items) > 1 and _by_name(of_items, "items") is None:
+    if len(of_items) > 1 and _select_by_name(of_items, "items") is None:
         names = join_names(table.path.name for table in of_items)
         raise ConfigError(
             f"--data {place}: {len(of_items)} tables look like items ({names}); name one with --items"
         )
-    return _by_name(of_items, "items")
+    return _select_by_name(of_items, "items")
 
 
-def _read_as(table: Table) -> str:
+def _describe_form(table: SourceTable) -> str:
     """Describe the form that was detected from the content, for errors."""
     return ", read as JSON lines" if table.text is not None and table.text.kind == "json" else ""
 
 
-def _by_name(tables: Sequence[Table], name: str) -> Table | None:
+def _select_by_name(tables: Sequence[SourceTable], name: str) -> SourceTable | None:
     """Return the only table, or the only one of several with that name."""
     called = [table for table in tables if table.path.name.partition(".")[0] == name]
     return tables[0] if len(tables) == 1 else called[0] if len(called) == 1 else None

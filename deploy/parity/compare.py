@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nonet.errors import ConfigError
-from nonet.models.ranking import paired, per_event, rank_of_target_np
-from nonet.samples.batches import event_at, masked
+from nonet.models.ranking import compare_paired, compute_per_event, rank_of_target_np
+from nonet.samples.batches import gather_masked_items, locate_events
 from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items.
@@ -47,7 +47,7 @@ class ModuleError:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ParityResult:
     """What was compared and found.
 
     Attributes:
@@ -88,13 +88,13 @@ class Agreement:
         """Return the fields as a dictionary."""
         return asdict(self)
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Format the sides, the first differences, the worst errors and the result for readers."""
         names = [
             f"{side['pool']} ({side['device']}, {side['precision']}, {side['torch']})" for side in self.sides
         ]
         lines = [f"{names[0]} against {names[1]}", f"weights: {self.weights}; {self.prompts} prompts", ""]
-        parts = [*_worst("modules", self.modules), *_worst("gradients", self.gradients)]
+        parts = [*_describe_worst("modules", self.modules), *_describe_worst("gradients", self.gradients)]
         lines += [f"first module that differs   {self.first_different or 'none: all bits are equal'}"]
         lines += [f"first module beyond limit   {self.first_beyond or 'none'}", *parts]
         lines += [
@@ -117,7 +117,7 @@ class Agreement:
         return "\n".join([*lines, *verdict])
 
 
-def limits_for(precisions: Sequence[str], given: Mapping[str, float] | None = None) -> dict[str, float]:
+def get_limits(precisions: Sequence[str], overrides: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return the limits of a pair of precisions.
 
     Args:
@@ -128,7 +128,7 @@ def limits_for(precisions: Sequence[str], given: Mapping[str, float] | None = No
         ConfigError: A limit is unknown.
     """
     limits = dict(LIMITS[min(precisions, key=_ORDER.index)])
-    for name, value in (given or {}).items():
+    for name, value in (overrides or {}).items():
         if name not in limits:
             raise ConfigError(f"--limit {name!r} is not one of {', '.join(limits)}")
         limits[name] = value
@@ -146,7 +146,7 @@ def compare(
     limits: Mapping[str, float],
     weights: str,
     seed: int,
-) -> Agreement:
+) -> ParityResult:
     """Compare two sides' answers on the same prompts.
 
     Args:
@@ -161,15 +161,18 @@ def compare(
         seed: The seed of the bootstrap.
     """
     a, b = answers
-    modules = errors(a["modules"], b["modules"])
-    gradients, whole = errors(a["gradients"], b["gradients"]), error_of_all(a["gradients"], b["gradients"])
-    kl_P = divergence(a["scores"], b["scores"])
-    shared = overlap(a["scores"], b["scores"], TOP)
-    ranks = [_ranks(side["scores"], seq, users, positions, tie) for side in answers]
-    moved = {name: _metric(name, ranks, users, seed) for name in metrics}
+    modules = compute_errors(a["modules"], b["modules"])
+    gradients, whole = (
+        compute_errors(a["gradients"], b["gradients"]),
+        compute_total_error(a["gradients"], b["gradients"]),
+    )
+    kl_P = compute_kl_divergence(a["scores"], b["scores"])
+    shared = compute_overlap(a["scores"], b["scores"], TOP)
+    ranks = [_rank_targets(side["scores"], seq, users, positions, tie) for side in answers]
+    moved = {name: _compare_metric(name, ranks, users, seed) for name in metrics}
     kl = {"mean": float(kl_P.mean()), "most": float(kl_P.max())}
     first_beyond = next((m for m in modules if not m.relative <= limits["module"]), None)
-    return Agreement(
+    return ParityResult(
         sides=[dict(side["side"]) for side in answers],
         weights=weights,
         prompts=len(users),
@@ -184,11 +187,11 @@ def compare(
         overlap=shared,
         metrics=moved,
         limits=dict(limits),
-        beyond=_beyond(first_beyond, whole, kl, shared, moved, limits),
+        beyond=_find_exceeded_limits(first_beyond, whole, kl, shared, moved, limits),
     )
 
 
-def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
+def compute_errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
     """Compute the error of each output by name, in the order of `a`.
 
     An output that only one side has is infinitely wrong.
@@ -207,7 +210,7 @@ def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[Mod
     return modules
 
 
-def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+def compute_total_error(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
     """Compute the relative error of all arrays as one vector; infinite if one side lacks a part.
 
     It measures gradients, because the gradient of a single bias may be a sum over positions that nearly
@@ -221,7 +224,7 @@ def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> fl
     return float(difference / max(norm, np.finfo(np.float32).tiny)) if difference else 0.0
 
 
-def divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
+def compute_kl_divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
     """Compute KL(a || b) [P] in nats over the catalogue; items that neither side knows are ignored."""
     a, b = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
     known = np.isfinite(a)
@@ -231,27 +234,27 @@ def divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
     return (probability * (change + np.expm1(-change))).sum(1)
 
 
-def overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
+def compute_overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
     """Compute the mean share of one side's k best items that are among the other's; ties break by index."""
     best = [np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI)]
     return float(np.mean([len(np.intersect1d(x, y)) / max(1, len(x)) for x, y in zip(*best, strict=True)]))
 
 
-def _ranks(
+def _rank_targets(
     scores_PI: np.ndarray, seq: Sequences, users: np.ndarray, positions: np.ndarray, tie: np.ndarray
 ) -> np.ndarray:
     """Rank the target of each prompt [P]."""
-    target = seq.item[event_at(seq, users, positions)].astype(np.int64)
-    return rank_of_target_np(scores_PI, target, masked(seq, users, positions), tie)
+    target = seq.item[locate_events(seq, users, positions)].astype(np.int64)
+    return rank_of_target_np(scores_PI, target, gather_masked_items(seq, users, positions), tie)
 
 
-def _metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:
+def _compare_metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:
     """Compute a metric on both sides and the interval of its difference."""
-    a, b = (per_event(name, side) for side in ranks)
-    return {"a": float(a.mean()), "b": float(b.mean()), **paired(a, b, users, seed)}
+    a, b = (compute_per_event(name, side) for side in ranks)
+    return {"a": float(a.mean()), "b": float(b.mean()), **compare_paired(a, b, users, seed)}
 
 
-def _beyond(
+def _find_exceeded_limits(
     first: ModuleError | None,
     gradient: float,
     kl: Mapping[str, float],
@@ -275,7 +278,7 @@ def _beyond(
     return said
 
 
-def _worst(what: str, modules: Sequence[ModuleError]) -> list[str]:
+def _describe_worst(what: str, modules: Sequence[ModuleError]) -> list[str]:
     """Describe how many outputs are equal in all bits, and the one with the largest error."""
     if not modules:
         return []

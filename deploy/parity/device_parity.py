@@ -19,13 +19,13 @@ import numpy as np
 from nonet.controller.record import Checkpoints, find_run
 from nonet.controller.scenario import Pool, Scenario
 from nonet.controller.setup import data_setup, run_setup, stage_setups
-from nonet.deploy.parity.compare import Agreement, compare, limits_for
+from nonet.deploy.parity.compare import ParityResult, compare, get_limits
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
 from nonet.models.baselines import Popularity
 from nonet.models.generation import Corpus
-from nonet.models.ranking import of_events, tie_order
-from nonet.samples.batches import prompts
+from nonet.models.ranking import make_tie_order, select_event_metrics
+from nonet.samples.batches import list_prompts
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.devices import HOST, PRECISIONS, PoolEnvironment, get_device
 from nonet.workers.runtime import ActorGroup, Place, RoleSpec, WorkerGroup, WorkerResources, ensure_ray
@@ -46,7 +46,7 @@ class ParitySide:
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class ParityInputs:
     """The inputs of both sides.
 
     Attributes:
@@ -60,15 +60,15 @@ class Material:
     weights: str
 
 
-def parity(
-    made: ScenarioFile,
+def compare_pools(
+    scenario_file: ScenarioFile,
     pools: str = f"{HOST},{HOST}",
     precision: str = "fp32,fp32",
     *,
     run: str | None = None,
     steps: int = 50,
     limits: Mapping[str, float] | None = None,
-) -> Agreement:
+) -> ParityResult:
     """Compare two pools on a scenario.
 
     Args:
@@ -83,23 +83,23 @@ def parity(
         ConfigError: A pool, a precision, a limit or the run is wrong.
         PlacementError: The cluster lacks a device.
     """
-    scenario = made.scenario
-    sides = _sides(scenario, pools, precision)
-    bounds = limits_for([side.precision for side in sides], limits)
-    _check_there(sides)
+    scenario = scenario_file.scenario
+    sides = _parse_sides(scenario, pools, precision)
+    bounds = get_limits([side.precision for side in sides], limits)
+    _check_devices(sides)
     with tempfile.TemporaryDirectory(prefix="nonet-parity-") as scratch:
-        material = _of_run(run) if run else _fresh(made, Path(scratch), steps)
+        material = _load_run_inputs(run) if run else _train_inputs(scenario_file, Path(scratch), steps)
         corpus = Corpus.load(material.folders)
-        users, positions = _prompts(corpus)
-        answers = _ask(scenario, sides, material, corpus, users, positions)
-    tie = tie_order(Popularity(len(corpus.items)).fit(corpus.seq).popularity, scenario.seed)
+        users, positions = _select_prompts(corpus)
+        answers = _run_sides(scenario, sides, material, corpus, users, positions)
+    tie = make_tie_order(Popularity(len(corpus.items)).fit(corpus.seq).popularity, scenario.seed)
     return compare(
         answers,
         corpus.seq,
         users,
         positions,
         tie,
-        metrics=of_events(scenario.evaluate.metrics),
+        metrics=select_event_metrics(scenario.evaluate.metrics),
         limits=bounds,
         weights=material.weights,
         seed=scenario.seed,
@@ -118,18 +118,19 @@ def parse_limits(given: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def _sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
+def _parse_sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
     """Parse the two sides. Raises ConfigError."""
-    names, precisions = _pair("--pools", pools), _pair("--precision", precision)
+    names, precisions = _parse_pair("--pools", pools), _parse_pair("--precision", precision)
     for word in precisions:
         if word not in PRECISIONS:
             raise ConfigError(f"--precision {word!r} is not one of {', '.join(PRECISIONS)}")
     return [
-        ParitySide(name, _pool(scenario, name), word) for name, word in zip(names, precisions, strict=True)
+        ParitySide(name, _find_pool(scenario, name), word)
+        for name, word in zip(names, precisions, strict=True)
     ]
 
 
-def _pair(option: str, text: str) -> Sequence[str]:
+def _parse_pair(option: str, text: str) -> Sequence[str]:
     """Split an option into two values; a single one is used for both sides. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1:
@@ -139,7 +140,7 @@ def _pair(option: str, text: str) -> Sequence[str]:
     return parts
 
 
-def _pool(scenario: Scenario, name: str) -> Pool:
+def _find_pool(scenario: Scenario, name: str) -> Pool:
     """Return a pool of the scenario, or one of a device's name. Raises ConfigError."""
     if name in scenario.pools:
         return scenario.pools[name]
@@ -153,7 +154,7 @@ def _pool(scenario: Scenario, name: str) -> Pool:
     return Pool(device=name)
 
 
-def _check_there(sides: Sequence[ParitySide]) -> None:
+def _check_devices(sides: Sequence[ParitySide]) -> None:
     """Check that the cluster has the devices, before anything is trained. Raises PlacementError."""
     import ray
 
@@ -168,21 +169,21 @@ def _check_there(sides: Sequence[ParitySide]) -> None:
             )
 
 
-def _of_run(run: str) -> Material:
+def _load_run_inputs(run: str) -> ParityInputs:
     """Return the artifacts and the newest checkpoint of a run. Raises ConfigError."""
     folder = find_run(run)
     facts = folder.read_facts()
-    newest = Checkpoints(folder.checkpoints).newest()
+    newest = Checkpoints(folder.checkpoints).find_newest()
     if facts is None or newest is None:
         raise ConfigError(
             f"{folder.id} has no checkpoint to compare with; omit --run to train a few steps here"
         )
     path, manifest = newest
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-    return Material(folders, str(path), f"{folder.id}, step {manifest.step} ({manifest.stage})")
+    return ParityInputs(folders, str(path), f"{folder.id}, step {manifest.step} ({manifest.stage})")
 
 
-def _fresh(made: ScenarioFile, scratch: Path, steps: int) -> Material:
+def _train_inputs(made: ScenarioFile, scratch: Path, steps: int) -> ParityInputs:
     """Make artifacts and train a few supervised steps in this process.
 
     The steps run on the host with one thread, as in a planned run.
@@ -206,23 +207,23 @@ def _fresh(made: ScenarioFile, scratch: Path, steps: int) -> Material:
     commit = scratch / "commit"
     trainer.save(str(commit))
     shard.save(str(commit))
-    return Material(
+    return ParityInputs(
         folders, str(commit), f"{done} steps of {stage.name} on {HOST} in fp32, seed {setup.seed}"
     )
 
 
-def _prompts(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+def _select_prompts(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
     """Select held-out test events, evenly spread, so that the scores of a side take at most 64 MB."""
-    users, positions = prompts(corpus.seq, TEST)
+    users, positions = list_prompts(corpus.seq, TEST)
     most = min(_PROMPTS, max(8, _SCORES // max(1, len(corpus.items))), len(users))
     chosen = np.linspace(0, len(users) - 1, most).round().astype(int)
     return users[chosen], positions[chosen]
 
 
-def _ask(
+def _run_sides(
     scenario: Scenario,
     sides: Sequence[ParitySide],
-    material: Material,
+    material: ParityInputs,
     corpus: Corpus,
     users: np.ndarray,
     positions: np.ndarray,
@@ -237,7 +238,7 @@ def _ask(
     stage = next(iter(stage_setups(scenario, len(corpus.seq), trained).values()))
     answers = []
     for side in sides:
-        with _probe(scenario, side) as probe:
+        with _start_probe(scenario, side) as probe:
             what = probe.open(dict(material.folders), material.commit).get(_WAIT_S)[0]
             learnt = probe.learn(stage, 0).get(_WAIT_S)
             scores = probe.score(users, positions).get(_WAIT_S)
@@ -246,7 +247,7 @@ def _ask(
 
 
 @contextmanager
-def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
+def _start_probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
     """Start a worker in the side's pool: on its device, with its labels and its environment."""
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group

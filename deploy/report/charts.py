@@ -10,19 +10,19 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from nonet.deploy.report.scores import Difference, label, number
+from nonet.deploy.report.scores import Difference, format_name, format_number
 
 _POINTS = 300
 _WIDTH, _HEIGHT = 340, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 8, 22
 
 
-def line_chart(
+def draw_line_chart(
     title: str,
     steps: Sequence[float],
     values: Sequence[float],
     unit: str = "",
-    beside: Sequence[tuple[float, float]] = (),
+    dashed_points: Sequence[tuple[float, float]] = (),
 ) -> str:
     """Draw one curve over steps.
 
@@ -38,57 +38,57 @@ def line_chart(
     Returns:
         The markup of a figure.
     """
-    points = thin([(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)])
+    points = reduce_points([(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)])
     heading = f"{escape(title)}<small>{escape(unit)}</small>"
     if len(points) < 2:
-        only = f" {_short(points[0][1])} at step {points[0][0]:.0f}" if points else " no points"
+        only = f" {_format_short(points[0][1])} at step {points[0][0]:.0f}" if points else " no points"
         return f'<figure class="chart"><figcaption>{heading}</figcaption><p class="muted">{only}</p></figure>'
-    smooth = moving_average([y for _, y in points])
-    frame = _Frame([*points, *beside])
-    body = frame.axes()
-    if beside:
-        body += f'<path class="line beside" d="{frame.path(beside)}"/>'
+    smooth = compute_moving_average([y for _, y in points])
+    frame = _ChartFrame([*points, *dashed_points])
+    body = frame.draw_axes()
+    if dashed_points:
+        body += f'<path class="line beside" d="{frame.draw_path(dashed_points)}"/>'
     if smooth:
-        body += f'<path class="line faint" d="{frame.path(points)}"/>'
+        body += f'<path class="line faint" d="{frame.draw_path(points)}"/>'
     bold = [(x, y) for (x, _), y in zip(points, smooth, strict=True)] if smooth else points
-    body += f'<path class="line" d="{frame.path(bold)}"/>'
-    last = _short(points[-1][1])
-    described = f"{title}: from {_short(points[0][1])} to {last} over {len(points)} points"
+    body += f'<path class="line" d="{frame.draw_path(bold)}"/>'
+    last = _format_short(points[-1][1])
+    described = f"{title}: from {_format_short(points[0][1])} to {last} over {len(points)} points"
     svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(described)}">{body}</svg>'
     return f'<figure class="chart"><figcaption>{heading}<b>{last}</b></figcaption>{svg}</figure>'
 
 
-def forest_plot(found: Sequence[Difference]) -> str:
+def draw_forest_plot(differences: Sequence[Difference]) -> str:
     """Draw differences and their intervals around a line at zero, one row for each."""
     row_height, left, right, width = 26, 330, 230, 960
-    low, high = min(0.0, *(d.low for d in found)), max(0.0, *(d.high for d in found))
+    low, high = min(0.0, *(d.low for d in differences)), max(0.0, *(d.high for d in differences))
     span = (high - low) or 1.0
 
     def place(value: float) -> float:
         return round(left + 16 + (value - low) / span * (width - left - right - 32), 1)
 
-    height = row_height * len(found) + 26
+    height = row_height * len(differences) + 26
     zero = place(0.0)
     parts = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="4" y2="{height - 20}"/>']
     parts.append(
         f'<text class="tick" x="{zero}" y="{height - 6}" text-anchor="middle">0: no difference</text>'
     )
     before = None
-    for index, d in enumerate(found):
+    for index, d in enumerate(differences):
         y = row_height * index + 18
         if before not in (None, (d.left, d.right)):
             parts.append(f'<line class="rule" x1="0" x2="{width}" y1="{y - 13}" y2="{y - 13}"/>')
         if before != (d.left, d.right):
-            who = f"{label(d.left)} − {label(d.right)}"
+            who = f"{format_name(d.left)} − {format_name(d.right)}"
             parts.append(f'<text x="0" y="{y + 4}">{escape(who)}</text>')
         before = (d.left, d.right)
-        parts.append(_whisker(d, place, y, left, width))
+        parts.append(_draw_interval(d, place, y, left, width))
     described = "Paired differences with 95 % intervals"
     head = f'<svg class="forest" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">'
     return f'<div class="wide">{head}{"".join(parts)}</svg></div>'
 
 
-def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def reduce_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Reduce a series to at most 300 points by averaging neighbours."""
     size = math.ceil(len(points) / _POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
@@ -97,7 +97,7 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def moving_average(values: Sequence[float]) -> list[float]:
+def compute_moving_average(values: Sequence[float]) -> list[float]:
     """Compute centered means over a tenth of the values, fewer at the ends; empty below 30 values."""
     if len(values) < 30:
         return []
@@ -106,7 +106,7 @@ def moving_average(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
+def choose_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Choose about `count` round numbers in [low, high]."""
     if not high > low:
         return [low]
@@ -117,7 +117,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def tick_labels(values: Sequence[float]) -> list[str]:
+def format_ticks(values: Sequence[float]) -> list[str]:
     """Format ticks with as many decimals as are needed to tell them apart."""
     unit, suffix = (1000.0, "k") if max(map(abs, values)) >= 10_000 else (1.0, "")
     for digits in range(9):
@@ -126,10 +126,10 @@ def tick_labels(values: Sequence[float]) -> list[str]:
             math.isclose(float(f"{value / unit:.{digits}f}") * unit, value, abs_tol=1e-12) for value in values
         ):
             return [text.replace("-", "−") for text in texts]
-    return [_short(value) for value in values]
+    return [_format_short(value) for value in values]
 
 
-class _Frame:
+class _ChartFrame:
     """The plotting area of a chart, which maps data to pixels."""
 
     def __init__(self, points: Sequence[tuple[float, float]]):
@@ -140,36 +140,36 @@ class _Frame:
         self.y_low = max(low - margin, 0.0) if low >= 0 else low - margin
         self.y_high = high + margin
 
-    def x(self, value: float) -> float:
+    def to_x(self, value: float) -> float:
         share = (value - self.x_low) / ((self.x_high - self.x_low) or 1.0)
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
-    def y(self, value: float) -> float:
+    def to_y(self, value: float) -> float:
         share = (value - self.y_low) / (self.y_high - self.y_low)
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
-    def path(self, points: Sequence[tuple[float, float]]) -> str:
-        return "M" + " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
+    def draw_path(self, points: Sequence[tuple[float, float]]) -> str:
+        return "M" + " ".join(f"{self.to_x(x)},{self.to_y(y)}" for x, y in points)
 
-    def axes(self) -> str:
+    def draw_axes(self) -> str:
         parts = []
-        levels = ticks(self.y_low, self.y_high)
-        for value, text in zip(levels, tick_labels(levels), strict=True):
-            y = self.y(value)
+        levels = choose_ticks(self.y_low, self.y_high)
+        for value, text in zip(levels, format_ticks(levels), strict=True):
+            y = self.to_y(value)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
             parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5}" text-anchor="end">{text}</text>')
-        at = ticks(self.x_low, self.x_high)
-        for value, text in zip(at, tick_labels(at), strict=True):
-            x = self.x(value)
+        at = choose_ticks(self.x_low, self.x_high)
+        for value, text in zip(at, format_ticks(at), strict=True):
+            x = self.to_x(value)
             parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}" text-anchor="middle">{text}</text>')
         return "".join(parts)
 
 
-def _whisker(d: Difference, place, y: float, left: int, width: int) -> str:
+def _draw_interval(d: Difference, place, y: float, left: int, width: int) -> str:
     """Draw one row of a forest plot: metric, point, interval and its text."""
     tone = {1: "good", -1: "bad"}.get(d.direction, "even")
     words = "not significant" if d.direction == 0 else "significant"
-    interval = f"{number(d.diff, sign=True)}  [{number(d.low, sign=True)}, {number(d.high, sign=True)}]"
+    interval = f"{format_number(d.diff, sign=True)}  [{format_number(d.low, sign=True)}, {format_number(d.high, sign=True)}]"
     middle = place(d.diff)
     return (
         f'<text class="muted" x="{left}" y="{y + 4}" text-anchor="end">{escape(d.metric)}</text>'
@@ -180,7 +180,7 @@ def _whisker(d: Difference, place, y: float, left: int, width: int) -> str:
     )
 
 
-def _short(value: float) -> str:
+def _format_short(value: float) -> str:
     """Format a number with about three significant digits."""
     if value == 0:
         return "0"

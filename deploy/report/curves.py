@@ -60,10 +60,10 @@ def read_curves(path: Path) -> tuple[list[Curve], int]:
     if not path.exists():
         return [], 0
     with path.open(encoding="utf-8", errors="replace") as lines:
-        return collect(lines)
+        return collect_curves(lines)
 
 
-def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
+def collect_curves(lines: Iterable[str]) -> tuple[list[Curve], int]:
     """Collect curves from JSON lines.
 
     Args:
@@ -75,7 +75,7 @@ def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
     curves: dict[tuple[str, str], Curve] = {}
     unread = 0
     for line in lines:
-        record = _record(line)
+        record = _parse_record(line)
         if record is None:
             unread += bool(line.strip())
             continue
@@ -89,7 +89,7 @@ def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
     return list(curves.values()), unread
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def _parse_record(line: str) -> dict[str, Any] | None:
     """Parse a line as a metrics record; None if it is not one."""
     try:
         record = json.loads(line)

@@ -1,6 +1,6 @@
 """The report's page: the verdict first, then the numbers behind it, then how the run was made.
 
-`page` is pure: the same report gives the same bytes. The templates escape every text that comes from the
+`render_page` is pure: the same report gives the same bytes. The templates escape every text that comes from the
 run. A section is left out when its part of the report is missing.
 """
 
@@ -16,16 +16,16 @@ from markupsafe import Markup
 
 from nonet.controller.scenario.settings import repeats_text
 from nonet.deploy.report import beyond, tables
-from nonet.deploy.report.charts import forest_plot, line_chart
+from nonet.deploy.report.charts import draw_forest_plot, draw_line_chart
 from nonet.deploy.report.curves import Curve
-from nonet.deploy.report.scores import differences, headline_metrics, label
-from nonet.deploy.report.verdicts import findings
+from nonet.deploy.report.scores import format_name, iterate_differences, select_headline_metrics
+from nonet.deploy.report.verdicts import collect_findings
 
 _HISTORY = 8
 _VALIDATION_NATS = "validation nats"
 
 
-def page(
+def render_page(
     report: Mapping[str, Any], *, curves: Sequence[Curve] = (), scenario: str = "", unread: int = 0
 ) -> str:
     """Render the whole page.
@@ -39,20 +39,20 @@ def page(
     Returns:
         The HTML text.
     """
-    paired = list(differences(report))
-    shown = [difference for difference in paired if difference.metric in headline_metrics(report)]
+    paired = list(iterate_differences(report))
+    shown = [difference for difference in paired if difference.metric in select_headline_metrics(report)]
     # A single point, such as a score at the end of a stage, is shown in the tables instead.
     drawn = [curve for curve in curves if len(curve.points) > 1]
     nats = {curve.stage: curve.points for curve in drawn if curve.name == _VALIDATION_NATS}
     drawn = [curve for curve in drawn if curve.name != _VALIDATION_NATS]
-    return template("report.html").render(
+    return load_template("report.html").render(
         name=report.get("name") or report.get("run") or "run",
-        subtitle=_subtitle(report),
-        findings=findings(report),
+        subtitle=_format_subtitle(report),
+        findings=collect_findings(report),
         scores=[
-            tables.score_table(report, "test", "exhaustive", "Every catalogue item scored"),
-            tables.score_table(report, "test", "beam", "By beam search"),
-            tables.score_table(
+            tables.build_score_table(report, "test", "exhaustive", "Every catalogue item scored"),
+            tables.build_score_table(report, "test", "beam", "By beam search"),
+            tables.build_score_table(
                 report,
                 "shuffled",
                 "exhaustive",
@@ -60,36 +60,36 @@ def page(
             ),
         ],
         validation=[
-            tables.score_table(report, "valid", search, f"Validation, {search}")
+            tables.build_score_table(report, "valid", search, f"Validation, {search}")
             for search in ("exhaustive", "beam")
         ],
-        sampled=beyond.sampled_note(report),
+        sampled=beyond.format_sampled_note(report),
         repeats=repeats_text(report.get("data") or {}),
-        forest=Markup(forest_plot(shown)) if shown else "",
-        differences=tables.difference_table(paired),
-        lists=beyond.list_table(report),
-        lists_note=beyond.list_note(report),
-        segments=beyond.segment_table(report),
-        segments_note=beyond.segment_note(report),
-        memory=beyond.memory_table(report),
+        forest=Markup(draw_forest_plot(shown)) if shown else "",
+        differences=tables.build_difference_table(paired),
+        lists=beyond.build_list_table(report),
+        lists_note=beyond.format_list_note(report),
+        segments=beyond.build_segment_table(report),
+        segments_note=beyond.format_segment_note(report),
+        memory=beyond.build_memory_table(report),
         memory_note=beyond.MEMORY_NOTE,
-        rewards=tables.reward_tables(report),
-        steered=beyond.rl_tables(report),
-        users=_users(report),
-        charts=[_chart(curve, nats) for curve in drawn if curve.important],
-        more_charts=[_chart(curve, {}) for curve in drawn if not curve.important],
+        rewards=tables.build_reward_tables(report),
+        steered=beyond.build_rl_tables(report),
+        users=_collect_users(report),
+        charts=[_render_chart(curve, nats) for curve in drawn if curve.important],
+        more_charts=[_render_chart(curve, {}) for curve in drawn if not curve.important],
         unread=unread,
-        codebooks=tables.codebook_table(report),
+        codebooks=tables.build_codebook_table(report),
         unique=(report.get("tokenizer") or {}).get("unique_before_collisions"),
         command=report.get("command"),
-        made=tables.made_tables(report),
+        made=tables.build_run_tables(report),
         scenario=scenario,
         notice=(report.get("data") or {}).get("notice"),
     )
 
 
 @cache
-def template(name: str) -> Template:
+def load_template(name: str) -> Template:
     """Load a page's template, which escapes every text."""
     folder = Path(__file__).parent / "templates"
     return Environment(
@@ -97,7 +97,7 @@ def template(name: str) -> Template:
     ).get_template(name)
 
 
-def _subtitle(report: Mapping[str, Any]) -> str:
+def _format_subtitle(report: Mapping[str, Any]) -> str:
     """Format the run's id, seed, data sizes and duration in one line."""
     data = report.get("data") or {}
     parts = [str(report[key]) for key in ("run",) if report.get(key)]
@@ -112,19 +112,19 @@ def _subtitle(report: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _collect_users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Collect each user's newest history, held-out items, and lists of each baseline and stage.
 
     An item of a list is (title, whether it was held out, whether the stage before did not recommend it).
     """
     stages, users = report.get("stages") or {}, []
     for user in report.get("users") or []:
-        target, history = _texts(user.get("target")), _texts(user.get("history"))
+        target, history = _to_texts(user.get("target")), _to_texts(user.get("history"))
         lists, before = [], None
         for name, titles in (user.get("recommended") or {}).items():
-            titles = _texts(titles)
+            titles = _to_texts(titles)
             items = [(title, title in target, before is not None and title not in before) for title in titles]
-            lists.append((label(name), items))
+            lists.append((format_name(name), items))
             before = titles if name in stages else before
         users.append(
             {
@@ -138,15 +138,15 @@ def _users(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return users
 
 
-def _texts(titles: Sequence[Any] | None) -> list[str]:
+def _to_texts(titles: Sequence[Any] | None) -> list[str]:
     return [str(title) for title in titles or []]
 
 
-def _chart(curve: Curve, nats: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
+def _render_chart(curve: Curve, nats: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
     """Render the chart of a curve; a training loss is drawn with its stage's validation loss beside it."""
-    title = f"{label(curve.stage)} · {curve.name}" if curve.stage else curve.name
+    title = f"{format_name(curve.stage)} · {curve.name}" if curve.stage else curve.name
     beside = nats.get(curve.stage, ()) if curve.name == "loss" else ()
     title += "; dashed: validation, next events only" if beside else ""
     told_already = curve.unit in ("1", "1/s") or curve.unit in curve.name
     steps, values = zip(*curve.points, strict=True)
-    return Markup(line_chart(title, steps, values, "" if told_already else curve.unit, beside))
+    return Markup(draw_line_chart(title, steps, values, "" if told_already else curve.unit, beside))

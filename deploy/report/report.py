@@ -11,7 +11,7 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.deploy.report.curves import read_curves
-from nonet.deploy.report.page import page
+from nonet.deploy.report.page import render_page
 from nonet.errors import ConfigError
 
 
@@ -29,16 +29,16 @@ def write_report(run_dir: Path) -> Path:
         ConfigError: report.json is missing or is not a JSON object.
     """
     run_dir = Path(run_dir)
-    report = _read(run_dir / "report.json")
+    report = _read_report(run_dir / "report.json")
     curves, unread = read_curves(run_dir / "metrics.jsonl")
     scenario = run_dir / "scenario.yaml"
     text = scenario.read_text(encoding="utf-8") if scenario.exists() else ""
     written = run_dir / "report.html"
-    write_whole(written, page(report, curves=curves, scenario=text, unread=unread).encode())
+    write_whole(written, render_page(report, curves=curves, scenario=text, unread=unread).encode())
     return written
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_report(path: Path) -> dict[str, Any]:
     """Read report.json as an object. Raises ConfigError."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))

@@ -46,12 +46,12 @@ class Difference:
         return int(self.low > 0) - int(self.high < 0)
 
 
-def label(name: str) -> str:
+def format_name(name: str) -> str:
     """Format a name for readers: transition_counter becomes "transition counter", rl becomes "RL"."""
     return "RL" if name == "rl" else name.replace("_", " ")
 
 
-def number(value: Any, digits: int = 4, sign: bool = False) -> str:
+def format_number(value: Any, digits: int = 4, sign: bool = False) -> str:
     """Format a number.
 
     Args:
@@ -64,7 +64,7 @@ def number(value: Any, digits: int = 4, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def stage_table(
+def select_scores(
     report: Mapping[str, Any], *, split: str = "test", search: str = "exhaustive", events: str = "all"
 ) -> list[ScoreRow]:
     """Select the scores of baselines and stages of one kind, in the report's order.
@@ -79,30 +79,30 @@ def stage_table(
         Baselines, then stages; those without scores of this kind are left out.
     """
     rows = []
-    for name, kind in names(report):
-        scores = _at(report, "detail", name, split, search, events)
+    for name, kind in list_subjects(report):
+        scores = _get_nested(report, "detail", name, split, search, events)
         if not scores and (split, search, events) == ("test", "exhaustive", "all"):
-            scores = _at(report, "baselines" if kind == "baseline" else "stages", name)
+            scores = _get_nested(report, "baselines" if kind == "baseline" else "stages", name)
         scores = {metric: float(value) for metric, value in (scores or {}).items() if _is_number(value)}
         if scores:
             rows.append(ScoreRow(name, kind, scores))
     return rows
 
 
-def metrics_of(rows: list[ScoreRow]) -> list[str]:
+def list_metrics(rows: list[ScoreRow]) -> list[str]:
     """Return the metrics that any row has, in order of first appearance."""
     return list(dict.fromkeys(metric for row in rows for metric in row.scores))
 
 
-def names(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def list_subjects(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name, "baseline" or "stage") of every evaluated subject."""
     baselines = [(name, "baseline") for name in report.get("baselines") or {}]
     return baselines + [(name, "stage") for name in report.get("stages") or {}]
 
 
-def differences(report: Mapping[str, Any]) -> Iterator[Difference]:
+def iterate_differences(report: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield every paired difference in the report's order; those with a missing number are left out."""
-    known = {name for name, _ in names(report)}
+    known = {name for name, _ in list_subjects(report)}
     for pair, metrics in (report.get("paired") or {}).items():
         left, right = _split_pair(pair, known)
         for metric, values_by_key in (metrics or {}).items():
@@ -111,10 +111,10 @@ def differences(report: Mapping[str, Any]) -> Iterator[Difference]:
                 yield Difference(left, right, metric, *values)
 
 
-def headline_metrics(report: Mapping[str, Any]) -> list[str]:
+def select_headline_metrics(report: Mapping[str, Any]) -> list[str]:
     """Return the metrics that sentences use: recall@10 and ndcg@10 if available, else the first two."""
-    metrics = list(dict.fromkeys(difference.metric for difference in differences(report)))
-    metrics = metrics or metrics_of(stage_table(report))
+    metrics = list(dict.fromkeys(difference.metric for difference in iterate_differences(report)))
+    metrics = metrics or list_metrics(select_scores(report))
     return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 
@@ -128,7 +128,7 @@ def _split_pair(pair: str, known: set[str]) -> tuple[str, str]:
     return left, right
 
 
-def _at(report: Mapping[str, Any], *path: str) -> Any:
+def _get_nested(report: Mapping[str, Any], *path: str) -> Any:
     value: Any = report
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None

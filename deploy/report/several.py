@@ -10,16 +10,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nonet.deploy.report.charts import forest_plot
-from nonet.deploy.report.page import template
-from nonet.deploy.report.scores import differences, headline_metrics, label, number
-from nonet.deploy.report.tables import Cell, Table, difference_table
-from nonet.deploy.report.verdicts import findings
+from nonet.deploy.report.charts import draw_forest_plot
+from nonet.deploy.report.page import load_template
+from nonet.deploy.report.scores import (
+    format_name,
+    format_number,
+    iterate_differences,
+    select_headline_metrics,
+)
+from nonet.deploy.report.tables import ReportTable, TableCell, build_difference_table
+from nonet.deploy.report.verdicts import collect_findings
 
 _TONES = {1: ("good", "▲"), 0: ("even", "●"), -1: ("bad", "▼")}
 
 
-def seeds_page(pooled: Mapping[str, Any]) -> str:
+def render_seeds_page(pooled: Mapping[str, Any]) -> str:
     """Render the whole page of a pooled result.
 
     Args:
@@ -28,24 +33,24 @@ def seeds_page(pooled: Mapping[str, Any]) -> str:
     Returns:
         The HTML text.
     """
-    report = as_report(pooled)
-    paired = list(differences(report))
-    shown = [difference for difference in paired if difference.metric in headline_metrics(report)]
+    report = to_report(pooled)
+    paired = list(iterate_differences(report))
+    shown = [difference for difference in paired if difference.metric in select_headline_metrics(report)]
     seeds = pooled["seeds"]
-    return template("seeds.html").render(
+    return load_template("seeds.html").render(
         name=pooled.get("name") or "runs",
         subtitle=f"{len(seeds)} seeds ({', '.join(map(str, seeds))}) · {pooled['events']:,} test events each",
         seeds=seeds,
-        findings=[(*_TONES[finding.tone], finding.text) for finding in findings(report)],
-        scores=_means(pooled),
-        each=_each(pooled),
-        forest=Markup(forest_plot(shown)) if shown else "",
-        differences=difference_table(paired),
+        findings=[(*_TONES[finding.tone], finding.text) for finding in collect_findings(report)],
+        scores=_build_mean_table(pooled),
+        each=_build_seed_table(pooled),
+        forest=Markup(draw_forest_plot(shown)) if shown else "",
+        differences=build_difference_table(paired),
         command=pooled.get("command"),
     )
 
 
-def as_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
+def to_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a pooled result to the form of a run's report, with means as scores."""
     means = {
         name: {metric: row["mean"] for metric, row in by_metric.items()}
@@ -55,18 +60,18 @@ def as_report(pooled: Mapping[str, Any]) -> dict[str, Any]:
     return {"baselines": means, "stages": stages, "paired": pooled["paired"]}
 
 
-def _means(pooled: Mapping[str, Any]) -> Table:
+def _build_mean_table(pooled: Mapping[str, Any]) -> ReportTable:
     """Build the table of each subject's mean and standard deviation by metric."""
     subjects = pooled["subjects"]
-    metrics = _metrics(pooled)
+    metrics = _list_metrics(pooled)
     best = {metric: max(row[metric]["mean"] for row in subjects.values()) for metric in metrics}
     rows = [
         [
-            Cell(label(name), "stage" if name in pooled["stages"] else "baseline"),
+            TableCell(format_name(name), "stage" if name in pooled["stages"] else "baseline"),
             *(
-                Cell(
-                    number(row[metric]["mean"]),
-                    f"± {number(row[metric]['sd'])}",
+                TableCell(
+                    format_number(row[metric]["mean"]),
+                    f"± {format_number(row[metric]['sd'])}",
                     bold=row[metric]["mean"] == best[metric] > 0,
                     share=row[metric]["mean"] / best[metric] if best[metric] > 0 else None,
                 )
@@ -75,19 +80,22 @@ def _means(pooled: Mapping[str, Any]) -> Table:
         ]
         for name, row in subjects.items()
     ]
-    return Table(["", *metrics], rows, "Every catalogue item scored, mean over the seeds")
+    return ReportTable(["", *metrics], rows, "Every catalogue item scored, mean over the seeds")
 
 
-def _each(pooled: Mapping[str, Any]) -> Table:
+def _build_seed_table(pooled: Mapping[str, Any]) -> ReportTable:
     """Build the table of each subject's metrics for every seed."""
-    metrics = _metrics(pooled)
+    metrics = _list_metrics(pooled)
     rows = [
-        [Cell(label(name), f"seed {seed}"), *(number(row[metric]["values"][at]) for metric in metrics)]
+        [
+            TableCell(format_name(name), f"seed {seed}"),
+            *(format_number(row[metric]["values"][at]) for metric in metrics),
+        ]
         for name, row in pooled["subjects"].items()
         for at, seed in enumerate(pooled["seeds"])
     ]
-    return Table(["", *metrics], rows)
+    return ReportTable(["", *metrics], rows)
 
 
-def _metrics(pooled: Mapping[str, Any]) -> list[str]:
+def _list_metrics(pooled: Mapping[str, Any]) -> list[str]:
     return list(next(iter(pooled["subjects"].values())))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from nonet.controller.record import RunFolder, runs_root
-from nonet.deploy.report.verdicts import verdict
+from nonet.controller.record import RunFolder, find_runs_root
+from nonet.deploy.report.verdicts import get_verdict
 
 
-def summary(report: Mapping[str, Any]) -> str:
+def format_summary(report: Mapping[str, Any]) -> str:
     """Format the verdict and a table of baselines and stages by metric.
 
     The metrics are of all held-out test events by full ranking.
@@ -29,7 +29,7 @@ def summary(report: Mapping[str, Any]) -> str:
     """
     rows = {**report.get("baselines", {}), **report.get("stages", {})}
     metrics = list(next(iter(rows.values()), {}))
-    lines = [*verdict(report), ""]
+    lines = [*get_verdict(report), ""]
     wide = {metric: max(11, len(metric) + 2) for metric in metrics}
     lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>{wide[metric]}}" for metric in metrics))
     lines += [
@@ -51,7 +51,7 @@ def summary(report: Mapping[str, Any]) -> str:
 _LONGEST = 60  # characters of a suggested title
 
 
-def suggestion(run: RunFolder) -> str:
+def suggest_command(run: RunFolder) -> str:
     """Suggest a `nonet recommend` command for a run.
 
     Args:
@@ -64,15 +64,15 @@ def suggestion(run: RunFolder) -> str:
     artifacts = (run.read_facts() or {}).get("artifacts", {})
     if not {"sequences", "sids"} <= set(artifacts):
         return ""
-    name = run.id if run.path.parent == runs_root() else str(run.path)
-    titles = _popular_titles(Path(artifacts["sequences"]["path"]))
+    name = run.id if run.path.parent == find_runs_root() else str(run.path)
+    titles = _find_popular_titles(Path(artifacts["sequences"]["path"]))
     if titles:
         return shlex.join(["nonet", "recommend", name, "--like", *titles])
     users = (run.read_json("report.json") or {}).get("users") or []
     return shlex.join(["nonet", "recommend", name, f"--user={users[0]['user_id']}"]) if users else ""
 
 
-def _popular_titles(folder: Path) -> list[str]:
+def _find_popular_titles(folder: Path) -> list[str]:
     """Return the two most popular titles that differ from the item's id and name exactly one item."""
     items = pq.read_table(folder / "items.parquet", columns=["item_id", "title", "events"]).sort_by(
         [("events", "descending")]

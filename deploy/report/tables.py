@@ -14,12 +14,12 @@ from nonet.controller.scenario.settings import percent
 from nonet.deploy.report.scores import (
     Difference,
     ScoreRow,
-    label,
-    metrics_of,
-    number,
-    stage_table,
+    format_name,
+    format_number,
+    list_metrics,
+    select_scores,
 )
-from nonet.deploy.report.verdicts import reward_digits, reward_direction
+from nonet.deploy.report.verdicts import choose_reward_digits, get_reward_direction
 
 _MIB = 2**20
 _FACTS = ("epochs", "trials", "loss")  # columns of a trained baseline in addition to its seconds
@@ -27,7 +27,7 @@ Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """One cell of a table.
 
     Attributes:
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """A table of cells.
 
     Attributes:
@@ -58,7 +58,7 @@ class Table:
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
+    rows: Sequence[Sequence[TableCell | str]]
     caption: str = ""
     groups: Sequence[tuple[str, int]] = ()
     narrow: bool = False
@@ -67,7 +67,7 @@ class Table:
         return bool(self.rows)
 
 
-def score_table(report: Report, split: str, search: str, caption: str) -> Table:
+def build_score_table(report: Report, split: str, search: str, caption: str) -> ReportTable:
     """Build the table of baselines and stages by metric.
 
     It covers all held-out events and, beside them, the events that match the finetuning target.
@@ -79,97 +79,103 @@ def score_table(report: Report, split: str, search: str, caption: str) -> Table:
         caption: The table's caption.
     """
     by_events = {
-        events: stage_table(report, split=split, search=search, events=events) for events in ("all", "target")
+        events: select_scores(report, split=split, search=search, events=events)
+        for events in ("all", "target")
     }
     by_events = {events: rows for events, rows in by_events.items() if rows}
-    columns = [(rows, metric) for rows in by_events.values() for metric in metrics_of(rows)]
+    columns = [(rows, metric) for rows in by_events.values() for metric in list_metrics(rows)]
     shown = dict.fromkeys((row.name, row.kind) for rows in by_events.values() for row in rows)
-    return Table(
+    return ReportTable(
         ["", *(metric for _, metric in columns)],
-        [[Cell(label(name), kind), *(_score(*column, name) for column in columns)] for name, kind in shown],
+        [
+            [TableCell(format_name(name), kind), *(_make_score_cell(*column, name) for column in columns)]
+            for name, kind in shown
+        ],
         caption,
         [
             ("", 1),
             *(
-                (_events_title(report, split, events), len(metrics_of(rows)))
+                (_format_events_title(report, split, events), len(list_metrics(rows)))
                 for events, rows in by_events.items()
             ),
         ],
     )
 
 
-def _events_title(report: Report, split: str, events: str) -> str:
-    held_out = _part(_part(report, "data"), "held_out")
+def _format_events_title(report: Report, split: str, events: str) -> str:
+    held_out = _get_part(_get_part(report, "data"), "held_out")
     count = held_out.get(split if events == "all" else f"{split}_target")
     words = "all held-out events" if events == "all" else "events that match the finetuning target"
     return f"{words} ({count:,})" if isinstance(count, int) else words
 
 
-def _score(rows: Sequence[ScoreRow], metric: str, name: str) -> Cell | str:
+def _make_score_cell(rows: Sequence[ScoreRow], metric: str, name: str) -> TableCell | str:
     scores = {row.name: row.scores.get(metric) for row in rows}
     value, best = scores.get(name), max((score for score in scores.values() if score is not None), default=0)
     if value is None:
         return "–"
-    return Cell(number(value), bold=value == best > 0, share=value / best if best > 0 else None)
+    return TableCell(format_number(value), bold=value == best > 0, share=value / best if best > 0 else None)
 
 
-def difference_table(differences: Sequence[Difference]) -> Table:
+def build_difference_table(differences: Sequence[Difference]) -> ReportTable:
     """Build the table of paired differences and their intervals."""
     rows = [
         [
-            f"{label(d.left)} − {label(d.right)}",
+            f"{format_name(d.left)} − {format_name(d.right)}",
             d.metric,
-            *(number(value, sign=True) for value in (d.diff, d.low, d.high)),
+            *(format_number(value, sign=True) for value in (d.diff, d.low, d.high)),
             "significant" if d.direction else "not significant",
         ]
         for d in differences
     ]
-    return Table(["", "metric", "difference", "low", "high", ""], rows)
+    return ReportTable(["", "metric", "difference", "low", "high", ""], rows)
 
 
-def reward_tables(report: Report) -> list[tuple[str, Table]]:
+def build_reward_tables(report: Report) -> list[tuple[str, ReportTable]]:
     """Build the reward table of each RL stage.
 
     Returns:
         (what the rewards were measured on, table) of each stage. Captions name the stages if there are
         several.
     """
-    stages = _part(report, "stage_rewards") or {"": report}
+    stages = _get_part(report, "stage_rewards") or {"": report}
     tables = [
-        (part.get("rewards_on") or "", reward_table(part, label(name) if len(stages) > 1 else ""))
+        (part.get("rewards_on") or "", build_reward_table(part, format_name(name) if len(stages) > 1 else ""))
         for name, part in stages.items()
     ]
     return [(on, table) for on, table in tables if table]
 
 
-def reward_table(report: Report, caption: str = "") -> Table:
+def build_reward_table(report: Report, caption: str = "") -> ReportTable:
     """Build the table of each objective before and after RL."""
     rows = []
-    for name, values in _part(report, "rewards").items():
-        digits, (before, after) = reward_digits(list(values)), values[:2]
-        change = Cell(number(after - before, digits, sign=True), tone=reward_direction(list(values)))
-        own = Cell(label(name), "trained by RL" if name == "total" else "")
-        rows.append([own, number(before, digits), number(after, digits), change])
-    return Table(["objective", "before", "after", "change"], rows, caption, narrow=True)
+    for name, values in _get_part(report, "rewards").items():
+        digits, (before, after) = choose_reward_digits(list(values)), values[:2]
+        change = TableCell(
+            format_number(after - before, digits, sign=True), tone=get_reward_direction(list(values))
+        )
+        own = TableCell(format_name(name), "trained by RL" if name == "total" else "")
+        rows.append([own, format_number(before, digits), format_number(after, digits), change])
+    return ReportTable(["objective", "before", "after", "change"], rows, caption, narrow=True)
 
 
-def codebook_table(report: Report) -> Table:
+def build_codebook_table(report: Report) -> ReportTable:
     """Build the table of the tokenizer's levels."""
-    health = _part(report, "tokenizer")
+    health = _get_part(report, "tokenizer")
     levels = zip_longest(*(health.get(key) or [] for key in ("codes", "used", "perplexity")))
     rows = [
         [
             f"level {level}",
-            _count(size),
-            Cell(_count(used), share=used / size if used and size else None),
-            number(perplexity, 1),
+            _format_count(size),
+            TableCell(_format_count(used), share=used / size if used and size else None),
+            format_number(perplexity, 1),
         ]
         for level, (size, used, perplexity) in enumerate(levels, 1)
     ]
-    return Table(["", "codes", "used", "perplexity"], rows, narrow=True)
+    return ReportTable(["", "codes", "used", "perplexity"], rows, narrow=True)
 
 
-def made_tables(report: Report) -> list[Table]:
+def build_run_tables(report: Report) -> list[ReportTable]:
     """Build the tables of how the run was made, leaving out empty ones.
 
     They cover time, machine, baselines, work, joins, offloading, sparse tables, sizes and versions.
@@ -177,57 +183,69 @@ def made_tables(report: Report) -> list[Table]:
     return [
         table
         for table in (
-            made(report) for made in (_wall, _machine, _baselines, _work, _joins, _turns, _sparse, _sizes)
+            made(report)
+            for made in (
+                _build_time_table,
+                _build_machine_table,
+                _build_baseline_table,
+                _build_work_table,
+                _build_join_table,
+                _build_offload_table,
+                _build_sparse_table,
+                _build_size_table,
+            )
         )
         if table
     ]
 
 
-def _wall(report: Report) -> Table:
+def _build_time_table(report: Report) -> ReportTable:
     """Build the table of wall time, rows and speed by stage."""
-    wall = {name: s for name, s in _part(report, "wall_s").items() if isinstance(s, int | float)}
+    wall = {name: s for name, s in _get_part(report, "wall_s").items() if isinstance(s, int | float)}
     total = wall.pop("total", None) or sum(wall.values())
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for name, seconds in wall.items():
-        done = _part(report, "rows").get(name)
+        done = _get_part(report, "rows").get(name)
         counted = isinstance(done, int)
-        spent = Cell(f"{number(seconds, 1)} s", share=seconds / total if total else None)
+        spent = TableCell(f"{format_number(seconds, 1)} s", share=seconds / total if total else None)
         speed = f"{done / seconds:,.0f} rows/s" if counted and seconds > 0 else ""
-        rows.append([label(name), spent, f"{done:,}" if counted else "", speed])
+        rows.append([format_name(name), spent, f"{done:,}" if counted else "", speed])
     if total:
-        rows.append(["total", Cell(f"{number(total, 1)} s", bold=True), "", ""])
-    return Table(["stage", "wall time", "rows trained", "speed"], rows, "Time")
+        rows.append(["total", TableCell(f"{format_number(total, 1)} s", bold=True), "", ""])
+    return ReportTable(["stage", "wall time", "rows trained", "speed"], rows, "Time")
 
 
-def _baselines(report: Report) -> Table:
+def _build_baseline_table(report: Report) -> ReportTable:
     """Build the table of how baselines were trained, for those that report it."""
     rows = []
-    for name, facts in _part(report, "trained").items():
+    for name, facts in _get_part(report, "trained").items():
         seconds = facts.get("seconds")
-        spent = f"{number(seconds, 1)} s" if isinstance(seconds, int | float) else "–"
+        spent = f"{format_number(seconds, 1)} s" if isinstance(seconds, int | float) else "–"
         told = [str(facts.get(key, "–")) for key in _FACTS]
-        rest = [f"{label(key)} {value}" for key, value in facts.items() if key not in ("seconds", *_FACTS)]
-        rows.append([label(name), spent, *told, "; ".join(rest)])
-    return Table(["baseline", "time", *_FACTS, ""], rows, "Baselines that were trained")
+        rest = [
+            f"{format_name(key)} {value}" for key, value in facts.items() if key not in ("seconds", *_FACTS)
+        ]
+        rows.append([format_name(name), spent, *told, "; ".join(rest)])
+    return ReportTable(["baseline", "time", *_FACTS, ""], rows, "Baselines that were trained")
 
 
-def _work(report: Report) -> Table:
+def _build_work_table(report: Report) -> ReportTable:
     """Build the table of each group's idle time and of bytes that were sent."""
-    sent = _part(report, "bytes_out")
+    sent = _get_part(report, "bytes_out")
     rows = [
-        [label(name), f"{number(100 * share, 0)} %", _mib(sent.get(name, 0))]
-        for name, share in _part(report, "idle").items()
+        [format_name(name), f"{format_number(100 * share, 0)} %", _format_mib(sent.get(name, 0))]
+        for name, share in _get_part(report, "idle").items()
     ]
     rows += [
-        [f"rows to rollout, {counts['updates']:,} {kind} updates", "", _mib(counts["bytes"], 2)]
-        for kind, counts in _part(report, "published").items()
+        [f"rows to rollout, {counts['updates']:,} {kind} updates", "", _format_mib(counts["bytes"], 2)]
+        for kind, counts in _get_part(report, "published").items()
         if counts.get("updates")
     ]
     note = "Idle: share of the time between a group's first and last call in which it had no call. trace.json has every call."
-    return Table(["group", "idle", "bytes returned"], rows, f"Work. {note}")
+    return ReportTable(["group", "idle", "bytes returned"], rows, f"Work. {note}")
 
 
-def _joins(report: Report) -> Table:
+def _build_join_table(report: Report) -> ReportTable:
     """Build the table of how many rows each join looked up in its store and found there."""
     rows = [
         [
@@ -236,18 +254,18 @@ def _joins(report: Report) -> Table:
             f"{counts['rows']:,}",
             f"{counts['found']:,}",
             percent(counts["found"] / counts["rows"]) if counts["rows"] else "–",
-            f"{number(counts['seconds'], 1)} s",
+            f"{format_number(counts['seconds'], 1)} s",
         ]
-        for name, readers in _part(report, "joins").items()
+        for name, readers in _get_part(report, "joins").items()
         for reader, counts in readers.items()
     ]
     note = "Joins: rows looked up by key, as of the event's time. A row that is not found has missing values."
-    return Table(["join", "read by", "rows", "found", "share", "time"], rows, note)
+    return ReportTable(["join", "read by", "rows", "found", "share", "time"], rows, note)
 
 
-def _machine(report: Report) -> Table:
+def _build_machine_table(report: Report) -> ReportTable:
     """Build the table of hardware utilization by stage and of where the first trainer's time went."""
-    stages = _part(report, "machine")
+    stages = _get_part(report, "machine")
     parts = list(dict.fromkeys(part for stage in stages.values() for part in stage["shares"]))
     rows = [
         [
@@ -263,63 +281,64 @@ def _machine(report: Report) -> Table:
         "Hardware utilization: operations of layers and visible attention, divided by those of a matrix product measured on the "
         "first trainer's device; tokens per second; and the share of each part of a step in its time."
     )
-    return Table(["stage", "MFU", "GFLOP/s", "tokens/s", *parts], rows, note)
+    return ReportTable(["stage", "MFU", "GFLOP/s", "tokens/s", *parts], rows, note)
 
 
-def _turns(report: Report) -> Table:
+def _build_offload_table(report: Report) -> ReportTable:
     """Build the table of offloads of groups that share a device; it is empty if they fit together."""
     rows = [
         [
             name,
             str(turns["offload"]),
             str(turns["resume"]),
-            _mib(turns["bytes"]),
-            f"{number(turns['seconds'], 2)} s",
+            _format_mib(turns["bytes"]),
+            f"{format_number(turns['seconds'], 2)} s",
         ]
-        for name, turns in _part(report, "moved").items()
+        for name, turns in _get_part(report, "moved").items()
     ]
     note = "Offloading: groups that do not fit on their device together are kept in host memory while another one computes."
-    return Table(["group", "offloads", "resumes", "moved", "time"], rows, note)
+    return ReportTable(["group", "offloads", "resumes", "moved", "time"], rows, note)
 
 
-def _sparse(report: Report) -> Table:
+def _build_sparse_table(report: Report) -> ReportTable:
     """Build the table of sparse tables; it is empty unless an id was refused, evicted or absent."""
-    tables = _part(report, "sparse")
+    tables = _get_part(report, "sparse")
     has_counts = any(
         counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent")
     )
     columns = ["rows", "admitted", "evicted", "refused", "absent"]
     rows = [[name, *(f"{counts.get(what, 0):,}" for what in columns)] for name, counts in tables.items()]
     note = "Refused and absent: lookups in training and in reading that returned the default row."
-    return Table(["table", *columns], rows if has_counts else [], f"Sparse tables. {note}")
+    return ReportTable(["table", *columns], rows if has_counts else [], f"Sparse tables. {note}")
 
 
-def _sizes(report: Report) -> Table:
+def _build_size_table(report: Report) -> ReportTable:
     """Build the table of parameters, memory, held-out events, repeats and package versions."""
-    data, peak = _part(report, "data"), report.get("peak_rss_bytes")
+    data, peak = _get_part(report, "data"), report.get("peak_rss_bytes")
     titles = {"parameters": "dense parameters"}
-    weights = _part(report, "weights").items()
-    rows = [[titles.get(key, label(key)), f"{n:,}"] for key, n in weights if isinstance(n, int)]
+    weights = _get_part(report, "weights").items()
+    rows = [[titles.get(key, format_name(key)), f"{n:,}"] for key, n in weights if isinstance(n, int)]
     if isinstance(peak, int | float) and peak > 0:
         rows.append(["peak memory, all processes", f"{peak / 2**30:.2f} GiB"])
     rows += [
-        [f"held-out events, {label(name)}", f"{count:,}"] for name, count in _part(data, "held_out").items()
+        [f"held-out events, {format_name(name)}", f"{count:,}"]
+        for name, count in _get_part(data, "held_out").items()
     ]
-    shares = _part(_part(data, "repeats"), "share")
+    shares = _get_part(_get_part(data, "repeats"), "share")
     if isinstance(left_out := data.get("share_only_trained"), float):
         rows.append(["users without a test event", percent(left_out)])
     rows += [[f"{name} events of an item seen before", percent(share)] for name, share in shares.items()]
-    rows += [[f"version of {name}", str(version)] for name, version in _part(report, "versions").items()]
-    return Table(["", ""], rows, "Sizes and versions", narrow=True)
+    rows += [[f"version of {name}", str(version)] for name, version in _get_part(report, "versions").items()]
+    return ReportTable(["", ""], rows, "Sizes and versions", narrow=True)
 
 
-def _part(report: Report, key: str) -> Report:
+def _get_part(report: Report, key: str) -> Report:
     return report.get(key) or {}
 
 
-def _mib(count: float, digits: int = 1) -> str:
-    return f"{number(count / _MIB, digits)} MiB"
+def _format_mib(count: float, digits: int = 1) -> str:
+    return f"{format_number(count / _MIB, digits)} MiB"
 
 
-def _count(value: int | None) -> str:
+def _format_count(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"

@@ -5,9 +5,9 @@ from .api import ScenarioFile as ScenarioFile
 from .api import run as run
 from .api import scenario as scenario
 from .api import start as start
-from .driver import Run as Run
+from .driver import DriverRun as DriverRun
 from .driver import stop_run as stop_run
 from .panel import Panel as Panel
-from .samples import explained as explained
-from .samples import stats_text as stats_text
+from .samples import explain_samples as explain_samples
+from .samples import format_stats as format_stats
 from .submit import submit_job as submit_job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nonet.controller.cluster import ClusterView, this_machine
 from nonet.controller.plan import Plan, plan
-from nonet.controller.record import RunFolder, find_run, in_job, new_run, place_of
+from nonet.controller.record import RunFolder, create_run, describe_place, find_run, is_ray_job
 from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario, put, with_values
 from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
@@ -19,7 +19,7 @@ from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
 
 if TYPE_CHECKING:
-    from nonet.deploy.run.driver import Run
+    from nonet.deploy.run.driver import DriverRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,9 @@ def scenario(
     return ScenarioFile(loaded, folder)
 
 
-def start(source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = "") -> Run:
+def start(
+    source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = ""
+) -> DriverRun:
     """Start a run without waiting for it; `wait()` of the result blocks.
 
     Args:
@@ -88,10 +90,10 @@ def start(source: ScenarioFile | str | Path, *, run_dir: str | Path | None = Non
         The run in progress.
     """
     chosen = source if isinstance(source, ScenarioFile) else scenario(source)
-    return _start(chosen.scenario, chosen.folder, new_run(chosen.scenario.name, run_dir), command=command)
+    return _start(chosen.scenario, chosen.folder, create_run(chosen.scenario.name, run_dir), command=command)
 
 
-def _start(*args: Any, **more: Any) -> Run:
+def _start(*args: Any, **more: Any) -> DriverRun:
     from nonet.deploy.run import driver
 
     return driver.start(*args, **more)
@@ -111,7 +113,7 @@ def start_detached(
         The run's folder.
     """
     chosen = source if isinstance(source, ScenarioFile) else scenario(source)
-    folder = new_run(chosen.scenario.name, run_dir)
+    folder = create_run(chosen.scenario.name, run_dir)
     from nonet.deploy.run import driver
 
     driver.start_detached(chosen.scenario, chosen.folder, folder, command=command)
@@ -124,7 +126,7 @@ def run(
     run_dir: str | Path | None = None,
     panel: Panel | None = None,
     command: str = "",
-) -> Run:
+) -> DriverRun:
     """Run a scenario to its end and show the progress.
 
     Args:
@@ -141,10 +143,10 @@ def run(
     """
     with panel or Panel() as shown:
         started = start(source, run_dir=run_dir, command=command)
-        if in_job():
-            shown.note(f"this run's folder: {place_of(started.folder)}")
+        if is_ray_job():
+            shown.print_note(f"this run's folder: {describe_place(started.folder)}")
         for warning in started.warnings:
-            shown.note(f"warning: {warning}")
+            shown.print_note(f"warning: {warning}")
         return started.wait(shown)
 
 
@@ -152,9 +154,9 @@ def resume(
     run_name: str | Path,
     *,
     changes: list[str] | None = None,
-    given: ScenarioFile | None = None,
+    scenario_file: ScenarioFile | None = None,
     panel: Panel | None = None,
-) -> Run:
+) -> DriverRun:
     """Continue a run from its newest complete checkpoint.
 
     Values of env.vars, which a run does not store, come from `changes`, from `given`, or from the
@@ -173,14 +175,17 @@ def resume(
         ConfigError: There is nothing to resume, or the run has another scenario than `given`.
     """
     folder = find_run(run_name)
-    check_same(load_scenario(folder.scenario, changes)[0] if given is None else given.scenario, folder)
+    check_same(
+        load_scenario(folder.scenario, changes)[0] if scenario_file is None else scenario_file.scenario,
+        folder,
+    )
     if folder.report.exists():
         raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
     stored, _ = load_scenario(folder.scenario, changes)
-    if given is not None:
-        stored = stored.model_copy(update={"deadlines": given.scenario.deadlines})
-    loaded, taken = with_values(stored, given and given.scenario)
+    if scenario_file is not None:
+        stored = stored.model_copy(update={"deadlines": scenario_file.scenario.deadlines})
+    loaded, taken = with_values(stored, scenario_file and scenario_file.scenario)
     with panel or Panel() as shown:
         if taken:
-            shown.note(f"env.vars from this process's environment: {', '.join(taken)}")
+            shown.print_note(f"env.vars from this process's environment: {', '.join(taken)}")
         return _start(loaded, folder.sources, folder, resume=True).wait(shown)

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nonet.controller.groups import CONTROLLER, Heartbeat, orphan_timeout_s, reap, reap_run
-from nonet.controller.record import Held, RunFolder, claim, leave_token, missing
+from nonet.controller.groups import CONTROLLER, Heartbeat, read_orphan_timeout_s, reap, reap_run
+from nonet.controller.record import FolderLock, RunFolder, count_missing, lock_run, write_token
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import preflight, read_copies, settled
 from nonet.deploy.report import write_report
@@ -34,7 +34,7 @@ _STOP_S = 120.0
 _RESTART_S = 120.0
 
 
-class Run:
+class DriverRun:
     """A run in progress or finished.
 
     Attributes:
@@ -50,7 +50,7 @@ class Run:
         controller: Any,
         memory: PeakMemory,
         timeout_s: float,
-        lock: Held,
+        lock: FolderLock,
         warnings: Sequence[str] = (),
     ):
         self.warnings = list(warnings)
@@ -86,7 +86,7 @@ class Run:
         """The contents of report.json of a finished run."""
         return self.folder.read_json("report.json")
 
-    def wait(self, panel: Panel | None = None) -> Run:
+    def wait(self, panel: Panel | None = None) -> DriverRun:
         """Wait for the end of the run and show its events.
 
         Args:
@@ -103,20 +103,20 @@ class Run:
             return self
         seen, pid, view = 0, 0, EventView(panel)
         asked_at: float | None = None
-        with _interrupts() as interrupted:
+        with _count_interrupts() as interrupted:
             while True:
-                answer = self._polled(seen)
+                answer = self._poll_controller(seen)
                 if answer["pid"] != pid:  # the controller was restarted: its event numbers start at 0 again
                     seen, pid = (0, answer["pid"]) if pid else (seen, answer["pid"])
-                    answer = self._polled(seen)
-                if dropped := missing(answer["events"], seen):
+                    answer = self._poll_controller(seen)
+                if dropped := count_missing(answer["events"], seen):
                     view.note(f"{dropped} events were not shown; metrics.jsonl has all steps")
                 seen = answer["events"][-1]["number"] + 1 if answer["events"] else seen
                 view.show(answer["events"])
-                if warning := self._lease.warning():
+                if warning := self._lease.pop_warning():
                     view.note(warning)
                 if answer["outcome"]:
-                    return self._ended(answer["outcome"])
+                    return self._finish(answer["outcome"])
                 self._take_stop_request()
                 if interrupted.count and asked_at is None:
                     asked_at = time.monotonic()
@@ -128,7 +128,7 @@ class Run:
                     return self
                 time.sleep(_POLL_S)
 
-    def _polled(self, seen: int) -> dict[str, Any]:
+    def _poll_controller(self, seen: int) -> dict[str, Any]:
         """Poll the controller for events after number `seen`, waiting while Ray restarts the controller.
 
         Raises WorkerLost if the controller does not come back.
@@ -169,7 +169,7 @@ class Run:
             self._controller = None
         self._held.close()
 
-    def _ended(self, outcome: dict[str, Any]) -> Run:
+    def _finish(self, outcome: dict[str, Any]) -> DriverRun:
         """Record the outcome, release everything and write the report.
 
         The folder of a run that failed because of wrong input before its first checkpoint is deleted.
@@ -199,7 +199,7 @@ class Run:
 
 def start(
     scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
-) -> Run:
+) -> DriverRun:
     """Check the scenario and its data, then start the run without waiting for it.
 
     Args:
@@ -216,20 +216,20 @@ def start(
         ConfigError: The scenario, its data or the folder is not usable.
         NonetError: The controller did not start.
     """
-    timeout_s = orphan_timeout_s()
+    timeout_s = read_orphan_timeout_s()
     warnings: list[str] = []
     if not resume:
         scenario = settled(scenario)
         warnings = preflight.check(scenario, folder)
     check_ray_environment()
     there = run.path.exists()
-    lock = claim(run)
+    lock = lock_run(run)
     try:
         run.stop_request.unlink(missing_ok=True)
-        read_copies(run) if resume else run.begin_anew()
+        read_copies(run) if resume else run.clear_records()
         memory = PeakMemory().__enter__()
-        controller = _controller(scenario, folder, run, resume, command)
-        return Run(run, controller, memory, timeout_s, lock, warnings)
+        controller = _start_controller(scenario, folder, run, resume, command)
+        return DriverRun(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
         if not there and not run.scenario.exists():  # nothing was started, so `last` must not refer to it
@@ -261,18 +261,18 @@ def start_detached(
         scenario = settled(scenario)
         preflight.check(scenario, folder)
     check_ray_environment()
-    with claim(run):  # the controller claims the folder afterwards
-        read_copies(run) if resume else run.begin_anew()
-    _controller(scenario, folder, run, resume, command, detached=True)
+    with lock_run(run):  # the controller claims the folder afterwards
+        read_copies(run) if resume else run.clear_records()
+    _start_controller(scenario, folder, run, resume, command, detached=True)
 
 
-def _controller(
+def _start_controller(
     scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
 ) -> Any:
     """Stop orphaned processes of earlier runs, then start this run's controller."""
     from ray.exceptions import RayError
 
-    from nonet.controller import SingleController, Task
+    from nonet.controller import ControllerTask, SingleController
     from nonet.workers.runtime import NAMESPACE, ensure_ray
 
     ensure_ray()
@@ -280,7 +280,9 @@ def _controller(
         reap()
     if command:
         run.write_json("command.json", {"command": command})
-    task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s(), leave_token(run))
+    task = ControllerTask(
+        scenario, str(folder), str(run.path), resume, detached, read_orphan_timeout_s(), write_token(run)
+    )
     try:
         return SingleController.options(  # pyright: ignore[reportAttributeAccessIssue]
             name=f"{run.id}/{CONTROLLER}", namespace=NAMESPACE, lifetime="detached", max_restarts=-1
@@ -334,7 +336,7 @@ class EventView:
     def note(self, text: str) -> None:
         """Show one line of text."""
         if self._panel:
-            self._panel.note(text)
+            self._panel.print_note(text)
 
     def show(self, events: list[dict[str, Any]]) -> None:
         """Show events in their order."""
@@ -348,17 +350,19 @@ class EventView:
 
     def _stage(self, event: dict[str, Any]) -> None:
         assert self._panel
-        self._panel.stage(event["stage"], event["steps"], done=event["done"])
+        self._panel.begin_stage(event["stage"], event["steps"], done=event["done"])
 
     def _step(self, event: dict[str, Any]) -> None:
         assert self._panel
-        self._panel.step(event["stage"], event["step"], event["metrics"])
+        self._panel.update_step(event["stage"], event["step"], event["metrics"])
 
     def _result(self, event: dict[str, Any]) -> None:
         """Show a subject's metrics, and lists of a few users for a stage."""
         assert self._panel
         metrics = event["metrics"]
-        self._panel.table(f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())])
+        self._panel.print_table(
+            f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())]
+        )
         if event.get("baseline") or not event["shown"]:
             return
         before = self._shown.get(self._last or "")
@@ -371,12 +375,12 @@ class EventView:
             | ({"before": before[i]} if before else {})
             for i, titles in enumerate(event["shown"][:3])
         ]
-        self._panel.users(f"after {event['name']}", rows)
+        self._panel.print_users(f"after {event['name']}", rows)
         self._shown[event["name"]], self._last = event["shown"], event["name"]
 
 
 @contextmanager
-def _interrupts() -> Iterator[SimpleNamespace]:
+def _count_interrupts() -> Iterator[SimpleNamespace]:
     """Count SIGINT and SIGTERM instead of terminating; other threads than the main one cannot catch signals."""
     seen = SimpleNamespace(count=0)
     if threading.current_thread() is not threading.main_thread():

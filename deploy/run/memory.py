@@ -30,16 +30,16 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._over.wait(self._interval_s):
-            self.peak_bytes = max(self.peak_bytes, tree_pss_bytes(os.getpid()))
+            self.peak_bytes = max(self.peak_bytes, sum_pss_bytes(os.getpid()))
 
 
-def tree_pss_bytes(root: int) -> int:
+def sum_pss_bytes(root: int) -> int:
     """Return the sum of PSS in bytes over a process and its descendants; 0 if the system does not report it."""
     process = psutil.Process(root)
-    return sum(map(_pss_bytes, [process, *process.children(recursive=True)]))
+    return sum(map(_read_pss_bytes, [process, *process.children(recursive=True)]))
 
 
-def _pss_bytes(process: psutil.Process) -> int:
+def _read_pss_bytes(process: psutil.Process) -> int:
     try:
         return getattr(process.memory_full_info(), "pss", 0)
     except psutil.Error:  # the process has ended or may not be read

@@ -18,7 +18,7 @@ PLAIN_INTERVAL_S = 5.0
 
 
 @dataclass(slots=True)
-class Progress:
+class StageProgress:
     """The progress of a stage.
 
     Attributes:
@@ -47,25 +47,25 @@ class Progress:
         return self.elapsed_s * (self.total - self.step) / (self.step - self.first)
 
 
-class Face(Protocol):
+class PanelDisplay(Protocol):
     """How a panel displays a run."""
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: StageProgress) -> None:
         """Show that a stage begins."""
 
-    def progress(self, progress: Progress) -> None:
+    def update_progress(self, progress: StageProgress) -> None:
         """Show the progress of a stage."""
 
-    def end(self, progress: Progress) -> None:
+    def end(self, progress: StageProgress) -> None:
         """Show that a stage has ended."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Show one line of text permanently."""
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Show a table permanently."""
 
-    def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+    def print_users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
         """Show titles by user permanently."""
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Face(Protocol):
 class Panel:
     """The progress of one run on a stream.
 
-    It is a context manager; leaving it calls `done`, which restores the terminal.
+    It is a context manager; leaving it calls `close`, which restores the terminal.
 
     Args:
         stream: Where to write, by default standard error.
@@ -92,15 +92,15 @@ class Panel:
         live: bool | None = None,
         interval_s: float = PLAIN_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
-        face: Face | None = None,
+        display: PanelDisplay | None = None,
     ):
         out: TextIO = sys.stderr if stream is None else stream
         self._clock = clock
-        self._current: Progress | None = None
+        self._current: StageProgress | None = None
         live = _is_terminal(out) if live is None else live
-        self._face = face or _face(out, live, interval_s, clock)
+        self._face = display or _make_display(out, live, interval_s, clock)
 
-    def stage(self, name: str, steps_total: int | None = None, *, done: int = 0) -> None:
+    def begin_stage(self, name: str, steps_total: int | None = None, *, done: int = 0) -> None:
         """Begin a stage and end the one before it.
 
         Args:
@@ -108,11 +108,11 @@ class Panel:
             steps_total: Its number of steps, None if unknown.
             done: Steps that were done before the run was resumed.
         """
-        self._finish()
-        self._current = Progress(name, steps_total, self._clock(), done, done)
+        self._end_stage()
+        self._current = StageProgress(name, steps_total, self._clock(), done, done)
         self._face.begin(self._current)
 
-    def step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+    def update_step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Update the progress of a stage, beginning the stage if it has not begun.
 
         Args:
@@ -121,22 +121,22 @@ class Panel:
             metrics: The latest metrics.
         """
         if self._current is None or self._current.stage != stage:
-            self.stage(stage)
+            self.begin_stage(stage)
         assert self._current is not None
         self._current.step = step
         self._current.metrics.update(metrics)
         self._current.elapsed_s = self._clock() - self._current.started
-        self._face.progress(self._current)
+        self._face.update_progress(self._current)
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Show one line of text permanently."""
-        self._face.say(text)
+        self._face.print_line(text)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Show a table permanently; numbers get four decimals."""
-        self._face.table(title, columns, [[_cell(value) for value in row] for row in rows])
+        self._face.print_table(title, columns, [[_format_cell(value) for value in row] for row in rows])
 
-    def users(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def print_users(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show what users would be recommended.
 
         Hits are marked with ✓. With `before`, each title is also marked as new, or by the number of places
@@ -147,102 +147,102 @@ class Panel:
             rows: Each row has `user_id` and `recommended` titles, and optionally `target` and `before`
                 titles.
         """
-        self._face.users(title, [(str(row["user_id"]), _marked(row)) for row in rows])
+        self._face.print_users(title, [(str(row["user_id"]), _mark_titles(row)) for row in rows])
 
-    def done(self) -> None:
+    def close(self) -> None:
         """End the current stage and restore the terminal; a second call does nothing."""
-        self._finish()
+        self._end_stage()
         self._face.close()
 
     def __enter__(self) -> Panel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.done()
+        self.close()
 
-    def _finish(self) -> None:
+    def _end_stage(self) -> None:
         if self._current is not None:
             self._current.elapsed_s = self._clock() - self._current.started
             self._face.end(self._current)
             self._current = None
 
 
-class PlainFace:
+class PlainDisplay:
     """Prints one line at a time and flushes it; characters that the stream cannot encode become question marks."""
 
     def __init__(self, stream: TextIO, interval_s: float, clock: Callable[[], float]):
         self._stream, self._interval_s, self._clock = stream, interval_s, clock
         self._last = clock()
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: StageProgress) -> None:
         """Print that a stage begins."""
-        steps = f": {steps_text(progress.total)}" if progress.total else ""
+        steps = f": {format_steps(progress.total)}" if progress.total else ""
         resumed = f", resumed after step {progress.first:,}" if progress.first else ""
         self._last = self._clock()
-        self.say(f"{progress.stage} starts{steps}{resumed}")
+        self.print_line(f"{progress.stage} starts{steps}{resumed}")
 
-    def progress(self, progress: Progress) -> None:
+    def update_progress(self, progress: StageProgress) -> None:
         """Print the progress if the last line is older than the interval."""
         now = self._clock()
         if now - self._last < self._interval_s:
             return
         self._last = now
-        self.say(line(progress))
+        self.print_line(format_progress(progress))
 
-    def end(self, progress: Progress) -> None:
+    def end(self, progress: StageProgress) -> None:
         """Print how long the stage took, and its last metrics."""
         ran = progress.step - progress.first
-        steps = f"{steps_text(ran)} in " if ran else ""
-        metrics = metrics_text(progress.metrics)
-        self.say(
+        steps = f"{format_steps(ran)} in " if ran else ""
+        metrics = format_metrics(progress.metrics)
+        self.print_line(
             f"{progress.stage} done: {steps}{progress.elapsed_s:.1f} s{'  ' if metrics else ''}{metrics}"
         )
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one line of text."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         self._stream.flush()
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table with aligned columns."""
         every = [list(columns), *(list(row) for row in rows)]
         widths = [max(len(row[at]) for row in every if at < len(row)) for at in range(len(columns))]
-        self.say(title)
+        self.print_line(title)
         for row in every if columns else []:
             padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
             padded[0] = row[0].ljust(widths[0])
-            self.say("  " + "  ".join(padded).rstrip())
+            self.print_line("  " + "  ".join(padded).rstrip())
 
-    def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+    def print_users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
         """Print the titles of each user in one line."""
-        self.say(title)
+        self.print_line(title)
         for user, titles in rows:
-            self.say(f"  {user}: {' · '.join(titles) or 'nothing'}")
+            self.print_line(f"  {user}: {' · '.join(titles) or 'nothing'}")
 
     def close(self) -> None:
         """Flush the stream."""
         self._stream.flush()
 
 
-def line(progress: Progress) -> str:
+def format_progress(progress: StageProgress) -> str:
     """Format a stage in progress as one line: "pretrain 120/440  loss 8.123  20 s, about 53 s left"."""
     total = f"/{progress.total:,}" if progress.total else ""
     left = f", about {progress.left_s:.0f} s left" if progress.left_s else ""
     parts = [
         f"{progress.stage} {progress.step:,}{total}",
-        metrics_text(progress.metrics),
+        format_metrics(progress.metrics),
         f"{progress.elapsed_s:.0f} s{left}",
     ]
     return "  ".join(part for part in parts if part)
 
 
-def steps_text(count: int) -> str:
+def format_steps(count: int) -> str:
     """Format a number of steps: "1 step", "2 steps"."""
     return f"{count:,} step{'' if count == 1 else 's'}"
 
 
-def metrics_text(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Format metrics in their order: "loss 8.123  6,200 rows/s"."""
     return "  ".join(
         f"{value:,.0f} {name}" if name.endswith("/s") and value >= 10 else f"{name} {value:.4g}"
@@ -250,33 +250,33 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     )
 
 
-def _face(stream: TextIO, live: bool, interval_s: float, clock: Callable[[], float]) -> Face:
+def _make_display(stream: TextIO, live: bool, interval_s: float, clock: Callable[[], float]) -> PanelDisplay:
     if live:
-        from nonet.deploy.run.panel_live import LiveFace
+        from nonet.deploy.run.panel_live import LiveDisplay
 
-        return LiveFace(stream, clock)
-    return PlainFace(stream, interval_s, clock)
+        return LiveDisplay(stream, clock)
+    return PlainDisplay(stream, interval_s, clock)
 
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _marked(row: Mapping[str, Any]) -> list[str]:
+def _mark_titles(row: Mapping[str, Any]) -> list[str]:
     targets, before = set(row.get("target") or ()), row.get("before")
     return [
-        f"{title}{' ✓' if title in targets else ''}{_movement(title, place, before)}"
+        f"{title}{' ✓' if title in targets else ''}{_describe_movement(title, place, before)}"
         for place, title in enumerate(row["recommended"])
     ]
 
 
-def _movement(title: str, place: int, before: Sequence[str] | None) -> str:
+def _describe_movement(title: str, place: int, before: Sequence[str] | None) -> str:
     """Describe how many places a title moved against the list before."""
     if before is None:
         return ""

@@ -14,52 +14,52 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nonet.deploy.run.panel import metrics_text, steps_text
+from nonet.deploy.run.panel import format_metrics, format_steps
 
 if TYPE_CHECKING:
-    from nonet.deploy.run.panel import Progress
+    from nonet.deploy.run.panel import StageProgress
 
 _REFRESHES_PER_S = 4
 
 
-class LiveFace:
+class LiveDisplay:
     """Draws the stage, a progress bar, time and metrics four times a second, below earlier notes and tables."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float], console: Console | None = None):
         self._clock = clock
         self._console = console or Console(file=stream)
         self._live: Live | None = None
-        self._progress: Progress | None = None
+        self._progress: StageProgress | None = None
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: StageProgress) -> None:
         """Start to draw a stage."""
         self._progress = progress
         if self._live is None:
             self._live = Live(
                 console=self._console,
                 refresh_per_second=_REFRESHES_PER_S,
-                get_renderable=self._view,
+                get_renderable=self._render,
                 transient=True,
             )
             self._live.start()
 
-    def progress(self, progress: Progress) -> None:
+    def update_progress(self, progress: StageProgress) -> None:
         """Draw another state of the stage."""
         self._progress = progress
 
-    def end(self, progress: Progress) -> None:
+    def end(self, progress: StageProgress) -> None:
         """Print how long the stage took, and its last metrics."""
         self._progress = None
         ran = progress.step - progress.first
-        steps = f"{steps_text(ran)}, " if ran else ""
-        text = f"{steps}{progress.elapsed_s:.1f} s  {metrics_text(progress.metrics)}"
+        steps = f"{format_steps(ran)}, " if ran else ""
+        text = f"{steps}{progress.elapsed_s:.1f} s  {format_metrics(progress.metrics)}"
         self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", text))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one line of text above the stage."""
         self._console.print(Text(text))
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table above the stage."""
         drawn = Table(title=Text(title, "bold"), title_justify="left")
         for at, name in enumerate(columns):
@@ -68,7 +68,7 @@ class LiveFace:
             drawn.add_row(*(Text(cell) for cell in row))
         self._console.print(drawn)
 
-    def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+    def print_users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
         """Print the titles of each user as a column above the stage."""
         drawn = Table(title=Text(title, "bold"), title_justify="left")
         for user, _ in rows:
@@ -84,7 +84,7 @@ class LiveFace:
             self._live.stop()
             self._live = None
 
-    def _view(self) -> Group | Text:
+    def _render(self) -> Group | Text:
         """Draw the stage in progress."""
         progress = self._progress
         if progress is None:
@@ -96,4 +96,4 @@ class LiveFace:
         bar = ProgressBar(total=progress.total, completed=progress.step, width=32, pulse=not progress.total)
         text = f"{progress.step:,}{total}  {progress.elapsed_s:.0f} s{left}"
         grid.add_row(Text(progress.stage, "bold"), bar, Text(text))
-        return Group(grid, Text(metrics_text(progress.metrics), "cyan"))
+        return Group(grid, Text(format_metrics(progress.metrics), "cyan"))

@@ -15,7 +15,7 @@ from nonet.workers import check_address
 _MOST_BYTES = 1 << 28  # largest table that a plan reads
 
 
-def view(cluster: Path | None, address: str | None) -> ClusterView:
+def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
     """Choose the cluster view to plan on: a file, a live Ray, or this machine.
 
     Args:
@@ -29,28 +29,28 @@ def view(cluster: Path | None, address: str | None) -> ClusterView:
     if cluster and address:
         raise ConfigError("give --cluster (a file) or --address (a live Ray), not both")
     if address:
-        return _live(address)
+        return _read_live_view(address)
     return read_view(cluster) if cluster else this_machine()
 
 
-def searched(source: Any, view: ClusterView, as_json: bool) -> str:
+def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
     """Search placements of a scenario file and return them in order of rank, as text or JSON."""
     from nonet.controller.search import search_dict, search_placements, search_text
 
-    checked(source)
+    check_scenario(source)
     search = search_placements(source.scenario, view)
     return json.dumps(search_dict(search), indent=1) if as_json else search_text(search)
 
 
-def shown(source: Any, made: Plan, as_json: bool) -> str:
+def describe_plan(source: Any, made: Plan, as_json: bool) -> str:
     """Return a scenario file's plan with warnings about its data, as text or JSON."""
-    warnings = checked(source)
+    warnings = check_scenario(source)
     if as_json:
         return json.dumps(made.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
     return "\n\n".join(filter(None, [made.text(), "\n".join(f"warning: {warning}" for warning in warnings)]))
 
 
-def checked(source: Any) -> list[str]:
+def check_scenario(source: Any) -> list[str]:
     """Check a scenario file as a run does before it starts, including tables that can be read from this machine.
 
     Args:
@@ -70,12 +70,12 @@ def checked(source: Any) -> list[str]:
     try:
         check_runnable(scenario)
     except ConfigError:  # the plan's notes name the keys
-        return data_warnings(source)
+        return find_data_warnings(source)
     warnings = preflight.check_definition(scenario, folder)
     return warnings + (preflight.check_data(scenario, folder) if _has_tables_here(source) else [])
 
 
-def data_warnings(source: Any) -> list[str]:
+def find_data_warnings(source: Any) -> list[str]:
     """Return warnings about a scenario file's data.
 
     The list is empty if the tables are not files of this machine, or are larger than a plan should read.
@@ -105,7 +105,7 @@ def _has_tables_here(source: Any) -> bool:
     return True
 
 
-def _live(address: str) -> ClusterView:
+def _read_live_view(address: str) -> ClusterView:
     """Read the view of a live Ray. Raises PlacementError if none answers."""
     import ray
 

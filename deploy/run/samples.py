@@ -6,10 +6,10 @@ from typing import Any
 
 from nonet.controller.scenario import Scenario
 from nonet.plugins import load_heavy
-from nonet.samples.streams import stats
+from nonet.samples.streams import measure_files
 
 
-def explained(scenario: Scenario) -> str:
+def explain_samples(scenario: Scenario) -> str:
     """Describe each stage's rows, their order and their readers."""
     data = scenario.data
     source = data.source.spec
@@ -19,7 +19,7 @@ def explained(scenario: Scenario) -> str:
         *(f"  {line}" for line in plan),
     ]
     for name, body in scenario.stages.items():
-        users, key = body.kind.least_users(body)
+        users, key = body.kind.find_least_users(body)
         what = "prompts" if body.kind.rolls_out else scenario.model.spec.rows
         sizes = f"{users:,} {what} per global step ({key})" if users else "steps by tokens"
         target = getattr(body, "target", None)
@@ -34,7 +34,7 @@ def explained(scenario: Scenario) -> str:
     return "\n".join(lines)
 
 
-def stats_text(path: str, form: str | None, where: str | None) -> tuple[str, dict[str, Any]]:
+def format_stats(path: str, form: str | None, where: str | None) -> tuple[str, dict[str, Any]]:
     """Measure files and format the figures.
 
     Args:
@@ -45,7 +45,7 @@ def stats_text(path: str, form: str | None, where: str | None) -> tuple[str, dic
     Returns:
         The figures as lines of text, and as a dictionary.
     """
-    facts = stats(path, format=form, where=where)
+    facts = measure_files(path, format=form, where=where)
     lines = [
         f"{facts['files']} files, {facts['bytes'] / 1e6:,.1f} MB, {facts['groups']:,} row groups, {facts['rows']:,} rows",
         f"read in {facts['seconds']:.2f} s: {facts['rows_per_s']:,} rows/s",

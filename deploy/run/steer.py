@@ -1,6 +1,6 @@
 """Change a run in progress: attach and detach rewards, set their weights and floors, stop the run.
 
-A command is put into the run's queue (`nonet.controller.record.Commands`). The run applies or refuses it
+A command is put into the run's queue (`nonet.controller.record.CommandQueue`). The run applies or refuses it
 between two RL steps.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
-from nonet.controller.record import Commands, RunFolder, claim, find_run
+from nonet.controller.record import CommandQueue, RunFolder, find_run, lock_run
 from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
 from nonet.plugins import parse_file
@@ -51,21 +51,21 @@ def attach(
     Raises:
         ConfigError: The run is not in progress, or the reward, its options or its name are wrong.
     """
-    folder = _going_on(run)
+    folder = _find_active_run(run)
     from nonet.controller.scenario import RewardOptions
 
     made = RewardOptions(use=use, weight=weight, **(options or {}))
     target = find_reward(use, Path.cwd(), name=name)
     check_options(target, made.options(), name=name)
-    title = name or _title(use, target)
+    title = name or _choose_name(use, target)
     if not _WORD.fullmatch(title):
         raise ConfigError(
             f"the reward's name is {title!r}; it must consist of letters, digits, - and _, and start with a letter or _: "
             "--name my_reward"
         )
-    kept, digest = _kept(folder, use)
+    kept, digest = _copy_source(folder, use)
     body = made.model_dump(exclude_unset=True) | {"use": kept}
-    return folder, Commands(folder).ask(
+    return folder, CommandQueue(folder).ask(
         verb="attach", name=title, stage=stage, options=body, original=use, sha256=digest
     )
 
@@ -81,8 +81,8 @@ def detach(run: str | Path, name: str, *, stage: str | None = None) -> tuple[Run
     Returns:
         The run's folder and the id of the command.
     """
-    folder = _going_on(run)
-    return folder, Commands(folder).ask(verb="detach", name=name, stage=stage)
+    folder = _find_active_run(run)
+    return folder, CommandQueue(folder).ask(verb="detach", name=name, stage=stage)
 
 
 def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
@@ -96,12 +96,12 @@ def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
     Returns:
         The run's folder and the id of the command.
     """
-    folder, parts = _going_on(run), path.split(".")
+    folder, parts = _find_active_run(run), path.split(".")
     stage = parts[1] if len(parts) > 2 and parts[0] == "stages" else None
-    return folder, Commands(folder).ask(verb="set", name=path, stage=stage, value=value)
+    return folder, CommandQueue(folder).ask(verb="set", name=path, stage=stage, value=value)
 
 
-def wait(folder: RunFolder, command: str, timeout_s: float) -> dict[str, Any] | None:
+def wait_for_answer(folder: RunFolder, command: str, timeout_s: float) -> dict[str, Any] | None:
     """Wait for the run's answer to a command.
 
     Args:
@@ -112,8 +112,8 @@ def wait(folder: RunFolder, command: str, timeout_s: float) -> dict[str, Any] | 
     Returns:
         The answer; None if there was none in time. The command then stays in the queue.
     """
-    _becomes(lambda: Commands(folder).answer(command) is not None, timeout_s)
-    return Commands(folder).answer(command)
+    _wait_until(lambda: CommandQueue(folder).read_answer(command) is not None, timeout_s)
+    return CommandQueue(folder).read_answer(command)
 
 
 def stop(run: str | Path, notice_s: float = _NOTICE_S, timeout_s: float = _STOP_S) -> str:
@@ -130,21 +130,21 @@ def stop(run: str | Path, notice_s: float = _NOTICE_S, timeout_s: float = _STOP_
     Raises:
         ConfigError: The run has finished, no process runs it, or its process does not accept the request.
     """
-    folder = _going_on(run, "there is nothing to stop")
+    folder = _find_active_run(run, "there is nothing to stop")
     write_whole(folder.stop_request, b"")
-    if not _becomes(lambda: not folder.stop_request.exists() or not _is_held(folder), notice_s):
+    if not _wait_until(lambda: not folder.stop_request.exists() or not _is_running(folder), notice_s):
         folder.stop_request.unlink(missing_ok=True)
         raise ConfigError(
             f"{folder.id} did not accept the request to stop within {notice_s:g} s; to stop a run on a cluster (--detach), set "
             "RAY_ADDRESS to that cluster"
         )
-    if not _becomes(lambda: not _is_held(folder), timeout_s):
+    if not _wait_until(lambda: not _is_running(folder), timeout_s):
         return f"{folder.id} stops after its current step; it has not ended within {timeout_s:g} s"
     folder.stop_request.unlink(missing_ok=True)
     return f"stopped {folder.id}"
 
 
-def _becomes(condition: Callable[[], bool], timeout_s: float) -> bool:
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until a condition holds; return whether it does within the time."""
     deadline = time.monotonic() + timeout_s
     while not (holds := condition()) and time.monotonic() < deadline:
@@ -152,26 +152,28 @@ def _becomes(condition: Callable[[], bool], timeout_s: float) -> bool:
     return holds
 
 
-def _going_on(run: str | Path, when_over: str = "start a run with the reward in its scenario") -> RunFolder:
+def _find_active_run(
+    run: str | Path, when_over: str = "start a run with the reward in its scenario"
+) -> RunFolder:
     """Return the folder of a run in progress. Raises ConfigError if it has finished or no process runs it."""
     folder = find_run(run)
     if folder.report.exists():
         raise ConfigError(f"{folder.id} has finished; {when_over}")
-    if not _is_held(folder):
+    if not _is_running(folder):
         raise ConfigError(f"{folder.id} is not in progress; continue it with: nonet resume {folder.id}")
     return folder
 
 
-def _is_held(folder: RunFolder) -> bool:
+def _is_running(folder: RunFolder) -> bool:
     """Return whether a process runs it."""
     try:
-        claim(folder).close()
+        lock_run(folder).close()
     except ConfigError:
         return True
     return False
 
 
-def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
+def _copy_source(folder: RunFolder, use: str) -> tuple[str, str]:
     """Copy the file of a reward into the run, and return `use` with that copy and the file's sha256.
 
     A `use` that names no file is returned unchanged, with "".
@@ -185,7 +187,7 @@ def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
     return f"{place.relative_to(folder.sources)}{use.removeprefix(file)}", digest
 
 
-def _title(use: str, target: Any) -> str:
+def _choose_name(use: str, target: Any) -> str:
     """Return the default name of a reward: its function's or class's name, or the last part of an address."""
     if "://" in use:
         return use.rstrip("/").rpartition("/")[2].partition("?")[0].replace(".", "_") or "reward"

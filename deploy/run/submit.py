@@ -55,7 +55,9 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
     path = find(source)
     scenario = load_scenario(path, changes)[0]
     check_runnable(scenario)
-    named = sorted(_named(document(scenario), path.parent) | _own(scenario, path.parent))
+    named = sorted(
+        _find_named_files(document(scenario), path.parent) | _find_files_beside(scenario, path.parent)
+    )
     try:
         client = JobSubmissionClient(address)
         options = " ".join(f"--set {shlex.quote(change)}" for change in changes)
@@ -80,7 +82,7 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
     return 0
 
 
-def stage_files(folder: Path, scenario: Path, named: list[Path], staged: Path) -> None:
+def stage_files(folder: Path, scenario: Path, scenario_files: list[Path], staging_dir: Path) -> None:
     """Link or copy the files of a job into a folder, and list the checksums of the files that the scenario names.
 
     Args:
@@ -89,15 +91,15 @@ def stage_files(folder: Path, scenario: Path, named: list[Path], staged: Path) -
         named: Files below the folder that the scenario names.
         staged: An empty folder.
     """
-    for file in {*_usual_files(folder), *named, scenario}:
-        place = staged / file.relative_to(folder)
+    for file in {*_iterate_files(folder), *scenario_files, scenario}:
+        place = staging_dir / file.relative_to(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(file.resolve(), place)
         except OSError:  # another filesystem
             shutil.copyfile(file, place)
-    sums = {str(file.relative_to(folder)): _sha256(file) for file in (*named, scenario)}
-    (staged / _LIST).write_text(json.dumps(sums), encoding="utf-8")
+    sums = {str(file.relative_to(folder)): _hash_file(file) for file in (*scenario_files, scenario)}
+    (staging_dir / _LIST).write_text(json.dumps(sums), encoding="utf-8")
 
 
 def check_arrived(folder: Path) -> None:
@@ -113,7 +115,7 @@ def check_arrived(folder: Path) -> None:
     wrong = [
         name
         for name, sha256 in sums.items()
-        if not (folder / name).is_file() or _sha256(folder / name) != sha256
+        if not (folder / name).is_file() or _hash_file(folder / name) != sha256
     ]
     if wrong:
         raise ConfigError(
@@ -122,7 +124,7 @@ def check_arrived(folder: Path) -> None:
         )
 
 
-def _usual_files(folder: Path) -> Iterator[Path]:
+def _iterate_files(folder: Path) -> Iterator[Path]:
     """Yield the files that Ray takes from a working directory: all that .gitignore and .rayignore do not exclude."""
     from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 
@@ -139,16 +141,16 @@ def _usual_files(folder: Path) -> Iterator[Path]:
     yield from walk(folder.absolute(), [])
 
 
-def _named(value: Any, folder: Path) -> set[Path]:
+def _find_named_files(value: Any, folder: Path) -> set[Path]:
     """Return the files below a folder that the text of a scenario names, including files of folders and patterns.
 
     Raises:
         ConfigError: A relative path leads out of the folder, whose files alone are sent.
     """
     if isinstance(value, dict):
-        return set().union(*(_named(part, folder) for part in value.values()))
+        return set().union(*(_find_named_files(part, folder) for part in value.values()))
     if isinstance(value, list):
-        return set().union(*(_named(part, folder) for part in value))
+        return set().union(*(_find_named_files(part, folder) for part in value))
     if not isinstance(value, str) or not value or "://" in value or "\n" in value or os.path.isabs(value):
         return set()
     text = value.partition(".py:")[0] + (".py" if ".py:" in value else "")
@@ -168,7 +170,7 @@ def _named(value: Any, folder: Path) -> set[Path]:
     return files
 
 
-def _own(scenario: Any, folder: Path) -> set[Path]:
+def _find_files_beside(scenario: Any, folder: Path) -> set[Path]:
     """Return the files beside the user's own files that a scenario names."""
     root = folder.absolute()
     beside = [
@@ -177,7 +179,7 @@ def _own(scenario: Any, folder: Path) -> set[Path]:
     return {path for path in beside if path.is_relative_to(root)}
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 

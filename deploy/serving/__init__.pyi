@@ -1,10 +1,10 @@
 from .client import Client as Client
 from .dashboards import write_monitoring as write_monitoring
 from .start import build_app as build_app
-from .start import manifest_of as manifest_of
+from .start import serve_application as serve_application
 from .start import serve_run as serve_run
-from .start import serving as serving
-from .top import watch as watch
+from .start import write_run_manifest as write_run_manifest
+from .top import watch_server as watch_server
 from .versions import describe_versions as describe_versions
 from .versions import promote_version as promote_version
 from .versions import publish_commit as publish_commit

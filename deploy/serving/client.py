@@ -33,7 +33,7 @@ class ServerError(NonetError):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RecommendedItem:
     """A recommended item.
 
     Attributes:
@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommended:
+class Recommendation:
     """The answer to a request.
 
     Attributes:
@@ -66,7 +66,7 @@ class Recommended:
         history: Titles of the user's newest events, if `explain` was requested.
     """
 
-    items: list[Item]
+    items: list[RecommendedItem]
     version: int | None
     fallback: str | None = None
     reason: str | None = None
@@ -115,7 +115,7 @@ class Client:
         scene: str | None = None,
         deadline_ms: float | None = None,
         explain: bool = False,
-    ) -> Recommended:
+    ) -> Recommendation:
         """Recommend items for a user or for a history.
 
         Args:
@@ -139,7 +139,7 @@ class Client:
             "where": where,
             "scene": scene,
         }
-        return _recommended(
+        return _parse_recommendation(
             self.call("POST", "/recommend", body | {"deadline_ms": deadline_ms, "explain": explain})
         )
 
@@ -150,7 +150,7 @@ class Client:
         *,
         history: Sequence[int | str] | None = None,
         explain: bool = False,
-    ) -> Recommended:
+    ) -> Recommendation:
         """Score items for a user or for a history.
 
         Args:
@@ -163,7 +163,7 @@ class Client:
             ServerError: The server refused the request or did not answer.
         """
         body = {"items": list(items), "user": user, "history": history, "explain": explain}
-        return _recommended(self.call("POST", "/score", body))
+        return _parse_recommendation(self.call("POST", "/score", body))
 
     def post_events(
         self, user: int | str, events: Sequence[Mapping[str, Any] | int | str], id: str | None = None
@@ -183,24 +183,26 @@ class Client:
             ServerError: The server refused the request or did not answer.
         """
         sent = [dict(event) if isinstance(event, Mapping) else {"item": event} for event in events]
-        return self.call("POST", "/events", {"user": user, "events": sent, "id": id}, again=id is not None)
+        return self.call(
+            "POST", "/events", {"user": user, "events": sent, "id": id}, may_retry=id is not None
+        )
 
-    def versions(self) -> dict[str, Any]:
+    def get_versions(self) -> dict[str, Any]:
         """Return which versions currently receive traffic. Raises ServerError."""
         return self.call("GET", "/versions")
 
-    def metrics(self) -> str:
+    def get_metrics(self) -> str:
         """Return the metrics page in Prometheus' text format."""
-        return self._asked("GET", "/metrics", None)[2].decode()
+        return self._send_request("GET", "/metrics", None)[2].decode()
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the server is ready to answer."""
         try:
-            return self._asked("GET", "/readyz", None)[0] == 200
+            return self._send_request("GET", "/readyz", None)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
-    def call(self, verb: str, path: str, body: Any = None, *, again: bool = True) -> Any:
+    def call(self, verb: str, path: str, body: Any = None, *, may_retry: bool = True) -> Any:
         """Send a request and return its answer as parsed JSON.
 
         Args:
@@ -213,9 +215,9 @@ class Client:
             ServerError: The server refused the request or did not answer.
         """
         content = None if body is None else json.dumps(body)
-        for left in reversed(range(_TRIES if again else 1)):
+        for left in reversed(range(_TRIES if may_retry else 1)):
             try:
-                status, headers, answer = self._asked(verb, path, content)
+                status, headers, answer = self._send_request(verb, path, content)
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
@@ -245,7 +247,9 @@ class Client:
         if connection is not None:
             connection.close()
 
-    def _asked(self, verb: str, path: str, content: str | None) -> tuple[int, Mapping[str, str], bytes]:
+    def _send_request(
+        self, verb: str, path: str, content: str | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request over this thread's connection and return status, headers and content."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
@@ -264,6 +268,6 @@ class Client:
             raise
 
 
-def _recommended(body: dict[str, Any]) -> Recommended:
-    items = [Item(**item) for item in body.pop("items")]
-    return Recommended(items, **body)
+def _parse_recommendation(body: dict[str, Any]) -> Recommendation:
+    items = [RecommendedItem(**item) for item in body.pop("items")]
+    return Recommendation(items, **body)

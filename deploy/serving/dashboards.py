@@ -48,16 +48,16 @@ def write_monitoring(folder: Path, target: str) -> list[Path]:
     """
     make_folder(folder)
     files = {
-        "dashboard.json": json.dumps(dashboard(), indent=1),
-        "alerts.yaml": yaml.dump(alerts()),
-        "prometheus.yaml": yaml.dump(_prometheus(target)),
+        "dashboard.json": json.dumps(build_dashboard(), indent=1),
+        "alerts.yaml": yaml.dump(build_alerts()),
+        "prometheus.yaml": yaml.dump(_build_prometheus_config(target)),
     }
     for name, text in files.items():
         write_whole(folder / name, text.encode())
     return [folder / name for name in files]
 
 
-def dashboard() -> dict[str, Any]:
+def build_dashboard() -> dict[str, Any]:
     """Build the Grafana dashboard."""
     panels = [
         {
@@ -78,7 +78,7 @@ def dashboard() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def alerts() -> dict[str, Any]:
+def build_alerts() -> dict[str, Any]:
     """Build the alert rules of Prometheus."""
     rules = [
         {
@@ -93,7 +93,7 @@ def alerts() -> dict[str, Any]:
     return {"groups": [{"name": "nonet", "rules": rules}]}
 
 
-def _prometheus(target: str) -> dict[str, Any]:
+def _build_prometheus_config(target: str) -> dict[str, Any]:
     """Build the configuration of Prometheus."""
     return {
         "global": {"scrape_interval": "5s"},

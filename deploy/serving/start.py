@@ -24,7 +24,7 @@ from typing import Any
 from nonet.controller.record import find_run
 from nonet.controller.scenario import load_scenario
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
-from nonet.deploy.serving.features import artifacts_of, check_features, check_selected
+from nonet.deploy.serving.features import check_features, check_selected, find_artifacts
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_port, check_ray_environment
@@ -56,7 +56,7 @@ def serve_run(
     folder = find_run(run)
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no checkpoint yet: there is no model to serve")
-    artifacts_of(folder)
+    find_artifacts(folder)
     check_features(load_scenario(folder.scenario)[0], folder.id, "serve")
     if (
         settings.follow != "checkpoints"
@@ -64,20 +64,20 @@ def serve_run(
     ):
         check_selected(folder)
     if settings.registry is not None:
-        from nonet.deploy.serving.features import OpenRun  # imports torch
+        from nonet.deploy.serving.features import ServedRun  # imports torch
 
-        opened = OpenRun.of(folder.path, address=settings.registry)
+        opened = ServedRun.open(folder.path, address=settings.registry)
         _ = opened.registry.serving  # raises if the address does not answer
     check_port(host, port)
     check_ray_environment()
-    with serving(folder.path, settings, host, port):
+    with serve_application(folder.path, settings, host, port):
         say(f"serving {folder.id} at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    stop with Ctrl-C")
-        _until_interrupted()
+        _wait_for_interrupt()
 
 
 @contextmanager
-def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[Any]:
+def serve_application(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[Any]:
     """Run Ray Serve with the application of a run's folder while the context is open.
 
     Args:
@@ -89,16 +89,16 @@ def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[
     Yields:
         The module of Ray Serve, when the application answers.
     """
-    serve, environment, proxy = _start(settings, host, port)
+    serve, environment, proxy = _start_serve(settings, host, port)
     try:
-        _deploy(serve, bound(serve, str(run), settings, host, environment))
-        _wait_for(proxy, host, port)
+        _run_application(serve, build_application(serve, str(run), settings, host, environment))
+        _wait_for_proxy(proxy, host, port)
         yield serve
     finally:
-        _stop(serve)
+        _stop_serve(serve)
 
 
-def bound(
+def build_application(
     serve: Any, run: str, settings: ServeConfig, host: str, environment: Mapping[str, str] | None = None
 ) -> Any:
     """Build the application: one replica with all services, or one deployment for each service.
@@ -109,38 +109,38 @@ def bound(
         settings: The server's settings.
         host: The host that the server listens on.
         environment: Environment variables of replicas in addition to Ray's own, by default
-            `replica_environment`.
+            `get_replica_environment`.
 
     Raises:
         ConfigError: The run cannot be served.
     """
-    environment = replica_environment() if environment is None else environment
+    environment = get_replica_environment() if environment is None else environment
     local = host in ("127.0.0.1", "localhost", "::1")
     if settings.services is not None:
-        from nonet.deploy.serving.apart import apart
-        from nonet.deploy.serving.features import OpenRun
+        from nonet.deploy.serving.apart import build_deployments
+        from nonet.deploy.serving.features import ServedRun
 
-        opened = OpenRun.of(run, address=settings.registry)
+        opened = ServedRun.open(run, address=settings.registry)
         opened.check_servable("serve")
         if settings.follow or not opened.has_version:
             opened.publish_newest(
                 mid_stage=settings.follow == "checkpoints"
             )  # engines start from a published version
-        return apart(serve, run, settings, local, environment)
+        return build_deployments(serve, run, settings, local, environment)
 
     def build() -> Any:  # Serve calls a function; it takes any other object as the app itself
-        return one_process(run, settings, local)
+        return build_single_process_app(run, settings, local)
 
     deployment = serve.deployment(serve.ingress(build)())
     return deployment.options(
         name="Nonet",
         max_ongoing_requests=4096,
-        ray_actor_options={"num_cpus": settings.cpus, **_runtime_env(environment)},
+        ray_actor_options={"num_cpus": settings.cpus, **_make_runtime_env(environment)},
         health_check_period_s=2,
     ).bind()
 
 
-def build_app(given: dict[str, Any]) -> Any:
+def build_app(arguments: dict[str, Any]) -> Any:
     """Build the application that a Serve config file names.
 
     Args:
@@ -151,11 +151,11 @@ def build_app(given: dict[str, Any]) -> Any:
     """
     from ray import serve
 
-    settings = ServeConfig(**given.get("config", {}))
-    return bound(serve, given["run"], settings, "0.0.0.0")
+    settings = ServeConfig(**arguments.get("config", {}))
+    return build_application(serve, arguments["run"], settings, "0.0.0.0")
 
 
-def manifest_of(path: Path, run: str, config: Path | None, image: str | None) -> Path:
+def write_run_manifest(path: Path, run: str, config: Path | None, image: str | None) -> Path:
     """Write the Kubernetes manifest of a run.
 
     Args:
@@ -176,31 +176,35 @@ def manifest_of(path: Path, run: str, config: Path | None, image: str | None) ->
     return write_manifest(path, run, settings.model_dump(exclude_defaults=True), image)
 
 
-def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
+def build_single_process_app(run: str, settings: ServeConfig, local: bool) -> Any:
     """Build an ASGI app with all services in this process."""
     import torch
 
-    from nonet.deploy.serving.features import Fallback, Features, OpenRun
-    from nonet.deploy.serving.service import Engines, Metrics, Service, make_app
+    from nonet.deploy.serving.features import FallbackRecommender, RequestFeatures, ServedRun
+    from nonet.deploy.serving.service import EnginePool, RecommendationService, ServerMetrics, make_app
 
     torch.set_num_threads(settings.threads)
-    opened = OpenRun.of(run, address=settings.registry)
+    opened = ServedRun.open(run, address=settings.registry)
     opened.check_servable("serve")
-    features = Features.of(opened, settings.block, journal=settings.journal_options())
-    engines = Engines(
+    features = RequestFeatures.from_run(opened, settings.block, journal=settings.make_journal_options())
+    engines = EnginePool(
         opened,
         follow=settings.follow,
         device=settings.device,
         queue=settings.queue.model_dump(),
         state_bytes=settings.state_bytes,
     )
-    service = Service(
-        features, engines, Fallback(opened.catalogues.newest(), features.items), settings.service(), Metrics()
+    service = RecommendationService(
+        features,
+        engines,
+        FallbackRecommender(opened.catalogues.get_newest(), features.items),
+        settings.make_service_settings(),
+        ServerMetrics(),
     )
     return make_app(service, local=local, proxies=settings.proxies)
 
 
-def _deploy(serve: Any, app: Any) -> None:
+def _run_application(serve: Any, app: Any) -> None:
     """Run the application and wait until it answers. Raises PlacementError with the replica's error."""
     target = serve.RunTarget(app, name=APP, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)  # its own wait polls only once per second
@@ -212,18 +216,18 @@ def _deploy(serve: Any, app: Any) -> None:
         time.sleep(_LOOK_S)
 
 
-def replica_environment() -> dict[str, str]:
+def get_replica_environment() -> dict[str, str]:
     """Return the environment variables of every replica."""
     tokens = {name: os.environ[name] for name in (WRITE_TOKEN, READ_TOKEN) if os.environ.get(name)}
     return {"OMP_NUM_THREADS": "1"} | tokens
 
 
-def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
+def _make_runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the runtime environment; without variables it is empty, so that a pooled Ray worker fits."""
     return {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
 
 
-def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, str], Future[Any]]:
+def _start_serve(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, str], Future[Any]]:
     """Start Ray and Ray Serve.
 
     Returns:
@@ -236,7 +240,7 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
 
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    environment = replica_environment()
+    environment = get_replica_environment()
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
         if address == "local":
@@ -246,7 +250,7 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
         beside.start()  # import while Ray's processes start
         own = {
             "num_cpus": max(
-                3, math.ceil(settings.all_cpus() + 2)
+                3, math.ceil(settings.count_cpus() + 2)
             ),  # Ray starts as many workers; controller, proxy and replica need one each
             "include_dashboard": False,
             "object_store_memory": 100 << 20,
@@ -269,13 +273,13 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
         serve.start, http_options=http, logging_config={"log_level": "WARNING"}
     )
     while (
-        not begun.done() and not _controlled()
+        not begun.done() and not _has_controller()
     ):  # the replica can start while `serve.start` waits for the proxy
         time.sleep(_LOOK_S)
     return serve, environment, begun
 
 
-def _wait_for(proxy: Future[Any], host: str, port: int) -> None:
+def _wait_for_proxy(proxy: Future[Any], host: str, port: int) -> None:
     """Wait until the proxy listens.
 
     Serve kills a proxy that is slow to start and starts another one, which `serve.start` does not wait for.
@@ -299,7 +303,7 @@ def _wait_for(proxy: Future[Any], host: str, port: int) -> None:
     )
 
 
-def _controlled() -> bool:
+def _has_controller() -> bool:
     """Return whether Serve's controller accepts applications."""
     import ray
 
@@ -310,7 +314,7 @@ def _controlled() -> bool:
     return True
 
 
-def _stop(serve: Any) -> None:
+def _stop_serve(serve: Any) -> None:
     """Stop Ray Serve and Ray."""
     import ray
 
@@ -318,7 +322,7 @@ def _stop(serve: Any) -> None:
     ray.shutdown()
 
 
-def _until_interrupted() -> None:
+def _wait_for_interrupt() -> None:
     """Wait for SIGINT or SIGTERM."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -14,7 +14,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def parse(text: str) -> Values:
+def parse_metrics(text: str) -> Values:
     """Parse Prometheus' text format into values by (name, labels)."""
     values = {}
     for line in text.splitlines():
@@ -24,7 +24,7 @@ def parse(text: str) -> Values:
     return values
 
 
-def figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
+def compute_figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
     """Compute rates and latency quantiles between two scrapes, and the current queue length.
 
     Args:
@@ -35,23 +35,23 @@ def figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
     Returns:
         Figures by column title.
     """
-    took = _buckets(now, before)
-    asked = _total(now, "nonet_requests_total") - _total(before, "nonet_requests_total")
-    batches = _total(now, "nonet_batches") - _total(before, "nonet_batches")
-    questions = _total(now, "nonet_batched_questions") - _total(before, "nonet_batched_questions")
+    took = _subtract_buckets(now, before)
+    asked = _sum_values(now, "nonet_requests_total") - _sum_values(before, "nonet_requests_total")
+    batches = _sum_values(now, "nonet_batches") - _sum_values(before, "nonet_batches")
+    questions = _sum_values(now, "nonet_batched_questions") - _sum_values(before, "nonet_batched_questions")
     return {
         "requests/s": asked / seconds,
-        "p50 ms": 1e3 * _quantile(took, 0.5),
-        "p99 ms": 1e3 * _quantile(took, 0.99),
-        "waiting": _total(now, "nonet_queue"),
+        "p50 ms": 1e3 * _interpolate_quantile(took, 0.5),
+        "p99 ms": 1e3 * _interpolate_quantile(took, 0.99),
+        "waiting": _sum_values(now, "nonet_queue"),
         "batch size": questions / batches if batches > 0 else 0.0,
-        "fallbacks": _total(now, "nonet_fallbacks_total") - _total(before, "nonet_fallbacks_total"),
-        "refused": _total(now, "nonet_refused_total") - _total(before, "nonet_refused_total"),
-        "version": _total(now, "nonet_version"),
+        "fallbacks": _sum_values(now, "nonet_fallbacks_total") - _sum_values(before, "nonet_fallbacks_total"),
+        "refused": _sum_values(now, "nonet_refused_total") - _sum_values(before, "nonet_refused_total"),
+        "version": _sum_values(now, "nonet_version"),
     }
 
 
-def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
+def watch_server(url: str, every_s: float = 1.0, times: int | None = None) -> None:
     """Show a server until Ctrl-C, or for a number of updates.
 
     Args:
@@ -67,26 +67,26 @@ def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
     from rich.table import Table
 
     client = Client(url)
-    before, then = parse(client.metrics()), time.monotonic()
+    before, then = parse_metrics(client.get_metrics()), time.monotonic()
     with Live(refresh_per_second=4) as live:
         while times is None or times > 0:
             time.sleep(every_s)
-            now, moment = parse(client.metrics()), time.monotonic()
+            now, moment = parse_metrics(client.get_metrics()), time.monotonic()
             table = Table(title=url, box=box.SIMPLE, pad_edge=False)
-            for name in figures(now, before, 1.0):
+            for name in compute_figures(now, before, 1.0):
                 table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-            table.add_row(*(f"{value:.4g}" for value in figures(now, before, moment - then).values()))
+            table.add_row(*(f"{value:.4g}" for value in compute_figures(now, before, moment - then).values()))
             live.update(table)
             before, then = now, moment
             times = None if times is None else times - 1
 
 
-def _total(values: Values, name: str) -> float:
+def _sum_values(values: Values, name: str) -> float:
     """Return the sum of a metric over its labels."""
     return sum(value for (each, _), value in values.items() if each == name)
 
 
-def _buckets(now: Values, before: Values) -> list[tuple[float, float]]:
+def _subtract_buckets(now: Values, before: Values) -> list[tuple[float, float]]:
     """Return (upper bound, requests up to it) of the latency histogram between two pages, ascending."""
     counts: dict[float, float] = {}
     for (name, labels), value in now.items():
@@ -96,7 +96,7 @@ def _buckets(now: Values, before: Values) -> list[tuple[float, float]]:
     return sorted(counts.items())
 
 
-def _quantile(buckets: list[tuple[float, float]], share: float) -> float:
+def _interpolate_quantile(buckets: list[tuple[float, float]], share: float) -> float:
     """Compute a quantile by linear interpolation within its bucket; 0 if there were no requests."""
     total = buckets[-1][1] if buckets else 0.0
     low = count = 0.0

@@ -11,7 +11,7 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.registry import ServingState, VersionRegistry, open_registry
 
 
-def registry_of(run: str) -> VersionRegistry:
+def open_registry(run: str) -> VersionRegistry:
     """Open the registry of a run. Raises ConfigError if nothing was published."""
     beside = find_run(run).path / "serving"
     if not (beside / "registry" / "versions").is_dir():
@@ -23,9 +23,9 @@ def registry_of(run: str) -> VersionRegistry:
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
     """Return a row for each version, oldest first."""
-    registry = registry_of(run)
+    registry = open_registry(run)
     serving = registry.serving
-    return [_row(registry, serving, number) for number in registry.list_versions()]
+    return [_describe_version(registry, serving, number) for number in registry.list_versions()]
 
 
 def publish_commit(run: str, step: int) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def publish_commit(run: str, step: int) -> dict[str, Any]:
     Raises:
         ConfigError: The checkpoint does not exist or cannot be served.
     """
-    from nonet.deploy.serving.features import OpenRun
+    from nonet.deploy.serving.features import ServedRun
 
-    opened = OpenRun.of(run)
+    opened = ServedRun.open(run)
     version = opened.publish_commit(step)
-    return _row(opened.registry, opened.registry.serving, version.number)
+    return _describe_version(opened.registry, opened.registry.serving, version.number)
 
 
 def promote_version(name: str, share: float | None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def promote_version(name: str, share: float | None) -> dict[str, Any]:
     run, _, number = name.rpartition("@")
     if not run or not number.isdecimal():
         raise ConfigError(f"{name!r} is not a version; a version is a run, @ and a number, such as last@3")
-    return asdict(registry_of(run).promote(int(number), share))
+    return asdict(open_registry(run).promote(int(number), share))
 
 
 def rollback_version(run: str, to: int | None) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     Raises:
         ConfigError: There is no version to go back to.
     """
-    return asdict(registry_of(run).rollback(to))
+    return asdict(open_registry(run).rollback(to))
 
 
-def _row(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:
+def _describe_version(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:
     """Describe a version: its state, kind, origin and size."""
     try:
         version = registry.read_version(number)

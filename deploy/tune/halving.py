@@ -18,11 +18,11 @@ from typing import Any
 ETA = 2
 MOST_RUNGS = 3
 
-Ask = Callable[[int, Sequence["Result"]], dict[str, Any]]  # (number, known results) -> values
+Ask = Callable[[int, Sequence["TrialResult"]], dict[str, Any]]  # (number, known results) -> values
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrialJob:
     """A trial on a rung."""
 
     number: int
@@ -31,7 +31,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TrialResult:
     """The result of a job.
 
     Attributes:
@@ -51,7 +51,7 @@ class Result:
     minutes: float = 0.0
 
 
-def shares(trials: int, lengths: Callable[[Fraction], object]) -> tuple[Fraction, ...]:
+def compute_rung_shares(trials: int, lengths: Callable[[Fraction], object]) -> tuple[Fraction, ...]:
     """Compute the rungs as ascending shares of a stage's length.
 
     Args:
@@ -69,7 +69,7 @@ def shares(trials: int, lengths: Callable[[Fraction], object]) -> tuple[Fraction
 
 
 @dataclass(frozen=True, slots=True)
-class Halving:
+class SuccessiveHalving:
     """The rules of a search.
 
     Attributes:
@@ -86,14 +86,14 @@ class Halving:
     parallel: int
     ask: Ask
 
-    def sizes(self) -> list[int]:
+    def compute_sizes(self) -> list[int]:
         """Return the number of trials of each rung if none fails."""
         sizes = [self.trials]
         while len(sizes) < self.rungs:
             sizes.append(-(-sizes[-1] // ETA))
         return sizes
 
-    def jobs(self, results: Sequence[Result]) -> list[Job]:
+    def list_jobs(self, results: Sequence[TrialResult]) -> list[TrialJob]:
         """Return the jobs that may run now, in order of trial numbers.
 
         Trials of the first rung are proposed in batches of `parallel`: each one is based on all results of
@@ -107,28 +107,30 @@ class Halving:
             begin -= begin % self.parallel
             batch = range(begin, min(begin + self.parallel, self.trials))
             told = [each for each in first if each.number < begin]
-            return [Job(number, 0, self.ask(number, told)) for number in batch if number not in done]
+            return [TrialJob(number, 0, self.ask(number, told)) for number in batch if number not in done]
         for rung in range(1, self.rungs):
-            chosen = self._best(results, rung - 1)
+            chosen = self._select_survivors(results, rung - 1)
             done = {each.number for each in results if each.rung == rung}
-            if waiting := [Job(each.number, rung, each.values) for each in chosen if each.number not in done]:
+            if waiting := [
+                TrialJob(each.number, rung, each.values) for each in chosen if each.number not in done
+            ]:
                 return waiting
         return []
 
-    def ranked(self, results: Sequence[Result], rung: int) -> list[Result]:
+    def rank_results(self, results: Sequence[TrialResult], rung: int) -> list[TrialResult]:
         """Return the results of a rung that have a score, best first; ties break by the lower number."""
         sign = 1.0 if self.lower else -1.0
         there = [each for each in results if each.rung == rung and each.score is not None]
         return sorted(there, key=lambda each: (sign * (each.score or 0.0), each.number))
 
-    def winner(self, results: Sequence[Result]) -> Result | None:
+    def find_winner(self, results: Sequence[TrialResult]) -> TrialResult | None:
         """Return the best result of the longest rung with scores; None if all trials failed."""
         for rung in reversed(range(self.rungs)):
-            if ranked := self.ranked(results, rung):
+            if ranked := self.rank_results(results, rung):
                 return ranked[0]
         return None
 
-    def _best(self, results: Sequence[Result], rung: int) -> list[Result]:
+    def _select_survivors(self, results: Sequence[TrialResult], rung: int) -> list[TrialResult]:
         """Return the results that are promoted to the next rung, in order of trial numbers."""
-        best = self.ranked(results, rung)[: self.sizes()[rung + 1]]
+        best = self.rank_results(results, rung)[: self.compute_sizes()[rung + 1]]
         return sorted(best, key=lambda each: each.number)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.tune.halving import Result
+from nonet.deploy.tune.halving import TrialResult
 from nonet.errors import ConfigError
 
 NAME = "tune.json"
 
 
-class Ledger:
+class SearchLedger:
     """The results of one search.
 
     Attributes:
@@ -34,19 +34,19 @@ class Ledger:
         """Open the ledger in a folder. Raises ConfigError if the folder has another search."""
         self.path = folder / NAME
         self.search = json.loads(json.dumps(search))
-        self.results: list[Result] = []
+        self.results: list[TrialResult] = []
         self.best: dict[str, Any] | None = None
         if self.path.exists():
-            stored = _read(self.path)
-            _check_same(self.path, stored["search"], self.search)
-            self.results = [Result(**each) for each in stored["results"]]
+            stored = _read_ledger(self.path)
+            _check_same_search(self.path, stored["search"], self.search)
+            self.results = [TrialResult(**each) for each in stored["results"]]
 
     @property
     def begun(self) -> bool:
         """Whether there is a search to continue."""
         return self.path.exists()
 
-    def add(self, result: Result) -> None:
+    def add(self, result: TrialResult) -> None:
         """Add the result of a job and write the ledger."""
         self.results = sorted([*self.results, result], key=lambda each: (each.rung, each.number))
         self.write()
@@ -62,7 +62,7 @@ class Ledger:
         write_whole(self.path, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_ledger(path: Path) -> dict[str, Any]:
     """Read a ledger's file. Raises ConfigError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _check_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Check that a stored search has the same definition. Raises ConfigError."""
     other = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
     if other:

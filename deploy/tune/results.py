@@ -6,49 +6,51 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from nonet.deploy.tune.halving import Result
+from nonet.deploy.tune.halving import TrialResult
 
 
-def result_text(found: Mapping[str, Any]) -> str:
+def format_search_result(search_result: Mapping[str, Any]) -> str:
     """Format the trials as a table, best first, and the best one.
 
     Args:
         found: The result of `tune_scenario`.
     """
-    search, results = found["search"], [Result(**each) for each in found["results"]]
+    search, results = search_result["search"], [TrialResult(**each) for each in search_result["results"]]
     paths = list(search["space"])
-    lines = [header(search)]
-    shown = last_rungs(results, lower=search["lower"])
-    rows = [("trial", *map(short, paths), "rung", search["metric"], "minutes")]
+    lines = [format_header(search)]
+    shown = select_last_rungs(results, lower=search["lower"])
+    rows = [("trial", *map(shorten_key, paths), "rung", search["metric"], "minutes")]
     for result in shown:
         score = "failed" if result.score is None else f"{result.score:.4f}"
         minutes = sum(each.minutes for each in results if each.number == result.number)
-        values = (value_text(result.values[path]) for path in paths)
+        values = (format_value(result.values[path]) for path in paths)
         rows.append((str(result.number), *values, str(result.rung + 1), score, f"{minutes:.1f}"))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines += [f"trial {each.number} failed: {each.failed}" for each in shown if each.failed]
-    best = found["best"]
+    best = search_result["best"]
     if best is None:
         return "\n".join([*lines, "", "no trial has a score"])
-    values = ", ".join(f"{path} {value_text(value)}" for path, value in best["values"].items())
+    values = ", ".join(f"{path} {format_value(value)}" for path, value in best["values"].items())
     lines += [
         "",
         f"best       trial {best['number']}, validation {search['metric']} {best['score']:.4f}: {values}",
     ]
-    return "\n".join([*lines, f"scenario   {found['scenario']}", f"picture    {found['picture']}"])
+    return "\n".join(
+        [*lines, f"scenario   {search_result['scenario']}", f"picture    {search_result['picture']}"]
+    )
 
 
-def header(search: Mapping[str, Any]) -> str:
+def format_header(search: Mapping[str, Any]) -> str:
     """Describe a search in one line."""
     rungs = ", ".join(
-        f"{count} with {share_text(share)}"
+        f"{count} with {format_share(share)}"
         for count, share in zip(search["sizes"], search["rungs"], strict=True)
     )
     return f"{search['trials']} trials by validation {search['metric']} in stages.{search['stage']}: {rungs} of its length"
 
 
-def last_rungs(results: Sequence[Result], *, lower: bool) -> list[Result]:
+def select_last_rungs(results: Sequence[TrialResult], *, lower: bool) -> list[TrialResult]:
     """Return each trial's result on the longest rung where it has a score.
 
     Args:
@@ -58,7 +60,7 @@ def last_rungs(results: Sequence[Result], *, lower: bool) -> list[Result]:
     Returns:
         Results in order of rung and score, best first; failed trials last.
     """
-    best: dict[int, Result] = {}
+    best: dict[int, TrialResult] = {}
     for result in sorted(results, key=lambda each: each.rung):
         if result.score is not None or result.number not in best:
             best[result.number] = result
@@ -69,7 +71,7 @@ def last_rungs(results: Sequence[Result], *, lower: bool) -> list[Result]:
     )
 
 
-def progress_line(result: Result, search: Mapping[str, Any], done: int, of: int) -> str:
+def format_progress(result: TrialResult, search: Mapping[str, Any], done: int, total: int) -> str:
     """Format the result of a job in one line.
 
     Args:
@@ -78,22 +80,22 @@ def progress_line(result: Result, search: Mapping[str, Any], done: int, of: int)
         done: Number of jobs that have ended.
         of: Number of all jobs.
     """
-    values = ", ".join(f"{short(path)} {value_text(value)}" for path, value in result.values.items())
+    values = ", ".join(f"{shorten_key(path)} {format_value(value)}" for path, value in result.values.items())
     outcome = f"failed: {result.failed}" if result.score is None else f"{search['metric']} {result.score:.4f}"
-    rung = f"{share_text(search['rungs'][result.rung])} of the length"
-    return f"{done}/{of}  trial {result.number}, {rung}: {values}  {outcome}  {result.minutes:.1f} min"
+    rung = f"{format_share(search['rungs'][result.rung])} of the length"
+    return f"{done}/{total}  trial {result.number}, {rung}: {values}  {outcome}  {result.minutes:.1f} min"
 
 
-def short(path: str) -> str:
+def shorten_key(path: str) -> str:
     """Return the last two parts of a key: `pretrain.lr` for stages.pretrain.lr."""
     return ".".join(path.split(".")[-2:])
 
 
-def share_text(share: str) -> str:
+def format_share(share: str) -> str:
     """Format the share of a stage's length."""
     return "all" if Fraction(share) == 1 else share
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from nonet import random
-from nonet.deploy.tune.halving import Result
-from nonet.deploy.tune.space import Key, Space, place
+from nonet.deploy.tune.halving import TrialResult
+from nonet.deploy.tune.space import SearchKey, SearchSpace, find_choice
 from nonet.errors import ConfigError
 
 _LEAST_RANDOM = 4
@@ -27,8 +27,8 @@ def check_installed() -> None:
         raise ConfigError(f"nonet tune needs {' and '.join(missing)}: {INSTALL}")
 
 
-def new_values(
-    space: Space, seed: int, trials: int, lower: bool, number: int, told: Sequence[Result]
+def sample_values(
+    space: SearchSpace, seed: int, trials: int, lower: bool, number: int, results: Sequence[TrialResult]
 ) -> dict[str, Any]:
     """Sample values for a trial; the first third of the trials, at least 4, are random.
 
@@ -54,26 +54,26 @@ def new_values(
             seed=random.hash_words(seed, "tune", number) % (1 << 32),
         )
     study = optuna.create_study(direction="minimize" if lower else "maximize", sampler=sampler)
-    known = {key.path: _distribution(key) for key in space.keys}
-    for result in told:
+    known = {key.path: _make_distribution(key) for key in space.keys}
+    for result in results:
         study.add_trial(
             optuna.trial.create_trial(
                 state=optuna.trial.TrialState.PRUNED
                 if result.score is None
                 else optuna.trial.TrialState.COMPLETE,
                 value=result.score,
-                params={key.path: _told(key, result.values[key.path]) for key in space.keys},
+                params={key.path: _encode_value(key, result.values[key.path]) for key in space.keys},
                 distributions=known,
             )
         )
     drawn = study.ask(known).params
     return {
-        key.path: key.choices[drawn[key.path]] if key.choices else key.rounded(drawn[key.path])
+        key.path: key.choices[drawn[key.path]] if key.choices else key.round_value(drawn[key.path])
         for key in space.keys
     }
 
 
-def _distribution(key: Key) -> Any:
+def _make_distribution(key: SearchKey) -> Any:
     """Convert a key to an Optuna distribution; choices are numbered, because they may be lists or maps."""
     from optuna import distributions as known
 
@@ -84,6 +84,6 @@ def _distribution(key: Key) -> Any:
     return known.FloatDistribution(key.low, key.high, log=key.kind == "log", step=key.step or None)
 
 
-def _told(key: Key, value: Any) -> Any:
+def _encode_value(key: SearchKey, value: Any) -> Any:
     """Encode a value as Optuna's distribution has it."""
-    return place(key.choices, value) if key.choices else value
+    return find_choice(key.choices, value) if key.choices else value

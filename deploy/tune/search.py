@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
-from nonet.controller.record import RunFolder, claim, new_run
-from nonet.deploy.tune.halving import Halving, Job, Result, shares
-from nonet.deploy.tune.ledger import NAME, Ledger
-from nonet.deploy.tune.picture import picture
-from nonet.deploy.tune.results import header, progress_line
-from nonet.deploy.tune.sampler import check_installed, new_values
-from nonet.deploy.tune.space import Space, read_space
-from nonet.deploy.tune.subject import Subject
+from nonet.controller.record import RunFolder, create_run, lock_run
+from nonet.deploy.tune.halving import SuccessiveHalving, TrialJob, TrialResult, compute_rung_shares
+from nonet.deploy.tune.ledger import NAME, SearchLedger
+from nonet.deploy.tune.picture import draw_search
+from nonet.deploy.tune.results import format_header, format_progress
+from nonet.deploy.tune.sampler import check_installed, sample_values
+from nonet.deploy.tune.space import SearchSpace, read_space
+from nonet.deploy.tune.subject import TunedScenario
 from nonet.errors import ConfigError, NonetError
 
 _OURS = {NAME, "trials", "ray", "best.yaml", "tune.svg", ".lock", ".holder"}
@@ -61,13 +61,13 @@ def tune_scenario(
     """
     check_installed()
     known = read_space(space)
-    subject = Subject.read(source, changes, known.metric)
-    folder = _folder(subject, run_dir)
+    subject = TunedScenario.read(source, changes, known.metric)
+    folder = _choose_folder(subject, run_dir)
     warnings = subject.check(known)
-    rungs = shares(trials, subject.lengths)
-    rule, seed = subject.rule, subject.scenario({}).seed
-    ask = partial(new_values, known, seed, trials, rule.lower)
-    halving = Halving(trials, len(rungs), rule.lower, parallel, ask)
+    rungs = compute_rung_shares(trials, subject.list_lengths)
+    rule, seed = subject.rule, subject.build_scenario({}).seed
+    ask = partial(sample_values, known, seed, trials, rule.lower)
+    halving = SuccessiveHalving(trials, len(rungs), rule.lower, parallel, ask)
     search = {
         "trials": trials,
         "parallel": parallel,
@@ -75,31 +75,33 @@ def tune_scenario(
         "lower": rule.lower,
         "stage": subject.judged,
         "rungs": [str(share) for share in rungs],
-        "sizes": halving.sizes(),
+        "sizes": halving.compute_sizes(),
         "space": {key.path: asdict(key) for key in known.keys},
         **subject.as_json(),
     }
-    with claim(RunFolder(folder)):
-        ledger = Ledger(folder, search)
-        say(header(search))
+    with lock_run(RunFolder(folder)):
+        ledger = SearchLedger(folder, search)
+        say(format_header(search))
         for warning in warnings:
             say(f"warning: {warning}")
         if ledger.begun:
-            say(f"{folder}: continuing, {len(ledger.results)} of {sum(halving.sizes())} runs are done")
+            say(
+                f"{folder}: continuing, {len(ledger.results)} of {sum(halving.compute_sizes())} runs are done"
+            )
         else:
             ledger.write()
-        if halving.jobs(ledger.results):
-            _run_all(subject, halving, ledger, folder, say)
-        if halving.jobs(ledger.results):
+        if halving.list_jobs(ledger.results):
+            _run_jobs(subject, halving, ledger, folder, say)
+        if halving.list_jobs(ledger.results):
             say(f"stopped; to continue, run the same command with --run-dir {folder}")
             return None
-        return _finished(subject, known, halving, ledger, folder)
+        return _finish_search(subject, known, halving, ledger, folder)
 
 
-def _folder(subject: Subject, run_dir: Path | None) -> Path:
+def _choose_folder(subject: TunedScenario, run_dir: Path | None) -> Path:
     """Choose the search's folder. Raises ConfigError if it has other files."""
     if run_dir is None:
-        return new_run(f"{subject.scenario({}).name}-tune").path
+        return create_run(f"{subject.build_scenario({}).name}-tune").path
     folder = run_dir.absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose a folder for --run-dir")
@@ -111,8 +113,12 @@ def _folder(subject: Subject, run_dir: Path | None) -> Path:
     return folder
 
 
-def _run_all(
-    subject: Subject, halving: Halving, ledger: Ledger, folder: Path, say: Callable[[str], None]
+def _run_jobs(
+    subject: TunedScenario,
+    halving: SuccessiveHalving,
+    ledger: SearchLedger,
+    folder: Path,
+    say: Callable[[str], None],
 ) -> None:
     """Run jobs with Ray Tune until none is left or the search is interrupted.
 
@@ -124,22 +130,22 @@ def _run_all(
     import ray
     from ray import tune
 
-    from nonet.deploy.tune.trial import train
+    from nonet.deploy.tune.trial import train_trial
     from nonet.workers.runtime import ensure_ray
 
     ensure_ray()
     shutil.rmtree(folder / "ray", ignore_errors=True)
-    jobs = _Jobs(halving, ledger, folder, say)
+    jobs = _JobQueue(halving, ledger, folder, say)
     node = ray.get_runtime_context().get_node_id()
     # Trials must not use resources that runs are planned on. Tune needs some resource, so use 0.001 of the node's own.
     resources = {"CPU": 0, f"node:{ray.util.get_node_ip_address()}": 0.001}
     tuner = tune.Tuner(
         tune.with_resources(
-            partial(train, subject=subject, node=node), tune.PlacementGroupFactory([resources])
+            partial(train_trial, subject=subject, node=node), tune.PlacementGroupFactory([resources])
         ),
         tune_config=tune.TuneConfig(
-            search_alg=_searcher(jobs),
-            num_samples=sum(halving.sizes()),
+            search_alg=_make_searcher(jobs),
+            num_samples=sum(halving.compute_sizes()),
             max_concurrent_trials=halving.parallel,
             reuse_actors=True,
         ),
@@ -151,25 +157,29 @@ def _run_all(
         raise NonetError(f"{jobs.broken}; to continue, run the same command with --run-dir {folder}")
 
 
-class _Jobs:
+class _JobQueue:
     """The jobs that Ray Tune requests and finishes.
 
     Attributes:
         broken: Why the search cannot continue; None if it can.
     """
 
-    def __init__(self, halving: Halving, ledger: Ledger, folder: Path, say: Callable[[str], None]):
+    def __init__(
+        self, halving: SuccessiveHalving, ledger: SearchLedger, folder: Path, say: Callable[[str], None]
+    ):
         self._halving, self._ledger, self._folder, self._say = halving, ledger, folder, say
-        self._open: dict[str, Job] = {}
+        self._open: dict[str, TrialJob] = {}
         self.broken: str | None = None
 
-    def next(self, name: str) -> str | None:
+    def get_next(self, name: str) -> str | None:
         """Return the next job as JSON, "" if it has to wait for others, None if there is none left."""
         running = {(job.number, job.rung) for job in self._open.values()}
         if self.broken:
             return None
         waiting = [
-            job for job in self._halving.jobs(self._ledger.results) if (job.number, job.rung) not in running
+            job
+            for job in self._halving.list_jobs(self._ledger.results)
+            if (job.number, job.rung) not in running
         ]
         if not waiting:
             return "" if running else None
@@ -178,31 +188,31 @@ class _Jobs:
         share = self._ledger.search["rungs"][job.rung]
         return json.dumps({"values": job.values, "share": share, "folder": str(place)})
 
-    def ended(self, name: str, answer: dict[str, Any] | None) -> None:
+    def end_job(self, name: str, answer: dict[str, Any] | None) -> None:
         """Record the result of a job; None means that its process died."""
         job = self._open.pop(name)
         if answer is None or answer["broken"]:
             self.broken = answer["broken"] if answer else f"the process of trial {job.number} died"
             return
-        result = Result(
+        result = TrialResult(
             job.number, job.rung, job.values, answer["score"], answer["failed"], answer["minutes"]
         )
         self._ledger.add(result)
-        sizes = self._halving.sizes()
-        self._say(progress_line(result, self._ledger.search, len(self._ledger.results), sum(sizes)))
+        sizes = self._halving.compute_sizes()
+        self._say(format_progress(result, self._ledger.search, len(self._ledger.results), sum(sizes)))
 
 
-def _searcher(jobs: _Jobs) -> Any:
+def _make_searcher(jobs: _JobQueue) -> Any:
     """Wrap the jobs as a search algorithm of Ray Tune."""
     from ray.tune.search import Searcher
 
     class Jobs(Searcher):
         def suggest(self, trial_id: str) -> Any:
-            job = jobs.next(trial_id)
+            job = jobs.get_next(trial_id)
             return Searcher.FINISHED if job is None else {"job": job} if job else None
 
         def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-            jobs.ended(trial_id, None if error or not result or "score" not in result else result)
+            jobs.end_job(trial_id, None if error or not result or "score" not in result else result)
 
         def save(self, checkpoint_path: str) -> None:
             """Save nothing, because the ledger has all results."""
@@ -213,21 +223,21 @@ def _searcher(jobs: _Jobs) -> Any:
     return Jobs()
 
 
-def _finished(
-    subject: Subject, space: Space, halving: Halving, ledger: Ledger, folder: Path
+def _finish_search(
+    subject: TunedScenario, space: SearchSpace, halving: SuccessiveHalving, ledger: SearchLedger, folder: Path
 ) -> dict[str, Any]:
     """Write the best scenario and the picture, and return the result of the search.
 
     Raises ConfigError if all trials failed.
     """
-    best = halving.winner(ledger.results)
+    best = halving.find_winner(ledger.results)
     if best is None:
         why = next(each.failed for each in ledger.results)
         raise ConfigError(f"all {len(ledger.results)} trials failed, the first one: {why}. See {ledger.path}")
     ledger.best = asdict(best)
     ledger.write()
-    write_whole(folder / "best.yaml", subject.written(best.values).encode())
-    write_whole(folder / "tune.svg", picture(space, ledger.results, ledger.search).encode())
+    write_whole(folder / "best.yaml", subject.to_yaml(best.values).encode())
+    write_whole(folder / "tune.svg", draw_search(space, ledger.results, ledger.search).encode())
     return {
         "search": ledger.search,
         "results": [asdict(each) for each in ledger.results],

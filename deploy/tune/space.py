@@ -43,7 +43,7 @@ _EXAMPLES = "[a, b, c], {range: [low, high]}, {log: [low, high]} or {int: [low, 
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SearchKey:
     """One key of the search space.
 
     Attributes:
@@ -62,25 +62,25 @@ class Key:
     high: float = 0.0
     step: float = 0.0
 
-    def ends(self) -> tuple[Any, ...]:
+    def list_ends(self) -> tuple[Any, ...]:
         """Return every choice, or the lowest and the highest value."""
         return self.choices or (self.low, self.high)
 
-    def rounded(self, value: float) -> Any:
+    def round_value(self, value: float) -> Any:
         """Round a sampled number to four significant digits within the range."""
         if self.kind == "int":
             return int(value)
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
-    def number(self, value: Any) -> float:
+    def to_number(self, value: Any) -> float:
         """Return a value's position on an axis: a choice by its index, a log value by its logarithm."""
         if self.kind == "choice":
-            return float(place(self.choices, value))
+            return float(find_choice(self.choices, value))
         return math.log10(value) if self.kind == "log" else float(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """The search space.
 
     Attributes:
@@ -89,17 +89,17 @@ class Space:
         source: The file, for errors.
     """
 
-    keys: tuple[Key, ...]
+    keys: tuple[SearchKey, ...]
     metric: str | None
     source: str
 
-    def corners(self) -> Iterator[dict[str, Any]]:
+    def iterate_corners(self) -> Iterator[dict[str, Any]]:
         """Yield all combinations of the keys' ends.
 
         With more than 256 combinations, yield every combination of two keys' ends with the first end of all
         others.
         """
-        ends = [key.ends() for key in self.keys]
+        ends = [key.list_ends() for key in self.keys]
         paths = [key.path for key in self.keys]
         if math.prod(map(len, ends)) <= MOST_CORNERS:
             yield from (dict(zip(paths, values, strict=True)) for values in itertools.product(*ends))
@@ -110,12 +110,12 @@ class Space:
                 yield first | {paths[a]: left, paths[b]: right}
 
 
-def place(choices: tuple[Any, ...], value: Any) -> int:
+def find_choice(choices: tuple[Any, ...], value: Any) -> int:
     """Return the index of a value among choices; True differs from 1."""
     return next(at for at, each in enumerate(choices) if type(each) is type(value) and each == value)
 
 
-def read_space(path: Path) -> Space:
+def read_space(path: Path) -> SearchSpace:
     """Read a search space from a file. Raises ConfigError, which names the key, its value and what is allowed."""
     document = yaml.read(path)
     if not yaml.is_map(document) or not set(document) - {METRIC}:
@@ -126,12 +126,12 @@ def read_space(path: Path) -> Space:
     if metric is not None and not isinstance(metric, str):
         raise ConfigError(f"{path}: {METRIC}: must be the name of a metric such as ndcg@10, got {metric!r}")
     keys = tuple(
-        _key(f"{path}: {name}", str(name), body) for name, body in document.items() if name != METRIC
+        _parse_key(f"{path}: {name}", str(name), body) for name, body in document.items() if name != METRIC
     )
-    return Space(keys, metric, str(path))
+    return SearchSpace(keys, metric, str(path))
 
 
-def _key(where: str, path: str, body: Any) -> Key:
+def _parse_key(where: str, path: str, body: Any) -> SearchKey:
     """Parse a key and its values. Raises ConfigError."""
     fixed = next((each for each in _FIXED if f"{path}.".startswith(f"{each}.")), None)
     if fixed:
@@ -139,7 +139,7 @@ def _key(where: str, path: str, body: Any) -> Key:
             f"{where}: scores of trials with different {fixed} cannot be compared; set it for all trials with --set"
         )
     if isinstance(body, list):
-        return _choice(where, path, body)
+        return _parse_choices(where, path, body)
     if not yaml.is_map(body):
         raise ConfigError(f"{where}: a single value cannot be searched, got {body!r}; must be {_EXAMPLES}")
     named = [kind for kind in KINDS if kind in body]
@@ -152,20 +152,20 @@ def _key(where: str, path: str, body: Any) -> Key:
         raise ConfigError(
             f"{where}: must be {_EXAMPLES}, got a map of {', '.join(map(str, body))}.{hint}{dotted}"
         )
-    return _range(where, path, named[0], body)
+    return _parse_range(where, path, named[0], body)
 
 
-def _choice(where: str, path: str, body: list[Any]) -> Key:
+def _parse_choices(where: str, path: str, body: list[Any]) -> SearchKey:
     """Parse a list of choices. Raises ConfigError."""
     if len(body) < 2:
         raise ConfigError(f"{where}: must have at least two choices, got {body!r}")
-    twice = next((value for at, value in enumerate(body) if place(tuple(body), value) != at), None)
+    twice = next((value for at, value in enumerate(body) if find_choice(tuple(body), value) != at), None)
     if twice is not None:
         raise ConfigError(f"{where}: the choice {twice!r} occurs twice")
-    return Key(path, "choice", tuple(body))
+    return SearchKey(path, "choice", tuple(body))
 
 
-def _range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> Key:
+def _parse_range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> SearchKey:
     """Parse a range, log or int. Raises ConfigError."""
     unknown = [name for name in body if name not in (kind, "step")]
     if unknown:
@@ -173,7 +173,7 @@ def _range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> Key:
     ends, step = body[kind], body.get("step", 1 if kind == "int" else 0)
     numbers = (int,) if kind == "int" else (int, float)
     whole = "whole " if kind == "int" else ""
-    if not isinstance(ends, list) or len(ends) != 2 or not all(_is(end, numbers) for end in ends):
+    if not isinstance(ends, list) or len(ends) != 2 or not all(_is_number(end, numbers) for end in ends):
         raise ConfigError(f"{where}.{kind}: must be [low, high] of {whole}numbers, got {ends!r}")
     low, high = ends if kind == "int" else map(float, ends)
     if not low < high:
@@ -184,7 +184,7 @@ def _range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> Key:
         )
     if kind == "log" and "step" in body:
         raise ConfigError(f"{where}.step: a logarithmic range has no steps; use range or int, or remove step")
-    if not _is(step, numbers) or ("step" in body and not 0 < step <= high - low):
+    if not _is_number(step, numbers) or ("step" in body and not 0 < step <= high - low):
         raise ConfigError(
             f"{where}.step: must be a {whole}number above 0 and at most {high - low:g}, got {step!r}"
         )
@@ -193,9 +193,9 @@ def _range(where: str, path: str, kind: str, body: Mapping[str, Any]) -> Key:
         raise ConfigError(
             f"{where}.step: steps of {step:g} lead from {low:g} to {reached:g}, not to {high:g}"
         )
-    return Key(path, kind, (), low, high, step)
+    return SearchKey(path, kind, (), low, high, step)
 
 
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
     """Return whether a value is a finite number of one of these types."""
     return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import RunFolder, Validations
+from nonet.controller.record import RunFolder, ValidationRecord
 from nonet.controller.scenario import (
     Scenario,
     check_runnable,
@@ -31,7 +31,7 @@ from nonet.controller.scenario import (
 )
 from nonet.controller.setup import named_files, preflight, settled
 from nonet.deploy.run import ScenarioFile
-from nonet.deploy.tune.space import METRIC, Space
+from nonet.deploy.tune.space import METRIC, SearchSpace
 from nonet.errors import ConfigError
 from nonet.models import NATS
 from nonet.plugins import PluginFiles
@@ -42,7 +42,7 @@ _METRIC_KEY = "checkpoint.keep.best"
 
 
 @dataclass(frozen=True)
-class Subject:
+class TunedScenario:
     """The scenario that a search changes.
 
     Attributes:
@@ -56,7 +56,9 @@ class Subject:
     source: str
 
     @classmethod
-    def read(cls, source: str | Path, changes: list[str] | None = None, metric: str | None = None) -> Subject:
+    def read(
+        cls, source: str | Path, changes: list[str] | None = None, metric: str | None = None
+    ) -> TunedScenario:
         """Read the scenario of a path or of a shipped name.
 
         What `settings: data` and `init` mean is resolved here once for all trials.
@@ -84,7 +86,7 @@ class Subject:
             put(whole, _METRIC_KEY, metric, METRIC)
         subject = cls(whole, folder, str(source))
         try:
-            check_validation(subject.scenario({}))
+            check_validation(subject.build_scenario({}))
         except ConfigError as error:
             raise ConfigError(f"{METRIC}: {error}" if metric is not None else str(error)) from None
         if subject.stage is None:
@@ -94,18 +96,18 @@ class Subject:
             )
         return subject
 
-    def scenario(self, values: Mapping[str, Any]) -> Scenario:
+    def build_scenario(self, values: Mapping[str, Any]) -> Scenario:
         """Return the whole scenario with these values. Raises ConfigError."""
-        return make_scenario(self._with(values), self.source, PluginFiles(str(self.folder)))
+        return make_scenario(self._apply_values(values), self.source, PluginFiles(str(self.folder)))
 
-    def trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:
+    def build_trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:
         """Return the scenario of a trial: stages up to the judged one, each with a share of its length.
 
         Args:
             values: Values by key.
             share: The share of each stage's length.
         """
-        whole = self._with(values)
+        whole = self._apply_values(values)
         names = list(whole["stages"])
         for name in names[names.index(self.judged) + 1 :]:
             del whole["stages"][name]
@@ -118,15 +120,15 @@ class Subject:
             _shorten(evaluate, ("every",), share)
         return ScenarioFile(make_scenario(whole, self.source, PluginFiles(str(self.folder))), self.folder)
 
-    def lengths(self, share: Fraction) -> list[Any]:
+    def list_lengths(self, share: Fraction) -> list[Any]:
         """Return the lengths of a trial's stages; rungs with equal lengths are merged."""
-        stages = self.trial({}, share).scenario.stages.values()
+        stages = self.build_trial({}, share).scenario.stages.values()
         return [getattr(body, length, None) for body in stages for length in _LENGTHS]
 
     @cached_property
     def stage(self) -> str | None:
         """The last supervised stage that is validated; None if there is none."""
-        scenario = self.scenario({})
+        scenario = self.build_scenario({})
         stages = [name for name, body in scenario.stages.items() if body.kind.validates]
         return next((name for name in reversed(stages) if validation_rule(scenario, name)), None)
 
@@ -139,17 +141,17 @@ class Subject:
     @cached_property
     def rule(self) -> Any:
         """How the judged stage is validated: the metric, and whether lower is better."""
-        return validation_rule(self.scenario({}), self.judged)
+        return validation_rule(self.build_scenario({}), self.judged)
 
-    def score(self, run: RunFolder) -> float | None:
+    def read_score(self, run: RunFolder) -> float | None:
         """Return the best validation of the judged stage; None if no validation gave a finite number."""
-        history, metric = Validations(run, self.judged).history, self.rule.metric
+        history, metric = ValidationRecord(run, self.judged).history, self.rule.metric
         values = [entry[NATS] if metric == NATS else entry["metrics"][metric] for entry in history]
         values = [float("nan") if value is None else float(value) for value in values]
         best = self.rule.best(values)
         return values[best] if best is not None and math.isfinite(values[best]) else None
 
-    def check(self, space: Space) -> list[str]:
+    def check(self, space: SearchSpace) -> list[str]:
         """Load a trial at every corner of the space, and check the data.
 
         Args:
@@ -164,9 +166,9 @@ class Subject:
         for key in space.keys:
             self._check_path(f"{space.source}: {key.path}", key.path)
         first: ScenarioFile | None = None
-        for values in space.corners():
+        for values in space.iterate_corners():
             try:
-                made = self.trial(values)
+                made = self.build_trial(values)
                 check_runnable(made.scenario)
                 check_validation(made.scenario)
             except ConfigError as error:
@@ -178,18 +180,18 @@ class Subject:
 
     def as_json(self) -> dict[str, Any]:
         """Return what identifies the scenario: its document without values of env.vars, and hashes of its own files."""
-        scenario = self.scenario({})
+        scenario = self.build_scenario({})
         files = [(self.folder / use).resolve() for use in named_files(scenario)]
         hashes = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
         }
         return {"scenario": document(scenario), "files": hashes}
 
-    def written(self, values: Mapping[str, Any]) -> str:
+    def to_yaml(self, values: Mapping[str, Any]) -> str:
         """Return the whole scenario with these values as YAML, with absolute paths so that it loads from any folder."""
-        return yaml.dump(_absolute(document(self.scenario(values)), self.folder))
+        return yaml.dump(_make_paths_absolute(document(self.build_scenario(values)), self.folder))
 
-    def _with(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _apply_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document with these values."""
         whole = deepcopy(self.document)
         for path, value in values.items():
@@ -207,11 +209,11 @@ class Subject:
         Raises ConfigError for a key below a name that does not exist, and for one that does not affect the
         score.
         """
-        whole = self.scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
+        whole = self.build_scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
         stages = list(whole["stages"])
         for above in ("stages", "sparse.tables", *(f"stages.{name}.rewards" for name in stages)):
             if path.startswith(f"{above}."):
-                there, name = _at(whole, above), path.removeprefix(f"{above}.").partition(".")[0]
+                there, name = _get_nested(whole, above), path.removeprefix(f"{above}.").partition(".")[0]
                 if name not in there:
                     raise ConfigError(
                         f"{where}: {above} has no {name!r}; it has {join_names(there)}.{suggest_sentence(name, there)}"
@@ -224,7 +226,7 @@ class Subject:
             )
 
 
-def _at(document: Any, path: str) -> Mapping[str, Any]:
+def _get_nested(document: Any, path: str) -> Mapping[str, Any]:
     """Return the part of a document at a path; {} if it is missing."""
     for part in path.split("."):
         document = (document or {}).get(part)
@@ -239,12 +241,15 @@ def _shorten(part: Any, lengths: Sequence[str], share: Fraction) -> None:
             part[length] = type(value)(math.ceil(Fraction(value) * share))
 
 
-def _absolute(value: Any, folder: Path) -> Any:
+def _make_paths_absolute(value: Any, folder: Path) -> Any:
     """Replace texts that name a file beside the scenario, including `file.py:Name`, by absolute paths."""
     if isinstance(value, dict):
-        return {_absolute(key, folder): _absolute(part, folder) for key, part in value.items()}
+        return {
+            _make_paths_absolute(key, folder): _make_paths_absolute(part, folder)
+            for key, part in value.items()
+        }
     if isinstance(value, list):
-        return [_absolute(part, folder) for part in value]
+        return [_make_paths_absolute(part, folder) for part in value]
     if not isinstance(value, str):
         return value
     path, colon, name = value.partition(":")

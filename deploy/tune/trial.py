@@ -16,15 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import RunFolder, claim
-from nonet.deploy.run import Panel, Run, ScenarioFile, api
-from nonet.deploy.tune.subject import Subject
+from nonet.controller.record import RunFolder, lock_run
+from nonet.deploy.run import DriverRun, Panel, ScenarioFile, api
+from nonet.deploy.tune.subject import TunedScenario
 from nonet.errors import ConfigError, NonetError, WorkerFailed
 
 NO_NUMBER = "its validation is not a number"
 
 
-def run_trial(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
+def run_trial(subject: TunedScenario, job: dict[str, Any]) -> dict[str, Any]:
     """Run a job and return its score.
 
     An unfinished run is continued, and a finished one is only read. A run that failed by itself is tried
@@ -42,17 +42,17 @@ def run_trial(subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"score": None, "failed": None, "broken": None}
     run = RunFolder(Path(job["folder"]))
     try:
-        failure = _ran(subject, job, run) and _ran(subject, job, run)
+        failure = _run_job(subject, job, run) and _run_job(subject, job, run)
         answer["failed"] = failure or None
         if not failure:
-            answer["score"] = subject.score(run)
+            answer["score"] = subject.read_score(run)
             answer["failed"] = NO_NUMBER if answer["score"] is None else None
     except NonetError as error:
         answer["broken"] = f"{run.id}: {error}"
     return answer | {"minutes": (time.monotonic() - began) / 60}
 
 
-def _ran(subject: Subject, job: dict[str, Any], run: RunFolder) -> str:
+def _run_job(subject: TunedScenario, job: dict[str, Any], run: RunFolder) -> str:
     """Run a job to its end.
 
     Returns the reason if its values failed, else "". Raises NonetError for any other failure.
@@ -60,16 +60,16 @@ def _ran(subject: Subject, job: dict[str, Any], run: RunFolder) -> str:
     if run.report.exists():
         return ""
     try:
-        made = subject.trial(job["values"], Fraction(job["share"]))
+        made = subject.build_trial(job["values"], Fraction(job["share"]))
     except ConfigError as error:
         return str(error)
     panel = Panel(io.StringIO(), live=False)
     try:
         if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
-            ended = api.resume(run.path, given=made, panel=panel)
+            ended = api.resume(run.path, scenario_file=made, panel=panel)
         else:
-            _clear(run)
-            ended = _started(made, run, panel)
+            _clear_run(run)
+            ended = _start_run(made, run, panel)
     except WorkerFailed as error:
         return str(error)
     if isinstance(ended, str):
@@ -79,7 +79,7 @@ def _ran(subject: Subject, job: dict[str, Any], run: RunFolder) -> str:
     return ""
 
 
-def _started(made: ScenarioFile, run: RunFolder, panel: Panel) -> Run | str:
+def _start_run(made: ScenarioFile, run: RunFolder, panel: Panel) -> DriverRun | str:
     """Run a trial to its end; return the reason if the scenario refuses its values."""
     try:
         return api.run(made, run_dir=run.path, panel=panel)
@@ -87,33 +87,33 @@ def _started(made: ScenarioFile, run: RunFolder, panel: Panel) -> Run | str:
         return str(error)
 
 
-def _clear(run: RunFolder) -> None:
+def _clear_run(run: RunFolder) -> None:
     """Remove what a killed run left before its first checkpoint. Raises ConfigError if a process still runs it."""
-    with claim(run):
+    with lock_run(run):
         shutil.rmtree(run.path)
 
 
-def train(config: dict[str, Any], *, subject: Subject, node: str) -> None:
+def train_trial(config: dict[str, Any], *, subject: TunedScenario, node: str) -> None:
     """Run one job and report it once, as a trainable of Ray Tune."""
     import ray
     from ray import tune
 
-    tune.report(ray.get(_driver(node).run.remote(subject, json.loads(config["job"]))))
+    tune.report(ray.get(_get_driver(node).run.remote(subject, json.loads(config["job"]))))
 
 
 @cache
-def _driver(node: str) -> Any:
+def _get_driver(node: str) -> Any:
     """Return this process's actor that drives runs; it ends with this process."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(_Driver).options(num_cpus=0, scheduling_strategy=here).remote()
+    return ray.remote(_TrialDriver).options(num_cpus=0, scheduling_strategy=here).remote()
 
 
-class _Driver:
+class _TrialDriver:
     """The actor that drives runs."""
 
-    def run(self, subject: Subject, job: dict[str, Any]) -> dict[str, Any]:
+    def run(self, subject: TunedScenario, job: dict[str, Any]) -> dict[str, Any]:
         """Run a job and return its score."""
         return run_trial(subject, job)

@@ -60,22 +60,22 @@ ColumnOption = Annotated[
 @samples.command()
 def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
     """Show what each stage of a scenario reads, in which order, and which role reads it."""
-    from nonet.deploy.run import api, explained
+    from nonet.deploy.run import api, explain_samples
 
-    print(explained(api.scenario(scenario, change).scenario))
+    print(explain_samples(api.scenario(scenario, change).scenario))
 
 
 @samples.command("stats")
-def stats_of(
+def show_stats(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Files: a path, a glob, a folder or a URI.")],
     form: Annotated[str | None, typer.Option("--format", help="parquet, arrow, csv or lines.")] = None,
     where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read files once and print rows, bad rows, what each column has, and rows/s."""
-    from nonet.deploy.run import stats_text
+    from nonet.deploy.run import format_stats
 
-    text, facts = stats_text(data, form, where)
+    text, facts = format_stats(data, form, where)
     print(json.dumps(facts, indent=1) if as_json else text)
 
 
@@ -104,10 +104,10 @@ def pack(
             f"{use}: {len(made)} files, {sum(path.stat().st_size for path in made) / 1e6:,.1f} MB; read them with format arrow"
         )
         return
-    from nonet.samples.stores import Filling
+    from nonet.samples.stores import StoreFiller
 
-    filling = Filling(source, key, time, _columns(column), _options(option))
-    _written(*filling.pack(use, _progress))
+    filling = StoreFiller(source, key, time, _parse_columns(column), _parse_options(option))
+    _print_written(*filling.pack(use, _print_progress))
 
 
 @store.command()
@@ -120,11 +120,11 @@ def put(
     option: SetOption = None,
 ) -> None:
     """Write Parquet rows into an existing store; rows with the same key (and time) are replaced."""
-    from nonet.samples.stores import Filling
+    from nonet.samples.stores import StoreFiller
 
-    columns, options = _columns(column), _options(option)
-    filling = Filling(source, key, time, columns, options)
-    _written(*filling.put(_opened(use, columns, options), _progress))
+    columns, options = _parse_columns(column), _parse_options(option)
+    filling = StoreFiller(source, key, time, columns, options)
+    _print_written(*filling.put(_open_store(use, columns, options), _print_progress))
 
 
 @store.command()
@@ -164,17 +164,17 @@ def get(
     option: SetOption = None,
 ) -> None:
     """Print the rows of keys, one JSON object per line; null for a missing key."""
-    from nonet.samples.stores import got
+    from nonet.samples.stores import get_rows
 
-    opened = _opened(use, _columns(column), _options(option))
-    for name, row in zip(keys, got(opened, keys, as_of), strict=True):
+    opened = _open_store(use, _parse_columns(column), _parse_options(option))
+    for name, row in zip(keys, get_rows(opened, keys, as_of), strict=True):
         print(json.dumps({"key": name, "row": row}, default=str))
 
 
 @store.command("stats")
-def store_stats(use: UseArg, column: ColumnOption = None, option: SetOption = None) -> None:
+def show_store_stats(use: UseArg, column: ColumnOption = None, option: SetOption = None) -> None:
     """Print the contents of a store as JSON."""
-    opened = _opened(use, _columns(column), _options(option))
+    opened = _open_store(use, _parse_columns(column), _parse_options(option))
     columns = {field.name: str(field.type) for field in opened.schema}
     print(
         json.dumps(
@@ -183,13 +183,13 @@ def store_stats(use: UseArg, column: ColumnOption = None, option: SetOption = No
     )
 
 
-def _opened(use: str, columns: Any, options: dict[str, Any]) -> Any:
+def _open_store(use: str, columns: Any, options: dict[str, Any]) -> Any:
     from nonet.samples.stores import open_store
 
     return open_store(use, columns, **options)
 
 
-def _columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
+def _parse_columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
     """Parse --column options into names, or sources by name."""
     if not given or not any("=" in each for each in given):
         return given
@@ -200,7 +200,7 @@ def _columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
     return named
 
 
-def _options(given: list[str] | None) -> dict[str, Any]:
+def _parse_options(given: list[str] | None) -> dict[str, Any]:
     """Parse --set options of a store. Raises ConfigError."""
     if bad := next((each for each in given or () if "=" not in each), None):
         raise ConfigError(f"--set must be NAME=VALUE, got {bad!r}")
@@ -213,11 +213,11 @@ def _options(given: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def _progress(done: int, total: int) -> None:
+def _print_progress(done: int, total: int) -> None:
     print(f"{done:,} of {total:,} rows", file=sys.stderr, flush=True)
 
 
-def _written(made: Any, rows: int) -> None:
+def _print_written(made: Any, rows: int) -> None:
     """Print how many rows were written, and close the store."""
     facts = made.stats()
     print(f"{made.name}: wrote {rows:,} rows; it holds {facts['keys']:,} keys")

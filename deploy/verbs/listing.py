@@ -12,7 +12,7 @@ from nonet.controller.record import list_runs
 from nonet.controller.scenario import LIBRARY, find, load_scenario, shipped_names
 from nonet.controller.setup import reward_options
 from nonet.errors import ConfigError
-from nonet.samples.importers import importer
+from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
 
 
@@ -76,7 +76,7 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
     return [copy for _, copy in pairs]
 
 
-def start_scenario(
+def create_scenario(
     names: list[str],
     data: Path | None,
     items: Path | None,
@@ -108,12 +108,12 @@ def start_scenario(
     if data is None:
         yield from map(str, copy_scenario(names[0], Path(names[1])))
         return
-    from nonet.deploy.new import new_from_data
+    from nonet.deploy.new import create_from_data
 
-    yield from new_from_data(Path(names[0]), data, items, _roles(columns), missing)
+    yield from create_from_data(Path(names[0]), data, items, _parse_roles(columns), missing)
 
 
-def _roles(columns: list[str]) -> dict[str, str]:
+def _parse_roles(columns: list[str]) -> dict[str, str]:
     """Parse `--column ROLE=NAME` options into columns by role. Raises ConfigError."""
     roles: dict[str, str] = {}
     for text in columns:
@@ -151,7 +151,7 @@ def import_tables(
         ConfigError: An option is wrong, or belongs to another format.
         DataError: The files are wrong.
     """
-    roles = _roles(columns)
+    roles = _parse_roles(columns)
     extra: dict[str, Any] = {}
     if form == "csv":
         texts = TableFormat.from_options(None, missing).missing
@@ -160,5 +160,5 @@ def import_tables(
         raise ConfigError(
             f"--column, --items and --missing only apply to `import csv`, not to `import {form}`"
         )
-    counts = importer(form)(source, target, **extra)
+    counts = get_importer(form)(source, target, **extra)
     return asdict(counts) if is_dataclass(counts) and not isinstance(counts, type) else dict(counts)

@@ -56,10 +56,10 @@ def report(
 ) -> None:
     """Print a run's verdict and the path of its report, or compare two runs."""
     if compare is not None:
-        from nonet.deploy.after import compare_runs, comparison_text
+        from nonet.deploy.after import compare_runs, format_comparison
 
         answer = compare_runs(run, compare, stage, other)
-        print(json.dumps(answer, indent=1) if as_json else comparison_text(answer))
+        print(json.dumps(answer, indent=1) if as_json else format_comparison(answer))
         return
     if stage is not None or other is not None:
         raise ConfigError("--stage and --with only apply to two runs; name the other one with --compare RUN")
@@ -71,7 +71,7 @@ def report(
     if as_json:
         print(json.dumps(folder.read_json("report.json"), indent=1))
     else:
-        say(folder, page)
+        print_summary(folder, page)
 
 
 def evaluate(
@@ -91,11 +91,11 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Rank a run's checkpoints again without training: with other metrics, or for other users."""
-    from nonet.deploy.after import evaluate_run, evaluation_text
+    from nonet.deploy.after import evaluate_run, format_evaluation
 
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
     answer = evaluate_run(run, data=data, metrics=names, stages=stage)
-    print(json.dumps(answer, indent=1) if as_json else evaluation_text(answer))
+    print(json.dumps(answer, indent=1) if as_json else format_evaluation(answer))
 
 
 def recommend(
@@ -128,14 +128,14 @@ def recommend(
         return
     if workers is not None:
         raise ConfigError("--workers only applies to --users U.parquet; omit it")
-    from nonet.deploy.after import columns, recommend_for
+    from nonet.deploy.after import format_columns, recommend_for
 
-    ask = None if user is None else _served_question(run)
+    ask = None if user is None else _make_question_builder(run)
     answer = recommend_for(run, [*(like or ()), *(more or ())], user, top, ask)
-    print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))
+    print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else format_columns(answer))
 
 
-def _served_question(run: str) -> Callable[[str, int], Any] | None:
+def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
     """Return a function that makes a server's question for a user, with posted events and without withdrawn items.
 
     None for a run that was never served or cannot be served, for which the data are complete.
@@ -148,13 +148,13 @@ def _served_question(run: str) -> Callable[[str, int], Any] | None:
     except ConfigError:
         return None  # the command itself reports the error
     from nonet.controller.scenario import joined_features
-    from nonet.deploy.serving.features import Features, OpenRun
+    from nonet.deploy.serving.features import RequestFeatures, ServedRun
 
-    opened = OpenRun.of(run)
+    opened = ServedRun.open(run)
     if joined_features(opened.scenario):
         return None  # such a run is not served
-    features, withdrawn = Features.of(opened, posts=False), opened.registry.serving.withdrawn
-    return lambda user, top: features.list_of(user, None, top, withdrawn=withdrawn).question
+    features, withdrawn = RequestFeatures.from_run(opened, posts=False), opened.registry.serving.withdrawn
+    return lambda user, top: features.make_list_question(user, None, top, withdrawn=withdrawn).question
 
 
 def _recommend_all(
@@ -173,13 +173,13 @@ def _recommend_all(
     )
 
 
-def say(run: Any, page: Path) -> None:
+def print_summary(run: Any, page: Path) -> None:
     """Print a run's verdict, the path of its page, and a suggested command."""
-    from nonet.deploy.report import suggestion, summary
+    from nonet.deploy.report import format_summary, suggest_command
 
-    print(summary(run.read_json("report.json")))
+    print(format_summary(run.read_json("report.json")))
     print(f"\nreport     {page}")
-    if command := suggestion(run):
+    if command := suggest_command(run):
         print(f"recommend  {command}")
 
 
@@ -202,7 +202,7 @@ def tradeoff(
     as_json: JsonOption = False,
 ) -> None:
     """Repeat a run's RL stage for several values of a reward's weight or floor, and choose one by validation."""
-    from nonet.deploy.after import curve_text, trade_off
+    from nonet.deploy.after import format_curve, run_tradeoff
 
-    folder, curve = trade_off(run, sweep, run_dir=run_dir, least=least, changes=change or [])
-    print(json.dumps(curve, indent=1) if as_json else f"{curve_text(curve)}\n{folder / 'report.html'}")
+    folder, curve = run_tradeoff(run, sweep, run_dir=run_dir, min_metric_share=least, changes=change or [])
+    print(json.dumps(curve, indent=1) if as_json else f"{format_curve(curve)}\n{folder / 'report.html'}")

@@ -42,9 +42,9 @@ def serve(
     if image is not None and manifest is None:
         raise ConfigError("--image only applies to --manifest FILE; give both, or neither")
     if manifest is not None:
-        from nonet.deploy.serving import manifest_of
+        from nonet.deploy.serving import write_run_manifest
 
-        print(manifest_of(manifest, run, config, image))
+        print(write_run_manifest(manifest, run, config, image))
         return
     if monitoring is not None:
         for path in write_monitoring(monitoring, f"{host or '127.0.0.1'}:{port or 8000}"):
@@ -61,9 +61,9 @@ def top(
     ] = None,
 ) -> None:
     """Show a server live: requests, latency, queue, batch size, fallbacks, version."""
-    from nonet.deploy.serving import watch
+    from nonet.deploy.serving import watch_server
 
-    watch(url, every, times)
+    watch_server(url, every, times)
 
 
 def versions(run: RunArg = "last", as_json: JsonOption = False) -> None:
@@ -101,7 +101,7 @@ def promote(
     """Direct all traffic, or a share of the users, to a version."""
     from nonet.deploy.serving import promote_version
 
-    _say(promote_version(name, share), as_json)
+    _print_state(promote_version(name, share), as_json)
 
 
 def rollback(
@@ -117,7 +117,7 @@ def rollback(
     """Go back to an earlier version; versions that were served or had a share, and versions based on them, are refused."""
     from nonet.deploy.serving import rollback_version
 
-    _say(rollback_version(run, to), as_json)
+    _print_state(rollback_version(run, to), as_json)
 
 
 def export(
@@ -136,7 +136,7 @@ def export(
     print(json.dumps(written, indent=1) if as_json else done)
 
 
-def _say(serving: dict[str, Any], as_json: bool) -> None:
+def _print_state(serving: dict[str, Any], as_json: bool) -> None:
     """Print the serving state."""
     if as_json:
         print(json.dumps(serving, indent=1))

@@ -44,9 +44,14 @@ def attach(
     from nonet.deploy.run import steer
 
     asked = steer.attach(
-        run, reward, name=_only_name(title, name), weight=weight, stage=stage, options=_options(option)
+        run,
+        reward,
+        name=_choose_name(title, name),
+        weight=weight,
+        stage=stage,
+        options=_parse_options(option),
     )
-    _answered(*asked, wait, as_json)
+    _print_answer(*asked, wait, as_json)
 
 
 def detach(
@@ -60,10 +65,10 @@ def detach(
     """Remove a reward from a run in progress."""
     from nonet.deploy.run import steer
 
-    chosen = _only_name(title, name)
+    chosen = _choose_name(title, name)
     if chosen is None:
         raise ConfigError("detach needs the name of a reward: nonet detach RUN NAME, or --name NAME")
-    _answered(*steer.detach(run, chosen, stage=stage), wait, as_json)
+    _print_answer(*steer.detach(run, chosen, stage=stage), wait, as_json)
 
 
 def set_value(
@@ -84,10 +89,10 @@ def set_value(
     path, equals, text = change.partition("=")
     if not equals:
         raise ConfigError(f"set needs PATH=VALUE, got {change!r}")
-    _answered(*steer.set_value(run, path.strip(), yaml.parse(text, path)), wait, as_json)
+    _print_answer(*steer.set_value(run, path.strip(), yaml.parse(text, path)), wait, as_json)
 
 
-def trial(
+def test_reward(
     reward: Annotated[
         str,
         typer.Argument(
@@ -106,23 +111,23 @@ def trial(
     as_json: JsonOption = False,
 ) -> None:
     """Test a reward on a few users without a run: scores, spread, correlation with other rewards, time of a call."""
-    from nonet.deploy.after import trial_facts, trial_text, try_reward
+    from nonet.deploy.after import format_trial, summarise_trial, try_reward
     from nonet.deploy.run import api
 
-    found = try_reward(api.scenario(scenario), reward, weight, _options(option), users)
-    print(json.dumps(trial_facts(found), indent=1) if as_json else trial_text(found))
+    found = try_reward(api.scenario(scenario), reward, weight, _parse_options(option), users)
+    print(json.dumps(summarise_trial(found), indent=1) if as_json else format_trial(found))
     if found.trial.troubles:
         sys.exit(1)
 
 
-def _only_name(title: str | None, name: str | None) -> str | None:
+def _choose_name(title: str | None, name: str | None) -> str | None:
     """Return the name that was given as an argument or by --name. Raises ConfigError if both differ."""
     if title is not None and name not in (None, title):
         raise ConfigError(f"two names are given, {title!r} and --name {name!r}; give one")
     return title or name
 
 
-def _options(changes: list[str] | None) -> dict[str, Any]:
+def _parse_options(changes: list[str] | None) -> dict[str, Any]:
     """Parse the options of a reward from A=B. Raises ConfigError."""
     from nonet.controller.scenario import yaml
 
@@ -135,11 +140,11 @@ def _options(changes: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def _answered(folder: Any, command: str, timeout_s: float, as_json: bool) -> None:
+def _print_answer(folder: Any, command: str, timeout_s: float, as_json: bool) -> None:
     """Wait for the run's answer and print it. Raises ConfigError for a refusal."""
     from nonet.deploy.run import steer
 
-    answer = steer.wait(folder, command, timeout_s)
+    answer = steer.wait_for_answer(folder, command, timeout_s)
     if answer is None:
         answer = {
             "state": "waiting",

@@ -24,7 +24,7 @@ _PROMPTS = 4
 
 def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: int) -> None:
     """Raise DataError, one line, where a baseline fails on the first users or answers what nobody can rank."""
-    few = _first_users(seq, _USERS)
+    few = _select_first_users(seq, _USERS)
     users = np.flatnonzero(few.lengths)[:_PROMPTS]
     title = f"baseline {name!r}: on the first {len(few)} users"
     try:
@@ -56,6 +56,6 @@ def check_scores(name: str, answer: Any, prompts: int, n_items: int) -> np.ndarr
     return answer
 
 
-def _first_users(seq: Sequences, most: int) -> Sequences:
+def _select_first_users(seq: Sequences, max_users: int) -> Sequences:
     """Return the sequences of the first users only; items keep their indices."""
-    return seq.part(0, min(len(seq), most))
+    return seq.slice_users(0, min(len(seq), max_users))

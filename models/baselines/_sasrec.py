@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nonet.models.sid_decoder import Block, rotary
+from nonet.models.sid_decoder import AttentionBlock, compute_rotary
 from nonet.types import Jagged
 
 # Shapes: B sequences, N events, T = N + B positions, M targets, n negatives, I items, D width.
@@ -25,7 +25,7 @@ class SasRecNet(nn.Module):
     def __init__(self, items: int, width: int, layers: int, heads: int, dropout: float):
         super().__init__()
         self.item, self.start = nn.Embedding(items, width), nn.Parameter(torch.zeros(width))
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(layers))
         self.norm, self.dropout, self._each = nn.LayerNorm(width), dropout, width // heads
         nn.init.normal_(self.item.weight, std=_STD)
 
@@ -40,18 +40,18 @@ class SasRecNet(nn.Module):
         place_T = torch.zeros(len(x_TD), dtype=torch.int64)
         place_T[after_N] = after_N - cuts_B1[sequence_N]
         x_TD = functional.dropout(x_TD, self.dropout, self.training)
-        turn = rotary(place_T, self._each)
+        turn = compute_rotary(place_T, self._each)
         for block in self.blocks:
             x_TD = block(x_TD, cuts_B1, turn)
         return self.norm(x_TD)
 
     @torch.no_grad()
-    def scores(self, item: Jagged) -> Tensor:
+    def score_items(self, item: Jagged) -> Tensor:
         """Compute the logits [B, I] of the next item after each whole sequence."""
         state_BD = self(item)[item.offsets[1:] + torch.arange(len(item))]
         return state_BD @ self.item.weight.T
 
-    def loss(self, item: Jagged, target_N: Tensor, negative_n: Tensor | None) -> Tensor:
+    def compute_loss(self, item: Jagged, target_N: Tensor, negative_n: Tensor | None) -> Tensor:
         """Mean nats of the events [N] that are targets, each asked from the state before it.
 
         Without negatives the softmax is over all items. With them it is over the target and `n` different items, drawn evenly

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
-from nonet.models.ranking import per_event, rank_of_target_np
+from nonet.models.ranking import compute_per_event, rank_of_target_np
 from nonet.random import hash_words, rng
-from nonet.samples.batches import masked, prompt_batch, prompts, training_batch
+from nonet.samples.batches import gather_masked_items, list_prompts, make_prompt_batch, training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences
 from nonet.types import SampleBatch
 
@@ -49,7 +49,7 @@ class SasRec:
         self._seed, self._history, self._options = seed, history, SasRecOptions(**options)
         self._no_sids = np.empty((n_items, 0), np.int32)
         self._sampled = n_items > FULL_SOFTMAX
-        self._net = self._built(0.0)
+        self._net = self._build_network(0.0)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
         """Trains on events of these splits, which begin every user; validation chooses the epoch and the trial."""
@@ -62,9 +62,9 @@ class SasRec:
         seconds, best, epochs = 0.0, None, 0
         if tuple(splits) != (TRAIN,):
             seq = replace(seq, split=np.where(np.isin(seq.split, splits), TRAIN, seq.split).astype(np.int8))
-        users, positions = self._judges(seq)
+        users, positions = self._select_validation_prompts(seq)
         for trial in range(self._options.trials):
-            for epoch in self._trial(seq, trial, users, positions):
+            for epoch in self._run_trial(seq, trial, users, positions):
                 epochs, seconds = epochs + 1, seconds + epoch.seconds
                 if best is None or epoch.ndcg > best.ndcg or not len(users):
                     best = epoch
@@ -76,7 +76,7 @@ class SasRec:
             "seconds": round(seconds, 1),
             "epochs": epochs,
             "trials": self._options.trials,
-            "loss": self._loss(),
+            "loss": self._describe_loss(),
             "best": f"epoch {best.number} at learning rate {lr:g}, dropout {dropout:g}: "
             f"validation NDCG@10 {best.ndcg:.4f} on {len(users)} prompts",
         }
@@ -84,31 +84,31 @@ class SasRec:
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """[P, I] float32: the logits."""
         parts = [
-            self._net.scores(self._asked(seq, users[part], positions[part]).item).numpy()
-            for part in _parts(len(users))
+            self._net.score_items(self._make_prompts(seq, users[part], positions[part]).item).numpy()
+            for part in _split_prompts(len(users))
         ]
         return np.concatenate(parts) if parts else np.empty((0, len(self._no_sids)), np.float32)
 
-    def _trial(
+    def _run_trial(
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray
     ) -> Iterator[_Epoch]:
         """Epochs of a trial, until validation has not been better for `patience` of them."""
         lr, dropout = TRIALS[trial]
-        net, best = self._built(dropout), (-1.0, 0)
+        net, best = self._build_network(dropout), (-1.0, 0)
         optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=_DECAY, fused=True)
         for number in range(1, self._options.epochs + 1):
             began = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(hash_words(self._seed, "sasrec", trial, number))
-                self._epoch(net, optimizer, seq, trial, number)
-            ndcg = self._judged(net, seq, users, positions)
+                self._train_epoch(net, optimizer, seq, trial, number)
+            ndcg = self._evaluate_ndcg(net, seq, users, positions)
             weights = {name: weight.clone() for name, weight in net.state_dict().items()}
             yield _Epoch(trial, number, ndcg, weights, time.perf_counter() - began)
             best = max(best, (ndcg, -number))
             if len(users) and number + best[1] >= self._options.patience:
                 return
 
-    def _epoch(
+    def _train_epoch(
         self, net: SasRecNet, optimizer: torch.optim.Optimizer, seq: Sequences, trial: int, number: int
     ) -> None:
         """One pass over all users with training events, in an order of its own."""
@@ -132,32 +132,34 @@ class SasRec:
                 if self._sampled
                 else None
             )
-            loss = net.loss(batch.item, batch.loss_mask.values, negatives)
+            loss = net.compute_loss(batch.item, batch.loss_mask.values, negatives)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-    def _judges(self, seq: Sequences) -> tuple[np.ndarray, np.ndarray]:
+    def _select_validation_prompts(self, seq: Sequences) -> tuple[np.ndarray, np.ndarray]:
         """Users and positions of the validation prompts that epochs are judged by; none where nothing is held out for it."""
-        users, positions = prompts(seq, VALID)
+        users, positions = list_prompts(seq, VALID)
         chosen = np.sort(rng(self._seed, "sasrec", "judges").permutation(len(users))[:_JUDGES])
         return users[chosen], positions[chosen]
 
-    def _judged(self, net: SasRecNet, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> float:
+    def _evaluate_ndcg(
+        self, net: SasRecNet, seq: Sequences, users: np.ndarray, positions: np.ndarray
+    ) -> float:
         """NDCG@10 of a full ranking, seen items masked as the evaluator does; 0 without prompts."""
         net.eval()
         ranks = []
-        for part in _parts(len(users)):
-            batch = self._asked(seq, users[part], positions[part])
+        for part in _split_prompts(len(users)):
+            batch = self._make_prompts(seq, users[part], positions[part])
             assert batch.target is not None
-            hidden = masked(seq, users[part], positions[part])
-            ranks.append(rank_of_target_np(net.scores(batch.item).numpy(), batch.target.numpy(), hidden))
-        return float(per_event("ndcg@10", np.concatenate(ranks)).mean()) if ranks else 0.0
+            hidden = gather_masked_items(seq, users[part], positions[part])
+            ranks.append(rank_of_target_np(net.score_items(batch.item).numpy(), batch.target.numpy(), hidden))
+        return float(compute_per_event("ndcg@10", np.concatenate(ranks)).mean()) if ranks else 0.0
 
-    def _asked(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SampleBatch:
-        return prompt_batch(seq, self._no_sids, users, positions, history=self._history, stage="sasrec")
+    def _make_prompts(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SampleBatch:
+        return make_prompt_batch(seq, self._no_sids, users, positions, history=self._history, stage="sasrec")
 
-    def _built(self, dropout: float) -> SasRecNet:
+    def _build_network(self, dropout: float) -> SasRecNet:
         """A network with weights drawn from the seed, torch's own generator left as it was."""
         options = self._options
         with torch.random.fork_rng(devices=[]):
@@ -165,7 +167,7 @@ class SasRec:
             net = SasRecNet(len(self._no_sids), options.width, options.layers, options.heads, dropout)
         return net.eval()
 
-    def _loss(self) -> str:
+    def _describe_loss(self) -> str:
         if not self._sampled:
             return f"softmax over all {len(self._no_sids)} items"
         return (
@@ -173,5 +175,5 @@ class SasRec:
         )
 
 
-def _parts(prompts: int) -> Iterator[slice]:
+def _split_prompts(prompts: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, prompts, _CHUNK))

@@ -37,7 +37,7 @@ _GIVEN = ("seed", "history", "transitions")
 
 
 @dataclass(frozen=True, slots=True)
-class Votes:
+class SparseVotes:
     """Scores that differ from `prior` [I] in the cells (prompt, item) [C], ascending, by `weight` [C], which adds to it."""
 
     prior: np.ndarray
@@ -73,7 +73,7 @@ class BaselineSpec:
     quick: bool = False
 
 
-class _Registry(PluginRegistry[BaselineSpec]):
+class _BaselineRegistry(PluginRegistry[BaselineSpec]):
     """A class with both calls is its own spec."""
 
     def _check_type(self, use: str, value: Any) -> BaselineSpec:
@@ -84,11 +84,11 @@ class _Registry(PluginRegistry[BaselineSpec]):
                     f"{self.kind} {use!r}: class {value.__name__} has no {' and no '.join(missing)}; a baseline has "
                     "fit(seq, splits), which returns itself, and scores(seq, users, positions), [prompts, items]"
                 )
-            return BaselineSpec(value, _options_of(value))
+            return BaselineSpec(value, _derive_options(value))
         return super()._check_type(use, value)
 
 
-BASELINES = _Registry("baseline", BaselineSpec, "nonet.models.baselines")
+BASELINES = _BaselineRegistry("baseline", BaselineSpec, "nonet.models.baselines")
 
 
 def make_baseline(
@@ -117,7 +117,7 @@ def make_baseline(
         ) from error
 
 
-def _options_of(cls: type) -> type[StrictModel]:
+def _derive_options(cls: type) -> type[StrictModel]:
     """Keyword arguments of a class after the first, as options that are checked by name."""
     keys: dict[str, Any] = {}
     for parameter in list(inspect.signature(cls).parameters.values())[1:]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.models.baselines.base import BaselineSpec, Votes
+from nonet.models.baselines.base import BaselineSpec, SparseVotes
 from nonet.samples.sequences import TRAIN
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ class Popularity:
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Popularity:
         """Counts events of the given splits; returns itself."""
         self.popularity = np.zeros(len(self.popularity))
-        for part in seq.parts():
+        for part in seq.iterate_parts():
             chosen = np.isin(part.split, splits)
             self.popularity += np.bincount(part.item[chosen], minlength=len(self.popularity))
         return self
 
-    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
+    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Return votes without cells: no prompt has items of its own."""
         nothing = np.empty(0, np.int64)
-        return Votes(self.popularity, nothing, nothing, np.empty(0))
+        return SparseVotes(self.popularity, nothing, nothing, np.empty(0))
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the scores [P, I] float32, a read-only view of one row."""

@@ -32,7 +32,7 @@ class SasRecOptions(StrictModel):
     ] = 2048
 
     @model_validator(mode="after")
-    def _divides(self) -> SasRecOptions:
+    def _check_width(self) -> SasRecOptions:
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} must be heads ({self.heads}) times an even number")
         return self

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.models.baselines.base import BaselineSpec, Votes
+from nonet.models.baselines.base import BaselineSpec, SparseVotes
 from nonet.models.baselines.popularity import Popularity
-from nonet.samples.batches import event_at, ranges, visible
-from nonet.samples.sequences import TRAIN, CountOptions, Pairs, Transitions
+from nonet.samples.batches import count_visible_events, expand_ranges, locate_events
+from nonet.samples.sequences import TRAIN, CountOptions, PairCounter, Transitions
 
 if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences
@@ -49,17 +49,17 @@ class TransitionCounter:
         n_items = len(self.popularity)
         self.popularity = Popularity(n_items).fit(seq, splits).popularity
         if len(seq.item) > _MANY:
-            table = self._counted(seq, splits)
+            table = self._count_transitions(seq, splits)
             self._row, self._item, self._count = table.row, table.item, table.count
             return self
-        pairs = Pairs(n_items, _STEPS, 1 / np.arange(1, _STEPS + 1))
-        found = list(pairs.counted(seq, lambda part: np.isin(part.split, splits)))
+        pairs = PairCounter(n_items, _STEPS, 1 / np.arange(1, _STEPS + 1))
+        found = list(pairs.count_ranges(seq, lambda part: np.isin(part.split, splits)))
         key, self._count = (np.concatenate(each) for each in zip(*(each[1:] for each in found), strict=True))
         self._item = key % n_items
         self._row = np.searchsorted(key // n_items, np.arange(n_items + 1))
         return self
 
-    def _counted(self, seq: Sequences, splits: Sequence[int]) -> Transitions:
+    def _count_transitions(self, seq: Sequences, splits: Sequence[int]) -> Transitions:
         options = CountOptions(reach=_STEPS)
         if self._run_s is not None and tuple(splits) == (TRAIN,):
             there = self._run_s()
@@ -69,22 +69,22 @@ class TransitionCounter:
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Compute the scores [P, I] float32."""
-        event_at(seq, users, positions)
+        locate_events(seq, users, positions)
         scores = np.empty((len(users), len(self.popularity)), np.float32)
-        for part in _parts(len(users), _CHUNK):
+        for part in _iterate_slices(len(users), _CHUNK):
             votes = self.votes(seq, users[part], positions[part])
             dense = np.zeros((len(users[part]), len(self.popularity)))
             dense[votes.prompt, votes.item] = votes.weight
             scores[part] = dense + votes.prior
         return scores
 
-    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
+    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Compute the votes of the last events of each prompt, and popularity for all other items."""
         back = np.arange(1, _LAST + 1)
-        positions = visible(seq, users, positions)
+        positions = count_visible_events(seq, users, positions)
         prompt, age = np.nonzero(positions[:, None] >= back)
         voter = seq.item[seq.offsets[users[prompt]] + positions[prompt] - back[age]]
-        edge, offsets = ranges(self._row[voter], self._row[voter + 1])
+        edge, offsets = expand_ranges(self._row[voter], self._row[voter + 1])
         lengths = np.diff(offsets)
         vote = self._count[edge] / np.sqrt(np.maximum(np.repeat(self.popularity[voter], lengths), 1))
         cell, place = np.unique(
@@ -92,11 +92,11 @@ class TransitionCounter:
         )
         weight = np.bincount(place, weights=vote * np.repeat(_FADE**age, lengths), minlength=len(cell))
         prior = _PRIOR * self.popularity / max(self.popularity.max(initial=0), 1)
-        return Votes(prior, cell // len(self.popularity), cell % len(self.popularity), weight)
+        return SparseVotes(prior, cell // len(self.popularity), cell % len(self.popularity), weight)
 
 
 SPEC = BaselineSpec(TransitionCounter, quick=True)
 
 
-def _parts(total: int, size: int) -> Iterator[slice]:
+def _iterate_slices(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))

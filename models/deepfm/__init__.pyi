@@ -1,10 +1,10 @@
-from .baselines import baseline_chances as baseline_chances
-from .leaks import columns_in as columns_in
-from .leaks import separating_columns as separating_columns
+from .baselines import predict_baseline as predict_baseline
+from .leaks import find_columns as find_columns
+from .leaks import find_separating_columns as find_separating_columns
 from .metrics import check_metric as check_metric
-from .metrics import paired_clicks as paired_clicks
+from .metrics import compare_clicks as compare_clicks
 from .metrics import summarise_clicks as summarise_clicks
 from .model import ClickModel as ClickModel
 from .model import ClickSetup as ClickSetup
-from .model import missing as missing
+from .model import get_missing_value as get_missing_value
 from .model import save_clicks as save_clicks

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.samples.batches import Clicks
+from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TRAIN, VALID
 from nonet.types import Jagged
 
@@ -26,16 +26,16 @@ PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 _PRIOR_ROWS = 5.0
 
 
-def baseline_chances(name: str, clicks: Clicks, index: np.ndarray) -> np.ndarray:
+def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray) -> np.ndarray:
     """Fit the baseline `name` on the TRAIN rows, and predict probabilities [P] for events [P]."""
     if name == "popularity":
-        return _like_rate(clicks)[clicks.seq.item[index]]
-    return LogisticRegression.fit(clicks).chances(clicks.batch(index))
+        return _estimate_like_rates(clicks)[clicks.seq.item[index]]
+    return LogisticRegression.fit(clicks).predict(clicks.batch(index))
 
 
-def _like_rate(clicks: Clicks) -> np.ndarray:
+def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
     """The share of an item's TRAIN rows that were liked, with 5 rows of the mean rate beside them, [I]."""
-    rows, items = clicks.rows(TRAIN), len(clicks.items.year)
+    rows, items = clicks.find_rows(TRAIN), len(clicks.items.year)
     item, label = clicks.seq.item[rows], clicks.label[rows]
     total, liked = (np.bincount(item, weights, minlength=items) for weights in (None, label))
     return (liked + _PRIOR_ROWS * label.mean()) / (total + _PRIOR_ROWS)
@@ -51,13 +51,13 @@ class LogisticRegression:
     penalty: float
 
     @classmethod
-    def fit(cls, clicks: Clicks) -> LogisticRegression:
+    def fit(cls, clicks: ClickRows) -> LogisticRegression:
         """On TRAIN rows; the penalty with the least log loss on VALID rows (the middle one where there are none)."""
-        train, valid = clicks.rows(TRAIN), clicks.rows(VALID)
+        train, valid = clicks.find_rows(TRAIN), clicks.find_rows(VALID)
         bags = clicks.batch(train)
         keys = {name: np.unique(bag.values.numpy()) for name, bag in bags.items()}
-        matrix, label = _matrix(bags, keys), torch.from_numpy(clicks.label[train]).double()
-        valid_matrix = _matrix(clicks.batch(valid), keys) if len(valid) else None
+        matrix, label = _build_matrix(bags, keys), torch.from_numpy(clicks.label[train]).double()
+        valid_matrix = _build_matrix(clicks.batch(valid), keys) if len(valid) else None
         want = torch.from_numpy(clicks.label[valid]).double()
         best, least, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
         for penalty in sorted(PENALTIES, reverse=True) if valid_matrix is not None else PENALTIES[2:3]:
@@ -66,25 +66,25 @@ class LogisticRegression:
             loss = (
                 0.0
                 if valid_matrix is None
-                else float(_loss(valid_matrix @ fitted.weight + fitted.bias, want))
+                else float(_compute_loss(valid_matrix @ fitted.weight + fitted.bias, want))
             )
             if loss < least:
                 best, least = fitted, loss
         assert best is not None
         return best
 
-    def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
+    def predict(self, bags: Mapping[str, Jagged]) -> np.ndarray:
         """Predict probabilities [P]."""
-        return torch.sigmoid(_matrix(bags, self.keys) @ self.weight + self.bias).numpy()
+        return torch.sigmoid(_build_matrix(bags, self.keys) @ self.weight + self.bias).numpy()
 
 
-def _loss(logits: Tensor, label: Tensor) -> Tensor:
+def _compute_loss(logits: Tensor, label: Tensor) -> Tensor:
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
 
 
 def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tensor:
     weights = start.clone()
-    transposed = _csr(matrix.to_sparse_coo().t().coalesce())
+    transposed = _to_csr(matrix.to_sparse_coo().t().coalesce())
     solver = torch.optim.LBFGS([weights], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -92,14 +92,14 @@ def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tens
         error = (torch.sigmoid(logits) - label) / len(label)
         ridge = penalty / len(label) * weights[:-1]
         weights.grad = torch.cat([transposed @ error + ridge, error.sum()[None]])
-        return _loss(logits, label) + 0.5 * ridge @ weights[:-1]
+        return _compute_loss(logits, label) + 0.5 * ridge @ weights[:-1]
 
     with torch.no_grad():
         solver.step(closure)  # type: ignore[arg-type]
     return weights.detach()
 
 
-def _csr(matrix: Tensor) -> Tensor:
+def _to_csr(matrix: Tensor) -> Tensor:
     """In compressed rows, which torch calls beta, once a process; a product with a vector is all that is asked of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -108,7 +108,7 @@ def _csr(matrix: Tensor) -> Tensor:
         return matrix.to_sparse_csr()
 
 
-def _matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
+def _build_matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
     """Rows [P, C] in CSR: 1 / (ids of the bag) at each known key."""
     rows, columns, values, width, count = [], [], [], 0, 0
     for name, known in keys.items():
@@ -128,4 +128,4 @@ def _matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tenso
         (count, width),
         check_invariants=False,
     )
-    return _csr(matrix.coalesce())
+    return _to_csr(matrix.coalesce())

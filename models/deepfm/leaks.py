@@ -16,7 +16,7 @@ _LEAST_SHARE = 0.5  # of the rows that such values must cover
 _SEPARATES = 0.999
 
 
-def columns_in(condition: str) -> set[str]:
+def find_columns(condition: str) -> set[str]:
     """Return the columns that a condition over columns and literals names; none where it is no condition, which is told later."""
     try:
         ast.parse(condition.strip(), mode="eval")
@@ -27,7 +27,7 @@ def columns_in(condition: str) -> set[str]:
     }
 
 
-def separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarray) -> dict[str, float]:
+def find_separating_columns(columns: Mapping[str, np.ndarray], label_P: np.ndarray) -> dict[str, float]:
     """Find columns whose values separate the training labels, as a copy of the label or a result of it does.
 
     A value counts where it occurs at least five times. Its score is the mean label of its rows.

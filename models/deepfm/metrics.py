@@ -29,7 +29,7 @@ def check_metric(name: str) -> None:
 
 def auc(score_P: np.ndarray, label_P: np.ndarray) -> float:
     """In [0, 1]; DataError where all labels are the same."""
-    return float(_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
+    return float(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
 
 
 def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def summarise_clicks(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, flo
     }
 
 
-def paired_clicks(
+def compare_clicks(
     a: np.ndarray, b: np.ndarray, label_P: np.ndarray, user_P: np.ndarray, seed: int, resamples: int = 2000
 ) -> dict[str, dict[str, float]]:
     """Compare two models' click metrics on the same rows, with a paired bootstrap over users.
@@ -64,7 +64,9 @@ def paired_clicks(
         times = np.zeros((count, users))
         np.add.at(times, (np.arange(count)[:, None], drawn), 1.0)
         weight_RP = times[:, place]
-        differences["auc"].append(_aucs(a, label_P, weight_RP) - _aucs(b, label_P, weight_RP))
+        differences["auc"].append(
+            _compute_weighted_aucs(a, label_P, weight_RP) - _compute_weighted_aucs(b, label_P, weight_RP)
+        )
         differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
     whole = {"auc": auc(a, label_P) - auc(b, label_P), "log_loss": float(losses.mean())}
     bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()}
@@ -74,7 +76,7 @@ def paired_clicks(
     }
 
 
-def _aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray) -> np.ndarray:
+def _compute_weighted_aucs(score_P: np.ndarray, label_P: np.ndarray, weight_RP: np.ndarray) -> np.ndarray:
     """Compute the AUC [R] for R weightings of the rows with one sort."""
     score = np.asarray(score_P, np.float64)
     if not np.isfinite(score).all():

@@ -26,9 +26,9 @@ from nonet.embedding.storage import load_update
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm.deepfm import DeepFM
-from nonet.samples.batches import Clicks, ItemFacts, Keys
+from nonet.samples.batches import ClickRows, ItemFacts, SparseKeys
 from nonet.samples.sequences import TRAIN, Sequences
-from nonet.samples.tables import NONE, as_numbers, keys_in
+from nonet.samples.tables import NONE, as_numbers, compute_keys
 from nonet.types import Jagged
 
 _CONFIG, _EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
@@ -46,7 +46,7 @@ class ClickSetup:
     history: int
     seed: int
 
-    def configs(self) -> dict[str, TableConfig]:
+    def make_table_configs(self) -> dict[str, TableConfig]:
         """The tables as embedding modules take them."""
         return {
             name: TableConfig(
@@ -65,7 +65,7 @@ class ClickSetup:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownClicks:
     """What a click model may know: items, users [U] sorted, the mean label, and labels of the (user, item) pairs trained on."""
 
     item_id: np.ndarray
@@ -76,22 +76,24 @@ class Known:
     columns: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, clicks: Clicks, item_id: np.ndarray) -> Known:
+    def of(cls, clicks: ClickRows, item_id: np.ndarray) -> KnownClicks:
         """From the TRAIN events; of a pair that is there twice the newest counts, and of a column a user's newest value.
 
         A label that became known only after the user's first held-out event is left out: beams are scored at such moments.
         """
-        rows, seq = clicks.rows(TRAIN), clicks.seq
+        rows, seq = clicks.find_rows(TRAIN), clicks.seq
         rate = float(clicks.label[rows].mean())
         newest = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
         has = seq.user[rows][newest]
         columns = {}
         for name in clicks.features:
             if name in seq.columns:
-                columns[name] = np.full(len(seq), missing(seq.columns[name]), seq.columns[name].dtype)
+                columns[name] = np.full(
+                    len(seq), get_missing_value(seq.columns[name]), seq.columns[name].dtype
+                )
                 columns[name][has] = seq.columns[name][rows][newest]
         if clicks.known_from is not None:
-            rows = rows[clicks.known_from[rows] <= first_held_out(seq)[seq.user[rows]]]
+            rows = rows[clicks.known_from[rows] <= find_first_held_out(seq)[seq.user[rows]]]
         pairs = seq.user[rows] * len(item_id) + seq.item[rows]
         pair, last = np.unique(pairs[::-1], return_index=True)
         label = clicks.label[rows][::-1][last] > 0
@@ -106,14 +108,14 @@ class Known:
         return np.where(self.pair[at] == pair, self.liked[at].astype(np.int64), -1)
 
 
-def first_held_out(seq: Sequences) -> np.ndarray:
+def find_first_held_out(seq: Sequences) -> np.ndarray:
     """Return the time [U] of each user's first event that does not train, or the largest integer."""
     place = seq.offsets[:-1] + seq.train_lengths
     time = np.append(seq.time, np.iinfo(np.int64).max)
     return np.where(place < seq.offsets[1:], time[place], np.iinfo(np.int64).max)
 
 
-def missing(values: np.ndarray) -> float | int:
+def get_missing_value(values: np.ndarray) -> float | int:
     """What stands in a column where there is nothing: NaN among numbers, NONE among ids."""
     return np.nan if values.dtype.kind == "f" else NONE
 
@@ -122,9 +124,9 @@ class ClickModel:
     """Chances of clicks by a commit's weights and rows."""
 
     def __init__(self, folder: Path):
-        config = _config(folder)
+        config = _read_config(folder)
         self.setup = ClickSetup(**config["setup"])
-        configs = self.setup.configs()
+        configs = self.setup.make_table_configs()
         specs = {name: table.spec for name, table in configs.items()}
         reader = ReplicaReader(specs)
         reader.apply(load_update(folder, specs))
@@ -139,30 +141,30 @@ class ClickModel:
         )
         self.keys = self._keys(stored["user_id"], stored["item_id"]) if config.get("keys") == "ids" else None
         columns = {name: stored[f"column:{name}"] for name in config["columns"]}
-        self.known = Known(
+        self.known = KnownClicks(
             stored["item_id"], stored["user_id"], config["rate"], stored["pair"], stored["liked"], columns
         )
 
-    def _keys(self, user_id: np.ndarray, item_id: np.ndarray) -> Keys:
+    def _keys(self, user_id: np.ndarray, item_id: np.ndarray) -> SparseKeys:
         user, item = (
-            keys_in(space, as_numbers(ids)) for space, ids in (("user", user_id), ("item", item_id))
+            compute_keys(space, as_numbers(ids)) for space, ids in (("user", user_id), ("item", item_id))
         )
-        return Keys(user, item, self.items.category_key)
+        return SparseKeys(user, item, self.items.category_key)
 
     @torch.no_grad()
-    def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
+    def predict(self, bags: Mapping[str, Jagged]) -> np.ndarray:
         """Predict click probabilities [P] float32 from bags of keys."""
         return torch.sigmoid(self.model(self.bags(bags))).numpy()
 
-    def chances_of(self, clicks: Clicks, index: np.ndarray) -> np.ndarray:
+    def predict_events(self, clicks: ClickRows, index: np.ndarray) -> np.ndarray:
         """Predict the click probabilities [P] of events."""
-        parts = [self.chances(clicks.batch(index[at : at + _CHUNK])) for at in range(0, len(index), _CHUNK)]
+        parts = [self.predict(clicks.batch(index[at : at + _CHUNK])) for at in range(0, len(index), _CHUNK)]
         return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.ndarray) -> list[Path]:
+def save_clicks(folder: Path, setup: ClickSetup, clicks: ClickRows, item_id: np.ndarray) -> list[Path]:
     """Write <folder>/clicks/, the part of a commit that ClickModel needs beside weights and rows; its files."""
-    known = Known.of(clicks, item_id)
+    known = KnownClicks.of(clicks, item_id)
     (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
     parts = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
     plain = {name: dict(part) if isinstance(part, Mapping) else part for name, part in parts.items()}
@@ -181,7 +183,7 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.nda
     return [folder / _CONFIG, folder / _EVENTS]
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     """Read the configuration of a commit of a click model."""
     try:
         return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))

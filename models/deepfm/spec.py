@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from nonet.errors import ConfigError
-from nonet.models import MODELS, ModelSize, ModelSpec, Options, Surroundings
+from nonet.models import MODELS, ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
 
 
@@ -34,12 +34,12 @@ class DeepFmSpec(ModelSpec):
     blocks: ClassVar[bool] = False
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
 
-    def size(self, options: Options, around: Surroundings) -> ModelSize:
+    def size(self, options: Options, around: ModelContext) -> ModelSize:
         """As that of the SID decoder: an upper bound for networks of the usual widths."""
         size = MODELS.get("sid_decoder").size(options, around)
         return replace(size, assumed="sizes of deepfm as those of the SID decoder")
 
-    def baselines(self) -> Sequence[str]:
+    def list_baselines(self) -> Sequence[str]:
         from nonet.models.deepfm.baselines import CLICK_BASELINES
 
         return CLICK_BASELINES
@@ -49,7 +49,7 @@ class DeepFmSpec(ModelSpec):
 
         check_metric(metric)
 
-    def unsupported(self, scenario: Any) -> Iterator[str]:
+    def find_unsupported(self, scenario: Any) -> Iterator[str]:
         for name, stage in scenario.stages.items():
             if stage.chunk != type(stage.chunk)():
                 yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
@@ -62,7 +62,7 @@ class DeepFmSpec(ModelSpec):
             raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
         if scenario.evaluate.baselines is not None:
             raise ConfigError(
-                f"evaluate.baselines: deepfm is measured against {' and '.join(self.baselines())}; leave it out"
+                f"evaluate.baselines: deepfm is measured against {' and '.join(self.list_baselines())}; leave it out"
             )
         if scenario.evaluate.shuffle_ties:
             raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; leave it out")
@@ -85,14 +85,14 @@ class DeepFmSpec(ModelSpec):
 
     def _check_features(self, scenario: Any, stage: str, target: str) -> None:
         """Raise ConfigError where a feature is the label: a column that the target names, or that of `data.labels`."""
-        from nonet.models.deepfm.leaks import columns_in
+        from nonet.models.deepfm.leaks import find_columns
 
         labels = scenario.data.labels
-        told = columns_in(target) | ({labels.name} if labels is not None else set())
+        told = find_columns(target) | ({labels.name} if labels is not None else set())
         for table, body in scenario.sparse.tables.items():
             for feature in body.features or [table]:
                 if feature in told:
-                    source = f"stages.{stage}.target" if feature in columns_in(target) else "data.labels"
+                    source = f"stages.{stage}.target" if feature in find_columns(target) else "data.labels"
                     raise ConfigError(
                         f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): a row would see its "
                         "own answer. Leave it out; liked, disliked and taste are the labels of earlier events"

@@ -20,7 +20,7 @@ from nonet.errors import ConfigError
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import legal_log_softmax
 from nonet.models.generation.memory import remember
-from nonet.models.generation.topk import top_k
+from nonet.models.generation.topk import select_top_k
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
@@ -66,41 +66,45 @@ class SubCatalogue:
         self._closed: dict[tuple[int, str], Tensor] = {}
         self._dead: dict[tuple[int, str], Tensor] = {}
 
-    def of(self, which_U: np.ndarray) -> SubCatalogue:
+    def select_prompts(self, which_U: np.ndarray) -> SubCatalogue:
         """Return the same masks for other prompts."""
         other = copy.copy(self)
         other._which_U = np.asarray(which_U)
         return other
 
-    def out_items(self, prompts: int) -> list[np.ndarray]:
+    def list_excluded_items(self, prompts: int) -> list[np.ndarray]:
         """Return for each prompt the dense indices of the items that are excluded."""
         out = [np.flatnonzero(~allowed_I) for allowed_I in self._allowed_CI]
-        return [out[which] for which in self._which(prompts, "cpu").tolist()]
+        return [out[which] for which in self._get_sub_catalogue_index(prompts, "cpu").tolist()]
 
-    def out(self, leaf_UX: Tensor) -> Tensor:
+    def mask_excluded(self, leaf_UX: Tensor) -> Tensor:
         """Return a mask [U, X] of the leaves that are excluded for their prompt."""
         out_CI = self._out_CI.to(leaf_UX.device)
-        return out_CI[self._which(len(leaf_UX), leaf_UX.device)[:, None], leaf_UX]
+        return out_CI[self._get_sub_catalogue_index(len(leaf_UX), leaf_UX.device)[:, None], leaf_UX]
 
-    def out_of(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
+    def mask_excluded_pairs(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
         """Return a mask [F] of the (prompt, leaf) pairs that are excluded."""
-        return self._out_CI.to(leaf_F.device)[self._which(prompts, leaf_F.device)[user_F], leaf_F]
+        return self._out_CI.to(leaf_F.device)[
+            self._get_sub_catalogue_index(prompts, leaf_F.device)[user_F], leaf_F
+        ]
 
     def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
         """Return a mask [D]: whether `count_D` leaves are all that the prompts may get below the nodes of a level."""
-        which_D = self._which(prompts, node_D.device)[user_D]
-        closed_D = self._closed_CN(level, node_D.device)[which_D, node_D].long()
-        return count_D == self._trie.leaves_below(level, node_D) - closed_D
+        which_D = self._get_sub_catalogue_index(prompts, node_D.device)[user_D]
+        closed_D = self._count_excluded_CN(level, node_D.device)[which_D, node_D].long()
+        return count_D == self._trie.count_leaves(level, node_D) - closed_D
 
-    def dead(self, level: int, node_UVK: Tensor) -> Tensor:
+    def mask_dead_nodes(self, level: int, node_UVK: Tensor) -> Tensor:
         """Return a mask of the nodes of a level that lead to no item that their prompt may get."""
         key = level, str(node_UVK.device)
         if key not in self._dead:
-            closed_CN = self._closed_CN(level, node_UVK.device)
+            closed_CN = self._count_excluded_CN(level, node_UVK.device)
             every_N = torch.arange(closed_CN.shape[1], device=node_UVK.device)
-            below = self._trie.leaves_below(level, every_N)
+            below = self._trie.count_leaves(level, every_N)
             self._dead[key] = closed_CN if level == self._trie.levels else closed_CN == below
-        return self._dead[key][self._which(len(node_UVK), node_UVK.device)[:, None, None], node_UVK]
+        return self._dead[key][
+            self._get_sub_catalogue_index(len(node_UVK), node_UVK.device)[:, None, None], node_UVK
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -110,26 +114,26 @@ class SubCatalogue:
         }
         return self._allowed_CI.nbytes + sum(kept.values())
 
-    def _closed_CN(self, level: int, device: Any) -> Tensor:
+    def _count_excluded_CN(self, level: int, device: Any) -> Tensor:
         """Count the excluded leaves below each node of a level; at the leaf level, return the mask of excluded leaves."""
         key = level, str(device)
         if key not in self._closed:
             closed = self._out_CI
             if level < self._trie.levels:
                 total = torch.nn.functional.pad(closed.cumsum(1, dtype=torch.int32), (1, 0))
-                first = self._trie.tensor("first_leaf", level).long()
+                first = self._trie.get_tensor("first_leaf", level).long()
                 closed = total[:, first[1:]] - total[:, first[:-1]]
             self._closed[key] = closed.to(device)
         return self._closed[key]
 
-    def _which(self, prompts: int, device: Any) -> Tensor:
+    def _get_sub_catalogue_index(self, prompts: int, device: Any) -> Tensor:
         if self._which_U is None:
             return torch.zeros(prompts, dtype=torch.int64, device=device)
         return torch.from_numpy(self._which_U).to(device)
 
 
 @torch.no_grad()
-def beam_search(
+def search_beams(
     model: SidModel,
     cache: PromptCache,
     trie: Trie,
@@ -156,21 +160,23 @@ def beam_search(
     if width < 1:
         raise ConfigError(f"beam width is {width}; it must be at least 1.")
     users, device = len(cache.state), cache.state.device
-    dead = _dead_nodes(trie, forbidden, users, device, within) if forbidden is not None else {}
+    dead = _find_dead_nodes(trie, forbidden, users, device, within) if forbidden is not None else {}
     node_UV = torch.zeros(users, 1, dtype=torch.int64, device=device)
     score_UV = torch.zeros(users, 1, device=device)
     sid_UVl = torch.zeros(users, 1, 0, dtype=torch.int64, device=device)
     logp_UVl = torch.zeros(users, 1, 0, device=device)
     for level in range(trie.levels):
-        child_UVK = trie.children(level, node_UV)
+        child_UVK = trie.find_children(level, node_UV)
         logp_UVK = legal_log_softmax(model.step(cache, sid_UVl, level), child_UVK >= 0)
         total_UVK = score_UV.unsqueeze(-1) + logp_UVK
         if within is not None:
-            total_UVK = total_UVK.masked_fill(within.dead(level + 1, child_UVK.clamp_min(0)), -torch.inf)
+            total_UVK = total_UVK.masked_fill(
+                within.mask_dead_nodes(level + 1, child_UVK.clamp_min(0)), -torch.inf
+            )
         if level + 1 in dead:
-            _bury(total_UVK, trie, level, node_UV, *dead[level + 1])
+            _mask_dead_nodes(total_UVK, trie, level, node_UV, *dead[level + 1])
         codes = total_UVK.shape[-1]
-        score_UV, flat_UV = top_k(total_UVK.flatten(1), width)
+        score_UV, flat_UV = select_top_k(total_UVK.flatten(1), width)
         parent_UV = flat_UV // codes
         node_UV = (
             child_UVK.flatten(1).gather(1, flat_UV).clamp_min(0)
@@ -178,13 +184,13 @@ def beam_search(
         sid_UVl = _extend(sid_UVl, parent_UV, flat_UV % codes)
         logp_UVl = _extend(logp_UVl, parent_UV, logp_UVK.flatten(1).gather(1, flat_UV))
     if votes is not None:
-        score_UV, node_UV, sid_UVl, logp_UVl = _merged(
+        score_UV, node_UV, sid_UVl, logp_UVl = _merge_voted_leaves(
             model, cache, trie, width, votes, (score_UV, node_UV, logp_UVl), within
         )
-    return _beams(trie, width, score_UV, node_UV, sid_UVl, logp_UVl)
+    return _make_beams(trie, width, score_UV, node_UV, sid_UVl, logp_UVl)
 
 
-def _merged(
+def _merge_voted_leaves(
     model: SidModel,
     cache: PromptCache,
     trie: Trie,
@@ -201,14 +207,14 @@ def _merged(
     leaf_UX = torch.cat([leaf_UV, votes.leaf.clamp_min(0)], 1)
     gone_UX = torch.cat([again_UV, votes.leaf < 0], 1)
     if within is not None:
-        gone_UX = gone_UX | within.out(leaf_UX)
+        gone_UX = gone_UX | within.mask_excluded(leaf_UX)
     level_UXL = torch.cat([logp_UVL.masked_fill(again_UV.unsqueeze(-1), 0.0), voted_UVL], 1)
-    level_UXL = memory.levels(trie, leaf_UX, level_UXL)
+    level_UXL = memory.mix_levels(trie, leaf_UX, level_UXL)
     total_UX = level_UXL.sum(-1).masked_fill(gone_UX, -torch.inf)
-    score_UW, best_UW = top_k(total_UX, width)
+    score_UW, best_UW = select_top_k(total_UX, width)
     leaf_UW = leaf_UX.gather(1, best_UW)
     logp_UWL = level_UXL.gather(1, best_UW.unsqueeze(-1).expand(-1, -1, level_UXL.shape[-1]))
-    sid_UWL = trie.prefixes(trie.levels, leaf_UW.flatten()).unflatten(0, leaf_UW.shape)
+    sid_UWL = trie.decode_prefixes(trie.levels, leaf_UW.flatten()).unflatten(0, leaf_UW.shape)
     return score_UW, leaf_UW, sid_UWL, logp_UWL
 
 
@@ -218,10 +224,10 @@ def _extend(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
     return torch.cat([prefix_UVl.gather(1, index), last_UV.unsqueeze(-1)], -1)
 
 
-def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, logp: Tensor) -> Beams:
+def _make_beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, logp: Tensor) -> Beams:
     """Mark dead beams as invalid, look up the items of the leaves, and pad to `width`."""
     valid = score > -torch.inf
-    item = trie.tensor("item_of_leaf", 0, leaf.device)[leaf].long().masked_fill(~valid, -1)
+    item = trie.get_tensor("item_of_leaf", 0, leaf.device)[leaf].long().masked_fill(~valid, -1)
     sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
     logp = logp.masked_fill(~valid.unsqueeze(-1), 0.0)
     missing = width - item.shape[1]  # the whole code space is smaller than the beam
@@ -232,7 +238,7 @@ def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, log
     return Beams(item, sid, logp, valid)
 
 
-def _dead_nodes(
+def _find_dead_nodes(
     trie: Trie, forbidden: Jagged, users: int, device: Any, within: SubCatalogue | None
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Find for each level the (user, node) pairs below which every allowed item is forbidden, as two tensors [D].
@@ -240,23 +246,23 @@ def _dead_nodes(
     Forbidden leaves are sorted, so those below one node are adjacent and counting them is a run-length count. The work is
     O(F log F) for F forbidden items, whatever the size of the catalogue.
     """
-    user_F, leaf_F = _forbidden_leaves(trie, forbidden, users, device)
+    user_F, leaf_F = _find_forbidden_leaves(trie, forbidden, users, device)
     if within is not None:
-        there_F = ~within.out_of(user_F, leaf_F, users)
+        there_F = ~within.mask_excluded_pairs(user_F, leaf_F, users)
         user_F, leaf_F = user_F[there_F], leaf_F[there_F]
     dead = {}
     for level in range(1, trie.levels + 1):
-        node_F, nodes = trie.nodes_of(level, leaf_F), trie.n_nodes[level]
+        node_F, nodes = trie.find_nodes(level, leaf_F), trie.n_nodes[level]
         pair, count = torch.unique_consecutive(user_F * nodes + node_F, return_counts=True)
         user, node = pair // nodes, pair % nodes
-        below = trie.leaves_below(level, node)
+        below = trie.count_leaves(level, node)
         full = count == below if within is None else within.are_all(level, user, node, count, users)
         if bool(full.any()):
             dead[level] = (user[full], node[full])
     return dead
 
 
-def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) -> tuple[Tensor, Tensor]:
+def _find_forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return distinct (user, leaf) pairs ordered by user, then leaf; items outside the catalogue are dropped."""
     offsets = torch.as_tensor(forbidden.offsets).to(device)
     if len(offsets) != users + 1:
@@ -265,16 +271,16 @@ def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) ->
         )
     item = torch.as_tensor(forbidden.values).to(device).long()
     user = torch.repeat_interleave(offsets.diff())
-    leaf = trie.tensor("leaf_of_item", 0, device)[item].long()
+    leaf = trie.get_tensor("leaf_of_item", 0, device)[item].long()
     pair = torch.unique((user * trie.n_leaves + leaf)[leaf >= 0])
     return pair // trie.n_leaves, pair % trie.n_leaves
 
 
-def _bury(
+def _mask_dead_nodes(
     total_UVK: Tensor, trie: Trie, level: int, node_UV: Tensor, user_D: Tensor, child_D: Tensor
 ) -> None:
     """Set the score of dead children to -inf, in place, wherever their parent is in the beam."""
-    parent_D = trie.parents(level, child_D)
-    code_D = trie.tensor("code", level, node_UV.device)[child_D].long()
+    parent_D = trie.find_parents(level, child_D)
+    code_D = trie.get_tensor("code", level, node_UV.device)[child_D].long()
     hit, beam = (node_UV[user_D] == parent_D.unsqueeze(-1)).nonzero(as_tuple=True)
     total_UVK[user_D[hit], beam, code_D[hit]] = -torch.inf

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from nonet.models.generation.corpus_items import as_array, read_items
 from nonet.models.generation.trie import Trie
-from nonet.samples.sequences import Sequences, Transitions, joined_to
-from nonet.samples.stores import Joins
+from nonet.samples.sequences import Sequences, Transitions, add_joins
+from nonet.samples.stores import StoreJoins
 from nonet.samples.tokenised import StoredSequences
 
 # Shapes: I items, L levels.
@@ -58,7 +58,7 @@ class Corpus(Catalogue):
         """Counts of how often items came soon after others in training."""
         return Transitions.load(Path(self.folders["transitions"]))
 
-    joins: Joins | None = None
+    joins: StoreJoins | None = None
     stored: StoredSequences | None = None
 
     @cached_property
@@ -68,14 +68,18 @@ class Corpus(Catalogue):
         if self.stored:
             folder = Path(self.folders["sequences"])
             copied = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
-            seq = self.stored.opened(self.folders, seq).sequences(copied)
-        return joined_to(seq, self.joins, self.item_id) if self.joins else seq
+            seq = self.stored.open_events(self.folders, seq).load_sequences(copied)
+        return add_joins(seq, self.joins, self.item_id) if self.joins else seq
 
-    def events_in_store(self, user: str) -> Mapping[str, Any] | None:
+    def read_stored_events(self, user: str) -> Mapping[str, Any] | None:
         """Return all events of a user from the store, appended ones last; None without a store or if the user is unknown."""
-        return None if self.stored is None else self.stored.opened(self.folders, self.seq).of(user)
+        return (
+            None
+            if self.stored is None
+            else self.stored.open_events(self.folders, self.seq).get_user_events(user)
+        )
 
-    def stored_in(self, stored: StoredSequences | None) -> Corpus:
+    def attach_store(self, stored: StoredSequences | None) -> Corpus:
         """Return the corpus with events read from a store by user; call it before the events are first read."""
         other = copy.copy(self)
         other.__dict__["stored"] = stored
@@ -87,13 +91,13 @@ class Corpus(Catalogue):
             if name in self.__dict__:
                 getattr(self, name).release_pages()
 
-    def with_joins(self, joins: Joins) -> Corpus:
+    def attach_joins(self, joins: StoreJoins) -> Corpus:
         """Return the corpus with event columns joined from stores; call it before the events are first read."""
         other = copy.copy(self)
         other.__dict__["joins"] = joins
         return other
 
-    def with_events(self, seq: Sequences) -> Corpus:
+    def replace_events(self, seq: Sequences) -> Corpus:
         """Return the same items with other events."""
         other = copy.copy(self)
         other.__dict__["seq"] = seq

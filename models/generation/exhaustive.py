@@ -2,7 +2,7 @@
 
 The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once per user: U * n depth
 steps, n = inner nodes with a choice. A node with a single child costs nothing: its only code has probability 1. Only logits of
-legal codes are kept. A model that has `legal_logits` computes once what does not depend on the user.
+legal codes are kept. A model that has `compute_legal_logits` computes once what does not depend on the user.
 Users are the last dimension in memory, so that a sum over the children of a node adds whole vectors. Temporaries stay under
 `budget_bytes`, except those with the size of the result, [U, I].
 """
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from nonet.errors import DataError
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation.memory import Memory, nearest_share
-from nonet.models.generation.topk import top_k
+from nonet.models.generation.memory import VoteMixture, get_nearest_share
+from nonet.models.generation.topk import select_top_k
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
@@ -36,34 +36,34 @@ def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes
     Prompts are processed in chunks: `cache.part(start, stop)`.
     """
     users, state = len(cache.state), cache.state
-    levels = [_choices(trie, level, state.device) for level in range(trie.levels)]
-    leaf_I = trie.tensor("leaf_of_item", 0, state.device)
+    levels = [_make_choices(trie, level, state.device) for level in range(trie.levels)]
+    leaf_I = trie.get_tensor("leaf_of_item", 0, state.device)
     dtype = torch.promote_types(state.dtype, torch.float32)
     scores_UI = torch.empty(users, trie.n_items, dtype=dtype, device=state.device)
     for start in range(0, users, _USERS):
-        part = cache if users <= _USERS else cache.part(start, min(start + _USERS, users))
+        part = cache if users <= _USERS else cache.select_prompts(start, min(start + _USERS, users))
         leaves_nU = _score_leaves(model, part, levels, dtype, budget_bytes)
         scores_UI[start : start + _USERS] = leaves_nU.index_select(0, leaf_I.clamp_min(0)).T
     return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)
 
 
-def with_votes(
+def mix_votes(
     model: nn.Module, trie: Trie, scores_UI: Tensor, votes: Votes, state_UD: Tensor | None = None
 ) -> Tensor:
     """Mix the model's scores [U, I] with the votes of its memory; `state_UD` is needed for votes by nearness."""
     if state_UD is not None:
-        votes = votes.heard(model, state_UD, nearest_share(model))
-    item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)].long()
+        votes = votes.mix_nearest(model, state_UD, get_nearest_share(model))
+    item_UV = trie.get_tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)].long()
     own_UV = scores_UI.gather(1, item_UV)
-    memory = Memory.of(model, votes, own_UV)
+    memory = VoteMixture.of(model, votes, own_UV)
     mixed_UI = scores_UI + torch.log1p(-memory.share)[:, None]
     user, place = (votes.leaf >= 0).nonzero(as_tuple=True)
-    mixed_UI[user, item_UV[user, place]] = memory.mixed(own_UV, memory.q)[user, place]
+    mixed_UI[user, item_UV[user, place]] = memory.mix(own_UV, memory.q)[user, place]
     return mixed_UI
 
 
 @dataclass(frozen=True, slots=True)
-class _Choices:
+class _LevelChoices:
     """One level of the trie, as the scorer traverses it.
 
     parent [n'] of every node of the next level. Of the m nodes with a choice: prefix [m, level], and their children row [c], code
@@ -78,10 +78,10 @@ class _Choices:
     child: Tensor
     first: Tensor
 
-    def cut(self, start: int, stop: int) -> _Choices:
+    def cut(self, start: int, stop: int) -> _LevelChoices:
         """Return only the nodes [start, stop)."""
         begin, end = int(self.first[start]), int(self.first[stop])
-        return _Choices(
+        return _LevelChoices(
             self.level,
             self.parent,
             self.prefix[start:stop],
@@ -91,7 +91,7 @@ class _Choices:
             self.first[start : stop + 1] - begin,
         )
 
-    def parts(self, children: int) -> Iterator[_Choices]:
+    def split(self, children: int) -> Iterator[_LevelChoices]:
         """Yield groups of nodes with at most `children` children together, or one node that has more."""
         start, nodes = 0, len(self.prefix)
         while start < nodes:
@@ -101,18 +101,18 @@ class _Choices:
             start = stop
 
 
-def _choices(trie: Trie, level: int, device: Any) -> _Choices:
+def _make_choices(trie: Trie, level: int, device: Any) -> _LevelChoices:
     """List the nodes of a level with more than one child, and their children."""
-    first = trie.tensor("first_child", level, device)
+    first = trie.get_tensor("first_child", level, device)
     parent = torch.repeat_interleave(first.diff())
     chosen = (first.diff() > 1).nonzero().squeeze(1)
-    row, code, child = trie.ragged_children(level, chosen)
+    row, code, child = trie.list_children(level, chosen)
     begins = torch.nn.functional.pad((first[chosen + 1] - first[chosen]).cumsum(0), (1, 0))
-    return _Choices(level, parent, trie.prefixes(level, chosen), row, code, child, begins)
+    return _LevelChoices(level, parent, trie.decode_prefixes(level, chosen), row, code, child, begins)
 
 
 def _score_leaves(
-    model: SidModel, cache: PromptCache, levels: list[_Choices], dtype: torch.dtype, budget_bytes: int
+    model: SidModel, cache: PromptCache, levels: list[_LevelChoices], dtype: torch.dtype, budget_bytes: int
 ) -> Tensor:
     """Compute the log-probability [n_L, U] of every leaf."""
     users = len(cache.state)
@@ -121,20 +121,20 @@ def _score_leaves(
     children = max(1, budget_bytes // (8 * logp_nU.element_size() * users))
     for level in levels:
         logp_nU = logp_nU.index_select(0, level.parent)
-        for part in level.parts(children):
+        for part in level.split(children):
             logits_Uc = None
             if _has_own_way(model):
-                logits_Uc = model.legal_logits(cache, part.level, part.prefix, part.row, part.code)  # type: ignore[attr-defined]
+                logits_Uc = model.compute_legal_logits(cache, part.level, part.prefix, part.row, part.code)  # type: ignore[attr-defined]
             if logits_Uc is None:
-                logits_Uc = _by_steps(model, cache, part, dtype, budget_bytes)
+                logits_Uc = _compute_step_logits(model, cache, part, dtype, budget_bytes)
             logp_nU.index_add_(0, part.child, _log_softmax(logits_Uc.T.to(dtype).contiguous(), part))
     return logp_nU
 
 
 def _has_own_way(model: SidModel) -> bool:
-    """Return whether `legal_logits` of the model belongs to its `step`.
+    """Return whether `compute_legal_logits` of the model belongs to its `step`.
 
-    A subclass that overrides `step` alone inherits a `legal_logits` that does not match it.
+    A subclass that overrides `step` alone inherits a `compute_legal_logits` that does not match it.
     """
     homes = [
         [place for place, cls in enumerate(type(model).__mro__) if name in vars(cls)]
@@ -143,8 +143,8 @@ def _has_own_way(model: SidModel) -> bool:
     return bool(homes[0]) and homes[0] <= homes[1]
 
 
-def _by_steps(
-    model: SidModel, cache: PromptCache, part: _Choices, dtype: torch.dtype, budget_bytes: int
+def _compute_step_logits(
+    model: SidModel, cache: PromptCache, part: _LevelChoices, dtype: torch.dtype, budget_bytes: int
 ) -> Tensor:
     """Compute the logits [U, c] of the children from steps that return all codes."""
     users, codes = len(cache.state), model.codes[part.level]
@@ -153,7 +153,7 @@ def _by_steps(
     few, nodes = min(users, pairs), max(1, pairs // users)
     logits_Uc = torch.empty(users, len(part.row), dtype=dtype, device=cache.state.device)
     for user in range(0, users, few):
-        some = cache if few == users else cache.part(user, min(user + few, users))
+        some = cache if few == users else cache.select_prompts(user, min(user + few, users))
         for start in range(0, len(part.prefix), nodes):
             stop = min(start + nodes, len(part.prefix))
             c = slice(int(part.first[start]), int(part.first[stop]))
@@ -164,7 +164,7 @@ def _by_steps(
     return logits_Uc
 
 
-def _log_softmax(logits_cU: Tensor, part: _Choices) -> Tensor:
+def _log_softmax(logits_cU: Tensor, part: _LevelChoices) -> Tensor:
     """Compute the log-softmax over the children of each node, [c, U].
 
     Nodes of 2, of 3 or 4, of 5 to 8, ... children are padded to one rectangle each.
@@ -185,21 +185,21 @@ def _log_softmax(logits_cU: Tensor, part: _Choices) -> Tensor:
     return logits_cU - total_mU.index_select(0, part.row)
 
 
-def top_items(scores_UI: Tensor, k: int, masked: Jagged, tie_I: np.ndarray | None = None) -> Tensor:
+def select_top_items(scores_UI: Tensor, k: int, masked: Jagged, tie_I: np.ndarray | None = None) -> Tensor:
     """Select the k best items of each user that are not masked, [U, k] int64; -1 where none is left.
 
     Equal scores are ordered by `tie_I`, the rank of each item among equals as used for evaluation, and without it by index.
     """
     left_UI = scores_UI.clone()
-    left_UI[_pairs(masked, scores_UI)] = -torch.inf
+    left_UI[_list_masked_pairs(masked, scores_UI)] = -torch.inf
     order_I = torch.arange(left_UI.shape[1]) if tie_I is None else torch.from_numpy(np.argsort(tie_I))
     order_I = order_I.to(left_UI.device)
-    values_Uk, place_Uk = top_k(left_UI[:, order_I], k)
+    values_Uk, place_Uk = select_top_k(left_UI[:, order_I], k)
     index_Uk = order_I[place_Uk].masked_fill(values_Uk == -torch.inf, -1)
     return torch.nn.functional.pad(index_Uk, (0, k - index_Uk.shape[1]), value=-1)
 
 
-def _pairs(masked: Jagged, scores_UI: Tensor) -> tuple[Tensor, Tensor]:
+def _list_masked_pairs(masked: Jagged, scores_UI: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct (user, item) pairs of a Jagged of dense item indices."""
     users, items = scores_UI.shape
     offsets = torch.as_tensor(masked.offsets).to(scores_UI.device)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation.nearest import mixed_votes
+from nonet.models.generation.nearest import mix_vote_shares
 from nonet.models.generation.votes import Votes
 
 # Shapes: U prompts, V votes, G candidates (l, b, c).
@@ -31,7 +31,7 @@ _MOST = (0.98, 1.5, 2.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldOutVotes:
     """Scores of held-out events that a fit needs.
 
     It holds the model's log-probability of each target [U] and of its voted leaves [U, V], the votes [U, V] (0 for none), the
@@ -44,11 +44,11 @@ class Held:
     place: np.ndarray
     nearest: np.ndarray
 
-    def heard(self, share: float) -> Held:
+    def mix_nearest(self, share: float) -> HeldOutVotes:
         """Return the same events with a share of the votes from the nearest items."""
         if not share:
             return self
-        votes = mixed_votes(torch.from_numpy(self.votes), torch.from_numpy(self.nearest), share)
+        votes = mix_vote_shares(torch.from_numpy(self.votes), torch.from_numpy(self.nearest), share)
         return replace(self, votes=votes.numpy())
 
     @classmethod
@@ -59,7 +59,7 @@ class Held:
         votes: Votes,
         leaf_U1: Tensor,
         nearest_UV: Tensor | None = None,
-    ) -> Held:
+    ) -> HeldOutVotes:
         """Build from the model's log-probabilities of targets and voted leaves, and the leaf of each target."""
         nearest_UV = torch.zeros_like(votes.weight) if nearest_UV is None else nearest_UV
         hit_UV = (votes.leaf == leaf_U1) & (votes.leaf >= 0)
@@ -68,32 +68,32 @@ class Held:
         return cls(*(part.cpu().numpy() for part in held))
 
     @classmethod
-    def joined(cls, parts: Sequence[Held]) -> Held:
+    def joined(cls, parts: Sequence[HeldOutVotes]) -> HeldOutVotes:
         """Concatenate, padded to the width of the widest."""
         if not parts:
             none = np.empty((0, 1))
             return cls(np.empty(0), none, none, np.empty(0, np.int64), none)
         widest = max(part.votes.shape[1] for part in parts)
 
-        def wide(array_UV: np.ndarray) -> np.ndarray:
+        def pad_leaves(array_UV: np.ndarray) -> np.ndarray:
             return np.pad(array_UV, ((0, 0), (0, widest - array_UV.shape[1])))
 
         return cls(
             np.concatenate([part.target for part in parts]),
-            np.concatenate([wide(part.leaves) for part in parts]),
-            np.concatenate([wide(part.votes) for part in parts]),
+            np.concatenate([pad_leaves(part.leaves) for part in parts]),
+            np.concatenate([pad_leaves(part.votes) for part in parts]),
             np.concatenate([part.place for part in parts]),
-            np.concatenate([wide(part.nearest) for part in parts]),
+            np.concatenate([pad_leaves(part.nearest) for part in parts]),
         )
 
-    def likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
+    def compute_likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
         """Compute the summed log-likelihood [G] of the candidates, in nats."""
         there = self.votes > 0
         voted, p = there.any(1), np.exp(self.target)
         leaves = np.where(there, self.leaves, 0.0)
         votes = np.log(np.where(there, self.votes, 1.0)) + np.where(there, 0.0, -1e30)
         own = {
-            (b, c): self._remembered(b * leaves + max(c, 1e-9) * votes)
+            (b, c): self._compute_vote_share(b * leaves + max(c, 1e-9) * votes)
             for b, c in dict.fromkeys((b, c) for _, b, c in candidates)
         }
         return np.array(
@@ -103,7 +103,7 @@ class Held:
             ]
         )
 
-    def _remembered(self, power: np.ndarray) -> np.ndarray:
+    def _compute_vote_share(self, power: np.ndarray) -> np.ndarray:
         """Compute q [U] of each target from the log powers of all voted leaves [U, V]."""
         q = np.exp(power - power.max(1, initial=-1e38)[:, None])
         q /= np.maximum(q.sum(1, keepdims=True), 1e-300)
@@ -113,7 +113,7 @@ class Held:
 def fit(likelihood: Callable[[Sequence[Weights]], np.ndarray]) -> Weights:
     """Return the candidate with the highest likelihood; ties go to the first.
 
-    `likelihood` maps candidates to their log-likelihoods, summed over all ranks.
+    `compute_likelihood` maps candidates to their log-likelihoods, summed over all ranks.
     """
     grid = [list(axis) for axis in FIT_GRID]
     best: Weights = (0.0, 0.0, 0.0)

@@ -57,7 +57,7 @@ def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie)
         beams = (
             slice(0, 1) if level == 0 else slice(None)
         )  # no code is known yet: one step serves a user's beams
-        child_UWK = trie.children(level, node_UW[:, beams])
+        child_UWK = trie.find_children(level, node_UW[:, beams])
         logp_UWK = legal_log_softmax(model.step(cache, known_UWL[:, beams, :level], level), child_UWK >= 0)
         child_UWK, logp_UWK = (x.expand(-1, sids_UWL.shape[1], -1) for x in (child_UWK, logp_UWK))
         code_UW1 = known_UWL[:, :, level, None]
@@ -70,7 +70,7 @@ def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie)
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class SortedLeaves:
     """Leaves [U, X] in ascending order per prompt, the codes of their paths [U, X, L], and their original places [U, X].
 
     A leaf of -1 is no leaf; it gives 0 on every level.
@@ -81,28 +81,30 @@ class Leaves:
     order: Tensor
 
     @classmethod
-    def of(cls, trie: Trie, leaf_UX: Tensor) -> Leaves:
+    def of(cls, trie: Trie, leaf_UX: Tensor) -> SortedLeaves:
         """Sort the leaves of each prompt."""
         leaf, order = leaf_UX.sort(dim=1, stable=True)
-        codes = trie.prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
+        codes = trie.decode_prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
         return cls(leaf, codes, order)
 
 
-def path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves) -> Tensor:
+def compute_path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leaves: SortedLeaves) -> Tensor:
     """Compute the constrained log-probability [U, X, L] of every level of the paths to leaves; differentiable.
 
     The result is in the original order of the leaves.
     """
-    levels = [_level(model, cache, trie, leaves, level) for level in range(trie.levels)]
+    levels = [_compute_level(model, cache, trie, leaves, level) for level in range(trie.levels)]
     logp_UXL = torch.stack(levels, -1).masked_fill(leaves.leaf.unsqueeze(-1) < 0, 0.0)
     back_UX = leaves.order.argsort(1)
     return logp_UXL.gather(1, back_UX.unsqueeze(-1).expand_as(logp_UXL))
 
 
-def _level(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves, level: int) -> Tensor:
+def _compute_level(
+    model: SidModel, cache: PromptCache, trie: Trie, leaves: SortedLeaves, level: int
+) -> Tensor:
     """Compute the log-probabilities of one level [U, X], in the order of the sorted leaves."""
     device = leaves.leaf.device
-    first_leaf, first = (trie.tensor(name, level, device) for name in ("first_leaf", "first_child"))
+    first_leaf, first = (trie.get_tensor(name, level, device) for name in ("first_leaf", "first_child"))
     node_UX = torch.searchsorted(first_leaf, leaves.leaf.clamp_min(0), right=True) - 1
     choice_UX = first[node_UX + 1] - first[node_UX] > 1
     new_UX = choice_UX.clone()
@@ -117,14 +119,14 @@ def _level(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves, leve
     node_UM[user, slot] = node_UX[user, place]
     prefix_UMl = leaves.codes.new_zeros(len(node_UX), most, level)
     prefix_UMl[user, slot] = leaves.codes[user, place, :level]
-    legal_UMK = trie.children(level, node_UM) >= 0
+    legal_UMK = trie.find_children(level, node_UM) >= 0
     logp_UMK = legal_log_softmax(model.step(cache, prefix_UMl, level), legal_UMK)
     codes = logp_UMK.shape[-1]
     chosen_UX = logp_UMK.flatten(1).gather(1, slot_UX * codes + leaves.codes[..., level])
     return torch.where(choice_UX, chosen_UX, 0.0)
 
 
-def leaves_of(sids: Tensor, trie: Trie) -> Tensor:
+def find_leaves(sids: Tensor, trie: Trie) -> Tensor:
     """Return the leaf [U, W] of each SID [U, W, L], -1 for a SID of -1.
 
     Raises:
@@ -135,7 +137,7 @@ def leaves_of(sids: Tensor, trie: Trie) -> Tensor:
     node_UW = torch.zeros_like(valid_UW, dtype=torch.int64)
     for level in range(trie.levels):
         code_UW1 = sids_UWL[..., level, None].clamp_min(0)
-        node_UW = trie.children(level, node_UW).gather(-1, code_UW1).squeeze(-1)
+        node_UW = trie.find_children(level, node_UW).gather(-1, code_UW1).squeeze(-1)
         _refuse_illegal(sids_UWL, valid_UW & (node_UW < 0), trie)
         node_UW = node_UW.clamp_min(0)
     return node_UW.masked_fill(~valid_UW, -1)

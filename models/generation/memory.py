@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation.logprob import Leaves, leaves_of, log_prob_from, path_log_probs
+from nonet.models.generation.logprob import SortedLeaves, compute_path_log_probs, find_leaves, log_prob_from
 from nonet.models.generation.nearest import QUERY
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
@@ -48,20 +48,20 @@ def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
     model.add_module(QUERY, matrix)
 
 
-def memory_weights(model: nn.Module) -> tuple[float, float, float]:
+def get_memory_weights(model: nn.Module) -> tuple[float, float, float]:
     """Return the weights (l, b, c) of a model with a memory."""
     l, b, c = getattr(model, MEMORY_WEIGHTS).tolist()[:3]  # noqa: E741
     return l, b, c
 
 
-def nearest_share(model: nn.Module) -> float:
+def get_nearest_share(model: nn.Module) -> float:
     """Return the share m of the votes that comes from the nearest items; 0 if they do not vote."""
     weights = getattr(model, MEMORY_WEIGHTS).tolist()
     return weights[3] if len(weights) > 3 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class VoteMixture:
     """The distribution q [U, V] over the voted leaves of each prompt, and its share l [U] of the mixture (0 without votes)."""
 
     votes: Votes
@@ -69,62 +69,62 @@ class Memory:
     share: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, votes: Votes, logp_UV: Tensor) -> Memory:
+    def of(cls, model: nn.Module, votes: Votes, logp_UV: Tensor) -> VoteMixture:
         """Build from the model's log-probabilities of the voted leaves; differentiable."""
-        l, b, c = memory_weights(model)  # noqa: E741
+        l, b, c = get_memory_weights(model)  # noqa: E741
         power_UV = (b * logp_UV + c * votes.weight.clamp_min(1e-30).log()).masked_fill(votes.leaf < 0, -1e30)
         some_U = (votes.leaf >= 0).any(1)
         q_UV = power_UV.softmax(1).masked_fill(votes.leaf < 0, 0.0)
         return cls(votes, q_UV, some_U.to(q_UV.dtype) * l)
 
-    def levels(self, trie: Trie, leaf_UW: Tensor, logp_UWL: Tensor) -> Tensor:
+    def mix_levels(self, trie: Trie, leaf_UW: Tensor, logp_UWL: Tensor) -> Tensor:
         """Compute the mixture's log-probability of each level [U, W, L] of the paths to leaves from the model's."""
         before, logp, out = torch.zeros_like(logp_UWL[..., 0]), torch.zeros_like(logp_UWL[..., 0]), []
         for level in range(trie.levels):
             logp = logp + logp_UWL[..., level]
-            mass = self.mixed(logp, self._below(trie, level + 1, leaf_UW))
+            mass = self.mix(logp, self._sum_votes_below(trie, level + 1, leaf_UW))
             out.append(mass - before)
             before = mass
         return torch.stack(out, -1)
 
-    def mixed(self, logp_UW: Tensor, q_UW: Tensor) -> Tensor:
+    def mix(self, logp_UW: Tensor, q_UW: Tensor) -> Tensor:
         """Compute log((1 - l) p + l q) [U, W] from log p and q."""
         share_U1 = self.share[:, None]
         there = (q_UW > 0) & (share_U1 > 0)
         remembered = torch.where(there, share_U1 * q_UW, 1.0).log()
         return torch.logaddexp(torch.log1p(-share_U1) + logp_UW, torch.where(there, remembered, -torch.inf))
 
-    def _below(self, trie: Trie, level: int, leaf_UW: Tensor) -> Tensor:
+    def _sum_votes_below(self, trie: Trie, level: int, leaf_UW: Tensor) -> Tensor:
         """Sum q over the voted leaves below the nodes of a level on the paths to leaves, [U, W]."""
-        node_UW = trie.nodes_of(level, leaf_UW)
-        node_UV = trie.nodes_of(level, self.votes.leaf)
+        node_UW = trie.find_nodes(level, leaf_UW)
+        node_UV = trie.find_nodes(level, self.votes.leaf)
         same_UWV = node_UW[:, :, None] == node_UV[:, None, :]
         return (same_UWV * self.q[:, None, :]).sum(-1)
 
 
 def remember(
     model: SidModel, cache: PromptCache, trie: Trie, votes: Votes, leaf_UW: Tensor | None = None
-) -> tuple[Memory, Tensor, Tensor]:
+) -> tuple[VoteMixture, Tensor, Tensor]:
     """Score the voted leaves and other leaves as one tree.
 
     Returns:
         The memory of each prompt in `cache`, the model's log-probabilities by level of the voted leaves [U, V, L] and of the
         other leaves [U, W, L]. The votes of the memory include those of the nearest items.
     """
-    votes = votes.heard(model, cache.state, nearest_share(_module(model)))
+    votes = votes.mix_nearest(model, cache.state, get_nearest_share(_as_module(model)))
     leaf_UX = votes.leaf if leaf_UW is None else torch.cat([votes.leaf, leaf_UW], 1)
-    logp_UXL = path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX))
+    logp_UXL = compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UX))
     voted = votes.leaf.shape[1]
     logp_UVL, logp_UWL = logp_UXL[:, :voted], logp_UXL[:, voted:]
-    return Memory.of(_module(model), votes, logp_UVL.sum(-1)), logp_UVL, logp_UWL
+    return VoteMixture.of(_as_module(model), votes, logp_UVL.sum(-1)), logp_UVL, logp_UWL
 
 
-def _module(model: SidModel) -> nn.Module:
+def _as_module(model: SidModel) -> nn.Module:
     assert isinstance(model, nn.Module)
     return model
 
 
-def policy_log_prob(
+def compute_policy_log_prob(
     model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie, votes: Votes | None
 ) -> Tensor:
     """Compute the policy's log-probability [U, W, L] in nats of SIDs [U, W, L] given each prompt in `cache`; differentiable.
@@ -134,10 +134,10 @@ def policy_log_prob(
     """
     if votes is None:
         return log_prob_from(model, cache, sids, trie)
-    return policy_of_leaves(model, cache, trie, leaves_of(sids, trie), votes)
+    return compute_leaf_log_probs(model, cache, trie, find_leaves(sids, trie), votes)
 
 
-def policy_of_leaves(
+def compute_leaf_log_probs(
     model: SidModel, cache: PromptCache, trie: Trie, leaf_UW: Tensor, votes: Votes | None
 ) -> Tensor:
     """Compute the policy's log-probability [U, W, L] in nats of every level of the paths to leaves; differentiable.
@@ -145,25 +145,25 @@ def policy_of_leaves(
     A leaf of -1 gives 0.
     """
     if votes is None:
-        return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UW))
+        return compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UW))
     memory, _, logp_UWL = remember(model, cache, trie, votes, leaf_UW)
-    mixed_UWL = memory.levels(trie, leaf_UW.clamp_min(0), logp_UWL)
+    mixed_UWL = memory.mix_levels(trie, leaf_UW.clamp_min(0), logp_UWL)
     return mixed_UWL.masked_fill(leaf_UW.unsqueeze(-1) < 0, 0.0)
 
 
-def leaf_scores(
+def score_leaves(
     model: SidModel, cache: PromptCache, trie: Trie, leaf_UX: Tensor, votes: Votes | None
 ) -> Tensor:
     """Compute the log-probability [U, X] of leaves under the mixture, or under the model without votes; 0 for a leaf of -1."""
     if votes is None:
-        return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX)).sum(-1)
+        return compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf_UX)).sum(-1)
     memory, _, logp_UXL = remember(model, cache, trie, votes, leaf_UX)
-    mixed_UX = memory.levels(trie, leaf_UX.clamp_min(0), logp_UXL).sum(-1)
+    mixed_UX = memory.mix_levels(trie, leaf_UX.clamp_min(0), logp_UXL).sum(-1)
     return mixed_UX.masked_fill(leaf_UX < 0, 0.0)
 
 
-def voted_shares(model: SidModel, cache: PromptCache, votes: Votes, leaf_UX: Tensor) -> Tensor:
+def compute_vote_shares(model: SidModel, cache: PromptCache, votes: Votes, leaf_UX: Tensor) -> Tensor:
     """Return the share [U, X] of a prompt's votes, of all voters together, that each leaf got."""
-    heard = votes.heard(_module(model), cache.state, nearest_share(_module(model)))
+    heard = votes.mix_nearest(_as_module(model), cache.state, get_nearest_share(_as_module(model)))
     same_UXV = leaf_UX[:, :, None] == heard.leaf.masked_fill(heard.leaf < 0, -2)[:, None, :]
     return (same_UXV * heard.weight[:, None, :]).sum(-1)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nonet.models.generation.topk import top_k
+from nonet.models.generation.topk import select_top_k
 from nonet.types import Jagged, SampleBatch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ItemRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class NearestItems:
     """A deferred vote by nearness for P prompts: it needs the model's states.
 
     It holds the rows of the items and the hidden (prompt, index of the item) pairs [H]; at most `width` items get votes.
@@ -51,7 +51,7 @@ class Nearest:
     width: int
 
     @classmethod
-    def of(cls, rows: ItemRows, leaf_of_item: np.ndarray, hidden: Jagged, width: int) -> Nearest:
+    def of(cls, rows: ItemRows, leaf_of_item: np.ndarray, hidden: Jagged, width: int) -> NearestItems:
         """Build from item rows; `hidden` has the dense item indices that each prompt may not list."""
         leaf = torch.from_numpy(np.asarray(leaf_of_item)[hidden.values].astype(np.int64))
         prompt = torch.repeat_interleave(torch.from_numpy(np.diff(hidden.offsets)))
@@ -59,7 +59,7 @@ class Nearest:
         there = rows.leaf[place] == leaf if len(rows.leaf) else torch.zeros_like(leaf, dtype=torch.bool)
         return cls(rows, prompt[there], place[there], width)
 
-    def votes(self, model: nn.Module, state_PD: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_votes(self, model: nn.Module, state_PD: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the leaves [P, V] and their votes [P, V], which sum to 1 per prompt; differentiable."""
         asked_PD = query(model, state_PD)
         asked_PD = asked_PD.to(torch.promote_types(asked_PD.dtype, torch.float32))
@@ -69,7 +69,7 @@ class Nearest:
             (self.prompt.to(state_PD.device), self.place.to(state_PD.device)),
             logits_PC.new_tensor(-torch.inf),
         )
-        best_PV = top_k(logits_PC.detach(), min(self.width, len(leaf_C)))[1]
+        best_PV = select_top_k(logits_PC.detach(), min(self.width, len(leaf_C)))[1]
         chosen_PV = logits_PC.gather(1, best_PV)
         legal_PV = chosen_PV > -torch.inf
         vote_PV = chosen_PV.masked_fill(~legal_PV, -1e30).softmax(1)
@@ -81,7 +81,7 @@ def query(model: nn.Module, state_D: Tensor) -> Tensor:
     return getattr(model, QUERY)(state_D)
 
 
-def union(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def merge_votes(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Merge the leaves of both voters.
 
     Returns:
@@ -104,13 +104,13 @@ def union(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tenso
     return leaf_PX.masked_fill(again_PX | (leaf_PX == last), -1), said[0], said[1]
 
 
-def mixed_votes(transitions_PX: Tensor, nearest_PX: Tensor, share: float) -> Tensor:
+def mix_vote_shares(transitions_PX: Tensor, nearest_PX: Tensor, share: float) -> Tensor:
     """Mix the votes [P, X] of both voters with share m for the nearest items, or 1 for prompts without votes of transitions."""
     some_P1 = transitions_PX.sum(1, keepdim=True) > 0
     return torch.where(some_P1, (1 - share) * transitions_PX + share * nearest_PX, nearest_PX)
 
 
-def nearest_loss(
+def compute_nearest_loss(
     model: nn.Module,
     batch: SampleBatch,
     state_MD: Tensor,

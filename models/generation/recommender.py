@@ -15,39 +15,39 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.reading import LocalReader, SparseReader
-from nonet.models.generation.beams import Beams, SubCatalogue, beam_search
+from nonet.models.generation.beams import Beams, SubCatalogue, search_beams
 from nonet.models.generation.corpus import Corpus
-from nonet.models.generation.exhaustive import score_items, with_votes
+from nonet.models.generation.exhaustive import mix_votes, score_items
 from nonet.models.generation.votes import Voters, Votes
-from nonet.samples.batches import masked, prompt_batch
+from nonet.samples.batches import gather_masked_items, make_prompt_batch
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: U prompts, W beams, I items, N events.
 
 
-def keys_of(batch: SampleBatch, feature: str) -> Tensor:
+def get_keys(batch: SampleBatch, feature: str) -> Tensor:
     """Return the sparse keys of a feature: those of items and event features per event [N], those of users per sequence [B]."""
     values = batch.context[feature]
     return values if isinstance(values, Tensor) else values.values
 
 
-def on(batch: SampleBatch, device: Any) -> SampleBatch:
+def move_batch(batch: SampleBatch, device: Any) -> SampleBatch:
     """Move a batch to a device; return it unchanged for the host.
 
     Batches are created on the host, where sparse rows are requested.
     """
     if torch.device(device).type == "cpu":
         return batch
-    context = {name: _moved(value, device) for name, value in batch.context.items()}
+    context = {name: _move(value, device) for name, value in batch.context.items()}
     moved = {
-        field: _moved(getattr(batch, field), device)
+        field: _move(getattr(batch, field), device)
         for field in ("item", "sid", "time", "event", "loss_mask", "target")
     }
     return replace(batch, context=context, **moved)
 
 
-def _moved(value: Any, device: Any) -> Any:
+def _move(value: Any, device: Any) -> Any:
     if isinstance(value, Jagged):
         return Jagged(value.values.to(device), value.offsets.to(device))
     return None if value is None else value.to(device)
@@ -85,19 +85,19 @@ class Recommender:
 
     def batch(self, users: np.ndarray, positions: np.ndarray, stage: str = "ask") -> SampleBatch:
         """Pack the prompts into a batch."""
-        return prompt_batch(
+        return make_prompt_batch(
             self.corpus.seq, self.corpus.sids, users, positions, history=self.history, stage=stage
         )
 
-    def rows(self, batch: SampleBatch) -> dict[str, Tensor]:
+    def read_rows(self, batch: SampleBatch) -> dict[str, Tensor]:
         """Read the sparse rows of a batch (on the host) by feature, to the model's device."""
         return {
-            feature: self.reader.read_rows(table, keys_of(batch, feature)).to(self.device)
+            feature: self.reader.read_rows(table, get_keys(batch, feature)).to(self.device)
             for feature, table in self.features.items()
         }
 
     @torch.no_grad()
-    def beams(
+    def generate_beams(
         self,
         batch: SampleBatch,
         width: int,
@@ -106,38 +106,40 @@ class Recommender:
         within: SubCatalogue | None = None,
     ) -> Beams:
         """Generate the `width` best items of each prompt `within` a sub-catalogue, without the masked ones."""
-        beams = beam_search(
+        beams = search_beams(
             self.model,
             self.prefill(batch),
             self.corpus.trie,
             width,
-            forbidden=masked(self.corpus.seq, users, positions),
-            votes=self.votes(users, positions),
+            forbidden=gather_masked_items(self.corpus.seq, users, positions),
+            votes=self.compute_votes(users, positions),
             within=within,
         )
         return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
 
     @torch.no_grad()
-    def scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
+    def score_catalogue(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Compute the log-probability [U, I] in nats of every catalogue item for each prompt; nothing is masked."""
-        return self._scores(batch, users, positions)[0].cpu()
+        return self._score_both(batch, users, positions)[0].cpu()
 
     @torch.no_grad()
-    def scores_of_both(
+    def score_with_and_without_votes(
         self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Compute `scores` with and without the memory's votes, [U, I] each, in one pass."""
-        mixed, own = self._scores(batch, users, positions)
+        """Compute `score_catalogue` with and without the memory's votes, [U, I] each, in one pass."""
+        mixed, own = self._score_both(batch, users, positions)
         return mixed.cpu(), own.cpu()
 
-    def _scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        cache, votes = self.prefill(batch), self.votes(users, positions)
+    def _score_both(
+        self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        cache, votes = self.prefill(batch), self.compute_votes(users, positions)
         own = score_items(self.model, cache, self.corpus.trie)
         if votes is None:
             return own, own
-        return with_votes(self.model, self.corpus.trie, own, votes, cache.state), own
+        return mix_votes(self.model, self.corpus.trie, own, votes, cache.state), own
 
-    def votes(
+    def compute_votes(
         self,
         users: np.ndarray,
         positions: np.ndarray,
@@ -159,7 +161,7 @@ class Recommender:
         if self.voters.nearest:
             self._read_items(self.voters)
         seq = self.corpus.seq if seq is None else seq
-        return self.voters.votes(seq, users, positions, hidden, within).to(self.device)
+        return self.voters.compute_votes(seq, users, positions, hidden, within).to(self.device)
 
     def _read_items(self, voters: Voters) -> None:
         """Read the rows of all items once per version.
@@ -168,16 +170,16 @@ class Recommender:
         """
         version = None if isinstance(self.reader, LocalReader) else self.reader.version
         if version is None or version != self._read_version:
-            keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
+            keys = torch.from_numpy(self.corpus.seq.get_item_keys(voters.items))
             voters.read(self.reader.read_rows(self.features["item"], keys))
             self._read_version = version
 
     def prefill(self, batch: SampleBatch) -> Any:
         """Run the model's prefill on each prompt's history, on its device."""
         self.model.eval()
-        return self.model.prefill(on(batch, self.device), self.rows(batch))
+        return self.model.prefill(move_batch(batch, self.device), self.read_rows(batch))
 
-    def chunks(
+    def iterate_batches(
         self, users: np.ndarray, positions: np.ndarray, size: int
     ) -> Iterator[tuple[SampleBatch, np.ndarray, np.ndarray]]:
         """Iterate over batches of `size` prompts in order, with their users and positions."""

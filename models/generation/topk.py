@@ -13,7 +13,7 @@ from torch import Tensor
 from nonet.errors import DataError
 
 
-def top_k(scores_UN: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def select_top_k(scores_UN: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the min(k, N) largest values [U, k] in descending order and their indices [U, k] int64; ties to the lower index."""
     users, size = scores_UN.shape
     if k >= size:

@@ -2,7 +2,7 @@
 
 Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and
 the leaves below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), 12 bytes
-an item plus 8 to 12 bytes an inner node, all of it in mapped files: there is no [nodes, K] table; `children` builds
+an item plus 8 to 12 bytes an inner node, all of it in mapped files: there is no [nodes, K] table; `find_children` builds
 the mask of a batch of nodes when it is asked for. A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes,
 items=...)` over the same dense item index.
 """
@@ -36,7 +36,7 @@ class Trie:
     1] of level l + 1
     code          per level l: [n_{l+1}] int32, the code that leads to each node; ascending inside a parent
     item_of_leaf  [n_L] int32 dense item index;  leaf_of_item [I] int32, -1 for items outside the catalogue
-    below         per level l < L - 1: [n_l + 1] int32, as `first_leaf` gives them; made here where left out
+    below         per level l < L - 1: [n_l + 1] int32, as `get_first_leaf` gives them; made here where left out
     version       hash of the content: equal catalogues have equal versions
     """
 
@@ -53,7 +53,7 @@ class Trie:
         self.codes = tuple(int(k) for k in codes)
         self.first_child, self.code = list(first_child), list(code)
         self.item_of_leaf, self.leaf_of_item = item_of_leaf, leaf_of_item
-        self._below = list(below) if below is not None else self._made_below()
+        self._below = list(below) if below is not None else self._build_first_leaf()
         self.version = version or self._hash(FORMAT)
         self._tensors: dict[tuple[str, int, str], Tensor] = {}
 
@@ -85,45 +85,45 @@ class Trie:
         order = chosen[np.lexsort(sids[chosen].T[::-1])]
         ordered = sids[order]
         _refuse_duplicates(ordered, order)
-        first_child, code = _levels(ordered)
+        first_child, code = _build_levels(ordered)
         leaf_of_item = np.full(len(sids), -1, np.int32)
         leaf_of_item[order] = np.arange(len(order), dtype=np.int32)
         return cls(codes, first_child, code, order.astype(np.int32), leaf_of_item)
 
-    def first_leaf(self, level: int) -> np.ndarray:
+    def get_first_leaf(self, level: int) -> np.ndarray:
         """Return [n_level + 1] int32: the leaves below node p are first_leaf[p] .. first_leaf[p + 1].
 
-        For the leaves themselves it is computed on each call; `nodes_of` and `leaves_below` do not need it.
+        For the leaves themselves it is computed on each call; `find_nodes` and `count_leaves` do not need it.
         """
         if level == self.levels:
             return np.arange(self.n_leaves + 1, dtype=np.int32)
         return self.first_child[level] if level == self.levels - 1 else self._below[level]
 
-    def nodes_of(self, level: int, leaf: Tensor) -> Tensor:
+    def find_nodes(self, level: int, leaf: Tensor) -> Tensor:
         """Return the node of a level on the path to each leaf, int64."""
         if level == self.levels:
             return leaf.long()
-        return _range_of(self.tensor("first_leaf", level, leaf.device), leaf)
+        return _find_range(self.get_tensor("first_leaf", level, leaf.device), leaf)
 
-    def leaves_below(self, level: int, node: Tensor) -> Tensor:
+    def count_leaves(self, level: int, node: Tensor) -> Tensor:
         """Count the leaves below each node of a level, int64."""
         if level == self.levels:
             return torch.ones_like(node, dtype=torch.int64)
-        first = self.tensor("first_leaf", level, node.device)
+        first = self.get_tensor("first_leaf", level, node.device)
         return (first[node + 1] - first[node]).long()
 
-    def parents(self, level: int, child: Tensor) -> Tensor:
+    def find_parents(self, level: int, child: Tensor) -> Tensor:
         """Return the node of a level above each node of the next level, int64."""
-        return _range_of(self.tensor("first_child", level, child.device), child)
+        return _find_range(self.get_tensor("first_child", level, child.device), child)
 
-    def _made_below(self) -> list[np.ndarray]:
-        """Compute `first_leaf` of all levels but the last two."""
+    def _build_first_leaf(self) -> list[np.ndarray]:
+        """Compute `get_first_leaf` of all levels but the last two."""
         below = [self.first_child[-1]]
         for first in reversed(self.first_child[:-1]):
             below.append(below[-1][first])
         return below[:0:-1]
 
-    def tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
+    def get_tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
         """Return an array of the trie as a tensor on `device`, cached.
 
         `name` is "first_child", "code", "first_leaf", "item_of_leaf" or "leaf_of_item".
@@ -137,24 +137,24 @@ class Trie:
             self._tensors[key] = torch.from_numpy(np.asarray(array)).to(device)
         return self._tensors[key]
 
-    def ragged_children(self, level: int, nodes_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def list_children(self, level: int, nodes_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """List the children of level-`level` nodes: row of `nodes_M`, code and node number at level + 1, each [C] int64."""
-        first = self.tensor("first_child", level, nodes_M.device)
+        first = self.get_tensor("first_child", level, nodes_M.device)
         start = first[nodes_M].long()
         count = first[nodes_M + 1] - start
         row = torch.repeat_interleave(count)
         child = torch.arange(len(row), device=nodes_M.device) + (start - (count.cumsum(0) - count))[row]
-        return row, self.tensor("code", level, nodes_M.device)[child].long(), child
+        return row, self.get_tensor("code", level, nodes_M.device)[child].long(), child
 
-    def prefixes(self, level: int, nodes_M: Tensor) -> Tensor:
+    def decode_prefixes(self, level: int, nodes_M: Tensor) -> Tensor:
         """Return the codes [M, level] int64 on the paths to level-`level` nodes."""
         codes = []
         for above in range(level - 1, -1, -1):
-            codes.append(self.tensor("code", above, nodes_M.device)[nodes_M].long())
-            nodes_M = self.parents(above, nodes_M)
+            codes.append(self.get_tensor("code", above, nodes_M.device)[nodes_M].long())
+            nodes_M = self.find_parents(above, nodes_M)
         return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
 
-    def children(self, level: int, nodes: Tensor) -> Tensor:
+    def find_children(self, level: int, nodes: Tensor) -> Tensor:
         """Return the children of nodes by code, [..., K] node numbers at level + 1; -1 where a code is illegal.
 
         Args:
@@ -163,7 +163,7 @@ class Trie:
         """
         width = self.codes[level]
         flat = nodes.reshape(-1)
-        row, code, child = self.ragged_children(level, flat)
+        row, code, child = self.list_children(level, flat)
         out = torch.full((len(flat) * width,), -1, dtype=torch.int64, device=nodes.device)
         out[row * width + code] = child
         return out.view(*nodes.shape, width)
@@ -173,7 +173,7 @@ class Trie:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         below = {f"first_leaf-{level}": array for level, array in enumerate(self._below)}
-        for name, array in (self._files() | below).items():
+        for name, array in (self._list_arrays() | below).items():
             np.save(folder / f"{name}.npy", array)
         meta = {"format": FORMAT, "codes": list(self.codes), "n_items": self.n_items, "version": self.version}
         write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
@@ -184,7 +184,7 @@ class Trie:
         folder = Path(folder)
         meta = _read_meta(folder)
 
-        def mapped(name: str) -> np.ndarray:
+        def map_array(name: str) -> np.ndarray:
             try:
                 # "c": pages are shared and never written back; torch takes no read-only array.
                 return np.load(folder / f"{name}.npy", mmap_mode="c")
@@ -195,11 +195,11 @@ class Trie:
 
         levels = range(len(meta["codes"]))
         first_child, code = (
-            [mapped(f"first_child-{n}") for n in levels],
-            [mapped(f"code-{n}") for n in levels],
+            [map_array(f"first_child-{n}") for n in levels],
+            [map_array(f"code-{n}") for n in levels],
         )
-        items = mapped("item_of_leaf"), mapped("leaf_of_item")
-        below = [mapped(f"first_leaf-{n}") for n in levels[:-1]] if meta["format"] > 1 else None
+        items = map_array("item_of_leaf"), map_array("leaf_of_item")
+        below = [map_array(f"first_leaf-{n}") for n in levels[:-1]] if meta["format"] > 1 else None
         trie = cls(meta["codes"], first_child, code, *items, meta["version"], below)
         trie._check_sizes(folder, meta["n_items"])
         if verify and trie._hash(meta["format"]) != trie.version:
@@ -217,14 +217,14 @@ class Trie:
                 f"catalogue {folder}: its arrays do not fit each other or meta.json. Build it again."
             )
 
-    def _files(self) -> dict[str, np.ndarray]:
+    def _list_arrays(self) -> dict[str, np.ndarray]:
         files = {f"first_child-{level}": array for level, array in enumerate(self.first_child)}
         files |= {f"code-{level}": array for level, array in enumerate(self.code)}
         return files | {"item_of_leaf": self.item_of_leaf, "leaf_of_item": self.leaf_of_item}
 
     def _hash(self, form: int) -> str:
         digest = hashlib.sha256(json.dumps([form, self.codes]).encode())
-        for name, array in self._files().items():
+        for name, array in self._list_arrays().items():
             digest.update(f"{name}:{len(array)};".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
@@ -233,12 +233,12 @@ class Trie:
         return self.__dict__ | {"_tensors": {}}  # no torch object is ever pickled
 
 
-def _range_of(first: Tensor, place: Tensor) -> Tensor:
+def _find_range(first: Tensor, place: Tensor) -> Tensor:
     """Return the index p of the range first[p] .. first[p + 1] that contains each place, int64."""
     return torch.searchsorted(first, place.to(first.dtype).contiguous(), right=True) - 1
 
 
-def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _build_levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Build the CSR arrays of distinct SIDs [n, L] in lexicographic order."""
     starts = np.zeros(len(ordered), bool)  # row opens a node of this level
     starts[0] = True

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation.nearest import ItemRows, Nearest, mixed_votes, union
+from nonet.models.generation.nearest import ItemRows, NearestItems, merge_votes, mix_vote_shares
 from nonet.models.generation.trie import Trie
-from nonet.samples.batches import masked, ranges, visible
-from nonet.samples.sequences import Sequences, Transitions, faded, of_kinds
+from nonet.samples.batches import count_visible_events, expand_ranges, gather_masked_items
+from nonet.samples.sequences import Sequences, Transitions, compute_decay, select_kinds
 from nonet.types import Jagged
 
 # Shapes: P prompts, V votes a prompt, Y distinct (prompt, voter) pairs, C (prompt, item) cells, I items.
@@ -39,24 +39,24 @@ class Votes:
 
     leaf: Tensor
     weight: Tensor
-    nearest: Nearest | None = None
+    nearest: NearestItems | None = None
 
     def to(self, device: Any) -> Votes:
         """Return the votes on a device."""
         return Votes(self.leaf.to(device), self.weight.to(device), self.nearest)
 
-    def heard(self, model: Any, state_PD: Tensor, share: float) -> Votes:
+    def mix_nearest(self, model: Any, state_PD: Tensor, share: float) -> Votes:
         """Add the votes of the items nearest to the states with weight `share`, if there are such voters; differentiable."""
         if self.nearest is None or not share:
             return Votes(self.leaf, self.weight)
-        leaf, transitions, nearest = self.both(model, state_PD)
-        return Votes(leaf, mixed_votes(transitions, nearest, share))
+        leaf, transitions, nearest = self.merge_voters(model, state_PD)
+        return Votes(leaf, mix_vote_shares(transitions, nearest, share))
 
-    def both(self, model: Any, state_PD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def merge_voters(self, model: Any, state_PD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the leaves [P, X] of both voters, and the votes of transitions and of nearest items for them [P, X]."""
         if self.nearest is None:
             return self.leaf, self.weight, torch.zeros_like(self.weight)
-        return union(self, *self.nearest.votes(model, state_PD))
+        return merge_votes(self, *self.nearest.compute_votes(model, state_PD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Voters:
         leaf_C = torch.from_numpy(np.asarray(self._trie.leaf_of_item)[self.items].astype(np.int64))
         self._rows = ItemRows(leaf_C, row_CD)
 
-    def with_rows(self, change: Callable[[Tensor], Tensor]) -> Voters:
+    def replace_rows(self, change: Callable[[Tensor], Tensor]) -> Voters:
         """Return voters with other item rows: `change` applied to the rows [C, D] that were read."""
         if not self.nearest:
             return self
@@ -109,7 +109,7 @@ class Voters:
         other._rows = ItemRows(self._rows.leaf, change(self._rows.row))
         return other
 
-    def votes(
+    def compute_votes(
         self,
         seq: Sequences,
         users: np.ndarray,
@@ -126,37 +126,39 @@ class Voters:
             hidden: Items that get no votes; by default those that the data's policy masks.
             within: The `SubCatalogue` that voted items must belong to.
         """
-        prompt, item, vote = self.cells(seq, users, positions)
+        prompt, item, vote = self.count_votes(seq, users, positions)
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
-        hidden = masked(seq, users, positions) if hidden is None else hidden
+        hidden = gather_masked_items(seq, users, positions) if hidden is None else hidden
         n_items = len(self._transitions)
         barred = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values
         chosen = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, barred)
         if within is not None:
             pairs = torch.from_numpy(prompt[chosen]), torch.from_numpy(leaf[chosen])
-            chosen[np.flatnonzero(chosen)[within.out_of(*pairs, len(users)).numpy()]] = False
-            hidden = _and_out(hidden, within.out_items(len(users))) if self.nearest else hidden
+            chosen[np.flatnonzero(chosen)[within.mask_excluded_pairs(*pairs, len(users)).numpy()]] = False
+            hidden = (
+                _append_excluded(hidden, within.list_excluded_items(len(users))) if self.nearest else hidden
+            )
         votes = self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))
-        return replace(votes, nearest=self._nearest(hidden))
+        return replace(votes, nearest=self._make_nearest(hidden))
 
-    def _nearest(self, hidden: Jagged) -> Nearest | None:
+    def _make_nearest(self, hidden: Jagged) -> NearestItems | None:
         if not self.nearest:
             return None
         assert self._rows is not None, "the rows of the items are read first"
-        return Nearest.of(self._rows, self._trie.leaf_of_item, hidden, self._options.width)
+        return NearestItems.of(self._rows, self._trie.leaf_of_item, hidden, self._options.width)
 
-    def cells(
+    def count_votes(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Compute all votes before masks and the cut: prompt, item and vote, each [C], ordered by prompt and item."""
         n_items, table = len(self._transitions), self._transitions
-        positions = visible(seq, users, positions)
-        pair, power = self._voters(seq, users, positions)
-        later, taken = self._own(seq, users, positions, pair)
+        positions = count_visible_events(seq, users, positions)
+        pair, power = self._weigh_voters(seq, users, positions)
+        later, taken = self._count_own_events(seq, users, positions, pair)
         occurs = np.maximum(table.occurs[pair % n_items].astype(np.float64) - later, 1e-12)
         power = power / np.sqrt(occurs)
         voter = pair % n_items
-        edge, offsets = ranges(table.row[voter], table.row[voter + 1])
+        edge, offsets = expand_ranges(table.row[voter], table.row[voter + 1])
         lengths = np.diff(offsets)
         keys = [np.repeat(pair // n_items, lengths) * n_items + table.item[edge]]
         weights = [np.repeat(power, lengths) * table.count[edge]]
@@ -168,7 +170,7 @@ class Voters:
         vote[vote < 1e-6 * vote.max(initial=0.0)] = 0  # what is left of a pair that was taken out whole
         return cell // n_items, cell % n_items, vote
 
-    def _voters(
+    def _weigh_voters(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct (prompt, voter) pairs as prompt * I + item [Y], ascending, and the weight of each."""
@@ -176,13 +178,13 @@ class Voters:
         prompt, age = np.nonzero(positions[:, None] >= back)
         event = seq.offsets[users[prompt]] + positions[prompt] - back[age]
         if self._transitions.options.events:
-            right = of_kinds(seq, self._transitions.options)[event]
+            right = select_kinds(seq, self._transitions.options)[event]
             prompt, age, event = prompt[right], age[right], event[right]
         key = prompt * len(self._transitions) + seq.item[event]
         pair, where = np.unique(key, return_inverse=True)
         return pair, np.bincount(where, weights=self._options.fade**age, minlength=len(pair))
 
-    def _own(
+    def _count_own_events(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair: np.ndarray
     ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
         """Find what the users' own training events from the prompt's position on added to the counts.
@@ -198,13 +200,13 @@ class Voters:
             return later, []
         options, n_items = self._transitions.options, len(self._transitions)
         start = seq.offsets[users[asked]]
-        event, offsets = ranges(start, start + seq.train_lengths[users[asked]])
+        event, offsets = expand_ranges(start, start + seq.train_lengths[users[asked]])
         prompt = np.repeat(asked, np.diff(offsets))
         if options.events:
-            right = of_kinds(seq, options)[event]
+            right = select_kinds(seq, options)[event]
             event, prompt = event[right], prompt[right]
         after = event >= seq.offsets[users[prompt]] + positions[prompt]
-        weight = faded(seq.time[event], self._transitions.until, options)
+        weight = compute_decay(seq.time[event], self._transitions.until, options)
         key = prompt * n_items + seq.item[event]
         place = np.searchsorted(pair, key).clip(max=max(0, len(pair) - 1))
         votes = pair[place] == key if len(pair) else np.zeros(len(key), bool)
@@ -219,11 +221,11 @@ class Voters:
     def _cut(self, prompt: np.ndarray, leaf: np.ndarray, vote: np.ndarray, prompts: int) -> Votes:
         """Keep the best `width` leaves of each prompt (ties to the lower leaf), normalised and ordered by leaf."""
         order = np.lexsort((leaf, -vote, prompt))
-        place = _within(prompt[order], prompts)
+        place = _number_in_rows(prompt[order], prompts)
         best = order[place < self._options.width]
         best = best[np.lexsort((leaf[best], prompt[best]))]
         width = max(1, int(np.bincount(prompt[best], minlength=prompts).max(initial=0)))
-        row, column = prompt[best], _within(prompt[best], prompts)
+        row, column = prompt[best], _number_in_rows(prompt[best], prompts)
         total = np.bincount(row, weights=vote[best], minlength=prompts)
         leaf_PV, weight_PV = np.full((prompts, width), -1, np.int64), np.zeros((prompts, width), np.float32)
         leaf_PV[row, column] = leaf[best]
@@ -231,12 +233,12 @@ class Voters:
         return Votes(torch.from_numpy(leaf_PV), torch.from_numpy(weight_PV))
 
 
-def _within(row: np.ndarray, rows: int) -> np.ndarray:
+def _number_in_rows(row: np.ndarray, rows: int) -> np.ndarray:
     """Return the index of each entry within its row; rows are ascending."""
     return np.arange(len(row)) - np.searchsorted(row, np.arange(rows))[row]
 
 
-def _and_out(hidden: Jagged, out: list[np.ndarray]) -> Jagged:
+def _append_excluded(hidden: Jagged, out: list[np.ndarray]) -> Jagged:
     """Append more hidden items to each row of `hidden`."""
     rows = [hidden.values[start:stop] for start, stop in pairwise(np.asarray(hidden.offsets).tolist())]
     together = [np.concatenate([row, more]) for row, more in zip(rows, out, strict=True)]

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nonet.models.hf.text import check_words, ids_of, read_tokenizer
+from nonet.models.hf.text import check_words, encode_text, read_tokenizer
 
 # Shapes: n items, S positions, P words of a text, L levels, D width, V words of the vocabulary.
 _WORDS = 48  # of a text at most
 
 
-def alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
+def compute_alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
     """Summed nats of n items: of their codes given their words, and a word's mean of their words given their codes."""
     if model.tokenizer is None:
         model.tokenizer = read_tokenizer(model.options, "a stage of use: align")
-    words = [list(ids_of(model.tokenizer, text))[:_WORDS] or [0] for text in texts]
+    words = [list(encode_text(model.tokenizer, text))[:_WORDS] or [0] for text in texts]
     check_words(model.tokenizer, model.backbone.words, [max(each) for each in words])
     device = sid_nL.device
     counts_n = torch.tensor([len(each) for each in words], device=device)
@@ -34,12 +34,14 @@ def alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
     word_nP = word_nP.to(device)
     text_nPD = model.backbone.embed(word_nP).to(model.start.dtype)
     code_nLD, start_n1D = model.embed_codes(sid_nL), model.start.expand(len(words), 1, -1)
-    return _codes(model, text_nPD, counts_n, torch.cat([start_n1D, code_nLD], 1), sid_nL) + _words(
-        model, text_nPD, counts_n, torch.cat([start_n1D, code_nLD], 1), word_nP
-    )
+    return _compute_code_loss(
+        model, text_nPD, counts_n, torch.cat([start_n1D, code_nLD], 1), sid_nL
+    ) + _compute_word_loss(model, text_nPD, counts_n, torch.cat([start_n1D, code_nLD], 1), word_nP)
 
 
-def _codes(model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, sid_nL: Tensor) -> Tensor:
+def _compute_code_loss(
+    model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, sid_nL: Tensor
+) -> Tensor:
     """Texts are of many lengths, so items stand right behind each."""
     at_nl = counts_n[:, None] + torch.arange(item_nlD.shape[1], device=counts_n.device)
     room = functional.pad(text_nPD, (0, 0, 0, item_nlD.shape[1]))
@@ -49,16 +51,18 @@ def _codes(model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, sid
     for level in range(model.levels):
         state_nD = state_nSD[torch.arange(len(at_nl), device=at_nl.device), at_nl[:, level]]
         total = total + functional.cross_entropy(
-            model.code_logits(state_nD, level), sid_nL[:, level], reduction="sum"
+            model.compute_code_logits(state_nD, level), sid_nL[:, level], reduction="sum"
         )
     return total
 
 
-def _words(model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, word_nP: Tensor) -> Tensor:
+def _compute_word_loss(
+    model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, word_nP: Tensor
+) -> Tensor:
     x_nSD = torch.cat([item_nlD.to(text_nPD.dtype), text_nPD], 1)
     state_nPD = model.backbone.read(x_nSD)[:, item_nlD.shape[1] - 1 : -1]
     nats_nP = functional.cross_entropy(
-        model.backbone.word_logits(state_nPD).flatten(0, 1), word_nP.flatten(), reduction="none"
+        model.backbone.compute_word_logits(state_nPD).flatten(0, 1), word_nP.flatten(), reduction="none"
     ).view_as(word_nP)
     there_nP = torch.arange(word_nP.shape[1], device=counts_n.device) < counts_n[:, None]
     return ((nats_nP * there_nP).sum(1) / counts_n).sum()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nonet.attention import NAME, attention_forward, register
 from nonet.errors import ConfigError
-from nonet.models.hf.config import read_config, text_config
+from nonet.models.hf.config import get_text_config, read_config
 
 # Shapes: B sequences, S positions, Q queries, D width, V words.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
@@ -27,7 +27,7 @@ _NO_CAP = 1e30  # some configs take no None: tanh(x / 1e30) * 1e30 is x
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
+def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     """Return the whole language model that options name, with weights out of `path` or drawn from the seed.
 
     Whatever a class draws while it is built is drawn from the seed, so two processes that load one folder have the same bits.
@@ -106,7 +106,7 @@ def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
         )
 
 
-def sha256_of_folder(path: str) -> str:
+def hash_folder(path: str) -> str:
     """Return the SHA-256 of a folder's config and weights, file by file in the order of their names."""
     whole = hashlib.sha256()
     files = [
@@ -126,7 +126,7 @@ class Backbone(nn.Module):
 
     def __init__(self, model: Any):
         super().__init__()
-        config = text_config(model.config)
+        config = get_text_config(model.config)
         out, table = model.get_output_embeddings(), model.get_input_embeddings()
         if out is None or table is None:
             raise ConfigError(
@@ -149,7 +149,7 @@ class Backbone(nn.Module):
                 self.cap = float(getattr(config, name))
                 setattr(config, name, _NO_CAP)
         self.writes = None if self.tied else out
-        model.set_output_embeddings(_AsItIs(table.weight.dtype))
+        model.set_output_embeddings(_OutputPlaceholder(table.weight.dtype))
         freeze(table)
         if self.writes is not None:
             freeze(self.writes)
@@ -206,18 +206,18 @@ class Backbone(nn.Module):
         )
         return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
-    def capped(self, logits: Tensor) -> Tensor:
+    def cap_logits(self, logits: Tensor) -> Tensor:
         """Logits under the model's soft cap, where it has one."""
         return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap
 
-    def word_logits(self, state: Tensor) -> Tensor:
+    def compute_word_logits(self, state: Tensor) -> Tensor:
         """Logits [..., V] of words."""
         rows: Any = self.model.get_input_embeddings() if self.writes is None else self.writes
         bias = getattr(rows, "bias", None)
         logits = nn.functional.linear(
             state, rows.weight.to(state.dtype), None if bias is None else bias.to(state.dtype)
         )
-        return self.capped(logits)
+        return self.cap_logits(logits)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """Weights of linear layers between hidden states."""
@@ -235,12 +235,12 @@ def check_uni(backbone: Backbone) -> None:
 
     calls: list[int] = []
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def count_call(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         return attention_forward(*args, **kwargs)
 
     kind = backbone.model.config.model_type
-    AttentionInterface.register(NAME, counted)
+    AttentionInterface.register(NAME, count_call)
     try:
         backbone.read(torch.zeros(1, 4, backbone.width))
     except (TypeError, AttributeError, RuntimeError) as error:
@@ -256,7 +256,7 @@ def check_uni(backbone: Backbone) -> None:
         )
 
 
-class _AsItIs(nn.Identity):
+class _OutputPlaceholder(nn.Identity):
     """In place of an output layer; some models ask its weight for a type."""
 
     def __init__(self, dtype: torch.dtype):

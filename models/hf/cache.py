@@ -16,7 +16,7 @@ KeysValues = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
-class Nodes:
+class StepNodes:
     """Nodes of one level that a step computed: codes [U, W, l], their keys' places among all keys [U, W, l], and how many keys
     the prompt has with them."""
 
@@ -24,7 +24,7 @@ class Nodes:
     places: Tensor
     kept: KeysValues
 
-    def parents(self, codes_UWl: Tensor) -> Tensor | None:
+    def find_parents(self, codes_UWl: Tensor) -> Tensor | None:
         """Return the node [U, W] that each of the next level's continues from; None if one of them was not computed."""
         same_UWV = (codes_UWl[:, :, None, :-1] == self.codes[:, None]).all(-1)
         return same_UWV.int().argmax(-1) if bool(same_UWV.any(-1).all()) else None
@@ -39,15 +39,15 @@ class HfCache:
     x: Tensor
     lengths: Tensor
     kept: KeysValues | None
-    nodes: Nodes | None = field(default=None, repr=False)
+    nodes: StepNodes | None = field(default=None, repr=False)
 
-    def part(self, start: int, stop: int) -> HfCache:
+    def select_prompts(self, start: int, stop: int) -> HfCache:
         """Return the cache of the prompts [start, stop)."""
         some = slice(start, stop)
         most = int(self.lengths[some].max())
         kept = self.kept and [(k[some, :, :most], v[some, :, :most]) for k, v in self.kept]
         return HfCache(self.state[some], self.x[some, :most], self.lengths[some], kept)
 
-    def seen(self) -> Tensor:
+    def mask_history(self) -> Tensor:
         """Return a mask [U, S] of the keys of the history that are not padding."""
         return torch.arange(self.x.shape[1], device=self.x.device) < self.lengths[:, None]

@@ -38,16 +38,16 @@ def read_config(options: Mapping[str, Any]) -> Any:
     """The transformers config of `path` or `config`. Raises ConfigError."""
     check_installed()
     if options.get("path"):
-        return _of_folder(str(options["path"]))
-    return _of_keys(dict(options["config"]))
+        return _load_folder_config(str(options["path"]))
+    return _make_config(dict(options["config"]))
 
 
-def text_config(config: Any) -> Any:
+def get_text_config(config: Any) -> Any:
     """The part that is about the decoder of text: of models that also see or hear, one of several."""
     return config.get_text_config(decoder=True)
 
 
-def folder_keys(path: str) -> dict[str, Any]:
+def read_folder_keys(path: str) -> dict[str, Any]:
     """What config.json of a folder says. Raises ConfigError."""
     file = Path(path) / "config.json"
     if not is_local(path):
@@ -70,22 +70,24 @@ def folder_keys(path: str) -> dict[str, Any]:
     return keys
 
 
-def _of_folder(path: str) -> Any:
-    keys = folder_keys(path)
-    _known_type(keys["model_type"], "model.path")
+def _load_folder_config(path: str) -> Any:
+    keys = read_folder_keys(path)
+    _check_model_type(keys["model_type"], "model.path")
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(f"model.path: the config of {path} cannot be read: {_line(error)}") from None
+        raise ConfigError(
+            f"model.path: the config of {path} cannot be read: {_format_error(error)}"
+        ) from None
 
 
-def _of_keys(keys: dict[str, Any]) -> Any:
+def _make_config(keys: dict[str, Any]) -> Any:
     kind = keys.pop("model_type", None)
     if not isinstance(kind, str):
         raise ConfigError("model.config: wanted model_type, e.g. {model_type: qwen3, hidden_size: 64, ...}")
-    _known_type(kind, "model.config.model_type")
+    _check_model_type(kind, "model.config.model_type")
     from transformers import AutoConfig
 
     usual = AutoConfig.for_model(kind)
@@ -98,12 +100,12 @@ def _of_keys(keys: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(kind, **keys)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"model.config: {kind} does not take these keys: {_line(error)}") from None
+        raise ConfigError(f"model.config: {kind} does not take these keys: {_format_error(error)}") from None
     except Exception as error:  # strict configs raise their own class, which is no ValueError
-        raise ConfigError(f"model.config: {kind} does not take these keys: {_line(error)}") from error
+        raise ConfigError(f"model.config: {kind} does not take these keys: {_format_error(error)}") from error
 
 
-def _known_type(kind: str, where: str) -> None:
+def _check_model_type(kind: str, where: str) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
@@ -115,5 +117,5 @@ def _known_type(kind: str, where: str) -> None:
         raise ConfigError(f"{where}: {kind} is no causal language model.{suggest_sentence(kind, CAUSAL)}")
 
 
-def _line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]

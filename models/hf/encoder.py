@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.models.hf.config import folder_keys
+from nonet.models.hf.config import read_folder_keys
 from nonet.models.hf.text import read_tokenizer
 
 # Shapes: I texts, b of them at once, S words of the longest, D width.
@@ -25,8 +25,8 @@ _AT_ONCE, _WORDS = 64, 256
 def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
     """Raises ConfigError where there is no model or no tokenizer to read."""
     path = str(folder / options["path"])
-    _told(lambda: folder_keys(path))
-    _told(lambda: read_tokenizer({"path": path}, "a text encoder"))
+    _convert_errors(lambda: read_folder_keys(path))
+    _convert_errors(lambda: read_tokenizer({"path": path}, "a text encoder"))
 
 
 @torch.no_grad()
@@ -52,11 +52,11 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
     out = np.empty((len(words), int(model.config.get_text_config().hidden_size)), np.float32)
     for start in range(0, len(order), _AT_ONCE):
         some = order[start : start + _AT_ONCE]
-        out[some] = _pooled(model, [words[at] for at in some], str(options.get("pool", "mean"))).numpy()
+        out[some] = _pool_states(model, [words[at] for at in some], str(options.get("pool", "mean"))).numpy()
     return out
 
 
-def _pooled(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tensor:
+def _pool_states(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tensor:
     most = max(map(len, words))
     ids_bS = torch.zeros(len(words), most, dtype=torch.int64)
     for at, each in enumerate(words):
@@ -71,7 +71,7 @@ def _pooled(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tensor:
     return (state_bSD * there_bS[..., None]).sum(1) / lengths_b[:, None]
 
 
-def _told(check: Any) -> None:
+def _convert_errors(check: Any) -> None:
     """What a check of `model.path` refuses, as a matter of the tokenizer's vectors."""
     try:
         check()

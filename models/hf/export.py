@@ -18,21 +18,27 @@ from torch import nn
 
 from nonet.errors import ConfigError
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import causal_lm
-from nonet.models.hf.config import SIDS, text_config
+from nonet.models.hf.backbone import build_causal_lm
+from nonet.models.hf.config import SIDS, get_text_config
 from nonet.models.hf.model import HfRecommender
-from nonet.models.hf.text import START_TOKEN, has_tokenizer, read_tokenizer, sid_token, tokenizer_folder
+from nonet.models.hf.text import (
+    START_TOKEN,
+    find_tokenizer_folder,
+    format_sid_token,
+    has_tokenizer,
+    read_tokenizer,
+)
 
 BESIDE = "nonet.safetensors"
 
 
 @torch.no_grad()
-def language_model(
+def build_language_model(
     model: HfRecommender, options: Mapping[str, Any], seed: int, first: int | None = None
 ) -> Any:
     """The whole transformers model of a recommender that was built from `options` and `seed`. Row `first` (behind the words by
     default) is START, the codes of all levels follow."""
-    whole = causal_lm(dict(options) | {"attention": None}, seed)
+    whole = build_causal_lm(dict(options) | {"attention": None}, seed)
     learned = copy.deepcopy(model.backbone.model)
     lora.merge(learned)
     own = learned.state_dict()
@@ -44,7 +50,7 @@ def language_model(
     tied, codes_tied = model.backbone.tied, model.out is None
     whole.resize_token_embeddings(max(model.backbone.words, first + tokens), mean_resizing=False)
     if tied and not codes_tied:
-        text_config(whole.config).tie_word_embeddings = whole.config.tie_word_embeddings = False
+        get_text_config(whole.config).tie_word_embeddings = whole.config.tie_word_embeddings = False
         whole.get_output_embeddings().weight = nn.Parameter(whole.get_input_embeddings().weight.clone())
     reads, writes = whole.get_input_embeddings(), whole.get_output_embeddings()
     rows = slice(first + 1, first + tokens)
@@ -64,12 +70,18 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
     """Write config, safetensors, tokenizer (where the backbone has one) and `nonet.json`; what that says."""
     from safetensors.torch import save_file
 
-    tokenizer = read_tokenizer(options, "an export") if has_tokenizer(tokenizer_folder(options)) else None
+    tokenizer = (
+        read_tokenizer(options, "an export") if has_tokenizer(find_tokenizer_folder(options)) else None
+    )
     first = model.backbone.words
     if tokenizer is not None:
         names = [
             START_TOKEN,
-            *(sid_token(level, code) for level, size in enumerate(model.codes) for code in range(size)),
+            *(
+                format_sid_token(level, code)
+                for level, size in enumerate(model.codes)
+                for code in range(size)
+            ),
         ]
         first = len(tokenizer)
         if tokenizer.add_tokens(names) != len(names):
@@ -77,7 +89,7 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
                 f"{len(names)} words for codes collide with those of a tokenizer of {first}: they are there already"
             )
         tokenizer.save_pretrained(folder)
-    language_model(model, options, seed, first).save_pretrained(folder)
+    build_language_model(model, options, seed, first).save_pretrained(folder)
     beside = {
         name: value.contiguous()
         for name, value in model.state_dict().items()
@@ -96,7 +108,7 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
     return body
 
 
-def known_rows(model: HfRecommender, folder: Path) -> None:
+def load_exported_rows(model: HfRecommender, folder: Path) -> None:
     """Take the rows of START and the codes over from the words of a folder that was exported. Raises ConfigError where its codes
     are others."""
     body = json.loads((folder / SIDS).read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from nonet.types import SampleBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PromptLayout:
     """Token layout of a prompt: `head` and `lead` are ids of words, `levels` is the number of codes per item."""
 
     levels: int
@@ -38,33 +38,33 @@ class Layout:
         """Number of positions per event."""
         return len(self.lead) + self.levels
 
-    def length(self, events: int | Tensor) -> int | Tensor:
-        """Return the number of positions of a sequence of `events` events."""
+    def count_positions(self, events: int | Tensor) -> int | Tensor:
+        """Return the number of positions of a sequence of `locate_events` events."""
         return self.start + 1 + events * self.stride + len(self.lead)
 
-    def words(self, events: int) -> Tensor:
-        """Return the ids [S] of the words of a sequence of `events` events; -1 at START and codes."""
+    def get_word_ids(self, events: int) -> Tensor:
+        """Return the ids [S] of the words of a sequence of `locate_events` events; -1 at START and codes."""
         event = [*self.lead, *[-1] * self.levels]
         return torch.tensor([*self.head, -1, *event * events, *self.lead])
 
-    def events(self, batch: SampleBatch) -> Events:
+    def locate_events(self, batch: SampleBatch) -> EventPositions:
         """Locate the events of a batch."""
         offsets = batch.item.offsets
         counts_B = offsets.diff()
         sequence_N = torch.repeat_interleave(counts_B)
         place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]
         most = int(counts_B.max()) if len(counts_B) else 0
-        return Events(self, sequence_N, place_N, most, self.length(counts_B))  # type: ignore[arg-type]
+        return EventPositions(self, sequence_N, place_N, most, self.count_positions(counts_B))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class EventPositions:
     """sequence and place [N] of every event; most: events of the longest sequence; lengths [B] in positions.
 
     Positions are flat: those of sequence b begin at b * width.
     """
 
-    layout: Layout
+    layout: PromptLayout
     sequence: Tensor
     place: Tensor
     most: int
@@ -73,9 +73,9 @@ class Events:
     @property
     def width(self) -> int:
         """Number of positions S of the padded sequences."""
-        return int(self.layout.length(self.most))
+        return int(self.layout.count_positions(self.most))
 
-    def asked(self, ahead: int = 1) -> Tensor:
+    def locate_queries(self, ahead: int = 1) -> Tensor:
         """Return the flat position [N] that predicts the first code of each event from `ahead` events before it.
 
         It is negative where the sequence has no such position.
@@ -85,21 +85,21 @@ class Events:
         at_N = self.sequence * self.width + before + place_N * self.layout.stride
         return at_N.masked_fill(place_N < 0, -1)
 
-    def codes(self) -> Tensor:
+    def locate_codes(self) -> Tensor:
         """Return the flat positions [N, L] of the codes of each event."""
-        return self.asked()[:, None] + 1 + torch.arange(self.layout.levels, device=self.place.device)
+        return self.locate_queries()[:, None] + 1 + torch.arange(self.layout.levels, device=self.place.device)
 
-    def starts(self) -> Tensor:
+    def locate_starts(self) -> Tensor:
         """Return the flat position [B] of each START."""
         return torch.arange(len(self.lengths), device=self.place.device) * self.width + self.layout.start
 
-    def last(self) -> Tensor:
+    def locate_ends(self) -> Tensor:
         """Return the flat position [B] that predicts the next item."""
         first_B = torch.arange(len(self.lengths), device=self.place.device) * self.width
         return first_B + self.lengths - 1
 
 
-def gaps(batch: SampleBatch, events: Events, buckets: int) -> Tensor:
+def bucket_time_gaps(batch: SampleBatch, events: EventPositions, buckets: int) -> Tensor:
     """Return the bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of s."""
     since_N = pad(batch.time.values.diff().clamp_min(0), (1, 0))[: len(events.place)]
     bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(buckets - 3)

@@ -18,7 +18,7 @@ from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
 
-class Lora(nn.Module):
+class LoraLinear(nn.Module):
     """A linear layer (torch's, or GPT-2's, which stores its weight transposed) with a low-rank difference."""
 
     def __init__(self, base: nn.Module, rank: int, alpha: float):
@@ -39,7 +39,7 @@ class Lora(nn.Module):
         return self.base(x) + (self.scale * nn.functional.linear(low, self.b)).to(x.dtype)
 
     @torch.no_grad()
-    def merged(self) -> nn.Module:
+    def merge_weights(self) -> nn.Module:
         """Return the layer with the difference added to its weight."""
         difference = self.scale * self.b @ self.a
         weight: Any = self.base.weight
@@ -53,24 +53,26 @@ def add(model: nn.Module, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: The backbone has no layer of that name.
     """
-    places = linears(model)
-    targets = wanted(options.get("targets"), places)
+    places = list_linear_layers(model)
+    targets = select_targets(options.get("targets"), places)
     for path in places:
         if path.rsplit(".", 1)[-1] in targets:
             parent, _, name = path.rpartition(".")
             home = model.get_submodule(parent)
-            setattr(home, name, Lora(getattr(home, name), int(options["rank"]), float(options["alpha"])))
+            setattr(
+                home, name, LoraLinear(getattr(home, name), int(options["rank"]), float(options["alpha"]))
+            )
 
 
 def merge(model: nn.Module) -> None:
     """Replace every layer with a difference by the merged one."""
     for path, module in list(model.named_modules()):
-        if isinstance(module, Lora):
+        if isinstance(module, LoraLinear):
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, module.merged())
+            setattr(model.get_submodule(parent), name, module.merge_weights())
 
 
-def linears(model: nn.Module) -> list[str]:
+def list_linear_layers(model: nn.Module) -> list[str]:
     """Return the paths of the linear layers."""
     return [
         path
@@ -79,7 +81,7 @@ def linears(model: nn.Module) -> list[str]:
     ]
 
 
-def wanted(targets: Sequence[str] | None, places: Sequence[str]) -> set[str]:
+def select_targets(targets: Sequence[str] | None, places: Sequence[str]) -> set[str]:
     """Return the names of the layers that get a difference; all by default.
 
     Raises:

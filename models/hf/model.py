@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import Backbone, causal_lm, check_uni, freeze, sha256_of_folder
-from nonet.models.hf.cache import HfCache, Nodes
+from nonet.models.hf.backbone import Backbone, build_causal_lm, check_uni, freeze, hash_folder
+from nonet.models.hf.cache import HfCache, StepNodes
 from nonet.models.hf.config import SIDS
-from nonet.models.hf.layout import Events, Layout, gaps
-from nonet.models.hf.text import layout_of
+from nonet.models.hf.layout import EventPositions, PromptLayout, bucket_time_gaps
+from nonet.models.hf.text import make_layout
 from nonet.models.sid_decoder import GAPS, RATINGS, TYPES
 from nonet.plugins import load_heavy
 from nonet.types import Jagged, SampleBatch
@@ -44,7 +44,7 @@ class HfRecommender(nn.Module):
     def __init__(
         self,
         backbone: Backbone,
-        layout: Layout,
+        layout: PromptLayout,
         codes: Sequence[int],
         features: Mapping[str, int],
         *,
@@ -97,13 +97,15 @@ class HfRecommender(nn.Module):
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """Compute the state [T, D] at every position, including padding."""
-        events = self.layout.events(batch)
-        x_BSD = self._entering(batch, rows, events)
-        with self._sized(events.lengths):
+        events = self.layout.locate_events(batch)
+        x_BSD = self._embed_inputs(batch, rows, events)
+        with self._declare_sizes(events.lengths):
             return self.backbone.read(x_BSD).flatten(0, 1)
 
     @contextmanager
-    def _sized(self, lengths: Tensor, before: Tensor | None = None, chains: int = 1) -> Iterator[None]:
+    def _declare_sizes(
+        self, lengths: Tensor, before: Tensor | None = None, chains: int = 1
+    ) -> Iterator[None]:
         """Say how many positions of a pass are real and how many pairs of them are visible: padding is neither.
 
         Args:
@@ -123,12 +125,12 @@ class HfRecommender(nn.Module):
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]
 
-    def alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
+    def compute_alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
         """Compute the summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
-        return load_heavy("nonet.models.hf.align:alignment_loss")(self, sid_nL, texts)
+        return load_heavy("nonet.models.hf.align:compute_alignment_loss")(self, sid_nL, texts)
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        return self.layout.events(batch).asked(ahead)[batch.loss_mask.values]
+        return self.layout.locate_events(batch).locate_queries(ahead)[batch.loss_mask.values]
 
     def teacher_forced_logits(
         self,
@@ -144,35 +146,37 @@ class HfRecommender(nn.Module):
                 "model.use: hf writes codes as tokens, which follow the state before them: set ahead: 1 in the stage"
             )
         for level, choice in enumerate(choices):
-            yield self.code_logits(state_TD.index_select(0, position_MA[choice, 0] + level), level)[:, None]
+            yield self.compute_code_logits(state_TD.index_select(0, position_MA[choice, 0] + level), level)[
+                :, None
+            ]
 
     # --- answering ----------------------------------------------------------------------------------------------
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> HfCache:
-        events = self.layout.events(batch)
-        x_BSD = self._entering(batch, rows, events)
+        events = self.layout.locate_events(batch)
+        x_BSD = self._embed_inputs(batch, rows, events)
         kept = None
-        with self._sized(events.lengths):
+        with self._declare_sizes(events.lengths):
             if self.caches:
                 state_BSD, kept = self.backbone.prefill(x_BSD)
             else:
                 state_BSD = self.backbone.read(x_BSD)
-        return HfCache(state_BSD.flatten(0, 1)[events.last()], x_BSD, events.lengths, kept)
+        return HfCache(state_BSD.flatten(0, 1)[events.locate_ends()], x_BSD, events.lengths, kept)
 
     def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         if not level:
             nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
-            return self.code_logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
+            return self.compute_code_logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
         prefix_UWl = (codes if isinstance(codes, Tensor) else torch.stack(list(codes), -1))[..., :level]
         if cache.kept is None:
-            return self.code_logits(self._again(cache, prefix_UWl), level)
-        if (after := self._after(cache, prefix_UWl)) is not None:
-            return self.code_logits(after, level)
+            return self.compute_code_logits(self._reread_histories(cache, prefix_UWl), level)
+        if (after := self._extend_newest(cache, prefix_UWl)) is not None:
+            return self.compute_code_logits(after, level)
         few = max(1, _MOST // level)
         parts = [
             self._from_root(cache, part, keep=prefix_UWl.shape[1] <= few) for part in prefix_UWl.split(few, 1)
         ]
-        return self.code_logits(torch.cat(parts, 1), level)
+        return self.compute_code_logits(torch.cat(parts, 1), level)
 
     def _from_root(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
         """Compute states [U, W, D] after prefixes, each as a chain of its own after the history."""
@@ -182,20 +186,20 @@ class HfRecommender(nn.Module):
         depth = torch.arange(width * level, device=device) % level
         own_QQ = (chain[:, None] == chain) & (depth[:, None] >= depth)
         seen_UQN = torch.cat(
-            [cache.seen()[:, None].expand(-1, len(chain), -1), own_QQ.expand(users, -1, -1)], 2
+            [cache.mask_history()[:, None].expand(-1, len(chain), -1), own_QQ.expand(users, -1, -1)], 2
         )
         place_UQ = cache.lengths[:, None] + depth
         assert cache.kept is not None
-        with self._sized(torch.full_like(cache.lengths, level), cache.lengths, width):
+        with self._declare_sizes(torch.full_like(cache.lengths, level), cache.lengths, width):
             state_UQD, kept = self.backbone.go_on(
                 self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
             )
         history = cache.x.shape[1]
         places = (history + torch.arange(width * level, device=device)).view(width, level)
-        cache.nodes = Nodes(prefix_UWl, places.expand(users, -1, -1), kept) if keep else None
+        cache.nodes = StepNodes(prefix_UWl, places.expand(users, -1, -1), kept) if keep else None
         return state_UQD.unflatten(1, (width, level))[:, :, -1]
 
-    def _after(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
+    def _extend_newest(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
         """Compute states after prefixes that all continue nodes of the newest step, from their last codes alone.
 
         Returns None if they do not continue these nodes.
@@ -203,7 +207,7 @@ class HfRecommender(nn.Module):
         nodes = cache.nodes
         if nodes is None or nodes.codes.shape[-1] != prefix_UWl.shape[-1] - 1:
             return None
-        parent_UW = nodes.parents(prefix_UWl)
+        parent_UW = nodes.find_parents(prefix_UWl)
         if parent_UW is None:
             return None
         users, width, level = prefix_UWl.shape
@@ -211,17 +215,17 @@ class HfRecommender(nn.Module):
         above_UWl = nodes.places.gather(1, parent_UW[..., None].expand(-1, -1, level - 1))
         own_W = keys + torch.arange(width, device=device)
         seen_UWN = torch.zeros(users, width, keys + width, dtype=torch.bool, device=device)
-        seen_UWN[:, :, : cache.x.shape[1]] = cache.seen()[:, None]
+        seen_UWN[:, :, : cache.x.shape[1]] = cache.mask_history()[:, None]
         places_UWl = torch.cat([above_UWl, own_W.expand(users, -1)[..., None]], -1)
         seen_UWN.scatter_(2, places_UWl, True)
         place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
         x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
-        with self._sized(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
+        with self._declare_sizes(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
             state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
-        cache.nodes = Nodes(prefix_UWl, places_UWl, kept)
+        cache.nodes = StepNodes(prefix_UWl, places_UWl, kept)
         return state_UWD
 
-    def _again(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor:
+    def _reread_histories(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor:
         """Compute states after prefixes by reading each history again: for backbones whose caches hold no keys and values."""
         users, width, level = prefix_UWl.shape
         room = functional.pad(cache.x, (0, 0, 0, level))
@@ -230,45 +234,49 @@ class HfRecommender(nn.Module):
         for w in range(width):
             index = at_l[..., None].expand(-1, -1, room.shape[-1])
             x_USD = room.scatter(1, index, self.embed_codes(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
-            with self._sized(cache.lengths + level):
+            with self._declare_sizes(cache.lengths + level):
                 state_USD = self.backbone.read(x_USD)
             states.append(state_USD[torch.arange(users, device=room.device), at_l[:, -1]])
         return torch.stack(states, 1)
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def code_logits(self, state: Tensor, level: int) -> Tensor:
+    def compute_code_logits(self, state: Tensor, level: int) -> Tensor:
         """Compute the logits [..., K] of a level's codes."""
         part = slice(self._first[level], self._first[level] + self.codes[level])
         if self.out is None:
-            return self.backbone.capped(functional.linear(state, self.token.weight[part]))
+            return self.backbone.cap_logits(functional.linear(state, self.token.weight[part]))
         bias = None if self.out.bias is None else self.out.bias[part]
-        return self.backbone.capped(functional.linear(state, self.out.weight[part], bias))
+        return self.backbone.cap_logits(functional.linear(state, self.out.weight[part], bias))
 
     def embed_codes(self, codes: Tensor, level: int = 0) -> Tensor:
         """Embed codes [..., l] of the levels from `level` on as input of the first layer, [..., l, D]."""
         first = torch.tensor(self._first[level : level + codes.shape[-1]], device=codes.device)
         return self.token(codes + first) * self.backbone.scale
 
-    def _entering(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: Events) -> Tensor:
+    def _embed_inputs(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions) -> Tensor:
         """Build the input of the backbone [B, S, D], padded at the end."""
         sequences, width = len(batch.item), self.width
-        word_S = self.layout.words(events.most).to(self.start.device)
+        word_S = self.layout.get_word_ids(events.most).to(self.start.device)
         frame_SD = self.start.new_zeros(len(word_S), width)
         if bool((word_S >= 0).any()):
             there = (word_S >= 0).nonzero().squeeze(1)
             frame_SD = frame_SD.index_copy(0, there, self.backbone.embed(word_S[there]).to(frame_SD.dtype))
         x_TD = frame_SD.expand(sequences, -1, -1).flatten(0, 1)
-        event_ND, user_BD = self._known(batch, rows, events)
+        event_ND, user_BD = self._embed_context(batch, rows, events)
         token_NLD = self.embed_codes(batch.sid)
         token_NLD = torch.cat([token_NLD[:, :-1], token_NLD[:, -1:] + event_ND[:, None]], 1)
-        x_TD = x_TD.index_copy(0, events.starts(), user_BD)
-        x_TD = x_TD.index_copy(0, events.codes().flatten(), token_NLD.flatten(0, 1))
+        x_TD = x_TD.index_copy(0, events.locate_starts(), user_BD)
+        x_TD = x_TD.index_copy(0, events.locate_codes().flatten(), token_NLD.flatten(0, 1))
         return x_TD.unflatten(0, (sequences, -1))
 
-    def _known(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: Events) -> tuple[Tensor, Tensor]:
+    def _embed_context(
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], events: EventPositions
+    ) -> tuple[Tensor, Tensor]:
         """Embed the features of every event besides its codes [N, D], and START of every sequence [B, D]."""
-        event_ND = self.gap(gaps(batch, events, GAPS)) + self.kind(batch.event.values.clamp(0, TYPES - 1))
+        event_ND = self.gap(bucket_time_gaps(batch, events, GAPS)) + self.kind(
+            batch.event.values.clamp(0, TYPES - 1)
+        )
         if "rating" in batch.context:
             half_steps = (2 * batch.context["rating"].values).round().long()
             event_ND = event_ND + self.rating(half_steps.clamp(0, RATINGS - 1))
@@ -295,7 +303,7 @@ class HfRecommender(nn.Module):
         was = self.training
         self.eval()
         try:
-            self.no_cache = self._tried()
+            self.no_cache = self._try_caching()
         finally:
             self.train(was)
         self.caches = self.no_cache is None
@@ -306,9 +314,9 @@ class HfRecommender(nn.Module):
                 self.no_cache,
             )
 
-    def _tried(self) -> str | None:
+    def _try_caching(self) -> str | None:
         """Return why keys and values cannot be used; None where they can."""
-        lengths = torch.tensor([self.layout.length(2), self.layout.length(1)])
+        lengths = torch.tensor([self.layout.count_positions(2), self.layout.count_positions(1)])
         x = self.token.weight[torch.arange(2 * int(lengths[0])) % len(self.token.weight)].view(
             2, int(lengths[0]), -1
         )
@@ -341,10 +349,10 @@ def build(
 ) -> HfRecommender:
     """The recommender of options, its own weights drawn from `seed`; codes: K of every level; features: sparse feature -> width
     of its rows. Raises ConfigError."""
-    backbone = Backbone(causal_lm(options, seed))
+    backbone = Backbone(build_causal_lm(options, seed))
     if options.get("attention") == "uni":
         check_uni(backbone)
-    layout = layout_of(options, len(codes), backbone.words)
+    layout = make_layout(options, len(codes), backbone.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if options.get("lora"):
@@ -353,8 +361,8 @@ def build(
         model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
     model.options = dict(options)
     if options.get("path"):
-        model.base_sha256 = sha256_of_folder(str(options["path"]))
+        model.base_sha256 = hash_folder(str(options["path"]))
     if options.get("path") and (Path(options["path"]) / SIDS).is_file():
-        load_heavy("nonet.models.hf.export:known_rows")(model, Path(options["path"]))
+        load_heavy("nonet.models.hf.export:load_exported_rows")(model, Path(options["path"]))
     model.choose_caching()
     return model

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nonet.errors import ConfigError
-from nonet.models import ModelSize, ModelSpec, Options, Surroundings
-from nonet.models.hf.config import HISTORY, SIDS, check_installed, is_local, read_config, text_config
+from nonet.models import ModelContext, ModelSize, ModelSpec, Options
+from nonet.models.hf.config import HISTORY, SIDS, check_installed, get_text_config, is_local, read_config
 from nonet.options import Positive, Rate, StrictModel
 from nonet.plugins import HERE, PluginFiles
 
@@ -42,7 +42,7 @@ class LoraOptions(StrictModel):
     ] = None
 
 
-class HfModel(StrictModel):
+class HfOptions(StrictModel):
     path: Annotated[
         str | None,
         Field(description="a folder that save_pretrained wrote: config.json, safetensors, a tokenizer"),
@@ -84,14 +84,14 @@ class HfModel(StrictModel):
 
     @field_validator("path", "tokenizer")
     @classmethod
-    def _beside(cls, path: str | None, info: ValidationInfo) -> str | None:
+    def _resolve_path(cls, path: str | None, info: ValidationInfo) -> str | None:
         """A folder beside the scenario, as processes find it that work elsewhere."""
         files: PluginFiles = (info.context or {}).get("files", HERE)
         here = Path(files.folder, path) if path and is_local(path) else None
         return str(here.resolve()) if here is not None and here.is_dir() else path
 
     @model_validator(mode="after")
-    def _one(self) -> HfModel:
+    def _check_source(self) -> HfOptions:
         if (self.path is None) == (self.config is None):
             raise ValueError("give one of path (a folder) and config (model_type and its keys)")
         if self.prompt is not None and self.prompt.count(HISTORY) != 1:
@@ -104,7 +104,7 @@ class HfModel(StrictModel):
 class HfSpec(ModelSpec):
     """A causal language model that writes semantic ids as tokens."""
 
-    options: ClassVar[type[StrictModel]] = HfModel
+    options: ClassVar[type[StrictModel]] = HfOptions
     build: ClassVar[str] = "nonet.models.hf.model:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
     blocks: ClassVar[bool] = False
@@ -112,13 +112,13 @@ class HfSpec(ModelSpec):
     aligns: ClassVar[bool] = True
     exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
 
-    def size(self, options: Options, around: Surroundings) -> ModelSize:
+    def size(self, options: Options, around: ModelContext) -> ModelSize:
         path = options.get("path")
         if path and not (is_local(path) and Path(path).is_dir()):
-            return _by_name(str(path), options.get("precision", "fp32"), around.levels)
-        return _counted(options, around)
+            return _guess_size(str(path), options.get("precision", "fp32"), around.levels)
+        return _count_size(options, around)
 
-    def base_sha256(self, options: Options) -> str | None:
+    def hash_base(self, options: Options) -> str | None:
         path = options.get("path")
         if not path:
             return None
@@ -126,34 +126,37 @@ class HfSpec(ModelSpec):
             raise ConfigError(
                 f"model.path: {path} has no config.json; put back the folder that the run was trained with"
             )
-        from nonet.models.hf.backbone import sha256_of_folder
+        from nonet.models.hf.backbone import hash_folder
 
-        return sha256_of_folder(str(path))
+        return hash_folder(str(path))
 
     def check(self, scenario: Any) -> None:
         """The config is read, and what is known of it held against the scenario."""
         check_installed()
         options = scenario.model.options()
-        config = text_config(read_config(options))
+        config = get_text_config(read_config(options))
         self._check_stages(scenario)
-        from nonet.models.hf.lora import linears, wanted  # torch, which a plan of another model does without
-        from nonet.models.hf.text import layout_of
+        from nonet.models.hf.lora import (  # torch, which a plan of another model does without
+            list_linear_layers,
+            select_targets,
+        )
+        from nonet.models.hf.text import make_layout
 
         _check_heads(config)
-        _outline(_frozen(options.get("config")), options.get("path"))
+        _build_meta_model(_freeze(options.get("config")), options.get("path"))
         levels = (
             int(scenario.tokenizer.options().get("levels", 3)) + 1
         )  # one more tells items of the same codes apart
-        layout = layout_of(options, levels, int(config.vocab_size))
+        layout = make_layout(options, levels, int(config.vocab_size))
         _check_window(config, scenario.data.history, layout)
         _check_words(options)
         if options.get("lora"):
-            wanted(
+            select_targets(
                 options["lora"]["targets"],
-                linears(_outline(_frozen(options.get("config")), options.get("path"))),
+                list_linear_layers(_build_meta_model(_freeze(options.get("config")), options.get("path"))),
             )
 
-    def unsupported(self, scenario: Any) -> Iterator[str]:
+    def find_unsupported(self, scenario: Any) -> Iterator[str]:
         path = scenario.model.options().get("path")
         if path and not is_local(path):
             yield f"model.path: {path} (a folder on this machine is read)"
@@ -199,23 +202,23 @@ def _check_window(config: Any, history: int, layout: Any) -> None:
 
 
 def _check_words(options: Options) -> None:
-    from nonet.models.hf.text import check_names, has_tokenizer, read_tokenizer, tokenizer_folder
+    from nonet.models.hf.text import check_names, find_tokenizer_folder, has_tokenizer, read_tokenizer
 
-    folder = tokenizer_folder(options)
+    folder = find_tokenizer_folder(options)
     if folder and has_tokenizer(folder) and not (Path(folder) / SIDS).is_file():
         check_names(read_tokenizer(options, "model"), folder)
 
 
-def _counted(options: Options, around: Surroundings) -> ModelSize:
-    config = text_config(read_config(options))
+def _count_size(options: Options, around: ModelContext) -> ModelSize:
+    config = get_text_config(read_config(options))
     layers, width = int(config.num_hidden_layers), int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head = int(getattr(config, "head_dim", None) or width // heads)
-    parameters, words, linears = _shape(_frozen(options.get("config")), options.get("path"))
+    parameters, words, linears = _shape(_freeze(options.get("config")), options.get("path"))
     rows = (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width
     lora = options.get("lora")
-    added = _added(lora, linears) if lora else 0
+    added = _count_lora_parameters(lora, linears) if lora else 0
     return ModelSize(
         parameters=parameters + rows + added,
         frozen=parameters if lora else words,
@@ -234,7 +237,7 @@ def _counted(options: Options, around: Surroundings) -> ModelSize:
 @cache
 def _shape(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
     """Return a backbone's parameters, those of its words, which are frozen, and the name and shape of each linear layer."""
-    model = _outline(config, path)
+    model = _build_meta_model(config, path)
     tables = {
         id(table.weight): table.weight.numel()
         for table in (model.get_input_embeddings(), model.get_output_embeddings())
@@ -251,7 +254,7 @@ def _shape(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, in
     return total, sum(tables.values()), tuple(linears)
 
 
-def _added(lora: Any, linears: Sequence[tuple[str, int, int]]) -> int:
+def _count_lora_parameters(lora: Any, linears: Sequence[tuple[str, int, int]]) -> int:
     """Return the parameters of LoRA's differences."""
     targets = lora.get("targets")
     rank = int(lora["rank"])
@@ -259,12 +262,12 @@ def _added(lora: Any, linears: Sequence[tuple[str, int, int]]) -> int:
 
 
 @cache
-def _outline(config: Any, path: str | None) -> Any:
+def _build_meta_model(config: Any, path: str | None) -> Any:
     """The module, made without memory. Raises ConfigError where its sizes do not go together."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    read = read_config({"config": _thawed(config), "path": path})
+    read = read_config({"config": _unfreeze(config), "path": path})
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(read)
@@ -273,19 +276,19 @@ def _outline(config: Any, path: str | None) -> Any:
         raise ConfigError(f"model: {read.model_type} cannot be made of its config: {said}") from None
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
-        return tuple((key, _frozen(part)) for key, part in sorted(value.items()))
-    return ("list", *map(_frozen, value)) if isinstance(value, list) else value
+        return tuple((key, _freeze(part)) for key, part in sorted(value.items()))
+    return ("list", *map(_freeze, value)) if isinstance(value, list) else value
 
 
-def _thawed(value: Any) -> Any:
+def _unfreeze(value: Any) -> Any:
     if isinstance(value, tuple) and value and value[0] == "list":
-        return [_thawed(part) for part in value[1:]]
-    return {key: _thawed(part) for key, part in value} if isinstance(value, tuple) else value
+        return [_unfreeze(part) for part in value[1:]]
+    return {key: _unfreeze(part) for key, part in value} if isinstance(value, tuple) else value
 
 
-def _by_name(path: str, precision: str, levels: int) -> ModelSize:
+def _guess_size(path: str, precision: str, levels: int) -> ModelSize:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     known = _KNOWN.get(name.lower())
     size = _BYTES.get(precision, 4)

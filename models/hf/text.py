@@ -12,7 +12,7 @@ from typing import Any
 
 from nonet.errors import ConfigError
 from nonet.models.hf.config import HISTORY, check_installed
-from nonet.models.hf.layout import Layout
+from nonet.models.hf.layout import PromptLayout
 from nonet.suggest import join_names
 
 FILES = (
@@ -26,12 +26,12 @@ FILES = (
 START_TOKEN = "<|sid_user|>"
 
 
-def sid_token(level: int, code: int) -> str:
+def format_sid_token(level: int, code: int) -> str:
     """Return the token of a code in an exported vocabulary."""
     return f"<|sid_{level + 1}_{code}|>"
 
 
-def tokenizer_folder(options: Mapping[str, Any]) -> str | None:
+def find_tokenizer_folder(options: Mapping[str, Any]) -> str | None:
     """Return the folder of the tokenizer."""
     return options.get("tokenizer") or options.get("path")
 
@@ -44,7 +44,7 @@ def has_tokenizer(folder: str | None) -> bool:
 def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
     """The tokenizer of a model's options. Raises ConfigError, which says what needs it."""
     check_installed()
-    folder = tokenizer_folder(options)
+    folder = find_tokenizer_folder(options)
     if not has_tokenizer(folder):
         there = (
             "there is no folder to look in"
@@ -65,7 +65,7 @@ def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
         ) from error
 
 
-def ids_of(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int, ...]:
+def encode_text(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int, ...]:
     """Tokenize a text; with `first` the tokens that a tokenizer puts at the beginning of a sequence are included."""
     if not first:
         return tuple(tokenizer(text, add_special_tokens=False).input_ids) if text else ()
@@ -75,14 +75,14 @@ def ids_of(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int, ...]
     return tuple(ids)
 
 
-def layout_of(options: Mapping[str, Any], levels: int, words: int | None = None) -> Layout:
+def make_layout(options: Mapping[str, Any], levels: int, words: int | None = None) -> PromptLayout:
     """Where the words of the prompt stand. words: rows that the backbone has for them. Raises ConfigError."""
     prompt = options.get("prompt")
     if not prompt:
-        return Layout(levels)
+        return PromptLayout(levels)
     tokenizer = read_tokenizer(options, "model.prompt")
     before, _, after = str(prompt).partition(HISTORY)
-    layout = Layout(levels, ids_of(tokenizer, before, first=True), ids_of(tokenizer, after))
+    layout = PromptLayout(levels, encode_text(tokenizer, before, first=True), encode_text(tokenizer, after))
     check_words(tokenizer, words, [*layout.head, *layout.lead])
     return layout
 
@@ -98,7 +98,7 @@ def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
 
 def check_names(tokenizer: Any, folder: str) -> None:
     """Raise ConfigError if a tokenizer already has tokens with the names of codes."""
-    taken = [word for word in (START_TOKEN, sid_token(0, 0)) if word in tokenizer.get_vocab()]
+    taken = [word for word in (START_TOKEN, format_sid_token(0, 0)) if word in tokenizer.get_vocab()]
     if taken:
         raise ConfigError(
             f"model: the tokenizer of {folder} has {len(tokenizer):,} words and among them {taken[0]}, which codes of this run "

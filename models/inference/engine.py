@@ -19,15 +19,21 @@ from nonet.models.generation import (
     Recommender,
     SubCatalogue,
     Votes,
-    beam_search,
-    leaf_scores,
-    on,
-    voted_shares,
+    compute_vote_shares,
+    move_batch,
+    score_leaves,
+    search_beams,
 )
 from nonet.models.inference.filters import FilterCache
-from nonet.models.inference.question import Answer, Question, events_of_nobody, hidden_of, packed
-from nonet.models.inference.states import States
-from nonet.samples.batches import prompt_batch
+from nonet.models.inference.question import (
+    Answer,
+    Question,
+    collect_hidden,
+    make_empty_events,
+    pack_questions,
+)
+from nonet.models.inference.states import PrefixStates
+from nonet.samples.batches import make_prompt_batch
 from nonet.samples.sequences import Sequences
 from nonet.types import SampleBatch
 
@@ -36,16 +42,16 @@ from nonet.types import SampleBatch
 _BEAM_COST, _HIDDEN_COST, _FILTER_COST = 0.5, 0.02, 1e-4
 
 
-class Engine:
+class InferenceEngine:
     """Answers questions with one version of a model; a newer version is another engine with its own states.
 
     `states` caches prefixes of users between questions, if the model supports it; only one thread may call the engine at a time.
     """
 
-    def __init__(self, recommender: Recommender, version: int = 0, states: States | None = None):
+    def __init__(self, recommender: Recommender, version: int = 0, states: PrefixStates | None = None):
         self._recommender, self.version = recommender, version
         self.states = states if getattr(recommender.model, "extends", False) else None
-        self._like = recommender.corpus.seq.part(0, 0)
+        self._like = recommender.corpus.seq.slice_users(0, 0)
         self.filters = FilterCache(recommender.corpus.trie)
 
     @property
@@ -59,7 +65,7 @@ class Engine:
         return self._recommender.model
 
     @staticmethod
-    def cost(question: Question) -> float:
+    def estimate_cost(question: Question) -> float:
         """Estimate the cost of a question within a batch, in positions of a history."""
         beams = question.width if question.asked is None else len(question.asked)
         hidden = _HIDDEN_COST * len(question.hidden)
@@ -68,7 +74,7 @@ class Engine:
 
     def warm(self) -> None:
         """Answer a question without events, so that code and pages are loaded before the first caller asks."""
-        self.answer([Question(events_of_nobody(self._like), 0, width=4, top=1)])
+        self.answer([Question(make_empty_events(self._like), 0, width=4, top=1)])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Return one answer per question, in their order."""
@@ -78,14 +84,14 @@ class Engine:
             width = 0 if question.asked is not None else question.width
             kinds.setdefault((width, question.explain), []).append(place)
         for (width, explain), places in kinds.items():
-            some = [self._known(questions[place]) for place in places]
-            found = self._lists(some, width, explain) if width else self._scores(some, explain)
+            some = [self._drop_unknown_items(questions[place]) for place in places]
+            found = self._rank_lists(some, width, explain) if width else self._score_candidates(some, explain)
             for place, answer in zip(places, found, strict=True):
                 asked = questions[place].asked
                 answers[place] = answer if asked is None else replace(answer, item=asked)
         return [answer for answer in answers if answer is not None]
 
-    def _known(self, question: Question) -> Question:
+    def _drop_unknown_items(self, question: Question) -> Question:
         """Drop the items that came after this version's catalogue; items to be scored are kept."""
         newest = max((int(part.max()) for part in _items(question) if len(part)), default=0)
         if newest < self.items:
@@ -93,43 +99,43 @@ class Engine:
         events, asked = question.events, question.asked
         return replace(
             question,
-            events=events.where(events.item < self.items),
+            events=events.filter_events(events.item < self.items),
             hidden=question.hidden[question.hidden < self.items],
             asked=None if asked is None else np.where(asked < self.items, asked, -1),
         )
 
     @torch.inference_mode()
-    def _lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
-        within = self.filters.within([question.within for question in questions])
+    def _rank_lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
+        within = self.filters.make_batch([question.within for question in questions])
         cache, votes = self._read(questions, within)
         model, trie = self._recommender.model, self._recommender.corpus.trie
-        hidden = hidden_of(questions)
+        hidden = collect_hidden(questions)
         forbidden = hidden if len(hidden.values) else None
-        beams = beam_search(model, cache, trie, width, forbidden=forbidden, votes=votes, within=within)
+        beams = search_beams(model, cache, trie, width, forbidden=forbidden, votes=votes, within=within)
         item, score = beams.item.cpu().numpy(), beams.logp.sum(-1).cpu().numpy()
         count = beams.valid.sum(1).tolist()
         tops = [min(question.top, n) for question, n in zip(questions, count, strict=True)]
         if not explain:
             return [Answer(item[q, :top], score[q, :top]) for q, top in enumerate(tops)]
-        own, vote = self._explained(cache, votes, beams.item)
+        own, vote = self._explain_scores(cache, votes, beams.item)
         return [
             Answer(item[q, :top], score[q, :top], own[q, :top], vote[q, :top]) for q, top in enumerate(tops)
         ]
 
     @torch.inference_mode()
-    def _scores(self, questions: Sequence[Question], explain: bool) -> list[Answer]:
+    def _score_candidates(self, questions: Sequence[Question], explain: bool) -> list[Answer]:
         cache, votes = self._read(questions)
-        most = max(len(_asked(question)) for question in questions)
+        most = max(len(_get_candidates(question)) for question in questions)
         item = np.full((len(questions), most), -1, np.int64)
         for q, question in enumerate(questions):
-            item[q, : len(_asked(question))] = _asked(question)
-        leaf_QX = self._leaves(torch.from_numpy(item))
-        score_QX = leaf_scores(self._recommender.model, cache, self._recommender.corpus.trie, leaf_QX, votes)
+            item[q, : len(_get_candidates(question))] = _get_candidates(question)
+        leaf_QX = self._find_leaves(torch.from_numpy(item))
+        score_QX = score_leaves(self._recommender.model, cache, self._recommender.corpus.trie, leaf_QX, votes)
         score = score_QX.masked_fill(leaf_QX < 0, -torch.inf).cpu().numpy()
-        counts = [len(_asked(question)) for question in questions]
+        counts = [len(_get_candidates(question)) for question in questions]
         if not explain:
             return [Answer(item[q, :n], score[q, :n]) for q, n in enumerate(counts)]
-        own, vote = self._explained(cache, votes, torch.from_numpy(item))
+        own, vote = self._explain_scores(cache, votes, torch.from_numpy(item))
         return [Answer(item[q, :n], score[q, :n], own[q, :n], vote[q, :n]) for q, n in enumerate(counts)]
 
     def _read(
@@ -137,24 +143,24 @@ class Engine:
     ) -> tuple[Any, Votes | None]:
         """Compute the prefill of the histories and the votes within filters."""
         recommender = self._recommender
-        seq = packed(questions, self._like)
+        seq = pack_questions(questions, self._like)
         users, positions = np.arange(len(questions)), seq.lengths - 1
-        votes = recommender.votes(users, positions, seq, hidden_of(questions), within)
+        votes = recommender.compute_votes(users, positions, seq, collect_hidden(questions), within)
         if self.states is None:
             return recommender.prefill(self._batch(seq)), votes
-        return self._extended(questions, self.states), votes
+        return self._extend_states(questions, self.states), votes
 
-    def _extended(self, questions: Sequence[Question], states: States) -> Any:
+    def _extend_states(self, questions: Sequence[Question], states: PrefixStates) -> Any:
         """Compute the prefill, reusing the events that a state holds."""
         found = [states.find(question) for question in questions]
         tails = [
-            replace(question, events=question.events.last(len(question.events) - known))
+            replace(question, events=question.events.select_last(len(question.events) - known))
             for question, (_, known) in zip(questions, found, strict=True)
         ]
-        batch = self._batch(packed(tails, self._like))
-        rows = self._recommender.rows(batch)
+        batch = self._batch(pack_questions(tails, self._like))
+        rows = self._recommender.read_rows(batch)
         device = self._recommender.device
-        cache, longer = self.model.extend(on(batch, device), rows, [prefix for prefix, _ in found])
+        cache, longer = self.model.extend(move_batch(batch, device), rows, [prefix for prefix, _ in found])
         for question, prefix in zip(questions, longer, strict=True):
             states.keep(question, prefix)
         return cache
@@ -162,20 +168,22 @@ class Engine:
     def _batch(self, seq: Sequences) -> SampleBatch:
         recommender = self._recommender
         users, positions = np.arange(len(seq)), seq.lengths - 1
-        return prompt_batch(
+        return make_prompt_batch(
             seq, recommender.corpus.sids, users, positions, history=recommender.history, stage="serve"
         )
 
-    def _leaves(self, item: Tensor) -> Tensor:
-        leaf = self._recommender.corpus.trie.tensor("leaf_of_item", 0, self._recommender.device)
+    def _find_leaves(self, item: Tensor) -> Tensor:
+        leaf = self._recommender.corpus.trie.get_tensor("leaf_of_item", 0, self._recommender.device)
         return leaf[item.clamp_min(0)].long().masked_fill(item < 0, -1)
 
-    def _explained(self, cache: Any, votes: Votes | None, item_QX: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _explain_scores(
+        self, cache: Any, votes: Votes | None, item_QX: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-probability under the model alone and the share of the votes of some items, [Q, X] each."""
         model, trie = self._recommender.model, self._recommender.corpus.trie
-        leaf_QX = self._leaves(item_QX)
-        own = leaf_scores(model, cache, trie, leaf_QX, None)
-        vote = torch.zeros_like(own) if votes is None else voted_shares(model, cache, votes, leaf_QX)
+        leaf_QX = self._find_leaves(item_QX)
+        own = score_leaves(model, cache, trie, leaf_QX, None)
+        vote = torch.zeros_like(own) if votes is None else compute_vote_shares(model, cache, votes, leaf_QX)
         return own.cpu().numpy(), vote.cpu().numpy()
 
 
@@ -183,6 +191,6 @@ def _items(question: Question) -> tuple[np.ndarray, ...]:
     return question.events.item, question.hidden, *(() if question.asked is None else (question.asked,))
 
 
-def _asked(question: Question) -> np.ndarray:
+def _get_candidates(question: Question) -> np.ndarray:
     assert question.asked is not None
     return question.asked

@@ -43,7 +43,7 @@ class ItemFilter:
         """The key of the filter in a cache."""
         return self.catalogue, self.text
 
-    def allowed_of(self, items: int) -> np.ndarray:
+    def make_mask(self, items: int) -> np.ndarray:
         """Return the mask for a catalogue of `items` items; items that were added later are not allowed."""
         mask = np.zeros(items, bool)
         count = min(items, len(self.allowed))
@@ -73,18 +73,18 @@ class FilterCache:
         """Size of all masks in bytes."""
         return sum(mask.nbytes for mask in self._masks.values())
 
-    def within(self, filters: Sequence[ItemFilter | None]) -> FilteredBatch | None:
+    def make_batch(self, filters: Sequence[ItemFilter | None]) -> FilteredBatch | None:
         """Return the masks of a batch of questions; None if none of them has a filter."""
         by_key = {each.key: each for each in filters if each is not None}
         if not by_key:
             return None
         keys = sorted(by_key)
         place = {key: number for number, key in enumerate(keys)}
-        bits = self._bits(tuple(keys), [by_key[key] for key in keys])
+        bits = self._get_bits(tuple(keys), [by_key[key] for key in keys])
         which = np.array([-1 if each is None else place[each.key] for each in filters])
         return FilteredBatch(bits, which)
 
-    def _bits(self, keys: tuple[tuple[str, str], ...], filters: Sequence[ItemFilter]) -> FilterBits:
+    def _get_bits(self, keys: tuple[tuple[str, str], ...], filters: Sequence[ItemFilter]) -> FilterBits:
         with self._lock:
             found = self._masks.pop(keys, None) or FilterBits(self._trie, filters)
             self._masks[keys] = found
@@ -99,14 +99,14 @@ class FilterBits:
     def __init__(self, trie: Trie, filters: Sequence[ItemFilter]):
         self.trie, self.filters = trie, list(filters)
         kind = next(each for each in _WORDS if 8 * each.itemsize >= min(len(filters), 64))
-        words = [self._leaf_words(kind, at) for at in range(0, len(filters), 64)]
+        words = [self._pack_leaf_words(kind, at) for at in range(0, len(filters), 64)]
         self._levels = {trie.levels: np.stack(words)}  # by level, the words [G, N] of its nodes
         self._tensors: dict[tuple[int, str], Tensor] = {}
 
-    def _leaf_words(self, kind: np.dtype[Any], at: int) -> np.ndarray:
+    def _pack_leaf_words(self, kind: np.dtype[Any], at: int) -> np.ndarray:
         word_I = np.zeros(self.trie.n_items, kind)
         for bit, each in enumerate(self.filters[at : at + 64]):
-            word_I |= each.allowed_of(len(word_I)).astype(kind) << kind.type(bit)
+            word_I |= each.make_mask(len(word_I)).astype(kind) << kind.type(bit)
         return np.take(word_I, self.trie.item_of_leaf, mode="clip")
 
     @property
@@ -118,16 +118,16 @@ class FilterBits:
         """Return whether the filter [X] of each pair allows something below its node [X] of a level; filter -1 allows all."""
         key = level, str(node_X.device)
         if key not in self._tensors:
-            self._tensors[key] = torch.from_numpy(self._words(level)).to(node_X.device)
+            self._tensors[key] = torch.from_numpy(self._get_words(level)).to(node_X.device)
         chosen_X = filter_X.clamp_min(0)
         word_X = self._tensors[key][chosen_X // 64, node_X]
         bit_X = (chosen_X % 64).to(word_X.dtype)
         return (torch.bitwise_right_shift(word_X, bit_X) & 1).bool() | (filter_X < 0)
 
-    def _words(self, level: int) -> np.ndarray:
+    def _get_words(self, level: int) -> np.ndarray:
         if level not in self._levels:
             first = self.trie.first_child[level][:-1]
-            self._levels[level] = np.bitwise_or.reduceat(self._words(level + 1), first, axis=1)
+            self._levels[level] = np.bitwise_or.reduceat(self._get_words(level + 1), first, axis=1)
         return self._levels[level]
 
 
@@ -137,26 +137,26 @@ class FilteredBatch(SubCatalogue):
     def __init__(self, bits: FilterBits, which_Q: np.ndarray):
         self._bits, self._filter_of_Q = bits, torch.from_numpy(np.asarray(which_Q, np.int64))
 
-    def of(self, which_U: np.ndarray) -> SubCatalogue:
+    def select_prompts(self, which_U: np.ndarray) -> SubCatalogue:
         """Return the filters of some of the questions."""
         return FilteredBatch(self._bits, self._filter_of_Q.numpy()[which_U])
 
-    def out_items(self, prompts: int) -> list[np.ndarray]:
+    def list_excluded_items(self, prompts: int) -> list[np.ndarray]:
         """Return for each question the dense indices of the items that are excluded."""
         items = self._bits.trie.n_items
-        out = [np.flatnonzero(~each.allowed_of(items)) for each in self._bits.filters]
+        out = [np.flatnonzero(~each.make_mask(items)) for each in self._bits.filters]
         return [np.empty(0, np.int64) if which < 0 else out[which] for which in self._filter_of_Q.tolist()]
 
-    def out(self, leaf_UX: Tensor) -> Tensor:
+    def mask_excluded(self, leaf_UX: Tensor) -> Tensor:
         """Return a mask [Q, X] of the leaves that are excluded for their question."""
-        return self.dead(self._bits.trie.levels, leaf_UX)
+        return self.mask_dead_nodes(self._bits.trie.levels, leaf_UX)
 
-    def dead(self, level: int, node_UVK: Tensor) -> Tensor:
+    def mask_dead_nodes(self, level: int, node_UVK: Tensor) -> Tensor:
         """Return a mask of the nodes of a level that lead to no item that their question may get."""
         filter_U = self._filter_of_Q.to(node_UVK.device).view(-1, *[1] * (node_UVK.ndim - 1))
         return ~self._bits.allow(level, filter_U.expand_as(node_UVK), node_UVK)
 
-    def out_of(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
+    def mask_excluded_pairs(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
         """Return a mask [F] of the (question, leaf) pairs that are excluded."""
         return ~self._bits.allow(self._bits.trie.levels, self._filter_of_Q.to(user_F.device)[user_F], leaf_F)
 
@@ -166,18 +166,20 @@ class FilteredBatch(SubCatalogue):
         A few leaves of each node are checked first, and all of them only if these do not decide.
         """
         filter_D = self._filter_of_Q.to(user_D.device)[user_D]
-        size_D = self._bits.trie.leaves_below(level, node_D)
+        size_D = self._bits.trie.count_leaves(level, node_D)
         some_D = torch.minimum(size_D, 4 * count_D + _FEW_LEAVES)
-        all_D = self._allowed(level, filter_D, node_D, some_D) <= count_D
+        all_D = self._count_allowed(level, filter_D, node_D, some_D) <= count_D
         unsure_d = (all_D & (some_D < size_D)).nonzero().squeeze(1)
-        counts = self._allowed(level, filter_D[unsure_d], node_D[unsure_d], size_D[unsure_d])
+        counts = self._count_allowed(level, filter_D[unsure_d], node_D[unsure_d], size_D[unsure_d])
         all_D[unsure_d] = counts <= count_D[unsure_d]
         return all_D
 
-    def _allowed(self, level: int, filter_D: Tensor, node_D: Tensor, look_D: Tensor) -> Tensor:
+    def _count_allowed(self, level: int, filter_D: Tensor, node_D: Tensor, look_D: Tensor) -> Tensor:
         """Count the allowed leaves among the first `look_D` leaves below each node."""
         trie = self._bits.trie
-        first_D = node_D if level == trie.levels else trie.tensor("first_leaf", level, node_D.device)[node_D]
+        first_D = (
+            node_D if level == trie.levels else trie.get_tensor("first_leaf", level, node_D.device)[node_D]
+        )
         pair_F = torch.repeat_interleave(look_D)
         place_F = torch.arange(len(pair_F), device=pair_F.device) - (look_D.cumsum(0) - look_D)[pair_F]
         allowed_F = self._bits.allow(trie.levels, filter_D[pair_F], first_D[pair_F].long() + place_F)

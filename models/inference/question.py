@@ -1,6 +1,6 @@
 """Questions to a model and its answers.
 
-Both are plain NumPy: a question is built by the feature service, sent to the engine, and names items by dense index. `packed`
+Both are plain NumPy: a question is built by the feature service, sent to the engine, and names items by dense index. `pack_questions`
 puts the histories of many questions into one `Sequences`, the type that offline prompts are built from too, so the features of
 a prompt are the same bytes online and offline.
 """
@@ -21,7 +21,7 @@ from nonet.types import Jagged
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class EventHistory:
     """Events of one user, oldest first.
 
     `item` [n] int32 has dense indices, `time` [n] int64 unix seconds, `event` [n] int32 the index of its kind, and `columns` [n]
@@ -37,16 +37,18 @@ class Events:
     def __len__(self) -> int:
         return len(self.item)
 
-    def last(self, count: int) -> Events:
+    def select_last(self, count: int) -> EventHistory:
         """Return the newest `count` events."""
         first = max(0, len(self) - count)
         columns = {name: values[first:] for name, values in self.columns.items()}
-        return Events(self.item[first:], self.time[first:], self.event[first:], columns, self.start + first)
+        return EventHistory(
+            self.item[first:], self.time[first:], self.event[first:], columns, self.start + first
+        )
 
-    def where(self, kept: np.ndarray) -> Events:
+    def filter_events(self, mask: np.ndarray) -> EventHistory:
         """Return the events that a mask [n] selects."""
-        columns = {name: values[kept] for name, values in self.columns.items()}
-        return Events(self.item[kept], self.time[kept], self.event[kept], columns, self.start)
+        columns = {name: values[mask] for name, values in self.columns.items()}
+        return EventHistory(self.item[mask], self.time[mask], self.event[mask], columns, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Question:
     share of traffic is drawn by where there is no user: the caller's name, or the request's. within: the filter of a list.
     """
 
-    events: Events
+    events: EventHistory
     user_key: int
     user: str = ""
     top: int = 10
@@ -88,23 +90,23 @@ class Answer:
     vote: np.ndarray | None = None
 
 
-def packed(questions: Sequence[Question], like: Sequences) -> Sequences:
+def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequences:
     """Pack the histories [N + Q] as sequences of Q users, each followed by a placeholder event that is the target and never read.
 
     `like` are the sequences whose items, kinds of events and columns are used.
     """
     counts = np.array([len(question.events) + 1 for question in questions], np.int64)
     columns = {
-        name: _joined([question.events.columns[name] for question in questions], _filler(values))
-        for name, values in like.columns.items()
+        name: _concatenate([question.events.columns[name] for question in questions], _make_filler(values))
+        for name, values in template.columns.items()
     }
     return replace(
-        like,
+        template,
         user_id=np.arange(len(questions)),
         offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
-        item=_joined([question.events.item for question in questions], np.int32(0)),
-        time=_joined([question.events.time for question in questions], np.int64(0)),
-        event=_joined([question.events.event for question in questions], np.int32(0)),
+        item=_concatenate([question.events.item for question in questions], np.int32(0)),
+        time=_concatenate([question.events.time for question in questions], np.int64(0)),
+        event=_concatenate([question.events.event for question in questions], np.int32(0)),
         split=np.full(int(counts.sum()), TEST, np.int8),
         columns=columns,
         targets={},
@@ -113,45 +115,45 @@ def packed(questions: Sequence[Question], like: Sequences) -> Sequences:
     )
 
 
-def hidden_of(questions: Sequence[Question]) -> Jagged:
+def collect_hidden(questions: Sequence[Question]) -> Jagged:
     """Collect the dense indices of the items that each question may not list."""
     counts = [len(question.hidden) for question in questions]
     values = [np.asarray(question.hidden, np.int64) for question in questions]
     return Jagged(np.concatenate(values), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
 
 
-def beam_width(least: int, top: int) -> int:
+def choose_beam_width(min_width: int, top: int) -> int:
     """Return the number of beams for `top` items: `least` times a power of two, so that few widths occur and requests merge."""
-    width = least
+    width = min_width
     while width < top:
         width *= 2
     return width
 
 
-def events_of_nobody(like: Sequences) -> Events:
+def make_empty_events(template: Sequences) -> EventHistory:
     """Return an empty history with the columns of some sequences."""
     none = np.empty(0, np.int32)
-    columns = {name: np.empty(0, values.dtype) for name, values in like.columns.items()}
-    return Events(none, np.empty(0, np.int64), none, columns)
+    columns = {name: np.empty(0, values.dtype) for name, values in template.columns.items()}
+    return EventHistory(none, np.empty(0, np.int64), none, columns)
 
 
-def usual_columns(seq: Sequences) -> dict[str, np.generic]:
+def find_default_values(seq: Sequences) -> dict[str, np.generic]:
     """Return the default value of an event in each column: the largest number, as for a liked item, or no id."""
-    return {name: _usual(values) for name, values in seq.columns.items()}
+    return {name: _find_default(values) for name, values in seq.columns.items()}
 
 
-def _usual(values: np.ndarray) -> np.generic:
+def _find_default(values: np.ndarray) -> np.generic:
     if values.dtype.kind != "f":
         return values.dtype.type(NONE)
     largest = np.nanmax(values) if len(values) and not np.isnan(values).all() else 0
     return np.float32(largest)
 
 
-def _filler(values: np.ndarray) -> np.generic:
+def _make_filler(values: np.ndarray) -> np.generic:
     return values.dtype.type(0)
 
 
-def _joined(parts: Sequence[np.ndarray], filler: np.generic) -> np.ndarray:
+def _concatenate(parts: Sequence[np.ndarray], filler: np.generic) -> np.ndarray:
     """Concatenate the parts, each followed by `filler`."""
     behind = np.array([filler])
     return np.concatenate([x for part in parts for x in (np.asarray(part, behind.dtype), behind)])

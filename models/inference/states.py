@@ -10,22 +10,22 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from nonet.models.inference.question import Events, Question
+from nonet.models.inference.question import EventHistory, Question
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    events: Events
+class _StoredPrefix:
+    events: EventHistory
     user_key: int
     prefix: Any
 
 
-class States:
+class PrefixStates:
     """LRU cache of prefixes by user, limited to `most_bytes`; `hits` and `misses` count look-ups."""
 
     def __init__(self, most_bytes: int = 256 << 20):
         self._most_bytes, self.nbytes = most_bytes, 0
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _StoredPrefix] = OrderedDict()
         self.hits, self.misses = 0, 0
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class States:
     def find(self, question: Question) -> tuple[Any, int]:
         """Return the prefix of a question's user and the number of its events; None and 0 if there is none."""
         kept = self._kept.get(question.user) if question.user else None
-        if kept is None or kept.user_key != question.user_key or not _begins(question.events, kept.events):
+        if kept is None or kept.user_key != question.user_key or not _is_prefix(question.events, kept.events):
             self.misses += 1
             return None, 0
         self._kept.move_to_end(question.user)
@@ -47,12 +47,12 @@ class States:
             return
         old = self._kept.pop(question.user, None)
         self.nbytes += prefix.nbytes - (old.prefix.nbytes if old else 0)
-        self._kept[question.user] = _Kept(question.events, question.user_key, prefix)
+        self._kept[question.user] = _StoredPrefix(question.events, question.user_key, prefix)
         while self.nbytes > self._most_bytes and self._kept:
             self.nbytes -= self._kept.popitem(last=False)[1].prefix.nbytes
 
 
-def _begins(events: Events, first: Events) -> bool:
+def _is_prefix(events: EventHistory, first: EventHistory) -> bool:
     """Return whether `first` is a prefix of `events`, value by value."""
     n = len(first)
     if events.start != first.start or n > len(events):

@@ -39,7 +39,7 @@ class QueueDied(NonetError):
 
 
 @dataclass(slots=True)
-class Measures:
+class QueueStats:
     """Statistics of a queue: batches, questions, cost, seconds computed, size of the newest batch, and expired questions."""
 
     batches: int = 0
@@ -51,7 +51,7 @@ class Measures:
 
 
 @dataclass(slots=True)
-class _Waiting(Generic[Q, A]):
+class _WaitingQuestion(Generic[Q, A]):
     question: Q
     cost: float
     until: float
@@ -76,12 +76,12 @@ class TensorBatch(Generic[Q, A]):
     ):
         self._answer, self._cost, self._most_cost, self._most = answer, cost, most_cost, most
         self._turn = turn or threading.Lock()
-        self._seconds = _Seconds()
-        self._waiting: list[_Waiting[Q, A]] = []
+        self._seconds = _DurationEstimate()
+        self._waiting: list[_WaitingQuestion[Q, A]] = []
         self._change, self._closed = threading.Condition(), False
         self._died: BaseException | None = None
-        self._under_way: list[_Waiting[Q, A]] = []
-        self.measures = Measures()
+        self._under_way: list[_WaitingQuestion[Q, A]] = []
+        self.measures = QueueStats()
         self._thread = threading.Thread(target=self._work, name="tensor-batch", daemon=True)
         self._thread.start()
 
@@ -92,10 +92,10 @@ class TensorBatch(Generic[Q, A]):
             Closed: The queue is closed.
             QueueDied: The thread of the queue has ended.
         """
-        waiting = _Waiting[Q, A](question, self._cost(question), time.monotonic() + within_s)
+        waiting = _WaitingQuestion[Q, A](question, self._cost(question), time.monotonic() + within_s)
         with self._change:
             if self._died is not None:
-                raise _died(self._died)
+                raise _make_queue_died(self._died)
             if self._closed:
                 raise Closed("this queue is closed: its version was replaced")
             self._waiting.append(waiting)
@@ -126,7 +126,7 @@ class TensorBatch(Generic[Q, A]):
             with self._change:
                 self._died, left, self._waiting = error, [*self._under_way, *self._waiting], []
             for waiting in left:
-                _fail(waiting, _died(error))
+                _fail(waiting, _make_queue_died(error))
             _log.critical("the queue of a version has died", exc_info=error)
 
     def _compute_until_closed(self) -> None:
@@ -137,7 +137,7 @@ class TensorBatch(Generic[Q, A]):
                 if not self._waiting:
                     return
             with self._turn:  # others may come while the turn is another's
-                batch, late = self._next()
+                batch, late = self._take_next()
                 self._under_way = [*batch, *late]
                 # A caller may give up at any moment; a future that runs can no longer be cancelled.
                 self._compute([waiting for waiting in batch if _start(waiting)])
@@ -146,7 +146,7 @@ class TensorBatch(Generic[Q, A]):
                     _fail(waiting, TooLate("the deadline passed before this question was computed"))
             self._under_way = []
 
-    def _next(self) -> tuple[list[_Waiting[Q, A]], list[_Waiting[Q, A]]]:
+    def _take_next(self) -> tuple[list[_WaitingQuestion[Q, A]], list[_WaitingQuestion[Q, A]]]:
         """Take the questions to compute now, the most urgent first, and those that expired."""
         now = time.monotonic()
         with self._change:
@@ -154,11 +154,11 @@ class TensorBatch(Generic[Q, A]):
             there = sorted(
                 (waiting for waiting in self._waiting if waiting.until > now), key=lambda each: each.until
             )
-            batch: list[_Waiting[Q, A]] = []
+            batch: list[_WaitingQuestion[Q, A]] = []
             total = 0.0
             for waiting in there:
                 urgent = batch[0].until if batch else waiting.until
-                affordable = self._seconds.cost_within(_SPENT * (urgent - now))
+                affordable = self._seconds.invert(_SPENT * (urgent - now))
                 if batch and (
                     len(batch) == self._most or total + waiting.cost > min(self._most_cost, affordable)
                 ):
@@ -169,7 +169,7 @@ class TensorBatch(Generic[Q, A]):
         self.measures.late += len(late)
         return batch, late
 
-    def _compute(self, batch: list[_Waiting[Q, A]]) -> None:
+    def _compute(self, batch: list[_WaitingQuestion[Q, A]]) -> None:
         if not batch:
             return
         began, cost = time.perf_counter(), sum(waiting.cost for waiting in batch)
@@ -194,7 +194,7 @@ class TensorBatch(Generic[Q, A]):
             waiting.future.set_result(answer)
 
 
-class _Seconds:
+class _DurationEstimate:
     """Model of a batch's seconds as a + b * cost: least squares over the batches so far, with decaying weights."""
 
     def __init__(self):
@@ -204,7 +204,7 @@ class _Seconds:
         each = (1.0, cost, seconds, cost * cost, cost * seconds)
         self._sums = [_FORGET * old + new for old, new in zip(self._sums, each, strict=True)]
 
-    def cost_within(self, seconds: float) -> float:
+    def invert(self, seconds: float) -> float:
         """Return the cost that can be computed in `seconds`; infinite while there is too little data."""
         n, x, y, xx, xy = self._sums
         spread = n * xx - x * x
@@ -215,16 +215,16 @@ class _Seconds:
         return float("inf") if b <= 0 else (seconds - a) / b
 
 
-def _start(waiting: _Waiting[Any, Any]) -> bool:
+def _start(waiting: _WaitingQuestion[Any, Any]) -> bool:
     """Mark a question as running, and return whether its caller still waits for the answer."""
     return waiting.future.set_running_or_notify_cancel()
 
 
-def _fail(waiting: _Waiting[Any, Any], error: Exception) -> None:
+def _fail(waiting: _WaitingQuestion[Any, Any], error: Exception) -> None:
     """Set an error on a question's future, unless it is done or cancelled."""
     with suppress(InvalidStateError):
         waiting.future.set_exception(error)
 
 
-def _died(error: BaseException) -> QueueDied:
+def _make_queue_died(error: BaseException) -> QueueDied:
     return QueueDied(f"the queue of this version has died: {type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-from .draws import Drawing as Drawing
+from .draws import ItemSampler as ItemSampler
 from .draws import is_drawn as is_drawn
-from .exact import catalogue_log_prob as catalogue_log_prob
-from .exact import divergence as divergence
+from .exact import compute_catalogue_log_prob as compute_catalogue_log_prob
+from .exact import compute_expected_reward as compute_expected_reward
+from .exact import compute_kl as compute_kl
 from .exact import entropy as entropy
-from .exact import expected_reward as expected_reward

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation import Trie, Votes, legal_log_softmax, remember, top_k
+from nonet.models.generation import Trie, Votes, legal_log_softmax, remember, select_top_k
 
 # Shapes: U prompts, V nodes of a prompt at a level, M draws, L levels, K codes of the level, X voted leaves.
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class DrawnLeaves:
     """Drawn leaves.
 
     Attributes:
@@ -36,7 +36,7 @@ class Leaves:
     noisy: Tensor
 
 
-class Walk:
+class TrieWalk:
     """Traverses the trie for one batch of prompts."""
 
     def __init__(self, model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None):
@@ -44,83 +44,85 @@ class Walk:
         self._memory = None if votes is None else remember(model, cache, trie, votes)[0]
         self._device, self._users = cache.state.device, len(cache.state)
 
-    def sampled(self, noise_ULM: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Leaves:
+    def sample(self, noise_ULM: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> DrawnLeaves:
         """Draw leaves independently by inversion of uniform noise at each level; codes outside a level's `top_p` are excluded."""
         draws = noise_ULM.shape[-1]
-        state = self._root(draws)
+        state = self._start_at_root(draws)
         logp, sampling = [], []
         for level in range(self._trie.levels):
-            child_UMK, own_UMK, mass_UMK = self._children(level, *state)
+            child_UMK, own_UMK, mass_UMK = self._expand_children(level, *state)
             chance_UMK = mass_UMK - state[1][..., None]
-            drawn_UMK = _tempered(chance_UMK, temperature, top_p)
+            drawn_UMK = _apply_temperature(chance_UMK, temperature, top_p)
             total_UMK = drawn_UMK.exp().cumsum(-1)
             mark_UM1 = noise_ULM[:, level, :, None].to(total_UMK.dtype) * total_UMK[..., -1:]
             code_UM1 = (total_UMK <= mark_UM1).sum(-1, keepdim=True).clamp(max=total_UMK.shape[-1] - 1)
-            code_UM1 = _likely(code_UM1, drawn_UMK)
+            code_UM1 = _replace_impossible(code_UM1, drawn_UMK)
             logp.append(chance_UMK.gather(-1, code_UM1).squeeze(-1))
             sampling.append(drawn_UMK.gather(-1, code_UM1).squeeze(-1))
-            state = _descended(state, child_UMK, own_UMK, mass_UMK, code_UM1)
+            state = _descend(state, child_UMK, own_UMK, mass_UMK, code_UM1)
         noisy = torch.zeros_like(state[1])
-        return Leaves(state[0], torch.stack(logp, -1), torch.stack(sampling, -1), noisy)
+        return DrawnLeaves(state[0], torch.stack(logp, -1), torch.stack(sampling, -1), noisy)
 
-    def perturbed(self, most: int, noise: Sequence[np.random.Generator]) -> Leaves:
+    def perturb(self, max_leaves: int, noise: Sequence[np.random.Generator]) -> DrawnLeaves:
         """Return the `most` leaves with the largest log-probability plus independent Gumbel noise."""
-        node_UV, mass_UV, own_UV, sid_UVl = self._root(1)
-        noisy_UV = self._gumbel(noise, 1, 1)[..., 0]
+        node_UV, mass_UV, own_UV, sid_UVl = self._start_at_root(1)
+        noisy_UV = self._draw_gumbel(noise, 1, 1)[..., 0]
         logp_UVl = torch.zeros(*node_UV.shape, 0, dtype=mass_UV.dtype, device=self._device)
         for level in range(self._trie.levels):
-            child_UVK, own_UVK, mass_UVK = self._children(level, node_UV, mass_UV, own_UV, sid_UVl)
-            grown_UVK = _below(noisy_UV, mass_UVK, mass_UVK + self._gumbel(noise, *child_UVK.shape[1:]))
+            child_UVK, own_UVK, mass_UVK = self._expand_children(level, node_UV, mass_UV, own_UV, sid_UVl)
+            grown_UVK = _condition_on_maximum(
+                noisy_UV, mass_UVK, mass_UVK + self._draw_gumbel(noise, *child_UVK.shape[1:])
+            )
             codes = child_UVK.shape[-1]
-            noisy_UV, flat_UV = top_k(grown_UVK.flatten(1), most)
+            noisy_UV, flat_UV = select_top_k(grown_UVK.flatten(1), max_leaves)
             parent_UV = flat_UV // codes
             level_UVK = mass_UVK - mass_UV[..., None]
             taken = [each.flatten(1).gather(1, flat_UV) for each in (child_UVK, mass_UVK, own_UVK, level_UVK)]
             node_UV, mass_UV, own_UV = taken[0].clamp_min(0), taken[1], taken[2]
             dead_UV = noisy_UV == -torch.inf  # no more legal leaves: follow the first node
             mass_UV, own_UV = mass_UV.masked_fill(dead_UV, -1e9), own_UV.masked_fill(dead_UV, -1e9)
-            sid_UVl = _longer(sid_UVl, parent_UV, flat_UV % codes)
-            logp_UVl = _longer(logp_UVl, parent_UV, taken[3].masked_fill(dead_UV, 0.0))
-        return Leaves(node_UV, logp_UVl, logp_UVl, noisy_UV)
+            sid_UVl = _append_codes(sid_UVl, parent_UV, flat_UV % codes)
+            logp_UVl = _append_codes(logp_UVl, parent_UV, taken[3].masked_fill(dead_UV, 0.0))
+        return DrawnLeaves(node_UV, logp_UVl, logp_UVl, noisy_UV)
 
-    def _root(self, draws: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _start_at_root(self, draws: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the root nodes, the policy's and the model's log-masses [U, V], and empty code paths [U, V, 0]."""
         shape = self._users, draws
         node = torch.zeros(shape, dtype=torch.int64, device=self._device)
         mass = torch.zeros(shape, dtype=torch.float64, device=self._device)
         return node, mass, mass.clone(), node.new_zeros(*shape, 0)
 
-    def _children(
+    def _expand_children(
         self, level: int, node_UV: Tensor, mass_UV: Tensor, own_UV: Tensor, sid_UVl: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return for every code the child and its log-mass under model and policy [U, V, K]; -inf where illegal."""
-        child_UVK = self._trie.children(level, node_UV)
+        child_UVK = self._trie.find_children(level, node_UV)
         logits = self._model.step(self._cache, sid_UVl, level)
         own_UVK = own_UV[..., None] + legal_log_softmax(logits, child_UVK >= 0).double()
         if self._memory is None:
             return child_UVK, own_UVK, own_UVK
-        q_UVK = self._remembered(level, node_UV, child_UVK)
-        mass_UVK = self._memory.mixed(own_UVK.flatten(1), q_UVK.flatten(1)).view_as(own_UVK)
+        q_UVK = self._sum_memory(level, node_UV, child_UVK)
+        mass_UVK = self._memory.mix(own_UVK.flatten(1), q_UVK.flatten(1)).view_as(own_UVK)
         return child_UVK, own_UVK, mass_UVK.masked_fill(child_UVK < 0, -torch.inf)
 
-    def _remembered(self, level: int, node_UV: Tensor, child_UVK: Tensor) -> Tensor:
+    def _sum_memory(self, level: int, node_UV: Tensor, child_UVK: Tensor) -> Tensor:
         """Sum the memory's probability of the leaves below every child [U, V, K]."""
         assert self._memory is not None
         votes, q_UX = self._memory.votes, self._memory.q.double()
         leaf_UX = votes.leaf.clamp_min(0).contiguous()
-        above_UX, below_UX = (self._trie.nodes_of(at, leaf_UX) for at in (level, level + 1))
-        code_UX = self._trie.tensor("code", level, self._device)[below_UX].long()
+        above_UX, below_UX = (self._trie.find_nodes(at, leaf_UX) for at in (level, level + 1))
+        code_UX = self._trie.get_tensor("code", level, self._device)[below_UX].long()
         here_UVX = (node_UV[:, :, None] == above_UX[:, None, :]) & (votes.leaf >= 0)[:, None, :]
         out = torch.zeros(child_UVK.shape, dtype=torch.float64, device=self._device)
         index = code_UX[:, None, :].expand(here_UVX.shape)
         return out.scatter_add_(2, index, here_UVX * q_UX[:, None, :])
 
-    def _gumbel(self, noise: Sequence[np.random.Generator], nodes: int, codes: int) -> Tensor:
+    def _draw_gumbel(self, noise: Sequence[np.random.Generator], nodes: int, codes: int) -> Tensor:
         drawn = np.stack([each.gumbel(size=(nodes, codes)) for each in noise])
         return torch.from_numpy(drawn).to(self._device)
 
 
-def _below(noisy_UV: Tensor, mass_UVK: Tensor, free_UVK: Tensor) -> Tensor:
+def _condition_on_maximum(noisy_UV: Tensor, mass_UVK: Tensor, free_UVK: Tensor) -> Tensor:
     """Compute perturbed log-masses of children, conditioned on their maximum being their node's (Kool et al., appendix B.3)."""
     free_UVK = free_UVK.masked_fill(mass_UVK == -torch.inf, -torch.inf)
     top_UV1 = free_UVK.amax(-1, keepdim=True)
@@ -132,7 +134,7 @@ def _below(noisy_UV: Tensor, mass_UVK: Tensor, free_UVK: Tensor) -> Tensor:
     return held_UVK.masked_fill(dead_UVK, -torch.inf)
 
 
-def _tempered(chance_UMK: Tensor, temperature: float, top_p: float) -> Tensor:
+def _apply_temperature(chance_UMK: Tensor, temperature: float, top_p: float) -> Tensor:
     """Compute log-probabilities at a temperature, restricted to the likeliest codes with total probability `top_p`."""
     logp_UMK = (chance_UMK / temperature).log_softmax(-1)
     if top_p >= 1:
@@ -143,20 +145,20 @@ def _tempered(chance_UMK: Tensor, temperature: float, top_p: float) -> Tensor:
     return logp_UMK.masked_fill(out, -torch.inf).log_softmax(-1)
 
 
-def _likely(code_UM1: Tensor, drawn_UMK: Tensor) -> Tensor:
+def _replace_impossible(code_UM1: Tensor, drawn_UMK: Tensor) -> Tensor:
     """Replace codes of probability 0, which rounding can select, by the likeliest code."""
     nothing = drawn_UMK.gather(-1, code_UM1) == -torch.inf
     return torch.where(nothing, drawn_UMK.argmax(-1, keepdim=True), code_UM1)
 
 
-def _descended(
+def _descend(
     state: tuple[Tensor, ...], child: Tensor, own: Tensor, mass: Tensor, code_UM1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     node, mass, own = (each.gather(-1, code_UM1).squeeze(-1) for each in (child, mass, own))
     return node, mass, own, torch.cat([state[3], code_UM1], -1)
 
 
-def _longer(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
+def _append_codes(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
     """Append one more level to the values of the parents."""
     index = parent_UV.unsqueeze(-1).expand(-1, -1, prefix_UVl.shape[-1])
     return torch.cat([prefix_UVl.gather(1, index), last_UV.unsqueeze(-1)], -1)

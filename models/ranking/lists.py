@@ -25,7 +25,7 @@ _MIXED = 0.01  # of the history's share in the list's, so that the divergence is
 
 
 @dataclass(frozen=True, slots=True)
-class Categories:
+class ItemCategories:
     """The categories of items: those of item i are code[first[i]:first[i + 1]], C of all together."""
 
     first: np.ndarray
@@ -33,12 +33,12 @@ class Categories:
     count: int
 
     @classmethod
-    def of(cls, names: Iterable[Sequence[str]]) -> Categories | None:
+    def from_names(cls, names: Iterable[Sequence[str]]) -> ItemCategories | None:
         """Build from the category names of each item, with the 256 most frequent ones; None if there are none."""
-        return cls.of_column(pa.array([list(row) for row in names], pa.list_(pa.string())))
+        return cls.from_column(pa.array([list(row) for row in names], pa.list_(pa.string())))
 
     @classmethod
-    def of_column(cls, column: Any) -> Categories | None:
+    def from_column(cls, column: Any) -> ItemCategories | None:
         """Build from an Arrow column of lists of names [I]; a null is an item without categories."""
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         coded = pc.list_flatten(column).dictionary_encode()
@@ -57,7 +57,7 @@ class Categories:
         first = np.searchsorted(cell // len(chosen), np.arange(len(lengths) + 1))
         return cls(first, (cell % len(chosen)).astype(np.int16), len(chosen))
 
-    def shares(self, items: np.ndarray) -> np.ndarray:
+    def compute_shares(self, items: np.ndarray) -> np.ndarray:
         """Return the categories of items [...] as shares [..., C] float32; each row sums to 1, or to 0 without categories."""
         flat = items.reshape(-1)
         lengths = self.first[flat + 1] - self.first[flat]
@@ -73,7 +73,7 @@ class Categories:
 class ListQuality:
     """Sums over lists of item indices, best first, -1 for none."""
 
-    def __init__(self, occurs_I: np.ndarray, k: int = 10, categories: Categories | None = None):
+    def __init__(self, occurs_I: np.ndarray, k: int = 10, categories: ItemCategories | None = None):
         occurs = np.asarray(occurs_I, np.float64)
         self._k, self._categories = k, categories
         self._bits_I = -np.log2((occurs + 1) / (occurs.sum() + len(occurs)))
@@ -89,9 +89,9 @@ class ListQuality:
         self._shown_I += np.bincount(shown, minlength=len(self._shown_I))
         self._add("novelty", self._bits_I[shown])
         if self._categories is not None:
-            share_PkC = self._categories.shares(np.maximum(lists_Pk, 0)) * there[:, :, None]
+            share_PkC = self._categories.compute_shares(np.maximum(lists_Pk, 0)) * there[:, :, None]
             self._add("diversity", _diversity(share_PkC > 0, there))
-            self._add("calibration", _divergence(self._of_histories(history), share_PkC.sum(1)))
+            self._add("calibration", _compute_divergence(self._sum_history_shares(history), share_PkC.sum(1)))
 
     def absorb(self, other: ListQuality) -> None:
         """Add the sums of another instance for the same catalogue."""
@@ -100,7 +100,7 @@ class ListQuality:
             self._sums[name] += other._sums[name]
             self._counts[name] += other._counts[name]
 
-    def summary(self) -> dict[str, float]:
+    def summarise(self) -> dict[str, float]:
         """coverage: the part of the catalogue shown to anybody. gini: 0 all items shown alike, 1 one item to everybody.
         novelty: bits of surprise of a shown item, by how often it occurs (Zhou et al. 2010). diversity: 1 - Jaccard of two
         items' categories in a list (Ziegler et al. 2005). calibration: nats from a list's categories to its user's, 0 the
@@ -114,14 +114,14 @@ class ListQuality:
         self._sums[name] += float(known.sum())
         self._counts[name] += len(known)
 
-    def _of_histories(self, history: Jagged) -> np.ndarray:
+    def _sum_history_shares(self, history: Jagged) -> np.ndarray:
         """Sum the category shares [P, C] of each history."""
         assert self._categories is not None
         offsets, items = np.asarray(history.offsets), np.asarray(history.values)
         out = np.zeros((len(offsets) - 1, self._categories.count))
         for row in range(len(out)):  # a history at a time: np.add.at over all of them takes ten times as long
             own = items[offsets[row] : offsets[row + 1]]
-            out[row] = self._categories.shares(own).sum(0, dtype=np.float64)
+            out[row] = self._categories.compute_shares(own).sum(0, dtype=np.float64)
         return out
 
 
@@ -137,7 +137,7 @@ def _diversity(has_PkC: np.ndarray, there_Pk: np.ndarray) -> np.ndarray:
     return np.where(pair.any((1, 2)), apart / np.maximum(pair.sum((1, 2)), 1), np.nan)
 
 
-def _divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
+def _compute_divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
     """Compute the KL of the history's categories from the list's [P] in nats; NaN where one of them has none."""
     some = (history_PC.sum(1) > 0) & (list_PC.sum(1) > 0)
     p = history_PC / np.maximum(history_PC.sum(1, keepdims=True), 1e-12)

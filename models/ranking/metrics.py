@@ -1,7 +1,7 @@
 """Full-ranking metrics: the rank of a held-out item among the whole catalogue, and what follows from it.
 
 A rank is 0 for the best. What is masked is in nobody's list: a target that is masked has no rank, it is
-MISSED. Equal scores are ordered by `tie_order`: the more popular first, then a seeded permutation, never the item index, since an
+MISSED. Equal scores are ordered by `make_tie_order`: the more popular first, then a seeded permutation, never the item index, since an
 index often carries popularity or age and would flatter a model that answers nothing. Differences come with a
 paired bootstrap over users (95 %): events of one user are not independent, so users are drawn, not events.
 """
@@ -50,7 +50,7 @@ def parse_metric(name: str) -> tuple[str, int | None]:
     return kind, k
 
 
-def of_events(names: Iterable[str]) -> list[str]:
+def select_event_metrics(names: Iterable[str]) -> list[str]:
     """Those of the metrics that an event has by itself, so that two subjects can be compared event by event."""
     return [name for name in names if parse_metric(name)[0] in _PER_EVENT]
 
@@ -61,7 +61,7 @@ def list_depth(names: Iterable[str], width: int) -> int:
     return max((k or width for kind, k in parsed if kind == "coverage"), default=0)
 
 
-def tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
+def make_tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
     """The place of each item among equals, [I] int64: by popularity, highest first, then by a seeded
     permutation."""
     chance = rng(seed, "ties").permutation(len(popularity_I))
@@ -80,7 +80,7 @@ def rank_of_target_np(
     permutation of seed 0.
     """
     P, I = scores_PI.shape  # noqa: E741
-    tie = tie_order(np.zeros(I), 0) if tie_I is None else tie_I
+    tie = make_tie_order(np.zeros(I), 0) if tie_I is None else tie_I
     if np.isnan(scores_PI).any():
         bad = np.flatnonzero(np.isnan(scores_PI).any(axis=1))
         raise DataError(
@@ -89,7 +89,7 @@ def rank_of_target_np(
     own = scores_PI[np.arange(P), target_P][:, None]
     own_tie = tie[target_P][:, None]
     ahead = (scores_PI > own).sum(1) + ((scores_PI == own) & (tie < own_tie)).sum(1)
-    row, item = _distinct_pairs(masked, I)
+    row, item = _list_distinct_pairs(masked, I)
     score = scores_PI[row, item]
     gone = (score > own[row, 0]) | ((score == own[row, 0]) & (tie[item] < own_tie[row, 0]))
     ranks = ahead - np.bincount(row, weights=gone, minlength=P).astype(np.int64)
@@ -98,7 +98,7 @@ def rank_of_target_np(
     return ranks
 
 
-def per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
+def compute_per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
     """The metric of each held-out event, [P] float64: recall@k is 1 or 0, ndcg@k is 1 / log2(rank + 2)
     or 0."""
     kind, k = parse_metric(metric)
@@ -107,7 +107,7 @@ def per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
     return _PER_EVENT[kind](np.asarray(ranks), k)
 
 
-class Reach:
+class CoverageCounter:
     """The best place at which each item of the catalogue was recommended to anybody, over all lists added."""
 
     def __init__(self, n_items: int):
@@ -119,7 +119,7 @@ class Reach:
         place_PW = np.broadcast_to(np.arange(lists_PW.shape[1]), lists_PW.shape)
         np.minimum.at(self._place_I, lists_PW[there], place_PW[there])
 
-    def absorb(self, other: Reach) -> None:
+    def absorb(self, other: CoverageCounter) -> None:
         """Add the lists of another."""
         self._place_I = np.minimum(self._place_I, other._place_I)
 
@@ -128,7 +128,9 @@ class Reach:
         return float((self._place_I < (k or MISSED)).mean())
 
 
-def summarise(ranks: np.ndarray, metrics: Iterable[str], reach: Reach | None = None) -> dict[str, float]:
+def summarise(
+    ranks: np.ndarray, metrics: Iterable[str], reach: CoverageCounter | None = None
+) -> dict[str, float]:
     """Metric name -> mean over events; coverage needs the `reach` of what was recommended."""
     if not len(ranks):
         raise DataError("no held-out event to evaluate; the split or the target condition leaves none.")
@@ -136,7 +138,7 @@ def summarise(ranks: np.ndarray, metrics: Iterable[str], reach: Reach | None = N
     for name in metrics:
         kind, k = parse_metric(name)
         if kind != "coverage":
-            values[name] = float(per_event(name, ranks).mean())
+            values[name] = float(compute_per_event(name, ranks).mean())
         elif reach is None:
             raise ConfigError(f"{name} needs the recommended items, which ranks alone do not hold.")
         else:
@@ -144,7 +146,7 @@ def summarise(ranks: np.ndarray, metrics: Iterable[str], reach: Reach | None = N
     return values
 
 
-def paired(
+def compare_paired(
     a: np.ndarray, b: np.ndarray, user: np.ndarray, seed: int, *, resamples: int = 2000
 ) -> dict[str, float]:
     """Mean of a - b over events, with a 95 % interval from drawing users with replacement.
@@ -154,44 +156,44 @@ def paired(
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or len(a) != len(user) or not len(a):
         raise ValueError(f"paired wants one a, b and user an event, got {a.shape}, {b.shape} and {len(user)}")
-    total_U, events_U = _of_users(a - b, user)
+    total_U, events_U = _sum_by_user(a - b, user)
     draw = rng(seed, "bootstrap")
     means = []
-    for some in _chunks(resamples, max(1, 4_000_000 // len(total_U))):
+    for some in _split_sizes(resamples, max(1, 4_000_000 // len(total_U))):
         drawn = draw.integers(0, len(total_U), size=(some, len(total_U)))
         means.append(total_U[drawn].sum(1) / events_U[drawn].sum(1))
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
     return {"diff": float((a - b).mean()), "low": float(low), "high": float(high)}
 
 
-def half_width(values: np.ndarray, user: np.ndarray, of_users: int) -> float:
+def compute_half_width(values: np.ndarray, user: np.ndarray, total_users: int) -> float:
     """Half of the 95 % interval of a metric's mean where its users were drawn among `of_users`: the mean over them all lies
     within it.
 
     values [P]: the metric of each event; user [P]: who it belongs to. Users are drawn, so it is the interval of a ratio of
     totals, with the correction for a finite population (Cochran, Sampling Techniques, 1977, 2.11). 0 where all were ranked.
     """
-    total_U, events_U = _of_users(values, user)
+    total_U, events_U = _sum_by_user(values, user)
     drawn = len(total_U)
-    if drawn >= of_users or drawn < 2:
+    if drawn >= total_users or drawn < 2:
         return 0.0
     left_U = total_U - total_U.sum() / events_U.sum() * events_U
-    variance = (left_U @ left_U) / (drawn - 1) / drawn * (1 - drawn / of_users)
+    variance = (left_U @ left_U) / (drawn - 1) / drawn * (1 - drawn / total_users)
     return float(_NORMAL_95 * np.sqrt(variance) / events_U.mean())
 
 
-def _of_users(values: np.ndarray, user: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sum_by_user(values: np.ndarray, user: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sum of each user's values [U], and how many they are [U]."""
     _, place = np.unique(user, return_inverse=True)
     return np.bincount(place, weights=values), np.bincount(place)
 
 
-def significant(difference: dict[str, float]) -> bool:
-    """Whether the interval of `paired` leaves out zero."""
+def is_significant(difference: dict[str, float]) -> bool:
+    """Whether the interval of `compare_paired` leaves out zero."""
     return difference["low"] > 0 or difference["high"] < 0
 
 
-def _distinct_pairs(masked: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
+def _list_distinct_pairs(masked: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
     """(prompt, item) of everything masked, each once."""
     lengths = np.diff(np.asarray(masked.offsets, np.int64))
     pair = np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(masked.values)
@@ -199,5 +201,5 @@ def _distinct_pairs(masked: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarra
     return pair // n_items, pair % n_items
 
 
-def _chunks(total: int, size: int) -> Sequence[int]:
+def _split_sizes(total: int, size: int) -> Sequence[int]:
     return [min(size, total - start) for start in range(0, total, size)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nonet.models.ranking.metrics import Reach, summarise
+from nonet.models.ranking.metrics import CoverageCounter, summarise
 
 # Shapes: P held-out events, C of them in a chunk, W recommended items.
 
@@ -20,7 +20,7 @@ class Scoreboard:
 
     def __init__(self, metrics: Sequence[str], n_items: int, groups: Mapping[str, np.ndarray]):
         self._metrics, self._groups = metrics, groups
-        self._reach = {name: Reach(n_items) for name in groups}
+        self._reach = {name: CoverageCounter(n_items) for name in groups}
         self._ranks: list[np.ndarray] = []
         self._events = 0
 
@@ -52,7 +52,7 @@ class Scoreboard:
         """[P] int64, in the order they came."""
         return np.concatenate(self._ranks)
 
-    def summary(self) -> dict[str, dict[str, float]]:
+    def summarise(self) -> dict[str, dict[str, float]]:
         """Compute the metrics by name for each group; a group without events is left out."""
         ranks = self.ranks
         return {
@@ -62,7 +62,7 @@ class Scoreboard:
         }
 
 
-def ranks_of_test(file: Path) -> np.ndarray:
+def read_test_ranks(file: Path) -> np.ndarray:
     """Read the ranks of a subject's test events from its results file: exhaustive ones, or those by beam if there are none."""
     with np.load(file) as arrays:
         return arrays["test.exhaustive" if "test.exhaustive" in arrays else "test.beam"]

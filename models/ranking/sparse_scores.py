@@ -14,7 +14,7 @@ from nonet.types import Jagged
 # Shapes: P prompts, I items, C (prompt, item) cells with a score of their own, S cells that are special: those and masked ones.
 
 
-class Shared:
+class SharedScores:
     """Scores [I] float32 that all prompts share and the order of ties [I], sorted once."""
 
     def __init__(self, score_I: np.ndarray, tie_I: np.ndarray):
@@ -22,7 +22,7 @@ class Shared:
         self.order = np.lexsort((tie_I, -self.score))
         self._sorted, self._ties = -self.score[self.order], tie_I[self.order]
 
-    def ahead(self, score_P: np.ndarray, tie_P: np.ndarray) -> np.ndarray:
+    def count_ahead(self, score_P: np.ndarray, tie_P: np.ndarray) -> np.ndarray:
         """Count the items that come before one of this score and tie order [P]."""
         left = np.searchsorted(self._sorted, -score_P, "left")
         right = np.searchsorted(self._sorted, -score_P, "right")
@@ -34,34 +34,36 @@ class Shared:
 class SparseScores:
     """prompt, item [C] ascending as pairs, and score [C] float32 of each; every other item has its shared score."""
 
-    def __init__(self, prompts: int, shared: Shared, prompt: np.ndarray, item: np.ndarray, score: np.ndarray):
+    def __init__(
+        self, prompts: int, shared: SharedScores, prompt: np.ndarray, item: np.ndarray, score: np.ndarray
+    ):
         self._prompts, self._shared = prompts, shared
         self._cell = prompt * len(shared.score) + item
         self._score = np.asarray(score, np.float32)
 
-    def ranks(self, target_P: np.ndarray, masked: Jagged) -> np.ndarray:
+    def compute_ranks(self, target_P: np.ndarray, masked: Jagged) -> np.ndarray:
         """Compute the ranks [P] int64 of the targets, equal to those of `rank_of_target_np` for the dense scores."""
         shared, items = self._shared, len(self._shared.score)
-        own_P = self._of(np.arange(self._prompts) * items + target_P)
+        own_P = self._get_scores(np.arange(self._prompts) * items + target_P)
         tie_P = shared.tie[target_P]
-        hidden = self._hidden(masked)
+        hidden = self._find_masked_cells(masked)
         special = np.union1d(self._cell, hidden)
         prompt, item = special // items, special % items
-        rank_P = shared.ahead(own_P, tie_P)
-        before = _before(shared.score[item], shared.tie[item], own_P[prompt], tie_P[prompt])
+        rank_P = shared.count_ahead(own_P, tie_P)
+        before = _is_before(shared.score[item], shared.tie[item], own_P[prompt], tie_P[prompt])
         rank_P = rank_P - np.bincount(prompt, weights=before, minlength=self._prompts).astype(np.int64)
         left = ~np.isin(self._cell, hidden)
         prompt, item = self._cell[left] // items, self._cell[left] % items
-        before = _before(self._score[left], shared.tie[item], own_P[prompt], tie_P[prompt])
+        before = _is_before(self._score[left], shared.tie[item], own_P[prompt], tie_P[prompt])
         rank_P = rank_P + np.bincount(prompt, weights=before, minlength=self._prompts).astype(np.int64)
         rank_P[np.isin(np.arange(self._prompts) * items + target_P, hidden)] = MISSED
         rank_P[np.isneginf(own_P)] = MISSED
         return rank_P
 
-    def best(self, k: int, masked: Jagged) -> np.ndarray:
+    def select_top(self, k: int, masked: Jagged) -> np.ndarray:
         """Select the k best items of each prompt that are not masked [P, k]; -1 where none is left."""
         shared, items = self._shared, len(self._shared.score)
-        hidden = self._hidden(masked)
+        hidden = self._find_masked_cells(masked)
         out = np.full((self._prompts, k), -1, np.int64)
         cuts = np.arange(self._prompts + 1) * items
         own, gone = np.searchsorted(self._cell, cuts), np.searchsorted(hidden, cuts)
@@ -79,7 +81,7 @@ class SparseScores:
             out[row, : len(best)] = item[best]
         return out
 
-    def _of(self, cell: np.ndarray) -> np.ndarray:
+    def _get_scores(self, cell: np.ndarray) -> np.ndarray:
         """Return the score of any cells."""
         score = self._shared.score[cell % len(self._shared.score)].copy()
         if len(self._cell):
@@ -88,12 +90,12 @@ class SparseScores:
             score[own] = self._score[place[own]]
         return score
 
-    def _hidden(self, masked: Jagged) -> np.ndarray:
+    def _find_masked_cells(self, masked: Jagged) -> np.ndarray:
         """Return the distinct masked cells, ascending."""
         lengths = np.diff(np.asarray(masked.offsets, np.int64))
         prompt = np.repeat(np.arange(len(lengths)), lengths)
         return np.unique(prompt * len(self._shared.score) + np.asarray(masked.values))
 
 
-def _before(score: np.ndarray, tie: np.ndarray, own: np.ndarray, own_tie: np.ndarray) -> np.ndarray:
+def _is_before(score: np.ndarray, tie: np.ndarray, own: np.ndarray, own_tie: np.ndarray) -> np.ndarray:
     return (score > own) | ((score == own) & (tie < own_tie))

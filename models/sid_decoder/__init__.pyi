@@ -1,8 +1,8 @@
-from .beam_cache import Cache as Cache
-from .blocks import Block as Block
-from .blocks import rotary as rotary
+from .beam_cache import DecoderCache as DecoderCache
+from .blocks import AttentionBlock as AttentionBlock
+from .blocks import compute_rotary as compute_rotary
 from .decoder import SidDecoder as SidDecoder
-from .loss import sid_loss as sid_loss
+from .loss import compute_sid_loss as compute_sid_loss
 from .spec import GAPS as GAPS
 from .spec import RATINGS as RATINGS
 from .spec import TYPES as TYPES

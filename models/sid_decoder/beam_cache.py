@@ -16,7 +16,7 @@ from nonet.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class DecoderCache:
     """State [U, D] of each prompt; keys and values [S, H, E] with cuts [U + 1], if the decoder attends to histories."""
 
     state: Tensor
@@ -24,7 +24,7 @@ class Cache:
     values: Tensor | None = None
     cuts: Tensor | None = None
 
-    def history(self) -> tuple[Tensor, Tensor, Tensor]:
+    def get_history(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return keys, values and cuts; raise an error if this cache has none."""
         if self.keys is None or self.values is None or self.cuts is None:
             raise DataError(
@@ -32,11 +32,11 @@ class Cache:
             )
         return self.keys, self.values, self.cuts
 
-    def part(self, start: int, stop: int) -> Cache:
+    def select_prompts(self, start: int, stop: int) -> DecoderCache:
         """Return the cache of the prompts [start, stop)."""
         if self.keys is None:
-            return Cache(self.state[start:stop])
-        keys, values, cuts = self.history()
+            return DecoderCache(self.state[start:stop])
+        keys, values, cuts = self.get_history()
         cuts = cuts[start : stop + 1]
         rows = slice(int(cuts[0]), int(cuts[-1]))
-        return Cache(self.state[start:stop], keys[rows], values[rows], cuts - cuts[0])
+        return DecoderCache(self.state[start:stop], keys[rows], values[rows], cuts - cuts[0])

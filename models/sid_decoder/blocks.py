@@ -17,7 +17,7 @@ from nonet.attention.masks import UniMask
 _BASE = 1000.0  # slowest rotation: a history of 50 events turns by 0.05 of it
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """Causal self-attention and a two-layer perceptron, each with pre-norm and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float):
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(
-        self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor], past: Past | None = None
+        self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor], past: PastKeyValues | None = None
     ) -> Tensor:
         """Apply the block; `past` holds keys and values that precede those of x in each sequence."""
         q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, self.heads, -1)).unbind(1)
@@ -41,7 +41,7 @@ class Block(nn.Module):
         return x_TD + functional.dropout(thought_TD, self.dropout, self.training)
 
 
-class Past:
+class PastKeyValues:
     """Stored keys and values, which are put before those of new positions block by block; `seen` collects both, by block."""
 
     def __init__(self, kv: Tensor | None, at_S: Tensor, at_T: Tensor, cuts_B1: Tensor):
@@ -49,7 +49,7 @@ class Past:
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
-    def of(cls, kv_JSHE: Tensor | None, past_B1: Tensor, new_B1: Tensor) -> Past:
+    def of(cls, kv_JSHE: Tensor | None, past_B1: Tensor, new_B1: Tensor) -> PastKeyValues:
         """Build from stored keys and values [J, 2, S, H, E] cut by past_B1, before new positions cut by new_B1."""
         kept_S = torch.arange(int(past_B1[-1]), device=past_B1.device)
         new_T = torch.arange(int(new_B1[-1]), device=new_B1.device)
@@ -57,12 +57,12 @@ class Past:
         at_T = new_T + past_B1[torch.repeat_interleave(new_B1.diff()) + 1]
         return cls(kv_JSHE, at_S, at_T, past_B1 + new_B1)
 
-    def layer(self, number: int) -> Past:
+    def select_layer(self, number: int) -> PastKeyValues:
         """Return the keys and values of one block."""
         self._number = number
         return self
 
-    def joined(self, kept: Tensor, new: Tensor) -> Tensor:
+    def join(self, kept: Tensor, new: Tensor) -> Tensor:
         """Concatenate stored [S, ..] and new [T, ..] positions, sequence by sequence."""
         both = new.new_empty(len(kept) + len(new), *new.shape[1:])
         both.index_copy_(0, self._at_S, kept)
@@ -73,13 +73,13 @@ class Past:
         if self._kv is None:
             self.seen.append((keys, values))
             return keys, values, None
-        keys = self.joined(self._kv[self._number, 0], keys)
-        values = self.joined(self._kv[self._number, 1], values)
+        keys = self.join(self._kv[self._number, 0], keys)
+        values = self.join(self._kv[self._number, 1], values)
         self.seen.append((keys, values))
         return keys, values, self._cuts_B1
 
 
-def rotary(place_T: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def compute_rotary(place_T: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Compute cosine and signed sine [T, 1, width] of each position, as input of `rotate`; width is even."""
     half = width // 2
     frequency = _BASE ** (-torch.arange(half, device=place_T.device) / half)

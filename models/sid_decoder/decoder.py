@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from nonet.attention.masks import UniMask
 from nonet.errors import ConfigError, DataError
-from nonet.models.sid_decoder.beam_cache import Cache
-from nonet.models.sid_decoder.blocks import Block, rotary
+from nonet.models.sid_decoder.beam_cache import DecoderCache
+from nonet.models.sid_decoder.blocks import AttentionBlock, compute_rotary
 from nonet.models.sid_decoder.depth import DepthDecoder
 from nonet.models.sid_decoder.depth_attention import DepthAttention
 from nonet.models.sid_decoder.hstu import HstuBlock
-from nonet.models.sid_decoder.prefix import Prefix, extend
+from nonet.models.sid_decoder.prefix import CachedPrefix, extend
 from nonet.models.sid_decoder.spec import GAPS, RATINGS, TYPES
 from nonet.types import Jagged, SampleBatch
 
@@ -70,7 +70,9 @@ class SidDecoder(nn.Module):
         self.start = nn.Parameter(torch.zeros(width))
         self._hstu = block == "hstu"
         self.blocks = nn.ModuleList(
-            HstuBlock(width, heads, length, dropout=dropout) if self._hstu else Block(width, heads, dropout)
+            HstuBlock(width, heads, length, dropout=dropout)
+            if self._hstu
+            else AttentionBlock(width, heads, dropout)
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
@@ -98,7 +100,7 @@ class SidDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=_STD)
-        for weight in (*self.depth.at_zero(), self.kind.weight):
+        for weight in (*self.depth.get_zero_weights(), self.kind.weight):
             nn.init.zeros_(weight)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
@@ -122,7 +124,7 @@ class SidDecoder(nn.Module):
 
         With `ahead` 1 it is never negative: a start position precedes the first event.
         """
-        events_N, sequence_N, place_N = _places(batch)
+        events_N, sequence_N, place_N = _locate_events(batch)
         chosen = batch.loss_mask.values
         position_M = (events_N + sequence_N)[chosen] - (ahead - 1)
         return position_M.masked_fill(place_N[chosen] < ahead - 1, -1)
@@ -135,45 +137,45 @@ class SidDecoder(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        return self.depth.teacher_forced_logits(state_TD, _cuts(batch), position_MA, sid_ML, choices)
+        return self.depth.teacher_forced_logits(state_TD, _compute_cuts(batch), position_MA, sid_ML, choices)
 
-    def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Cache:
-        return self.depth.cache(self.states(batch, rows), _cuts(batch))
+    def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> DecoderCache:
+        return self.depth.cache(self.states(batch, rows), _compute_cuts(batch))
 
-    def step(self, cache: Cache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
+    def step(self, cache: DecoderCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         prefix_UWl = _prefix(codes, cache.state)
         if len(prefix_UWl) > 1 and prefix_UWl.stride(0) == 0:
             prefix_UWl = prefix_UWl[:1]
         logits_UWK = self.depth(cache, prefix_UWl[..., :level], level)
         return logits_UWK.expand(-1, prefix_UWl.shape[1], -1)
 
-    def legal_logits(
-        self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
+    def compute_legal_logits(
+        self, cache: DecoderCache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
-        return self.depth.legal_logits(cache, level, prefix_ml, row_c, code_c)
+        return self.depth.compute_legal_logits(cache, level, prefix_ml, row_c, code_c)
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """Compute the state [T, D] at every position: a sequence's start, then after each of its events."""
-        events_N, sequence_N, _ = _places(batch)
-        sequences, cuts_B1 = len(batch.item), _cuts(batch)
-        event_ND, start_BD = self.entering(batch, rows)
+        events_N, sequence_N, _ = _locate_events(batch)
+        sequences, cuts_B1 = len(batch.item), _compute_cuts(batch)
+        event_ND, start_BD = self.embed_inputs(batch, rows)
         x_TD = start_BD.new_zeros(len(event_ND) + sequences, start_BD.shape[-1])
         after_N = events_N + sequence_N + 1
-        context = self._context(batch, cuts_B1, after_N)
+        context = self._make_block_context(batch, cuts_B1, after_N)
         x_TD = x_TD.index_copy(0, cuts_B1[:-1], start_BD).index_copy(0, after_N, event_ND)
         for block in self.blocks:
             x_TD = block(x_TD, cuts_B1, *context)
         return self.norm(x_TD)
 
-    def entering(
+    def embed_inputs(
         self, batch: SampleBatch, rows: Mapping[str, Tensor], before_B: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Compute the input of the first block: events [N, D] and starts [B, D].
 
         `before_B` is the time of the event before each sequence, -1 for none.
         """
-        event_ND, start_BD = self._events(batch, before_B), self.start.expand(len(batch.item), -1)
-        for projected, by_event in self._rows(batch, rows):
+        event_ND, start_BD = self._embed_events(batch, before_B), self.start.expand(len(batch.item), -1)
+        for projected, by_event in self._project_rows(batch, rows):
             if by_event:
                 event_ND = event_ND + projected
             else:
@@ -186,26 +188,26 @@ class SidDecoder(nn.Module):
         return not self._hstu
 
     def extend(
-        self, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[Prefix | None]
-    ) -> tuple[Cache, list[Prefix]]:
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[CachedPrefix | None]
+    ) -> tuple[DecoderCache, list[CachedPrefix]]:
         """Run a prefill of stored prefixes and the events after them (`prefix.py`); also return the longer prefixes."""
         return extend(self, batch, rows, kept)
 
-    def _context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
+    def _make_block_context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
         """Return what all blocks take besides states and cuts; events are at positions `after_N`."""
-        _, sequence_N, place_N = _places(batch)
+        _, sequence_N, place_N = _locate_events(batch)
         nothing_T = torch.zeros(
             int(len(after_N) + len(cuts_B1) - 1), dtype=torch.int64, device=after_N.device
         )
         if not self._hstu:
-            return (rotary(nothing_T.index_copy(0, after_N, place_N + 1), self.head_width),)
+            return (compute_rotary(nothing_T.index_copy(0, after_N, place_N + 1), self.head_width),)
         time_N = batch.time.values
         since_N = time_N - time_N[batch.item.offsets[sequence_N]]  # a start stands at its first event's time
         time_T = nothing_T.index_copy(0, after_N, since_N.clamp_max(_LATEST)).int()
         return UniMask.hstu().build_table(cuts_B1), time_T
 
-    def _events(self, batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
-        x_ND = self.gap(_gaps(batch, before_B))
+    def _embed_events(self, batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
+        x_ND = self.gap(_bucket_time_gaps(batch, before_B))
         for level, table in enumerate(self.code):
             x_ND = x_ND + table(batch.sid[:, level])
         if "rating" in batch.context:
@@ -213,7 +215,7 @@ class SidDecoder(nn.Module):
             x_ND = x_ND + self.rating(half_steps.clamp(0, RATINGS - 1))
         return x_ND + self.kind(batch.event.values.clamp(0, TYPES - 1))
 
-    def _rows(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
+    def _project_rows(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
         """Return each feature's projected rows, and whether they belong to events (else to sequences)."""
         missing = sorted(set(self.features) - set(rows))
         if missing:
@@ -233,13 +235,13 @@ class SidDecoder(nn.Module):
         return out
 
 
-def _cuts(batch: SampleBatch) -> Tensor:
+def _compute_cuts(batch: SampleBatch) -> Tensor:
     """Return where each sequence's positions begin, including its start position [B + 1]."""
     offsets = batch.item.offsets
     return offsets + torch.arange(len(offsets), device=offsets.device)
 
 
-def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
+def _locate_events(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Return the number, the sequence and the place in that sequence of every event [N]."""
     offsets = batch.item.offsets
     events_N = torch.arange(len(batch.item.values), device=offsets.device)
@@ -247,12 +249,12 @@ def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
     return events_N, sequence_N, events_N - offsets[sequence_N]
 
 
-def _gaps(batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
+def _bucket_time_gaps(batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
     """Return the bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of s.
 
     `before_B` is the time of the event before each sequence's first, -1 if there is none.
     """
-    _, sequence_N, place_N = _places(batch)
+    _, sequence_N, place_N = _locate_events(batch)
     time_N = batch.time.values
     since_N = torch.zeros_like(time_N)
     since_N[1:] = (time_N[1:] - time_N[:-1]).clamp_min(0)

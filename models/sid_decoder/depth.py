@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 
 # Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that each is asked from, L levels,
 # K codes of the level, D width, R rank.
-_TILE = 1024  # pairs of a prompt and a prefix that `legal_logits` computes at once
+_TILE = 1024  # pairs of a prompt and a prefix that `compute_legal_logits` computes at once
 _MIX = 1_000_003
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # golden ratio, as the signed 64-bit number torch multiplies by
 
@@ -42,23 +42,23 @@ class DepthDecoder(nn.Module):
         self.child = nn.Embedding(DEPTH_ROWS, DEPTH_RANK)
         self.ask = nn.ModuleList(nn.Linear(width, DEPTH_RANK, bias=False) for _ in codes[1:])
 
-    def at_zero(self) -> list[Tensor]:
+    def get_zero_weights(self) -> list[Tensor]:
         """Return the weights that are initialised with zero: those of hashed paths."""
         return [self.child.weight]
 
-    def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> Cache:
+    def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> DecoderCache:
         """Build the cache that steps need from packed states: the last state of each sequence."""
-        return Cache(state_TD[cuts_B1[1:] - 1])
+        return DecoderCache(state_TD[cuts_B1[1:] - 1])
 
-    def forward(self, cache: Cache, prefix_UWl: Tensor, level: int) -> Tensor:
+    def forward(self, cache: DecoderCache, prefix_UWl: Tensor, level: int) -> Tensor:
         """Compute logits [U, W, K] of `level`.
 
         `prefix` is [U, W, level] int64, or [1, W, level] for the same prefixes for all prompts.
         """
         return self._logits(cache.state[:, None], prefix_UWl, level)
 
-    def legal_logits(
-        self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
+    def compute_legal_logits(
+        self, cache: DecoderCache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
         """Compute logits [U, c] of code_c[i] after prefix_ml[row_c[i]], rows rising; the prefixes are the same for all prompts.
 
@@ -69,7 +69,11 @@ class DepthDecoder(nn.Module):
         if self.training:
             return None
         state_UD, prefixes = cache.state, len(prefix_ml)
-        write, norm, out = self._linear(self.write, level), self.norm[level], self._linear(self.out, level)
+        write, norm, out = (
+            self._get_linear(self.write, level),
+            self.norm[level],
+            self._get_linear(self.out, level),
+        )
         assert isinstance(norm, nn.LayerNorm)
         read_UH = self.read[level](state_UD)
         chosen_mH = read_UH.new_zeros(prefixes, read_UH.shape[1])
@@ -78,7 +82,7 @@ class DepthDecoder(nn.Module):
         skip_UD = self.skip[level](state_UD) + write.bias
         write_DH, skip_UD = write.weight - write.weight.mean(0), skip_UD - skip_UD.mean(1, keepdim=True)
         out_DK = (out.weight * norm.weight).T.contiguous()
-        logits_Uc = self._of_paths(state_UD, prefix_ml[row_c], code_c, level)
+        logits_Uc = self._compute_path_logits(state_UD, prefix_ml[row_c], code_c, level)
         logits_Uc += (out.weight @ norm.bias + out.bias)[code_c]
         cuts = torch.searchsorted(row_c, torch.arange(prefixes + 1, device=row_c.device)).tolist()
         slot_c = row_c * self.codes[level] + code_c
@@ -95,16 +99,16 @@ class DepthDecoder(nn.Module):
                 logits_Uc[u, c].addcmul_(codes, scale.index_select(1, row))
         return logits_Uc
 
-    def _linear(self, modules: nn.ModuleList, level: int) -> nn.Linear:
+    def _get_linear(self, modules: nn.ModuleList, level: int) -> nn.Linear:
         linear = modules[level]
         assert isinstance(linear, nn.Linear)
         return linear
 
-    def _of_paths(self, state_UD: Tensor, prefix_cl: Tensor, code_c: Tensor, level: int) -> Tensor:
+    def _compute_path_logits(self, state_UD: Tensor, prefix_cl: Tensor, code_c: Tensor, level: int) -> Tensor:
         """Compute the contribution [U, c] of hashed paths to the logits of codes after their prefixes."""
         if level == 0:
             return state_UD.new_zeros(len(state_UD), len(code_c))
-        child_cR = self.child(_hashed(_path(prefix_cl), code_c))
+        child_cR = self.child(_hash_path(_number_path(prefix_cl), code_c))
         return self.ask[level - 1](state_UD) @ child_cR.T
 
     def teacher_forced_logits(
@@ -133,22 +137,22 @@ class DepthDecoder(nn.Module):
         wide = self.skip[level](state) + self.write[level](functional.relu(hidden))
         z = functional.dropout(self.norm[level](wide), self.dropout, self.training)
         logits = self.out[level](z)
-        return logits if level == 0 else logits + self._by_path(state, prefix, level)
+        return logits if level == 0 else logits + self._score_paths(state, prefix, level)
 
-    def _by_path(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
+    def _score_paths(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
         ask = self.ask[level - 1](state)
-        child_UWKR = self.child(_rows(prefix, self.codes[level]))
+        child_UWKR = self.child(_hash_children(prefix, self.codes[level]))
         if len(child_UWKR) == 1 and ask.shape[1] == 1:
             return (ask[:, 0] @ child_UWKR.flatten(0, 2).T).unflatten(1, child_UWKR.shape[1:3])
         return torch.einsum("uwkr,uwr->uwk", child_UWKR, ask)
 
 
-def _rows(prefix_UWl: Tensor, codes: int) -> Tensor:
+def _hash_children(prefix_UWl: Tensor, codes: int) -> Tensor:
     """Return the hashed row [U, W, K] of each path that a next code would make."""
-    return _hashed(_path(prefix_UWl)[..., None], torch.arange(codes, device=prefix_UWl.device))
+    return _hash_path(_number_path(prefix_UWl)[..., None], torch.arange(codes, device=prefix_UWl.device))
 
 
-def _path(prefix: Tensor) -> Tensor:
+def _number_path(prefix: Tensor) -> Tensor:
     """Compute a number [...] that identifies the codes [..., l] chosen so far."""
     path = torch.full_like(prefix[..., 0], prefix.shape[-1])
     for code in prefix.unbind(-1):
@@ -156,6 +160,6 @@ def _path(prefix: Tensor) -> Tensor:
     return path
 
 
-def _hashed(path: Tensor, code: Tensor) -> Tensor:
+def _hash_path(path: Tensor, code: Tensor) -> Tensor:
     """Return the row of the paths that these codes make."""
     return ((path * _MIX + code + 1) * _SPREAD >> 40) & (DEPTH_ROWS - 1)

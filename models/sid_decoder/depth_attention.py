@@ -19,10 +19,10 @@ from torch.nn.functional import pad
 
 from nonet.attention import BeamCache, uni_attention
 from nonet.attention.masks import UniMask
-from nonet.models.sid_decoder.beam_cache import Cache
-from nonet.models.sid_decoder.blocks import rotary, rotate
+from nonet.models.sid_decoder.beam_cache import DecoderCache
+from nonet.models.sid_decoder.blocks import compute_rotary, rotate
 from nonet.models.sid_decoder.depth import DepthDecoder
-from nonet.models.sid_decoder.target_pages import Pages
+from nonet.models.sid_decoder.target_pages import TargetPages
 
 # Shapes: T packed history states of B sequences, S packed code tokens, M targets, A states that each is asked from, R rows
 # (a level of a target), U prompts, W prefixes a prompt, l codes chosen, D width, H heads, E = D / H, C of them unturned.
@@ -44,15 +44,15 @@ class DepthAttention(DepthDecoder):
         self.value = nn.ModuleList(nn.Embedding(k, width) for k in codes[:-1])
         self.merge = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in codes)
 
-    def at_zero(self) -> list[Tensor]:
-        return [*super().at_zero(), *(merge.weight for merge in self.merge)]  # type: ignore[misc]
+    def get_zero_weights(self) -> list[Tensor]:
+        return [*super().get_zero_weights(), *(merge.weight for merge in self.merge)]  # type: ignore[misc]
 
-    def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> Cache:
+    def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> DecoderCache:
         """Build the cache from the last state of each sequence, and the keys and values of all of them."""
-        return Cache(state_TD[cuts_B1[1:] - 1], *self._history(state_TD, cuts_B1), cuts_B1)
+        return DecoderCache(state_TD[cuts_B1[1:] - 1], *self._project_history(state_TD, cuts_B1), cuts_B1)
 
-    def legal_logits(
-        self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
+    def compute_legal_logits(
+        self, cache: DecoderCache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
         """Return None: the attention of a prefix differs by prompt, so prompts share no computation."""
         return None
@@ -70,14 +70,17 @@ class DepthAttention(DepthDecoder):
         states = [state_MAD.index_select(0, choice) for choice in choices]
         prefixes = [sid_ML[choice, :level][:, None] for level, choice in enumerate(choices)]
         query_RD = torch.cat(
-            [self._asked(*each, level) for level, each in enumerate(zip(states, prefixes, strict=True))]
+            [
+                self._compute_queries(*each, level)
+                for level, each in enumerate(zip(states, prefixes, strict=True))
+            ]
         )
         target_R = torch.cat(list(choices))
         level_R = torch.repeat_interleave(torch.tensor([len(choice) for choice in choices])).to(
             target_R.device
         )
         order_R = (target_R * len(choices) + level_R).argsort()  # packed rows lie by sequence, so by target
-        seen_RAD = self._seen(
+        seen_RAD = self._attend_targets(
             query_RD[order_R], target_R[order_R], level_R[order_R], state_TD, cuts_B1, position_MA, sid_ML
         )
         seen_RAD = torch.empty_like(seen_RAD).index_copy(0, order_R, seen_RAD)
@@ -85,7 +88,7 @@ class DepthAttention(DepthDecoder):
         for level, (state, prefix, seen) in enumerate(zip(states, prefixes, parts, strict=True)):
             yield self._logits(state + self.merge[level](seen), prefix, level)
 
-    def _seen(
+    def _attend_targets(
         self,
         asked_RAD: Tensor,
         target_R: Tensor,
@@ -98,11 +101,11 @@ class DepthAttention(DepthDecoder):
         """Compute the attention output [R, A, D] of each row, in the order of targets."""
         if not asked_RAD.numel():
             return asked_RAD
-        pages, tokens = Pages.of(cuts_B1, position_MA[:, 0]), sid_ML.shape[1] - 1
-        state_S = pages.states()
-        history = tuple(x.index_select(0, state_S) for x in self._history(state_TD, cuts_B1))
-        own = tuple(x.flatten(0, 1) for x in self._own(sid_ML[:, :-1]))
-        keys, values, cu_k = _behind(history, pages.cuts, own, tokens * pages.first)
+        pages, tokens = TargetPages.of(cuts_B1, position_MA[:, 0]), sid_ML.shape[1] - 1
+        state_S = pages.locate_states()
+        history = tuple(x.index_select(0, state_S) for x in self._project_history(state_TD, cuts_B1))
+        own = tuple(x.flatten(0, 1) for x in self._project_codes(sid_ML[:, :-1]))
+        keys, values, cu_k = _append_own(history, pages.cuts, own, tokens * pages.first)
         position_RA = position_MA[target_R]
         place_RA = position_RA - pages.begin[pages.page[target_R], None]
         q = self._turn(asked_RAD.unflatten(-1, (self.heads, -1)), place_RA)
@@ -110,24 +113,24 @@ class DepthAttention(DepthDecoder):
             q.flatten(0, 1),
             keys,
             values,
-            mask=UniMask.intervals(*pages.intervals(target_R, level_R, position_RA, tokens)),
-            cu_seqlens_q=position_MA.shape[1] * pages.rows(target_R),
+            mask=UniMask.intervals(*pages.compute_intervals(target_R, level_R, position_RA, tokens)),
+            cu_seqlens_q=position_MA.shape[1] * pages.locate_rows(target_R),
             cu_seqlens_k=cu_k,
         )
         return seen.unflatten(0, position_RA.shape).flatten(2)
 
-    def forward(self, cache: Cache, prefix_UWl: Tensor, level: int) -> Tensor:
-        state_U1D, (keys, values) = cache.state[:, None], self._own(prefix_UWl)
-        keys_SHE, values_SHE, cuts_U1 = cache.history()
-        q = self._asked(state_U1D, prefix_UWl, level).unflatten(-1, (self.heads, -1))
+    def forward(self, cache: DecoderCache, prefix_UWl: Tensor, level: int) -> Tensor:
+        state_U1D, (keys, values) = cache.state[:, None], self._project_codes(prefix_UWl)
+        keys_SHE, values_SHE, cuts_U1 = cache.get_history()
+        q = self._compute_queries(state_U1D, prefix_UWl, level).unflatten(-1, (self.heads, -1))
         q = self._turn(q, cuts_U1.diff()[:, None] - 1)
         if torch.is_grad_enabled() and q.requires_grad:
-            seen = _packed(q, keys_SHE, values_SHE, cuts_U1, keys, values)
+            seen = _attend_packed(q, keys_SHE, values_SHE, cuts_U1, keys, values)
         else:
             seen = BeamCache(keys_SHE, values_SHE, cuts_U1, keys, values).attend(q)
         return self._logits(state_U1D + self.merge[level](seen.flatten(2)), prefix_UWl, level)
 
-    def _asked(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
+    def _compute_queries(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
         """Queries [.., D], not turned: one state for each prefix, or one of the two broadcast over the second dimension."""
         query = self.query[level](state)
         if level == 0:
@@ -136,13 +139,13 @@ class DepthAttention(DepthDecoder):
         codes = [table(prefix[..., place]) for place, table in enumerate(tables)]  # type: ignore[arg-type]
         return query + sum(codes[1:], codes[0])  # codes first: for all prompts at once where they share them
 
-    def _history(self, state_TD: Tensor, cuts_B1: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_history(self, state_TD: Tensor, cuts_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the keys and values [T, H, E] of the states, rotated by their place in the sequence."""
         keys, values = self.remember(state_TD).unflatten(-1, (2, self.heads, -1)).unbind(1)
         number_T = torch.arange(len(state_TD), device=cuts_B1.device)
         return self._turn(keys, number_T - cuts_B1[_sequence(number_T, cuts_B1)]), values
 
-    def _own(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_codes(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the keys and values [.., l, H, E] of the chosen codes [.., l]."""
         keys = [table(code) for table, code in zip(self.key, prefix.unbind(-1), strict=False)]
         values = [table(code) for table, code in zip(self.value, prefix.unbind(-1), strict=False)]
@@ -157,18 +160,18 @@ class DepthAttention(DepthDecoder):
         """x [.., H, E] with the first part of each head turned by its place [..] (broadcast over further dimensions)."""
         if not self.turning:
             return x
-        cosine, sine = (t.view(*place.shape, 1, -1) for t in rotary(place.flatten(), self.turning))
+        cosine, sine = (t.view(*place.shape, 1, -1) for t in compute_rotary(place.flatten(), self.turning))
         return torch.cat([rotate(x[..., : self.turning], (cosine, sine)), x[..., self.turning :]], -1)
 
 
-def _packed(
+def _attend_packed(
     q_UWHE: Tensor, keys: Tensor, values: Tensor, cuts_U1: Tensor, own_keys: Tensor, own_values: Tensor
 ) -> Tensor:
     """BeamCache.attend with gradients: a prompt's beams behind its history, each sees that and its own line [U, W, l, H, E]."""
     prompts, beams, length = len(q_UWHE), q_UWHE.shape[1], own_keys.shape[2]
     number_U1 = torch.arange(prompts + 1, device=cuts_U1.device)
     own = tuple(x.expand(prompts, *x.shape[1:]).flatten(0, 2) for x in (own_keys, own_values))
-    keys, values, cu_k = _behind((keys, values), cuts_U1, own, beams * length * number_U1)
+    keys, values, cu_k = _append_own((keys, values), cuts_U1, own, beams * length * number_U1)
     history_UW = cuts_U1.diff()[:, None].expand(-1, beams)
     line_UW = history_UW + length * torch.arange(beams, device=cuts_U1.device)
     start = torch.stack([torch.zeros_like(line_UW), line_UW], -1).flatten(0, 1)
@@ -184,7 +187,7 @@ def _packed(
     return seen.unflatten(0, (prompts, beams))
 
 
-def _behind(
+def _append_own(
     history: tuple[Tensor, ...], cuts_B1: Tensor, own: tuple[Tensor, ...], own_B1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values packed as [a sequence's history | its own tokens], and their cuts."""

@@ -21,19 +21,19 @@ from nonet.types import SampleBatch
 # Shapes: T positions, M targets, A states that each is asked from, L levels, K codes of a level, D width.
 
 
-class Catalogue(Protocol):
+class CodeTree(Protocol):
     """The part of nonet.models.generation.trie.Trie that the loss uses."""
 
-    def children(self, level: int, nodes: Tensor) -> Tensor:
+    def find_children(self, level: int, nodes: Tensor) -> Tensor:
         """Return the child nodes [M, K] of nodes [M], -1 where there is none."""
         ...
 
 
-def sid_loss(
+def compute_sid_loss(
     model: SidModel,
     batch: SampleBatch,
     rows: Mapping[str, Tensor],
-    catalogue: Catalogue | None = None,
+    catalogue: CodeTree | None = None,
     *,
     ahead: int = 1,
     smoothing: float = 0.0,
@@ -65,7 +65,7 @@ def sid_loss(
             logits_MAK.flatten(0, 1), code_MA.flatten(), reduction="none"
         ).view_as(code_MA)
         if smoothing:
-            siblings_MA = _evenly(logits_MAK, illegal[level] if catalogue is not None else None)
+            siblings_MA = _compute_uniform_loss(logits_MAK, illegal[level] if catalogue is not None else None)
             part_MA = (1 - smoothing) * part_MA + smoothing * siblings_MA
         total_MA = total_MA.index_add(0, choice, part_MA)
     if weight_M is not None:
@@ -73,7 +73,7 @@ def sid_loss(
     return (total_MA * weight_MA).sum(), len(sid_ML)
 
 
-def _evenly(logits_MAK: Tensor, illegal_M1K: Tensor | None) -> Tensor:
+def _compute_uniform_loss(logits_MAK: Tensor, illegal_M1K: Tensor | None) -> Tensor:
     """Compute the loss [M, A] in nats of a target distribution that is uniform over the legal codes."""
     logp_MAK = logits_MAK.log_softmax(-1)
     if illegal_M1K is None:
@@ -82,7 +82,7 @@ def _evenly(logits_MAK: Tensor, illegal_M1K: Tensor | None) -> Tensor:
     return -logp_MAK.masked_fill(illegal_M1K, 0.0).sum(-1) / legal_M1
 
 
-def _walk(sid_ML: Tensor, catalogue: Catalogue | None, levels: int) -> tuple[list[Tensor], list[Tensor]]:
+def _walk(sid_ML: Tensor, catalogue: CodeTree | None, levels: int) -> tuple[list[Tensor], list[Tensor]]:
     """Yield for each level the targets [m] that have a choice there, and a mask [m, 1, K] of their illegal codes."""
     every = torch.arange(len(sid_ML), device=sid_ML.device)
     if catalogue is None:
@@ -90,7 +90,7 @@ def _walk(sid_ML: Tensor, catalogue: Catalogue | None, levels: int) -> tuple[lis
     choices, illegal = [], []
     node_M = torch.zeros_like(every)
     for level in range(levels):
-        child_MK = catalogue.children(level, node_M)
+        child_MK = catalogue.find_children(level, node_M)
         node_M = child_MK.gather(1, sid_ML[:, level, None]).squeeze(1)
         _refuse_unlisted(node_M, sid_ML)
         choices.append(((child_MK >= 0).sum(1) > 1).nonzero().squeeze(1))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nonet.models.sid_decoder.beam_cache import Cache
-from nonet.models.sid_decoder.blocks import Past, rotary
+from nonet.models.sid_decoder.beam_cache import DecoderCache
+from nonet.models.sid_decoder.blocks import PastKeyValues, compute_rotary
 from nonet.types import SampleBatch
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class CachedPrefix:
     """Keys and values [J, 2, n, H, E] and states [n, D] of a start and the events after it; time of the newest, -1 for none."""
 
     kv: Tensor
@@ -38,8 +38,8 @@ class Prefix:
 
 
 def extend(
-    model: SidDecoder, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[Prefix | None]
-) -> tuple[Cache, list[Prefix]]:
+    model: SidDecoder, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[CachedPrefix | None]
+) -> tuple[DecoderCache, list[CachedPrefix]]:
     """Compute the prefill of stored prefixes together with new events, and the longer prefixes.
 
     `batch` holds the events of each sequence after its prefix, or all of them if there is no prefix.
@@ -57,10 +57,10 @@ def extend(
         kv_JSHE = torch.cat([prefix.kv for prefix in known], 2)
     total = int(new_B1[-1])
     if total:
-        past = Past.of(kv_JSHE, past_B1, new_B1)
+        past = PastKeyValues.of(kv_JSHE, past_B1, new_B1)
         before_B = torch.tensor([-1 if prefix is None else prefix.time for prefix in kept], device=device)
-        x_TD = model.norm(_blocks(model, batch, rows, fresh_B, before_B, past_B1, new_B1, past))
-        states = x_TD if states_SD is None else past.joined(states_SD, x_TD)
+        x_TD = model.norm(_run_blocks(model, batch, rows, fresh_B, before_B, past_B1, new_B1, past))
+        states = x_TD if states_SD is None else past.join(states_SD, x_TD)
         seen = past.seen
     else:
         assert states_SD is not None
@@ -77,11 +77,11 @@ def extend(
         part = slice(cuts[b], cuts[b + 1])
         newest = time_N[ends[b + 1] - 1] if ends[b + 1] > ends[b] else times[b]
         kv = torch.stack([x[part] for each in seen for x in each]).unflatten(0, (len(seen), 2))
-        longer.append(Prefix(kv, states[part].clone(), newest))
+        longer.append(CachedPrefix(kv, states[part].clone(), newest))
     return model.depth.cache(states, both_B1), longer
 
 
-def _blocks(
+def _run_blocks(
     model: SidDecoder,
     batch: SampleBatch,
     rows: Mapping[str, Tensor],
@@ -89,19 +89,19 @@ def _blocks(
     before_B: Tensor,
     past_B1: Tensor,
     new_B1: Tensor,
-    past: Past,
+    past: PastKeyValues,
 ) -> Tensor:
     """Run all blocks on the new positions [T, D], without the final norm."""
     offsets = batch.item.offsets
     sequence_N = torch.repeat_interleave(offsets.diff())
     place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]
     at_N = new_B1[sequence_N] + fresh_B[sequence_N] + place_N
-    event_ND, start_BD = model.entering(batch, rows, before_B)
+    event_ND, start_BD = model.embed_inputs(batch, rows, before_B)
     x_TD = start_BD.new_zeros(int(new_B1[-1]), start_BD.shape[-1])
     x_TD = x_TD.index_copy(0, new_B1[:-1][fresh_B], start_BD[fresh_B]).index_copy(0, at_N, event_ND)
     turn_T = torch.zeros(len(x_TD), dtype=torch.int64, device=offsets.device)
     turn_T = turn_T.index_copy(0, at_N, past_B1.diff()[sequence_N] + fresh_B[sequence_N] + place_N)
-    turn = rotary(turn_T, model.head_width)
+    turn = compute_rotary(turn_T, model.head_width)
     for number, block in enumerate(model.blocks):
-        x_TD = block(x_TD, new_B1, turn, past.layer(number))
+        x_TD = block(x_TD, new_B1, turn, past.select_layer(number))
     return x_TD

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.models import ModelSize, ModelSpec, Options, Surroundings
+from nonet.models import ModelContext, ModelSize, ModelSpec, Options
 from nonet.options import Positive, Share, StrictModel
 
 # Of the depth decoder: rank and rows of its hashed code pairs; of the history decoder: buckets of gaps between events, of
@@ -39,7 +39,7 @@ class SidDecoderOptions(StrictModel):
     ] = "mlp"
 
     @model_validator(mode="after")
-    def _divides(self) -> SidDecoderOptions:
+    def _check_width(self) -> SidDecoderOptions:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self
@@ -52,9 +52,9 @@ class SidDecoderSpec(ModelSpec):
     build: ClassVar[str] = "nonet.models.sid_decoder.decoder:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
 
-    def size(self, options: Options, around: Surroundings) -> ModelSize:
+    def size(self, options: Options, around: ModelContext) -> ModelSize:
         width, layers = int(options.get("width", 64)), int(options.get("layers", 3))
-        parameters = sid_decoder_parameters(
+        parameters = count_parameters(
             [around.codes] * around.levels,
             around.features,
             width,
@@ -78,12 +78,12 @@ class SidDecoderSpec(ModelSpec):
             matrices=layers * (5 if options.get("block") == "hstu" else 12) * width * width,
         )
 
-    def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:
+    def make_build_options(self, options: Options, around: ModelContext) -> dict[str, Any]:
         """Return the builder's options; HSTU blocks also get the length of a history with its start position."""
         return {**options, "length": around.history + 1} if options.get("block") == "hstu" else dict(options)
 
 
-def sid_decoder_parameters(
+def count_parameters(
     codes: Sequence[int],
     features: Mapping[str, int],
     width: int,
@@ -96,23 +96,25 @@ def sid_decoder_parameters(
 ) -> int:
     """Count the parameters of nonet.models.sid_decoder.decoder.SidDecoder."""
     events = sum(codes) * width + sum(features.values()) * width + (GAPS + RATINGS + TYPES) * width
-    blocks = layers * (_hstu_block(width, length) if block == "hstu" else _attention_block(width))
-    own = _depth(codes, width) + (_depth_attention(codes, width, heads) if depth == "attention" else 0)
+    blocks = layers * (_count_hstu_block(width, length) if block == "hstu" else _count_attention_block(width))
+    own = _count_depth(codes, width) + (
+        _count_depth_attention(codes, width, heads) if depth == "attention" else 0
+    )
     return blocks + events + width + 2 * width + own
 
 
-def _attention_block(width: int) -> int:
+def _count_attention_block(width: int) -> int:
     block = 4 * width + (3 * width * width + 3 * width) + (width * width + width)
     return block + (4 * width * width + 4 * width) + (4 * width * width + width)
 
 
-def _hstu_block(width: int, length: int) -> int:
+def _count_hstu_block(width: int, length: int) -> int:
     return (
         4 * width + (4 * width * width + 4 * width) + (width * width + width) + 2 * length - 1 + TIME_BUCKETS
     )
 
 
-def _depth(codes: Sequence[int], width: int) -> int:
+def _count_depth(codes: Sequence[int], width: int) -> int:
     hidden = 2 * width
     depth = DEPTH_ROWS * DEPTH_RANK + (len(codes) - 1) * width * DEPTH_RANK
     for level, k in enumerate(codes):
@@ -123,7 +125,7 @@ def _depth(codes: Sequence[int], width: int) -> int:
     return depth
 
 
-def _depth_attention(codes: Sequence[int], width: int, heads: int) -> int:
+def _count_depth_attention(codes: Sequence[int], width: int, heads: int) -> int:
     """What attending to the history adds: queries, keys, values and their way back."""
     each = width // heads
     unturned = heads * (each - each // 4 * 2)

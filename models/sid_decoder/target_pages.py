@@ -20,7 +20,7 @@ _SHORT = 200  # positions of a history up to which its pages are cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pages:
+class TargetPages:
     """page [M] of each target, first [P + 1] target of each page; begin [P] and length [P] of its part of the packed states."""
 
     page: Tensor
@@ -29,7 +29,7 @@ class Pages:
     length: Tensor
 
     @staticmethod
-    def of(cuts_B1: Tensor, last_M: Tensor) -> Pages:
+    def of(cuts_B1: Tensor, last_M: Tensor) -> TargetPages:
         """Divide targets into pages.
 
         `cuts_B1` are the boundaries of the sequences of states; `last_M` is the newest state that each target may see, rising.
@@ -43,19 +43,19 @@ class Pages:
         first_P = opens_M.nonzero().squeeze(1)
         first_P1 = pad(first_P, (0, 1), value=len(last_M))
         begin_P = cuts_B1[sequence_M[first_P]]
-        return Pages(opens_M.cumsum(0) - 1, first_P1, begin_P, last_M[first_P1[1:] - 1] - begin_P + 1)
+        return TargetPages(opens_M.cumsum(0) - 1, first_P1, begin_P, last_M[first_P1[1:] - 1] - begin_P + 1)
 
     @property
     def cuts(self) -> Tensor:
         """Where the histories of pages begin, laid one behind another [P + 1]."""
         return pad(self.length.cumsum(0), (1, 0))
 
-    def states(self) -> Tensor:
+    def locate_states(self) -> Tensor:
         """Return the packed state [S] of each history key."""
         page_S = torch.repeat_interleave(self.length)
         return torch.arange(len(page_S), device=page_S.device) + (self.begin - self.cuts[:-1])[page_S]
 
-    def intervals(
+    def compute_intervals(
         self, target_R: Tensor, chosen_R: Tensor, position_RA: Tensor, tokens: int
     ) -> tuple[Tensor, Tensor]:
         """start and stop [R * A, 2] of rows that see their history up to a position, and of their target's `tokens` code
@@ -68,7 +68,7 @@ class Pages:
         stop = torch.stack([seen_RA, (own_R1 + chosen_R[:, None]).expand_as(seen_RA)], -1)
         return start.flatten(0, 1), stop.flatten(0, 1)
 
-    def rows(self, target_R: Tensor) -> Tensor:
+    def locate_rows(self, target_R: Tensor) -> Tensor:
         """Return where each page's rows begin [P + 1]."""
         pages = torch.arange(len(self.first), device=target_R.device)
         return torch.searchsorted(self.page[target_R], pages)

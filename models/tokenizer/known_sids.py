@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.sequences import item_keys
+from nonet.samples.sequences import load_item_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class KnownSids:
     @classmethod
     def load(cls, sequences: Path, sids: Path, codes: Sequence[int], source: str) -> KnownSids:
         """From the artifacts of a run whose sparse keys are hashed ids, and K of its levels."""
-        key = item_keys(sequences)
+        key = load_item_keys(sequences)
         assert key is not None  # checked when the run was named
         table = pq.read_table(sids / "sids.parquet")
         levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
@@ -45,7 +45,7 @@ class KnownSids:
             source,
         )
 
-    def places(self, key_I: np.ndarray) -> np.ndarray:
+    def locate_items(self, key_I: np.ndarray) -> np.ndarray:
         """Where each item is among the known ones [I], -1 for a new one. Raises DataError where all are new."""
         order = np.argsort(self.key, kind="stable")
         at = np.minimum(np.searchsorted(self.key, key_I, sorter=order), max(len(self.key) - 1, 0))
@@ -59,16 +59,16 @@ class KnownSids:
 
     def extend(self, vectors_ID: np.ndarray, key_I: np.ndarray) -> np.ndarray:
         """Ids [I, L] int32 of all items: their own for known ones, for new ones by the known ones' codebooks."""
-        place = self.places(key_I)
+        place = self.locate_items(key_I)
         known = place >= 0
         out = np.empty((len(key_I), len(self.codes)), np.int32)
         out[known] = self.sids[place[known]]
         residual = vectors_ID.astype(np.float32, copy=True)
-        free = _Free(self.sids, self.codes[-1])
+        free = _FreeNumbers(self.sids, self.codes[-1])
         last = len(self.codes) - 2
         for level in range(last + 1):
-            centres = _centres(residual[known], out[known, level], self.codes[level])
-            far = _distances(residual[~known], centres)
+            centres = _compute_centres(residual[known], out[known, level], self.codes[level])
+            far = _compute_distances(residual[~known], centres)
             if level < last:
                 out[~known, level] = far.argmin(1)
                 residual -= centres[out[:, level]]
@@ -80,7 +80,7 @@ class KnownSids:
     def check(self, sids_IL: np.ndarray, codes: tuple[int, ...], key_I: np.ndarray) -> tuple[int, ...]:
         """K of every level for ids of a user's own file. Raises ConfigError where a known item's id is another one, or a
         code is beyond those the weights were made for."""
-        place = self.places(key_I)
+        place = self.locate_items(key_I)
         known = place >= 0
         same = len(codes) == len(self.codes) and (sids_IL[known] == self.sids[place[known]]).all()
         if not same or any(k > had for k, had in zip(codes, self.codes, strict=True)):
@@ -91,7 +91,7 @@ class KnownSids:
         return self.codes
 
 
-class _Free:
+class _FreeNumbers:
     """Collision numbers that nobody has, by tuple."""
 
     def __init__(self, sids_JL: np.ndarray, numbers: int):
@@ -114,7 +114,7 @@ class _Free:
         )
 
 
-def _centres(residual_JD: np.ndarray, code_J: np.ndarray, codes: int) -> np.ndarray:
+def _compute_centres(residual_JD: np.ndarray, code_J: np.ndarray, codes: int) -> np.ndarray:
     """Mean of each code's vectors [K, D], NaN for a code that no known item of this data has."""
     count = np.bincount(code_J, minlength=codes)[:, None]
     total = np.zeros((codes, residual_JD.shape[1]))
@@ -122,7 +122,7 @@ def _centres(residual_JD: np.ndarray, code_J: np.ndarray, codes: int) -> np.ndar
     return np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
 
 
-def _distances(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
+def _compute_distances(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Squared distances [n, K]; infinite to codes without a centre."""
     far = (vectors**2).sum(1)[:, None] - 2 * vectors @ centres.T + (centres**2).sum(1)
     return np.where(np.isnan(far), np.inf, far)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer.known_sids import KnownSids
 from nonet.models.tokenizer.sid_file import read_sids
-from nonet.models.tokenizer.vectors import check_sources, item_vectors
+from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors
 from nonet.random import rng
 from nonet.samples.sequences import Sequences
 
@@ -33,7 +33,7 @@ _CHUNK = 1 << 24  # distances held at once
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenisedItems:
     """sids [I, L] int32, unique; codes: K of every level; report: how well the codebooks are used."""
 
     sids: np.ndarray
@@ -49,35 +49,41 @@ def tokenise(
     seed: int,
     folder: Path,
     known: KnownSids | None = None,
-) -> Tokens:
+) -> TokenisedItems:
     """The semantic id of every item of the table. `use` rq_kmeans (vectors, levels, codes, dim) or file (path).
 
     `known`: ids that items keep, of the run that weights start from.
     """
     use = config.get("use", "rq_kmeans")
     if use == "file":
-        from_file = _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
+        from_file = _add_collision_level(
+            *read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False
+        )
         if known is None:
             return from_file
-        codes = known.check(from_file.sids, from_file.codes, seq.keys_of_items(np.arange(len(items))))
-        return _of_known(from_file.sids, codes, known, seq)
+        codes = known.check(from_file.sids, from_file.codes, seq.get_item_keys(np.arange(len(items))))
+        return _make_extended_tokens(from_file.sids, codes, known, seq)
     if use != "rq_kmeans":
         raise ConfigError(f"tokenizer: use: {use!r} is unknown; there are: file, rq_kmeans.")
     spec = config.get("vectors", _VECTORS)
-    vectors = item_vectors(items, seq, spec, dim=config.get("dim", 64), seed=seed, folder=folder)
+    vectors = compute_item_vectors(items, seq, spec, dim=config.get("dim", 64), seed=seed, folder=folder)
     levels, codes = config.get("levels", 3), config.get("codes", 64)
     if known is not None:
-        return _of_known(
-            known.extend(vectors, seq.keys_of_items(np.arange(len(items)))), known.codes, known, seq
+        return _make_extended_tokens(
+            known.extend(vectors, seq.get_item_keys(np.arange(len(items)))), known.codes, known, seq
         )
-    return _finished(rq_kmeans(vectors, levels, codes, seed), (codes,) * levels, always=True)
+    return _add_collision_level(
+        quantise_residuals(vectors, levels, codes, seed), (codes,) * levels, always=True
+    )
 
 
-def _of_known(sids_IL: np.ndarray, codes: tuple[int, ...], known: KnownSids, seq: Sequences) -> Tokens:
-    place_I = known.places(seq.keys_of_items(np.arange(len(sids_IL))))
-    report = codebook_report(sids_IL, codes)
+def _make_extended_tokens(
+    sids_IL: np.ndarray, codes: tuple[int, ...], known: KnownSids, seq: Sequences
+) -> TokenisedItems:
+    place_I = known.locate_items(seq.get_item_keys(np.arange(len(sids_IL))))
+    report = describe_codebooks(sids_IL, codes)
     report |= {"known_items": int((place_I >= 0).sum()), "new_items": int((place_I < 0).sum())}
-    return Tokens(sids_IL, codes, report)
+    return TokenisedItems(sids_IL, codes, report)
 
 
 def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) -> None:
@@ -88,13 +94,13 @@ def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) ->
         check_sources(config.get("vectors", _VECTORS), items, folder)
 
 
-def rq_kmeans(vectors: np.ndarray, levels: int, codes: int, seed: int) -> np.ndarray:
+def quantise_residuals(vectors: np.ndarray, levels: int, codes: int, seed: int) -> np.ndarray:
     """Residual k-means codes [I, levels] int32 of vectors [I, D]."""
     residual = vectors.astype(np.float32, copy=True)
     out = np.empty((len(vectors), levels), np.int32)
     for level in range(levels):
-        centres = _kmeans(residual, codes, seed, level)
-        out[:, level], _ = _nearest(residual, centres)
+        centres = _fit_kmeans(residual, codes, seed, level)
+        out[:, level], _ = _find_nearest(residual, centres)
         for start in range(0, len(residual), _ROWS):
             part = slice(start, start + _ROWS)
             residual[part] -= centres[out[part, level]]
@@ -112,7 +118,7 @@ def resolve(codes_IL: np.ndarray) -> np.ndarray:
     return number
 
 
-def codebook_report(codes_IL: np.ndarray, codes: tuple[int, ...]) -> dict[str, Any]:
+def describe_codebooks(codes_IL: np.ndarray, codes: tuple[int, ...]) -> dict[str, Any]:
     """used and perplexity by level, the share of distinct tuples, and the largest group that shares one."""
     counts = [np.bincount(codes_IL[:, level], minlength=k) for level, k in enumerate(codes)]
     shares = [count[count > 0] / count.sum() for count in counts]
@@ -127,18 +133,18 @@ def codebook_report(codes_IL: np.ndarray, codes: tuple[int, ...]) -> dict[str, A
     }
 
 
-def _finished(codes_IL: np.ndarray, codes: tuple[int, ...], *, always: bool) -> Tokens:
+def _add_collision_level(codes_IL: np.ndarray, codes: tuple[int, ...], *, always: bool) -> TokenisedItems:
     """Check, and add the collision level (a user's own unique ids stay as they are)."""
-    report = codebook_report(codes_IL, codes)
+    report = describe_codebooks(codes_IL, codes)
     _refuse_collapsed(report, len(codes_IL))
     if report["largest_collision"] > 1 or always:
         number = resolve(codes_IL)
         codes_IL = np.concatenate([codes_IL, number[:, None]], 1)
         codes = (*codes, report["largest_collision"])
-        report = codebook_report(codes_IL, codes) | {
+        report = describe_codebooks(codes_IL, codes) | {
             name: report[name] for name in ("unique_before_collisions", "largest_collision")
         }
-    return Tokens(np.ascontiguousarray(codes_IL, dtype=np.int32), codes, report)
+    return TokenisedItems(np.ascontiguousarray(codes_IL, dtype=np.int32), codes, report)
 
 
 def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
@@ -158,7 +164,7 @@ def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
         )
 
 
-def _kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
+def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
     """Centres [codes, D]; a code that no vector chooses moves to the vector that is served worst."""
     dice = rng(seed, "tokenise", "kmeans", level)
     if len(x) > _SAMPLE * codes:
@@ -166,7 +172,7 @@ def _kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
     centres = _spread(x, codes, dice)
     before = None
     for _ in range(_ITERATIONS):
-        code, distance = _nearest(x, centres)
+        code, distance = _find_nearest(x, centres)
         if before is not None and np.array_equal(code, before):
             break
         before = code.copy()
@@ -197,7 +203,7 @@ def _spread(x: np.ndarray, codes: int, dice: np.random.Generator) -> np.ndarray:
     return x[picks].copy()
 
 
-def _nearest(x: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_nearest(x: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Nearest centre [I] and the squared distance to it [I]; ties go to the lower code."""
     code, distance = np.empty(len(x), np.int64), np.empty(len(x), np.float32)
     square_K = (centres**2).sum(1)

@@ -26,11 +26,11 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
     """Codes [I, L] int32 of these items, in their order, and K of each level (its largest code + 1)."""
     if not path.is_file():
         raise DataError(f"tokenizer.path: {path} does not exist. It is relative to the scenario.")
-    table = _parquet(path) if path.suffix == ".parquet" else _json(path)
+    table = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
     missing = [item for item in item_ids if str(item) not in table]
     if missing:
         raise DataError(
-            f"{path}: {len(missing)} of {len(item_ids)} items have no semantic id, first {_listed(missing)}. "
+            f"{path}: {len(missing)} of {len(item_ids)} items have no semantic id, first {_format_items(missing)}. "
             "Add them, or drop these items with data.keep or data.where."
         )
     rows = [table[str(item)] for item in item_ids]
@@ -42,7 +42,7 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
         path,
         "a code that is not a whole number from 0 to 1,048,575",
         item_ids,
-        (not _codes(row) for row in rows),
+        (not _are_codes(row) for row in rows),
     )
     if not levels:
         raise DataError(f"{path}: the semantic ids are empty; each needs at least one code.")
@@ -50,7 +50,7 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
     return codes_IL, tuple(int(k) + 1 for k in codes_IL.max(0))
 
 
-def _json(path: Path) -> dict[str, list[Any]]:
+def _read_json(path: Path) -> dict[str, list[Any]]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -60,7 +60,7 @@ def _json(path: Path) -> dict[str, list[Any]]:
     return table
 
 
-def _parquet(path: Path) -> dict[str, list[Any]]:
+def _read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
@@ -72,7 +72,7 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
     return {str(item): list(row) for item, row in zip(table["item_id"].to_pylist(), rows, strict=True)}
 
 
-def _codes(row: list[Any]) -> bool:
+def _are_codes(row: list[Any]) -> bool:
     return all(
         isinstance(code, int) and not isinstance(code, bool) and 0 <= code < MOST_CODES for code in row
     )
@@ -82,9 +82,9 @@ def _refuse(path: Path, what: str, item_ids: list[Any], wrong: Iterable[bool]) -
     bad = [item for item, flag in zip(item_ids, wrong, strict=True) if flag]
     if bad:
         raise DataError(
-            f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_listed(bad)}. Mend the file."
+            f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_format_items(bad)}. Mend the file."
         )
 
 
-def _listed(items: list[Any]) -> str:
+def _format_items(items: list[Any]) -> str:
     return ", ".join(map(str, items[:5]))

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 
-def encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
+def list_encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
     """Text encoders among the sources, by the name that `weights_of` gives them."""
     entries = [spec] if isinstance(spec, str | Mapping) else spec
     return {
@@ -22,7 +22,7 @@ def name_of(encoder: Mapping[str, Any]) -> str:
     return f"{encoder['use']} {encoder['path']} of {', '.join(encoder.get('columns', ['title']))}"
 
 
-def texts(items: pa.Table, columns: Sequence[str]) -> list[str]:
+def join_texts(items: pa.Table, columns: Sequence[str]) -> list[str]:
     """What each item says in these columns."""
     parts = [
         [

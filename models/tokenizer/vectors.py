@@ -1,6 +1,6 @@
 """Item vectors: what the tokenizer clusters, from columns, from what users did, or from the user's own file.
 
-Text and list columns become TF-IDF and an SVD; `cooccurrence` is the SVD of positive pointwise mutual information
+Text and list columns become TF-IDF and an SVD; `compute_ppmi` is the SVD of positive pointwise mutual information
 between items that TRAIN events put near each other (Levy & Goldberg 2014), so held-out events never shape a semantic id.
 Every source is centred, scaled to mean square norm 1, multiplied by its weight and laid side by side: weights compare
 like with like whatever the width. The SVD is randomised (Halko et al. 2011) from a seed: no [I, I] table, 1 s for
@@ -25,9 +25,9 @@ import torch
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf import check_encoder, encode
-from nonet.models.tokenizer.text_sources import encoders, name_of, texts
+from nonet.models.tokenizer.text_sources import join_texts, list_encoders, name_of
 from nonet.random import rng
-from nonet.samples.sequences import TRAIN, Pairs, Sequences, best_neighbours
+from nonet.samples.sequences import TRAIN, PairCounter, Sequences, select_top_neighbours
 from nonet.suggest import suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -56,7 +56,7 @@ Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Nonzeros:
+class SparseMatrix:
     """A sparse [rows, columns] float32 matrix: row, column, value [n], in the order of rows, then columns."""
 
     row: np.ndarray
@@ -64,7 +64,7 @@ class Nonzeros:
     value: np.ndarray
     shape: tuple[int, int]
 
-    def tensor(self) -> torch.Tensor:
+    def to_tensor(self) -> torch.Tensor:
         """As a torch sparse tensor; one of very many nonzeros by rows."""
         if len(self.value) > _COMPRESSED:
             first = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
@@ -78,43 +78,45 @@ class Nonzeros:
             index, torch.from_numpy(self.value.astype(np.float32)), self.shape, check_invariants=False
         ).coalesce()
 
-    def transposed(self) -> Nonzeros:
+    def transpose(self) -> SparseMatrix:
         """Columns as rows, in their order."""
         order = np.lexsort((self.row, self.column))
-        return Nonzeros(
+        return SparseMatrix(
             self.column[order], self.row[order], self.value[order], (self.shape[1], self.shape[0])
         )
 
 
-def item_vectors(
+def compute_item_vectors(
     items: pa.Table, seq: Sequences, spec: Spec, *, dim: int, seed: int, folder: Path
 ) -> np.ndarray:
     """Vectors [I, D] float32 of every item, the sources of `spec` side by side.
 
-    spec: names or {name: weight}, one or a list. A name is `cooccurrence`, a column of the items table, or a .npy or
+    spec: names or {name: weight}, one or a list. A name is `compute_ppmi`, a column of the items table, or a .npy or
     .parquet file beside the scenario; {use: hf, path, columns} a text encoder. `dim` bounds the width of what an SVD makes.
     """
     blocks = []
-    for name, weight in weights_of(spec).items():
-        if name in (by_name := encoders(spec)):
-            block = encode(by_name[name], texts(items, by_name[name]["columns"]), folder)
+    for name, weight in parse_weights(spec).items():
+        if name in (by_name := list_encoders(spec)):
+            block = encode(by_name[name], join_texts(items, by_name[name]["columns"]), folder)
         else:
-            block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
+            block = _compute_source(name, items, seq, dim=dim, seed=seed, folder=folder)
         _check_finite(name, block)
-        blocks.append(weight * _standardised(block))
+        blocks.append(weight * _standardise(block))
     return np.ascontiguousarray(np.concatenate(blocks, 1), dtype=np.float32)
 
 
 def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
-    """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
-    by_name = encoders(spec)
-    for name in weights_of(spec):
+    """Raises ConfigError or DataError for a source of `compute_item_vectors` that is nowhere, before anything is computed."""
+    by_name = list_encoders(spec)
+    for name in parse_weights(spec):
         if name in by_name:
             check_encoder(by_name[name], folder)
             for column in by_name[name]["columns"]:
-                _kind(column, items, folder)
-        elif _kind(name, items, folder) == "file" and len(items):  # items of prepared data are not read here
-            _check_finite(name, _file(folder / name, items))
+                _classify_source(column, items, folder)
+        elif _classify_source(name, items, folder) == "file" and len(
+            items
+        ):  # items of prepared data are not read here
+            _check_finite(name, _read_file(folder / name, items))
 
 
 def _check_finite(name: str, block: np.ndarray) -> None:
@@ -125,7 +127,7 @@ def _check_finite(name: str, block: np.ndarray) -> None:
         )
 
 
-def weights_of(spec: Spec) -> dict[str, float]:
+def parse_weights(spec: Spec) -> dict[str, float]:
     """Source -> weight, in the order given."""
     weights: dict[str, float] = {}
     for entry in [spec] if isinstance(spec, str | Mapping) else spec:
@@ -147,20 +149,20 @@ def weights_of(spec: Spec) -> dict[str, float]:
     return weights
 
 
-def cooccurrence(seq: Sequences, n_items: int) -> Nonzeros:
+def compute_ppmi(seq: Sequences, n_items: int) -> SparseMatrix:
     """Positive PMI [I, I] of items near each other in users' TRAIN events; symmetric.
 
     Pairs of more events than fit one range are counted by ranges of items, and of each item the most frequent neighbours stay:
     their PMI is exact, and together they are 24 M at most.
     """
-    pairs = Pairs(n_items, _NEAR, np.arange(1, _NEAR + 1) ** -0.5, both=True)
+    pairs = PairCounter(n_items, _NEAR, np.arange(1, _NEAR + 1) ** -0.5, both=True)
     most, total = max(1, _MOST_NEIGHBOURS // n_items), np.zeros(n_items)
     rows, columns, counts = [], [], []
-    for sources, code, count in pairs.counted(seq, lambda part: part.split == TRAIN):
+    for sources, code, count in pairs.count_ranges(seq, lambda part: part.split == TRAIN):
         total += np.bincount(code // n_items, weights=count, minlength=n_items)
         if len(sources) < n_items:
             first = sources.start * n_items
-            code, count = best_neighbours(code - first, count, n_items, most, len(sources))
+            code, count = select_top_neighbours(code - first, count, n_items, most, len(sources))
             code = code + first
         rows.append((code // n_items).astype(np.int32))
         columns.append((code % n_items).astype(np.int32))
@@ -169,10 +171,10 @@ def cooccurrence(seq: Sequences, n_items: int) -> Nonzeros:
     context = total**_SMOOTH / max((total**_SMOOTH).sum(), 1e-12)
     value = np.log(count / (total[row] * context[column]))
     keep = value > 0
-    return Nonzeros(row[keep], column[keep], value[keep], (n_items, n_items))
+    return SparseMatrix(row[keep], column[keep], value[keep], (n_items, n_items))
 
 
-def tfidf(texts: Iterable[Sequence[str]]) -> Nonzeros:
+def compute_tfidf(texts: Iterable[Sequence[str]]) -> SparseMatrix:
     """TF-IDF [I, F] with rows of length 1, of words in at least two documents (all words when none is)."""
     number: dict[str, int] = {}
     met, lengths = array("q"), array("q")
@@ -192,12 +194,12 @@ def tfidf(texts: Iterable[Sequence[str]]) -> Nonzeros:
         row, column, count = row[keep], column[keep], count[keep]
     value = count * (np.log((1 + len(documents)) / (1 + documents_of[column])) + 1)
     norm = np.sqrt(np.bincount(row, weights=value**2, minlength=len(documents)))
-    return Nonzeros(row, column, value / norm[row], (len(documents), max(len(words), 1)))
+    return SparseMatrix(row, column, value / norm[row], (len(documents), max(len(words), 1)))
 
 
-def svd(matrix: Nonzeros, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
+def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
     """Left singular vectors times singular values ** power, [I, min(dim, rank bound)] float32."""
-    a, at = matrix.tensor(), matrix.transposed().tensor()
+    a, at = matrix.to_tensor(), matrix.transpose().to_tensor()
     width = min(dim + _OVERSAMPLE, *matrix.shape)
     start = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)
     basis, _ = torch.linalg.qr(torch.sparse.mm(a, torch.from_numpy(start)))
@@ -209,21 +211,23 @@ def svd(matrix: Nonzeros, dim: int, seed: int, name: str, *, power: float = 1.0)
     return (vectors * values**power)[:, :dim].numpy()
 
 
-def _source(name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, folder: Path) -> np.ndarray:
-    match _kind(name, items, folder):
+def _compute_source(
+    name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, folder: Path
+) -> np.ndarray:
+    match _classify_source(name, items, folder):
         case "cooccurrence":
-            return _unit(svd(cooccurrence(seq, len(items)), dim, seed, name, power=0.5))
+            return _normalise_rows(compute_svd(compute_ppmi(seq, len(items)), dim, seed, name, power=0.5))
         case "column":
             return _column(name, items[name], dim, seed)
-    return _file(folder / name, items)
+    return _read_file(folder / name, items)
 
 
-def _unit(block_ID: np.ndarray) -> np.ndarray:
+def _normalise_rows(block_ID: np.ndarray) -> np.ndarray:
     """Rows of length 1, zeros as they are: an item of a small circle differs from others by direction, not by length."""
     return block_ID / np.maximum(np.linalg.norm(block_ID, axis=1, keepdims=True), 1e-9)
 
 
-def _kind(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "column", "file"]:
+def _classify_source(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "column", "file"]:
     if name == "cooccurrence":
         return "cooccurrence"
     if name in items.column_names:
@@ -245,32 +249,36 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
     kind = column.type
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
-    if _of_vectors(kind):
-        return _vectors(name, column)
+    if _is_vector_type(kind):
+        return _read_vectors(name, column)
     blocks = (column.slice(at, _DOCUMENTS).to_pylist() for at in range(0, len(column), _DOCUMENTS))
     values = (value for block in blocks for value in block)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return svd(tfidf(_WORD.findall((value or "").lower()) for value in values), dim, seed, name)
+        return compute_svd(
+            compute_tfidf(_WORD.findall((value or "").lower()) for value in values), dim, seed, name
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return svd(tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name)
+        return compute_svd(
+            compute_tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name
+        )
     raise DataError(
         f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, a vector (list of floats), or a number."
     )
 
 
-def _of_vectors(kind: pa.DataType) -> bool:
+def _is_vector_type(kind: pa.DataType) -> bool:
     """Whether a column holds a vector an item: an image's or a text's, from wherever."""
     if pa.types.is_fixed_size_list(kind):
         return pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type)
 
 
-def _of_integers(kind: pa.DataType) -> bool:
+def _is_integer_list(kind: pa.DataType) -> bool:
     """Return whether a column holds lists of integers: vectors in a file of vectors, words in a table of items."""
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
 
 
-def _vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
+def _read_vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
     """Vectors [I, D] of a column of lists; an item without one gets their mean, which says nothing. Raises DataError."""
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     there = np.isfinite(lengths) & (lengths > 0)
@@ -288,10 +296,10 @@ def _vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
     return block
 
 
-def _file(path: Path, items: pa.Table) -> np.ndarray:
+def _read_file(path: Path, items: pa.Table) -> np.ndarray:
     """A .npy [I, D] in the order of the items table, or a Parquet of item_id and `vector` or numeric columns."""
     if path.suffix == ".parquet":
-        return _parquet(path, items)
+        return _read_parquet(path, items)
     try:
         block = np.load(path, allow_pickle=False)
     except (ValueError, OSError) as error:
@@ -306,7 +314,7 @@ def _file(path: Path, items: pa.Table) -> np.ndarray:
     return block.astype(np.float32)
 
 
-def _parquet(path: Path, items: pa.Table) -> np.ndarray:
+def _read_parquet(path: Path, items: pa.Table) -> np.ndarray:
     """Read the vectors [I, D] of the items from a table of `item_id` and one column of lists, or numeric columns."""
     what = f"tokenizer.vectors: {path}"
     try:
@@ -332,7 +340,9 @@ def _parquet(path: Path, items: pa.Table) -> np.ndarray:
         )
     index = [name for name in table.column_names if name.startswith("__index_level_")]  # pandas' own
     table = table.drop_columns(index).take([place[item] for item in item_ids])
-    lists = [field.name for field in table.schema if _of_vectors(field.type) or _of_integers(field.type)]
+    lists = [
+        field.name for field in table.schema if _is_vector_type(field.type) or _is_integer_list(field.type)
+    ]
     if "vector" in lists or len(lists) == 1:
         name = "vector" if "vector" in lists else lists[0]
         empty = pc.fill_null(pc.list_value_length(table[name]), 0).to_numpy() == 0
@@ -341,7 +351,7 @@ def _parquet(path: Path, items: pa.Table) -> np.ndarray:
             raise DataError(
                 f"{what} has no {name} for {int(empty.sum())} of {len(item_ids)} items, first {first!r}. Add their vectors."
             )
-        return _vectors(name, table[name])
+        return _read_vectors(name, table[name])
     numbers = [
         field.name
         for field in table.schema
@@ -355,7 +365,7 @@ def _parquet(path: Path, items: pa.Table) -> np.ndarray:
     return np.stack([table[name].cast(pa.float32()).to_numpy() for name in numbers], 1)
 
 
-def _standardised(block: np.ndarray) -> np.ndarray:
+def _standardise(block: np.ndarray) -> np.ndarray:
     """Centred, mean square norm 1 (a constant block becomes zeros)."""
     centred = block - block.mean(0)
     return centred / max(float(np.sqrt((centred**2).sum(1).mean())), 1e-12)

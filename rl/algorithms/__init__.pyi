@@ -1,3 +1,3 @@
 from .base import ALGORITHMS as ALGORITHMS
 from .base import Algorithm as Algorithm
-from .base import Policy as Policy
+from .base import LossInputs as LossInputs

@@ -33,7 +33,7 @@ Normalise = Annotated[
 ]
 
 
-class Moving(StrictModel):
+class MovingReference(StrictModel):
     """Options of a reference model that follows the policy."""
 
     every: Annotated[
@@ -44,14 +44,14 @@ class Moving(StrictModel):
     ] = None
 
     @model_validator(mode="after")
-    def _one(self) -> Moving:
+    def _check_one(self) -> MovingReference:
         """Check that exactly one of `every` and `ema` is given."""
         if (self.every is None) == (self.ema is None):
             raise ValueError("reference: give one of every and ema, or frozen")
         return self
 
 
-class Passes(StrictModel):
+class RolloutPasses(StrictModel):
     """Options for how often a rollout is trained on; every algorithm has these."""
 
     epochs: Annotated[Positive, Field(description="passes over a rollout's prompts")] = 1
@@ -60,7 +60,7 @@ class Passes(StrictModel):
     ] = 1
 
 
-class PolicyGradient(Passes):
+class PolicyGradient(RolloutPasses):
     """Options of algorithms with a KL term."""
 
     kl: Annotated[float, Field(ge=0, description="weight of the KL term; 0: no reference is kept")] = 0.0
@@ -68,33 +68,33 @@ class PolicyGradient(Passes):
         Literal["k1", "k2", "k3"], Field(description="how the KL term is estimated from beams")
     ] = "k3"
     reference: Annotated[
-        Literal["frozen"] | Moving,
+        Literal["frozen"] | MovingReference,
         Field(description="what the KL is to: the stage's first weights, or {every: 50}, or {ema: 0.99}"),
     ] = "frozen"
 
 
-def _never(options: Options) -> bool:
+def _return_false(options: Options) -> bool:
     return False
 
 
-def _nothing(options: Options) -> float:
+def _return_zero(options: Options) -> float:
     return 0.0
 
 
-def _no_column(options: Options) -> str | None:
+def _return_none(options: Options) -> str | None:
     return None
 
 
-def _once(options: Options) -> float:
+def _return_one(options: Options) -> float:
     return 1.0
 
 
-def tokens(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
+def count_tokens(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
     """Count the valid tokens."""
     return float(valid_UW.sum()) * levels
 
 
-def beams(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
+def count_beams(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
     """Count the valid beams."""
     return float(valid_UW.sum())
 
@@ -104,7 +104,7 @@ class Algorithm:
     """Facts about one algorithm.
 
     Attributes:
-        options: Its keys in a scenario; trainers read those of `Passes` and `PolicyGradient`.
+        options: Its keys in a scenario; trainers read those of `RolloutPasses` and `PolicyGradient`.
         advantage: The function that computes advantages, or its dotted path `package.module:name`.
         loss: The function that computes the loss, or its dotted path.
         needs_reference: Returns whether trainers keep the stage's first weights as a reference, given the options.
@@ -123,20 +123,20 @@ class Algorithm:
     options: type[StrictModel]
     advantage: str | Callable[..., Any]
     loss: str | Callable[..., Any]
-    needs_reference: Callable[[Options], bool] = _never
+    needs_reference: Callable[[Options], bool] = _return_false
     needs_roles: tuple[str, ...] = ()
-    needs_target: Callable[[Options], bool] = _never
-    value_rate: Callable[[Options], float] = _nothing
-    oversample: Callable[[Options], float] = _once
-    counted: Callable[[Any, Any, int], float] = tokens
+    needs_target: Callable[[Options], bool] = _return_false
+    value_rate: Callable[[Options], float] = _return_zero
+    oversample: Callable[[Options], float] = _return_one
+    counted: Callable[[Any, Any, int], float] = count_tokens
     more: tuple[str, ...] = ()
     weighted: bool = False
-    feedback_column: Callable[[Options], str | None] = _no_column
+    feedback_column: Callable[[Options], str | None] = _return_none
     corrects: tuple[str, ...] = ("sequence",)
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LossInputs:
     """Inputs of a loss, with U users, W beams and L levels.
 
     Attributes:

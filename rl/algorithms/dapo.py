@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Normalise, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Normalise, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class Dapo(PolicyGradient):
     ] = 1.5
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -40,23 +40,23 @@ def advantage(
     draws: Draws | None = None,
 ) -> Advantages:
     """Compute GRPO's advantages, and exclude groups without spread from the loss."""
-    from nonet.rl.algorithms.grpo import advantage as of_group
+    from nonet.rl.algorithms.grpo import compute_advantages as of_group
 
     found = of_group(rewards, weights, valid_UW, options, reduce, draws)
     return replace(found, used_U=(found.value != 0).any(1))
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute GRPO's clipped loss with the options of DAPO."""
-    from nonet.rl.algorithms.grpo import clipped
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return clipped(policy, options)
+    return compute_clipped_loss(policy, options)
 
 
 SPEC = Algorithm(
     Dapo,
-    advantage,
-    loss,
+    compute_advantages,
+    compute_loss,
     has_kl,
     oversample=lambda options: options["oversample"],
     weighted=True,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from nonet.options import Positive, Rate
-from nonet.rl.algorithms.base import Algorithm, Moving, Options, Passes, Policy
+from nonet.rl.algorithms.base import Algorithm, LossInputs, MovingReference, Options, RolloutPasses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nonet.rl import Advantages, PolicyLoss
 
 
-class Dpo(Passes):
+class Dpo(RolloutPasses):
     """Options of DPO, S-DPO and SP-DPO."""
 
     beta: Rate = 0.1
@@ -32,10 +32,10 @@ class Dpo(Passes):
     chosen: Annotated[
         Literal["best", "target"], Field(description="the beam with most reward, or what the user took next")
     ] = "best"
-    reference: Literal["frozen"] | Moving = "frozen"
+    reference: Literal["frozen"] | MovingReference = "frozen"
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -45,25 +45,25 @@ def advantage(
     """Mark the chosen beam of each group with 1 and the rejected ones with -1; in self-play only the rejected ones."""
     import torch
 
-    from nonet.rl import Advantages, centred, chosen_and_rejected, weighted_sum
+    from nonet.rl import Advantages, centre_groups, select_pairs, sum_rewards
 
-    reward_UW = weighted_sum(rewards, weights)
-    seen = centred(reward_UW, valid_UW)
+    reward_UW = sum_rewards(rewards, weights)
+    seen = centre_groups(reward_UW, valid_UW)
     if options["chosen"] == "target":
         order_UW = torch.where(valid_UW, reward_UW, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
         value_UW = -1.0 * (valid_UW & (order_UW < options["negatives"]))
     else:
-        chosen_U, rejected_UW = chosen_and_rejected(reward_UW, valid_UW, options["negatives"])
+        chosen_U, rejected_UW = select_pairs(reward_UW, valid_UW, options["negatives"])
         chosen_UW = torch.arange(valid_UW.shape[1], device=valid_UW.device) == chosen_U[:, None]
         value_UW = chosen_UW.float() - rejected_UW.float()
     return Advantages(value_UW.float(), seen.small_groups, seen.flat_groups)
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the softmax loss of the chosen item against the rejected beams."""
     import torch
 
-    from nonet.rl import preference_loss
+    from nonet.rl import compute_preference_loss
 
     assert policy.ref_UWL is not None
     margin_UW = torch.where(policy.valid_UW, (policy.logp_UWL - policy.ref_UWL).sum(-1), 0.0)
@@ -76,22 +76,22 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
     else:
         chosen_U = (margin_UW * (policy.advantage_UW > 0)).sum(-1)
         rejected_UW = policy.advantage_UW < 0
-    found = preference_loss(chosen_U, margin_UW, rejected_UW, options["beta"])
+    found = compute_preference_loss(chosen_U, margin_UW, rejected_UW, options["beta"])
     return replace(found, ratio=found.count.to(found.loss.dtype))
 
 
-def pairs(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
+def count_pairs(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
     """Count the groups with a rejected beam."""
     return float((advantage_UW < 0).any(1).sum())
 
 
 SPEC = Algorithm(
     Dpo,
-    advantage,
-    loss,
+    compute_advantages,
+    compute_loss,
     lambda options: True,
     needs_target=lambda options: options["chosen"] == "target",
-    counted=pairs,
+    counted=count_pairs,
     more=("preferred", "margin"),
     corrects=(),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class DrGrpo(PolicyGradient):
     clip: Clip = 0.2
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -32,16 +32,18 @@ def advantage(
     draws: Draws | None = None,
 ) -> Advantages:
     """Compute the weighted sum of the rewards less its group's mean."""
-    from nonet.rl import centred, weighed, weighted_sum
+    from nonet.rl import centre_groups, sum_rewards, weigh_advantages
 
-    return weighed(centred(weighted_sum(rewards, weights), valid_UW), draws, valid_UW)
+    return weigh_advantages(centre_groups(sum_rewards(rewards, weights), valid_UW), draws, valid_UW)
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute GRPO's clipped loss."""
-    from nonet.rl.algorithms.grpo import clipped
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return clipped(policy, options)
+    return compute_clipped_loss(policy, options)
 
 
-SPEC = Algorithm(DrGrpo, advantage, loss, has_kl, weighted=True, corrects=("token", "sequence"))
+SPEC = Algorithm(
+    DrGrpo, compute_advantages, compute_loss, has_kl, weighted=True, corrects=("token", "sequence")
+)

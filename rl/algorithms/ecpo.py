@@ -13,11 +13,11 @@ from pydantic import Field
 from nonet.options import Rate
 from nonet.rl.algorithms.base import (
     Algorithm,
+    LossInputs,
     Normalise,
     Options,
-    Policy,
     PolicyGradient,
-    beams,
+    count_beams,
     has_kl,
 )
 
@@ -35,11 +35,11 @@ class Ecpo(PolicyGradient):
     normalise: Normalise = None
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with one ratio per item, bounded by `early_clipped`."""
-    from nonet.rl import early_clipped, policy_loss
+    from nonet.rl import clip_early, compute_policy_loss
 
-    return policy_loss(
+    return compute_policy_loss(
         policy.logp_UWL,
         policy.old_UWL,
         policy.advantage_UW,
@@ -49,9 +49,16 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
         kl=options["kl"],
         level="item",
         estimator=options["estimator"],
-        held=partial(early_clipped, most=1 + options["clip"] + options["delta"]),
+        held=partial(clip_early, max_ratio=1 + options["clip"] + options["delta"]),
         weight_UW=policy.weight_UW,
     )
 
 
-SPEC = Algorithm(Ecpo, "nonet.rl.algorithms.grpo:advantage", loss, has_kl, counted=beams, weighted=True)
+SPEC = Algorithm(
+    Ecpo,
+    "nonet.rl.algorithms.grpo:compute_advantages",
+    compute_loss,
+    has_kl,
+    counted=count_beams,
+    weighted=True,
+)

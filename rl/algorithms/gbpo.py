@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nonet.rl.algorithms.base import Algorithm, Normalise, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, LossInputs, Normalise, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from nonet.rl import PolicyLoss
@@ -19,11 +19,11 @@ class Gbpo(PolicyGradient):
     normalise: Normalise = None
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the policy loss without a clip, with ratios bounded by `gradient_bounded`."""
-    from nonet.rl import gradient_bounded, policy_loss
+    from nonet.rl import bound_gradient, compute_policy_loss
 
-    return policy_loss(
+    return compute_policy_loss(
         policy.logp_UWL,
         policy.old_UWL,
         policy.advantage_UW,
@@ -32,9 +32,9 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
         clip=None,
         kl=options["kl"],
         estimator=options["estimator"],
-        held=gradient_bounded,
+        held=bound_gradient,
         weight_UW=policy.weight_UW,
     )
 
 
-SPEC = Algorithm(Gbpo, "nonet.rl.algorithms.grpo:advantage", loss, has_kl, weighted=True)
+SPEC = Algorithm(Gbpo, "nonet.rl.algorithms.grpo:compute_advantages", compute_loss, has_kl, weighted=True)

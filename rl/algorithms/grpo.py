@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Normalise, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Normalise, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class Grpo(PolicyGradient):
     normalise: Normalise = None
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -37,24 +37,26 @@ def advantage(
     draws: Draws | None = None,
 ) -> Advantages:
     """Normalise the weighted sum, or each reward separately, in each user's group of beams."""
-    from nonet.rl import gdpo, grpo, weighed, weighted_sum
+    from nonet.rl import normalise_groups, normalise_objectives, sum_rewards, weigh_advantages
 
     how = options["normalise"] or ("gdpo" if len(rewards) > 1 else "group")
     if how == "gdpo":
-        return weighed(gdpo(rewards, weights, valid_UW, reduce=reduce), draws, valid_UW)
-    return weighed(grpo(weighted_sum(rewards, weights), valid_UW), draws, valid_UW)
+        return weigh_advantages(
+            normalise_objectives(rewards, weights, valid_UW, reduce=reduce), draws, valid_UW
+        )
+    return weigh_advantages(normalise_groups(sum_rewards(rewards, weights), valid_UW), draws, valid_UW)
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with its KL term."""
-    return clipped(policy, options)
+    return compute_clipped_loss(policy, options)
 
 
-def clipped(policy: Policy, options: Options, level: str = "token") -> PolicyLoss:
+def compute_clipped_loss(policy: LossInputs, options: Options, level: str = "token") -> PolicyLoss:
     """Compute the clipped loss at a level ("token", "sequence" or "item") with the options of a policy gradient."""
-    from nonet.rl import policy_loss
+    from nonet.rl import compute_policy_loss
 
-    return policy_loss(
+    return compute_policy_loss(
         policy.logp_UWL,
         policy.old_UWL,
         policy.advantage_UW,
@@ -68,4 +70,6 @@ def clipped(policy: Policy, options: Options, level: str = "token") -> PolicyLos
     )
 
 
-SPEC = Algorithm(Grpo, advantage, loss, has_kl, weighted=True, corrects=("token", "sequence"))
+SPEC = Algorithm(
+    Grpo, compute_advantages, compute_loss, has_kl, weighted=True, corrects=("token", "sequence")
+)

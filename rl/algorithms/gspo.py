@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from nonet.rl.algorithms.base import (
     Algorithm,
     Clip,
+    LossInputs,
     Normalise,
     Options,
-    Policy,
     PolicyGradient,
-    beams,
+    count_beams,
     has_kl,
 )
 
@@ -29,11 +29,18 @@ class Gspo(PolicyGradient):
     normalise: Normalise = None
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with one ratio per beam."""
-    from nonet.rl.algorithms.grpo import clipped
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return clipped(policy, options, "sequence")
+    return compute_clipped_loss(policy, options, "sequence")
 
 
-SPEC = Algorithm(Gspo, "nonet.rl.algorithms.grpo:advantage", loss, has_kl, counted=beams, weighted=True)
+SPEC = Algorithm(
+    Gspo,
+    "nonet.rl.algorithms.grpo:compute_advantages",
+    compute_loss,
+    has_kl,
+    counted=count_beams,
+    weighted=True,
+)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from nonet.options import Rate
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class Ppo(PolicyGradient):
     value_lr: Annotated[Rate, Field(description="the value head's learning rate")] = 1e-2
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -43,14 +43,14 @@ def advantage(
     """Return the weighted sum of the rewards; the loss subtracts the values and weighs each beam by how it was drawn."""
     import torch
 
-    from nonet.rl import Advantages, centred, weighted_sum
+    from nonet.rl import Advantages, centre_groups, sum_rewards
 
-    reward_UW = weighted_sum(rewards, weights)
-    seen = centred(reward_UW, valid_UW)
+    reward_UW = sum_rewards(rewards, weights)
+    seen = centre_groups(reward_UW, valid_UW)
     return Advantages(torch.where(valid_UW, reward_UW, 0.0).float(), seen.small_groups, seen.flat_groups)
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss of advantages per level, plus half the squared error of the values.
 
     Advantages and returns use the values from before the first pass over a rollout (Schulman et al., algorithm 1), so several
@@ -60,25 +60,27 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
 
     import torch
 
-    from nonet.rl import generalised_advantage
-    from nonet.rl.algorithms.grpo import clipped
+    from nonet.rl import compute_generalised_advantage
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
     assert policy.value_UWL is not None
     before_UWL = policy.value_UWL if policy.baseline_UWL is None else policy.baseline_UWL
-    advantage_UWL, return_UWL = generalised_advantage(policy.advantage_UW, before_UWL, options["decay"])
+    advantage_UWL, return_UWL = compute_generalised_advantage(
+        policy.advantage_UW, before_UWL, options["decay"]
+    )
     error = (policy.value_UWL - return_UWL).square() / 2
     if policy.weight_UW is not None:
         weight_UW1 = policy.weight_UW.to(error.dtype).unsqueeze(-1)
         advantage_UWL, error = advantage_UWL * weight_UW1, error * weight_UW1
-    found = clipped(replace(policy, advantage_UW=advantage_UWL), options)
+    found = compute_clipped_loss(replace(policy, advantage_UW=advantage_UWL), options)
     error = torch.where(policy.valid_UW.unsqueeze(-1), error, 0.0).sum()
     return replace(found, loss=found.loss + error, more={"value_error": error.detach()})
 
 
 SPEC = Algorithm(
     Ppo,
-    advantage,
-    loss,
+    compute_advantages,
+    compute_loss,
     has_kl,
     value_rate=lambda options: options["value_lr"],
     more=("value_error",),

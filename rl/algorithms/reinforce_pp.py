@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class ReinforcePp(PolicyGradient):
     baseline: Literal["batch", "group"] = "batch"
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -38,18 +38,20 @@ def advantage(
     draws: Draws | None = None,
 ) -> Advantages:
     """Whiten the weighted sum of the rewards over the batch."""
-    from nonet.rl import weighed, weighted_sum, whitened
+    from nonet.rl import sum_rewards, weigh_advantages, whiten_batch
 
     of_group = options["baseline"] == "group"
-    found = whitened(weighted_sum(rewards, weights), valid_UW, baseline=of_group, reduce=reduce)
-    return weighed(found, draws, valid_UW)
+    found = whiten_batch(sum_rewards(rewards, weights), valid_UW, baseline=of_group, reduce=reduce)
+    return weigh_advantages(found, draws, valid_UW)
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute GRPO's clipped loss."""
-    from nonet.rl.algorithms.grpo import clipped
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return clipped(policy, options)
+    return compute_clipped_loss(policy, options)
 
 
-SPEC = Algorithm(ReinforcePp, advantage, loss, has_kl, weighted=True, corrects=("token", "sequence"))
+SPEC = Algorithm(
+    ReinforcePp, compute_advantages, compute_loss, has_kl, weighted=True, corrects=("token", "sequence")
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, beams, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Options, PolicyGradient, count_beams, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class Rloo(PolicyGradient):
     clip: Clip | None = None
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -35,19 +35,19 @@ def advantage(
 
     For draws with weights the mean of the other prompts is subtracted first, so that a constant in the reward adds no noise.
     """
-    from nonet.rl import leave_one_out, weighted_sum, without_shift
+    from nonet.rl import leave_one_out, subtract_shift, sum_rewards
 
-    reward_UW = weighted_sum(rewards, weights)
+    reward_UW = sum_rewards(rewards, weights)
     if draws is not None:
-        reward_UW = without_shift(reward_UW, valid_UW, draws, reduce)
+        reward_UW = subtract_shift(reward_UW, valid_UW, draws, reduce)
     return leave_one_out(reward_UW, valid_UW, draws)
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with one ratio per item."""
-    from nonet.rl.algorithms.grpo import clipped
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return clipped(policy, options, "item")
+    return compute_clipped_loss(policy, options, "item")
 
 
-SPEC = Algorithm(Rloo, advantage, loss, has_kl, counted=beams, weighted=True)
+SPEC = Algorithm(Rloo, compute_advantages, compute_loss, has_kl, counted=count_beams, weighted=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from nonet.options import Rate
-from nonet.rl.algorithms.base import Algorithm, Options, Policy, beams, has_kl
+from nonet.rl.algorithms.base import Algorithm, LossInputs, Options, count_beams, has_kl
 from nonet.rl.algorithms.ecpo import Ecpo
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Rsft(Ecpo):
     rl: Annotated[float, Field(ge=0, description="what RL counts")] = 1.0
 
 
-def advantage(
+def compute_advantages(
     rewards: Mapping[str, Tensor],
     weights: Mapping[str, float],
     valid_UW: Tensor,
@@ -54,12 +54,12 @@ def advantage(
     """Compute GRPO's advantages, and select the better prompts of this rank's share."""
     import torch
 
-    from nonet.rl import weighted_sum
-    from nonet.rl.algorithms.grpo import advantage as of_group
+    from nonet.rl import sum_rewards
+    from nonet.rl.algorithms.grpo import compute_advantages as of_group
 
     found = of_group(rewards, weights, valid_UW, options, reduce, draws)
     if feedback_U is None:
-        reward_UW = torch.where(valid_UW, weighted_sum(rewards, weights), 0.0)
+        reward_UW = torch.where(valid_UW, sum_rewards(rewards, weights), 0.0)
         rank_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
     else:
         rank_U = feedback_U
@@ -68,9 +68,9 @@ def advantage(
     return replace(found, group_U=(known_U & (rank_U >= least)).float())
 
 
-def loss(policy: Policy, options: Options) -> PolicyLoss:
+def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Add the next-event loss to ECPO's; a prompt's next event has the weight of all of its beams together."""
-    from nonet.rl.algorithms.ecpo import loss as of_items
+    from nonet.rl.algorithms.ecpo import compute_loss as of_items
 
     assert policy.group_U is not None
     assert policy.target_UL is not None
@@ -83,11 +83,11 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
 
 SPEC = Algorithm(
     Rsft,
-    advantage,
-    loss,
+    compute_advantages,
+    compute_loss,
     has_kl,
     needs_target=lambda options: True,
-    counted=beams,
+    counted=count_beams,
     more=("next_event",),
     weighted=True,
     feedback_column=lambda options: options["feedback"],

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import Reward
 from nonet.rl.rewards.checks import Unreachable
-from nonet.rl.rewards.remote import message
+from nonet.rl.rewards.remote import make_message
 from nonet.types import Rollouts
 
 
@@ -20,11 +20,11 @@ class ActorReward(Reward):
     @classmethod
     def check_url(cls, url: str, title: str) -> None:
         """Raise ConfigError for an address that does not name an actor."""
-        actor_parts(url, title)
+        parse_actor_url(url, title)
 
     def __init__(self, columns: Sequence[str] = ()):
         self.columns = list(columns)
-        self._namespace, self._name, self._method = actor_parts(self.url)
+        self._namespace, self._name, self._method = parse_actor_url(self.url)
 
     def setup(self) -> None:
         """Find the actor.
@@ -32,9 +32,9 @@ class ActorReward(Reward):
         Raises:
             ConfigError: The actor is not running or has no such method.
         """
-        self._ask: Any = self._found()
+        self._ask: Any = self._find_method()
 
-    def _found(self) -> Any:
+    def _find_method(self) -> Any:
         """Return the method of the actor that currently has the name."""
         import ray
 
@@ -55,9 +55,9 @@ class ActorReward(Reward):
         from ray.exceptions import GetTimeoutError, RayActorError
 
         try:
-            return ray.get(self._ask.remote(message(r, self.columns)), timeout=self.timeout_s)
+            return ray.get(self._ask.remote(make_message(r, self.columns)), timeout=self.get_timeout_s)
         except GetTimeoutError:
-            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+            raise DataError(f"{self.url} has not answered within {self.get_timeout_s:g} s") from None
         except RayActorError as error:
             self._find_again()
             raise Unreachable(f"{self.url} died: {' '.join(str(error).split())}") from None
@@ -65,12 +65,12 @@ class ActorReward(Reward):
     def _find_again(self) -> None:
         """Switch to the actor that was restarted under the same name, if there is one."""
         try:
-            self._ask = self._found()
+            self._ask = self._find_method()
         except ConfigError as error:
             raise Unreachable(str(error)) from None
 
 
-def actor_parts(url: str, title: str = "") -> tuple[str, str, str]:
+def parse_actor_url(url: str, title: str = "") -> tuple[str, str, str]:
     """Split actor://namespace/name[/method] into (namespace, name, method)."""
     namespace, _, rest = url.partition("://")[2].partition("/")
     name, _, method = rest.partition("/")

@@ -37,8 +37,8 @@ __all__ = [
     "Reward",
     "as_reward",
     "check_options",
-    "columns_of",
     "find_reward",
+    "list_columns",
     "load_reward",
     "reward",
     "score_checked",
@@ -67,7 +67,7 @@ def reward(function: _F) -> _F:
         raise ConfigError(
             f"@reward takes a function, got {function!r}. For a class, inherit from nonet.Reward."
         )
-    _arguments(function)
+    _parse_arguments(function)
     function.__nonet_reward__ = True  # type: ignore[attr-defined]
     return function
 
@@ -77,7 +77,7 @@ class FunctionReward(Reward):
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]):
         self.function, self.options = function, dict(options)
-        self.arguments, _ = _arguments(function)
+        self.arguments, _ = _parse_arguments(function)
         self.columns = [name for name in self.arguments if name not in FIELDS]
         self.concurrent = inspect.iscoroutinefunction(function)
 
@@ -120,14 +120,14 @@ def check_options(target: Any, options: Mapping[str, Any], *, name: str | None =
     elif isinstance(target, Reward):
         allowed, needed, open_ended = [], [], False
     elif callable(target):
-        _, parameters = _arguments(target)
+        _, parameters = _parse_arguments(target)
         allowed = [p.name for p in parameters]
         needed, open_ended = [p.name for p in parameters if p.default is p.empty], False
     else:
         raise ConfigError(f"{title}: {target!r} is neither a function nor a nonet.Reward.")
     for key in options:
         if key not in allowed and not open_ended:
-            raise ConfigError(f"{title} has no option {key!r}{_suggestion(key, allowed)}.")
+            raise ConfigError(f"{title} has no option {key!r}{_suggest(key, allowed)}.")
     missing = [key for key in needed if key not in options]
     if missing:
         raise ConfigError(
@@ -162,10 +162,10 @@ def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> 
             continue
 
 
-def columns_of(target: Any) -> list[str]:
+def list_columns(target: Any) -> list[str]:
     """Return the item columns that a function or class requests, as far as they are known before it is created."""
     if not isinstance(target, type | Reward):
-        return [name for name in _arguments(target)[0] if name not in FIELDS]
+        return [name for name in _parse_arguments(target)[0] if name not in FIELDS]
     columns = target.columns
     return list(columns) if isinstance(columns, list | tuple) else []
 
@@ -180,7 +180,7 @@ def _init_options(cls: type) -> tuple[list[str], list[str], bool]:
     return [p.name for p in named], needed, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _arguments(function: Callable[..., Any]) -> tuple[list[str], list[inspect.Parameter]]:
+def _parse_arguments(function: Callable[..., Any]) -> tuple[list[str], list[inspect.Parameter]]:
     """Return the column names and keyword-only options of a reward function."""
     title = f"reward {getattr(function, '__name__', function)!r}"
     columns, options = [], []
@@ -201,11 +201,11 @@ def _arguments(function: Callable[..., Any]) -> tuple[list[str], list[inspect.Pa
 def _column(r: Rollouts, name: str) -> Any:
     if name not in r.columns:
         known = sorted({*FIELDS, *r.columns})
-        raise DataError(f"there is no column {name!r}{_suggestion(name, known)}.")
+        raise DataError(f"there is no column {name!r}{_suggest(name, known)}.")
     return r.columns[name]
 
 
-def _suggestion(word: str, allowed: Sequence[str]) -> str:
+def _suggest(word: str, allowed: Sequence[str]) -> str:
     if not allowed:
         return "; it takes none"
     for near in find_close_matches(word, allowed):
@@ -234,9 +234,9 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
         return use
     title = f"reward {name or use!r}"
     if "://" in use:
-        from nonet.rl.rewards.remote import reward_at
+        from nonet.rl.rewards.remote import make_reward_class
 
-        return reward_at(use, title)
+        return make_reward_class(use, title)
     where, _, attribute = use.partition(":")
     if where.endswith(".py"):
         module = import_file(Path(base) / where, f"{title} ({where})")
@@ -248,22 +248,22 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
     else:
         ways = "Or name file.py[:Name] or package.module:Name."
         raise ConfigError(
-            f"{title}: no reward {use!r} is shipped{_suggestion(use, list(SHIPPED)).rstrip('?')}. {ways}"
+            f"{title}: no reward {use!r} is shipped{_suggest(use, list(SHIPPED)).rstrip('?')}. {ways}"
         )
-    return _named(module, attribute, title) if attribute else _only(module, f"{title} ({where})")
+    return _get_named(module, attribute, title) if attribute else _get_only(module, f"{title} ({where})")
 
 
-def _named(module: ModuleType, attribute: str, title: str) -> Any:
+def _get_named(module: ModuleType, attribute: str, title: str) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(
-            f"{title}: no {attribute!r} in it; its rewards are: {', '.join(_rewards_of(module)) or 'none'}."
+            f"{title}: no {attribute!r} in it; its rewards are: {', '.join(_find_rewards(module)) or 'none'}."
         )
     return getattr(module, attribute)
 
 
-def _only(module: ModuleType, title: str) -> Any:
+def _get_only(module: ModuleType, title: str) -> Any:
     """Return the only reward of a module, or raise ConfigError that lists all of them."""
-    rewards = _rewards_of(module)
+    rewards = _find_rewards(module)
     if len(rewards) == 1:
         return next(iter(rewards.values()))
     if not rewards:
@@ -276,7 +276,7 @@ def _only(module: ModuleType, title: str) -> Any:
     )
 
 
-def _rewards_of(module: ModuleType) -> dict[str, Any]:
+def _find_rewards(module: ModuleType) -> dict[str, Any]:
     """Return the rewards that the module itself defines, by name."""
     mine = {
         key: value

@@ -1,8 +1,8 @@
 """Calls of a reward with a time limit, so that a prompt for which it fails loses only its own row.
 
-A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `one_by_one` then finds the failing
+A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `score_one_by_one` then finds the failing
 prompts by bisection: halves of the failing set are called again until single prompts are left. All calls of one step together
-take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
+take at most three times `get_timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
 prompt is the cause.
 
 Several calls may run at once where the reward allows it. Python cannot end a thread. A call that exceeds its limit is
@@ -25,7 +25,7 @@ import numpy as np
 
 from nonet.errors import DataError
 from nonet.rl.rewards.api import Reward
-from nonet.rl.rewards.checks import Unreachable, not_finite, score_loosely
+from nonet.rl.rewards.checks import Unreachable, describe_non_finite, score_loosely
 from nonet.types import Rollouts
 
 # Shapes: U users, W beams.
@@ -35,7 +35,7 @@ _HOPELESS = 8  # single prompts that fail without one that succeeds, after which
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PromptFailure:
     """A prompt without a score.
 
     Attributes:
@@ -51,11 +51,11 @@ class Trouble:
     why: str
 
 
-class Late(DataError):
+class RewardTimeout(DataError):
     """A call that did not return in time."""
 
 
-class Attempts:
+class RewardCalls:
     """Calls of one reward.
 
     Args:
@@ -76,7 +76,9 @@ class Attempts:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return bool(self._threads)
 
-    def score(self, rollouts: Rollouts, timeout_s: float | None = None) -> tuple[np.ndarray, list[Trouble]]:
+    def score(
+        self, rollouts: Rollouts, timeout_s: float | None = None
+    ) -> tuple[np.ndarray, list[PromptFailure]]:
         """Call the reward once.
 
         Args:
@@ -87,20 +89,22 @@ class Attempts:
             Scores [U, W] float32, NaN in whole rows that have none, and these rows.
         """
         try:
-            return self._finite(
-                self._within(self.timeout_s if timeout_s is None else timeout_s, rollouts), rollouts
+            return self._drop_non_finite(
+                self._call_with_limit(self.timeout_s if timeout_s is None else timeout_s, rollouts), rollouts
             )
         except DataError as error:
-            return _nothing(rollouts), _troubles(rollouts, np.arange(len(rollouts.uid)), str(error))
+            return _make_empty_scores(rollouts), _make_failures(
+                rollouts, np.arange(len(rollouts.uid)), str(error)
+            )
 
-    def one_by_one(
+    def score_one_by_one(
         self, prompts: Sequence[Rollouts], budget_s: float | None = None
-    ) -> tuple[list[np.ndarray], list[Trouble]]:
+    ) -> tuple[list[np.ndarray], list[PromptFailure]]:
         """Score prompts for which a call failed, and find those that cause the failure.
 
         Args:
             prompts: Rollouts of one prompt each.
-            budget_s: Limit of all calls together; by default twice the reward's `timeout_s`.
+            budget_s: Limit of all calls together; by default twice the reward's `get_timeout_s`.
 
         Returns:
             Scores [1, W] of each prompt, NaN without a score, and the prompts that have none.
@@ -109,7 +113,7 @@ class Attempts:
             return [], []
         rollouts = Rollouts.concat(prompts)
         deadline = time.monotonic() + (2 * self.timeout_s if budget_s is None else budget_s)
-        scores, troubles = _nothing(rollouts), {}
+        scores, troubles = _make_empty_scores(rollouts), {}
         sets, scored, failed_alone = [np.arange(len(prompts))], False, 0
         error: DataError | None = None
         late = self._stuck  # the call that failed on all of them was late
@@ -123,9 +127,9 @@ class Attempts:
                 continue
             some = rollouts.take(rows)
             try:
-                found, wrong = self._called(some, left_s, late=late)
+                found, wrong = self._call_with_retries(some, left_s, late=late)
             except DataError as failure:
-                error, late = failure, isinstance(failure, Late)
+                error, late = failure, isinstance(failure, RewardTimeout)
                 if len(rows) == 1:
                     failed_alone += 1
                     troubles[int(rows[0])] = str(failure)
@@ -137,12 +141,14 @@ class Attempts:
             scores[rows] = found
             troubles |= {int(rows[each.row]): each.why for each in wrong}
         named = [
-            replace(_troubles(rollouts, np.array([row]), why)[0], row=row)
+            replace(_make_failures(rollouts, np.array([row]), why)[0], row=row)
             for row, why in sorted(troubles.items())
         ]
         return [scores[row : row + 1] for row in range(len(prompts))], named
 
-    def _called(self, some: Rollouts, left_s: float, *, late: bool) -> tuple[np.ndarray, list[Trouble]]:
+    def _call_with_retries(
+        self, some: Rollouts, left_s: float, *, late: bool
+    ) -> tuple[np.ndarray, list[PromptFailure]]:
         """Call the reward; while it cannot be reached, retry with growing pauses for a third of the time left.
 
         If an earlier call exceeded its limit, each call gets a share of half of the time left, so that the bisection completes
@@ -153,7 +159,7 @@ class Attempts:
         limit_s = left_s / 2 / (levels + 1) if late else min(self.timeout_s, left_s)
         while True:
             try:
-                return self._finite(self._within(limit_s, some), some)
+                return self._drop_non_finite(self._call_with_limit(limit_s, some), some)
             except Unreachable:
                 if time.monotonic() + pause_s >= until:
                     raise
@@ -161,14 +167,16 @@ class Attempts:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             limit_s = min(self.timeout_s, max(0.0, until - time.monotonic()))
 
-    def _finite(self, scores: np.ndarray, rollouts: Rollouts) -> tuple[np.ndarray, list[Trouble]]:
+    def _drop_non_finite(
+        self, scores: np.ndarray, rollouts: Rollouts
+    ) -> tuple[np.ndarray, list[PromptFailure]]:
         """Replace the scores of prompts with scores that are not finite by NaN, and report these prompts."""
         bad = np.flatnonzero(~np.isfinite(scores).all(1))
-        why = not_finite(scores, self.name, rollouts)
+        why = describe_non_finite(scores, self.name, rollouts)
         scores[bad] = np.nan
-        return scores, _troubles(rollouts, bad, why)
+        return scores, _make_failures(rollouts, bad, why)
 
-    def _within(self, limit_s: float, rollouts: Rollouts) -> np.ndarray:
+    def _call_with_limit(self, limit_s: float, rollouts: Rollouts) -> np.ndarray:
         """Return the scores of one call that may take `limit_s` seconds.
 
         Raises:
@@ -196,7 +204,7 @@ class Attempts:
             self._threads.append(thread)
             _interrupt(thread)
             waited = time.monotonic() - began
-            raise Late(f"reward {self.name!r} has not answered within {waited:.3g} s") from None
+            raise RewardTimeout(f"reward {self.name!r} has not answered within {waited:.3g} s") from None
         if isinstance(answer, DataError):
             raise answer
         if isinstance(answer, BaseException):
@@ -210,9 +218,9 @@ def _interrupt(thread: threading.Thread) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
-def _nothing(rollouts: Rollouts) -> np.ndarray:
+def _make_empty_scores(rollouts: Rollouts) -> np.ndarray:
     return np.full(rollouts.valid.shape, np.nan, np.float32)
 
 
-def _troubles(rollouts: Rollouts, rows: np.ndarray, why: str) -> list[Trouble]:
-    return [Trouble(int(row), str(rollouts.uid[row]), str(rollouts.user_id[row]), why) for row in rows]
+def _make_failures(rollouts: Rollouts, rows: np.ndarray, why: str) -> list[PromptFailure]:
+    return [PromptFailure(int(row), str(rollouts.uid[row]), str(rollouts.user_id[row]), why) for row in rows]

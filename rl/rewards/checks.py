@@ -32,43 +32,43 @@ class Unreachable(DataError):
 def set_up(reward: Reward, name: str) -> None:
     """Call a reward's `setup`; a DataError names the reward, what it raised and where."""
     try:
-        awaited(reward.setup())
+        await_result(reward.setup())
     except NonetError:
         raise
     except Exception as error:
-        raise DataError(f"reward {name!r} failed in setup: {_one_line(error)}{_place(error)}") from error
+        raise DataError(f"reward {name!r} failed in setup: {_format_error(error)}{_place(error)}") from error
 
 
 def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
     """Return scores [U, W] float32, 0 where not valid; a DataError names the reward, the users and what was returned."""
     scores = score_loosely(reward, name, rollouts)
-    if why := not_finite(scores, name, rollouts):
+    if why := describe_non_finite(scores, name, rollouts):
         raise DataError(why)
     return scores
 
 
 def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
     """Return scores as `score_checked` does, but allow users whose scores are not finite."""
-    users = _first_users(rollouts, np.arange(len(rollouts.user_id)))
+    users = _list_first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
-        answer = awaited(reward.score(rollouts))
+        answer = await_result(reward.score(rollouts))
     except DataError as error:
         raise type(error)(f"reward {name!r}: {error}") from error
     except (ConnectionError, TimeoutError) as error:
         raise Unreachable(
-            f"reward {name!r} failed for users {users}: {_one_line(error)}{_place(error)}"
+            f"reward {name!r} failed for users {users}: {_format_error(error)}{_place(error)}"
         ) from error
     except Exception as error:
         raise DataError(
-            f"reward {name!r} failed for users {users}: {_one_line(error)}{_place(error)}"
+            f"reward {name!r} failed for users {users}: {_format_error(error)}{_place(error)}"
         ) from error
     want = rollouts.valid.shape
     try:
-        scores = _array(answer)
+        scores = _to_array(answer)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
             f"reward {name!r} returned {_describe(answer)} for users {users}, which is no array "
-            f"({_one_line(error)}); wanted numbers of shape {list(want)}, [users, beams]."
+            f"({_format_error(error)}); wanted numbers of shape {list(want)}, [users, beams]."
         ) from error
     if scores.shape != want or scores.dtype.kind not in "biuf":
         raise DataError(
@@ -79,7 +79,7 @@ def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
         return np.where(rollouts.valid, scores, 0).astype(np.float32)
 
 
-def not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
+def describe_non_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
     """Describe the scores that are not finite; "" if all are."""
     bad = ~np.isfinite(scores)
     if not bad.any():
@@ -90,11 +90,11 @@ def not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
     return (
         f"reward {name!r} returned {scores[row, beam]} for user {rollouts.user_id[row]}, item {item}; "
         f"{len(rows)} of {len(scores)} users have a score that is not finite in float32, the first: "
-        f"{_first_users(rollouts, rows)}. Return a finite number wherever `valid` is true."
+        f"{_list_first_users(rollouts, rows)}. Return a finite number wherever `valid` is true."
     )
 
 
-def awaited(answer: Any) -> Any:
+def await_result(answer: Any) -> Any:
     """Return the result of an awaitable, run in the one event loop of this process; return any other value unchanged.
 
     One loop serves all calls of a process, so connections, semaphores and clients that a reward created once stay usable.
@@ -105,7 +105,7 @@ def awaited(answer: Any) -> Any:
     async def wait() -> Any:
         return await answer
 
-    future = asyncio.run_coroutine_threadsafe(wait(), _event_loop())
+    future = asyncio.run_coroutine_threadsafe(wait(), _get_event_loop())
     try:
         return future.result()
     except BaseException:
@@ -117,7 +117,7 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _making_loop = threading.Lock()
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
+def _get_event_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this process, which runs in its own thread from the first call on."""
     with _making_loop:
         if os.getpid() not in _loops:  # a forked child has no thread of its parent's
@@ -127,7 +127,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
         return _loops[os.getpid()]
 
 
-def _array(answer: Any) -> np.ndarray:
+def _to_array(answer: Any) -> np.ndarray:
     """Convert NumPy, torch, Arrow or list data to a NumPy view or copy."""
     if hasattr(answer, "detach"):  # torch
         answer = answer.detach().cpu()
@@ -148,13 +148,13 @@ def _describe(answer: Any, array: np.ndarray | None = None) -> str:
     return kind if array is None else f"{kind} of shape {list(array.shape)} {array.dtype}"
 
 
-def _first_users(rollouts: Rollouts, rows: np.ndarray) -> str:
+def _list_first_users(rollouts: Rollouts, rows: np.ndarray) -> str:
     """Return the names of the first users of some rows, for an error message."""
     named = ", ".join(str(user) for user in rollouts.user_id[rows[:_SHOWN]])
     return named + (", ..." if len(rows) > _SHOWN else "")
 
 
-def _one_line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward
-from nonet.rl.rewards.known import places
+from nonet.rl.rewards.known import locate_ids
 from nonet.types import Jagged, Rollouts
 
 _CHUNK = 8192
@@ -39,21 +39,21 @@ class PredictedClick(Reward):
     def score(self, r: Rollouts) -> Any:
         """Return the probability that each user likes each beam; the mean rate for unknown items."""
         known = self.asked.known
-        item_UW = places(known.item_id, r.item_id)
-        user_U = places(known.user_id, r.user_id)
-        past = places(known.item_id, r.history.values)
+        item_UW = locate_ids(known.item_id, r.item_id)
+        user_U = locate_ids(known.user_id, r.user_id)
+        past = locate_ids(known.item_id, r.history.values)
         offsets = np.asarray(r.history.offsets, np.int64)
         label = known.label_of(np.repeat(user_U, np.diff(offsets)), past)
         score_UW = np.full(item_UW.shape, known.rate, np.float32)
         u, w = np.nonzero(item_UW >= 0)
         for start in range(0, len(u), _CHUNK):
             part = slice(start, start + _CHUNK)
-            score_UW[u[part], w[part]] = self._chances(
+            score_UW[u[part], w[part]] = self._predict(
                 user_U, u[part], item_UW[u[part], w[part]], past, offsets, label
             )
         return score_UW
 
-    def _chances(
+    def _predict(
         self,
         user_U: np.ndarray,
         row: np.ndarray,
@@ -63,30 +63,32 @@ class PredictedClick(Reward):
         label: np.ndarray,
     ) -> np.ndarray:
         """Predict the probabilities of (user, item) pairs given the users' past events."""
-        from nonet.models.deepfm import missing
-        from nonet.samples.batches import ClickQuestions, bags_of, picked, ranges
+        from nonet.models.deepfm import get_missing_value
+        from nonet.samples.batches import ClickQuestions, expand_ranges, make_bags, select_values
 
         setup, known = self.asked.setup, self.asked.known
         begin, end = offsets[row], offsets[row + 1]
-        last, cuts = ranges(np.maximum(begin, end - setup.history), end)
+        last, cuts = expand_ranges(np.maximum(begin, end - setup.history), end)
         nothing, user = np.zeros(len(row), np.int64), user_U[row]
         columns = {
-            name: np.where(user >= 0, values[np.maximum(user, 0)], missing(values))
+            name: np.where(user >= 0, values[np.maximum(user, 0)], get_missing_value(values))
             for name, values in known.columns.items()
         }
         questions = ClickQuestions(
             user=user,
             item=item,
-            liked=picked(past[last], cuts, label[last] == 1),
-            disliked=picked(past[last], cuts, label[last] == 0),
+            liked=select_values(past[last], cuts, label[last] == 1),
+            disliked=select_values(past[last], cuts, label[last] == 0),
             activity=end - begin,
             time=nothing,
             since=nothing,
             timeless=np.ones(len(row), bool),
             columns=columns,
         )
-        bags: dict[str, Jagged] = bags_of(questions, self.asked.items, tuple(setup.features), self.asked.keys)
-        return self.asked.chances(bags)
+        bags: dict[str, Jagged] = make_bags(
+            questions, self.asked.items, tuple(setup.features), self.asked.keys
+        )
+        return self.asked.predict(bags)
 
 
 def _commit(folder: Path) -> Path:

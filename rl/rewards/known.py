@@ -67,10 +67,10 @@ class RunData:
 
     def index(self, ids: np.ndarray) -> np.ndarray:
         """Return the dense indices of original item ids, of any shape; -1 for an unknown id."""
-        return places(self.item_id, ids)
+        return locate_ids(self.item_id, ids)
 
 
-def places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def locate_ids(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Return the index of each id among the known ones; -1 for unknown ids and ids of another type."""
     ids = np.asarray(ids)
     if (known.dtype.kind == "U") != (ids.dtype.kind in "UO") or not len(known):

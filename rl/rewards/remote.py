@@ -55,28 +55,28 @@ class HttpReward(Reward):
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {os.environ[self._token]}"
-        body = json.dumps(_listed(message(r, self.columns))).encode()
+        body = json.dumps(_to_json(make_message(r, self.columns))).encode()
         request = urllib.request.Request(self.url, body, headers, method="POST")
-        return _scores(self.url, self._answer(request))
+        return _parse_scores(self.url, self._answer(request))
 
     def _answer(self, request: urllib.request.Request) -> bytes:
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=self.get_timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
             kind = Unreachable if error.code in _BUSY else DataError
-            raise kind(f"{self.url} answered {error.code}: {_short(error.read())}") from None
+            raise kind(f"{self.url} answered {error.code}: {_shorten(error.read())}") from None
         except TimeoutError:
-            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+            raise DataError(f"{self.url} has not answered within {self.get_timeout_s:g} s") from None
         except OSError as error:
             why = getattr(error, "reason", error)
             late = isinstance(why, TimeoutError)
             if late:
-                raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+                raise DataError(f"{self.url} has not answered within {self.get_timeout_s:g} s") from None
             raise Unreachable(f"{self.url} cannot be asked: {why}") from None
 
 
-def reward_at(use: str, title: str) -> type[Reward]:
+def make_reward_class(use: str, title: str) -> type[Reward]:
     """Return the class of rewards at an address, with the address as its attribute `url`.
 
     Raises:
@@ -97,26 +97,26 @@ def reward_at(use: str, title: str) -> type[Reward]:
     return type(cls.__name__, (cls,), {"url": use})
 
 
-def message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
+def make_message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
     """Build the message for rollouts: arrays with one row per user; ragged ones as a list of arrays."""
     parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
     sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
     sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
     sent |= {} if r.added is None else {"added": r.added}
-    sent |= {name: _rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
+    sent |= {name: _split_rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
     return sent | {"step": r.step, "columns": {name: r[name] for name in columns}}
 
 
-def _rows(ragged: Jagged) -> list[np.ndarray]:
+def _split_rows(ragged: Jagged) -> list[np.ndarray]:
     return [np.asarray(ragged[user]) for user in range(len(ragged))]
 
 
-def _listed(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Convert a value to JSON lists; numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {key: _listed(part) for key, part in value.items()}
+        return {key: _to_json(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_listed(part) for part in value]
+        return [_to_json(part) for part in value]
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -124,16 +124,16 @@ def _listed(value: Any) -> Any:
     return value.tolist()
 
 
-def _scores(url: str, body: bytes) -> Any:
+def _parse_scores(url: str, body: bytes) -> Any:
     try:
         answer = json.loads(body)
     except ValueError:
-        raise DataError(f"{url} answered no JSON: {_short(body)}") from None
+        raise DataError(f"{url} answered no JSON: {_shorten(body)}") from None
     if isinstance(answer, dict):
         if "scores" not in answer:
-            raise DataError(f"{url} answered without `scores`: {_short(body)}")
+            raise DataError(f"{url} answered without `scores`: {_shorten(body)}")
         answer = answer["scores"]
-    wrong = DataError(f"{url} answered scores that are no numbers [users, beams]: {_short(body)}")
+    wrong = DataError(f"{url} answered scores that are no numbers [users, beams]: {_shorten(body)}")
     if not _are_numbers(answer):  # NumPy would take the text "1" for a number
         raise wrong
     try:
@@ -149,6 +149,6 @@ def _are_numbers(answer: Any) -> bool:
     return answer is None or isinstance(answer, int | float)
 
 
-def _short(body: bytes) -> str:
+def _shorten(body: bytes) -> str:
     text = " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())
     return repr(text[:_SHOWN] + ("..." if len(text) > _SHOWN else ""))

@@ -28,13 +28,13 @@ _WORDS = 4096  # hashed words of a text
 @reward
 def hit(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     """Return 1 where the beam is one of the user's targets, else 0; [U, W] float32."""
-    return _hits(item_id, target, valid).astype(np.float32)
+    return _find_hits(item_id, target, valid).astype(np.float32)
 
 
 @reward
 def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     """Return 0 for a hit and a share of -1 by position for each miss, all 0 in a group without a hit; [U, W] float32."""
-    hits_UW = _hits(item_id, target, valid)
+    hits_UW = _find_hits(item_id, target, valid)
     gain_UW = np.where(valid, 1.0 / np.log2(np.arange(item_id.shape[1]) + 2.0), 0.0)
     share_UW = gain_UW / np.maximum(gain_UW.sum(1, keepdims=True), 1e-12)
     misses_UW = ~hits_UW & hits_UW.any(1, keepdims=True)
@@ -47,7 +47,7 @@ def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
     The sum over a group is its NDCG.
     """
-    hits_UW = _hits(item_id, target, valid)
+    hits_UW = _find_hits(item_id, target, valid)
     place_UW = np.cumsum(valid, 1) - 1
     gain_UW = np.where(hits_UW, 1.0 / np.log2(np.maximum(place_UW, 0) + 2.0), 0.0)
     counts = np.minimum(np.diff(target.offsets), item_id.shape[1])
@@ -92,7 +92,7 @@ class Diversity(Reward):
         self.columns = [column]
 
     def score(self, r: Rollouts) -> np.ndarray:
-        has_UWK = _bags(r[self.columns[0]], r.valid)
+        has_UWK = _make_bags(r[self.columns[0]], r.valid)
         both_UWW = has_UWK @ has_UWK.transpose(0, 2, 1)
         size_UW = has_UWK.sum(-1)
         either_UWW = size_UW[:, :, None] + size_UW[:, None] - both_UWW
@@ -117,7 +117,7 @@ class Cooccurrence(Reward):
         self._keys = of * self._items + pairs.item
 
     def score(self, r: Rollouts) -> np.ndarray:
-        past_UT = _recent(self._run.index(r.history.values), r.history.offsets, self.last)
+        past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
         asked_UTW = past_UT[:, :, None] * self._items + r.item[:, None]
         known_UTW = (past_UT >= 0)[:, :, None] & (r.item >= 0)[:, None]
         at = np.minimum(np.searchsorted(self._keys, asked_UTW), max(len(self._keys) - 1, 0))
@@ -147,7 +147,7 @@ class TextSimilarity(Reward):
         self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
 
     def score(self, r: Rollouts) -> np.ndarray:
-        past_UT = _recent(self._run.index(r.history.values), r.history.offsets, self.last)
+        past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
         there, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
         vector_NK = np.zeros((len(there), _WORDS), np.float32)
         for row, item in enumerate(there):
@@ -166,7 +166,7 @@ def _place(word: str) -> int:
     return zlib.crc32(word.encode()) % _WORDS
 
 
-def _recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
+def _select_recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
     """Return the last items of each user [U, T] int64, -1 before the first."""
     offsets = np.asarray(offsets, np.int64)
     at = offsets[1:, None] - 1 - np.arange(last)
@@ -174,7 +174,7 @@ def _recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
     return np.where(there, past[np.maximum(at, 0)] if len(past) else -1, -1)
 
 
-def _bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
+def _make_bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
     """Return the categories of each beam [U, W, K] float32, none where it is not valid."""
     texts, at = np.unique(texts_UW.astype(np.str_), return_inverse=True)
     parts = [[part for part in text.split("|") if part] for text in texts.tolist()]
@@ -185,7 +185,7 @@ def _bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
     return has_NK[at.reshape(texts_UW.shape)] * valid_UW[..., None]
 
 
-def _hits(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
+def _find_hits(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     """Return a mask [U, W] of the valid beams that are a target of their user."""
     counts = np.diff(target.offsets)
     hits_UW = np.zeros(item_id.shape, bool)

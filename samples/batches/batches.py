@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from nonet.random import draw_first_integers
-from nonet.samples.batches.chunks import bounded
-from nonet.samples.batches.prompt_rows import event_at, ranges, visible
+from nonet.samples.batches.chunks import split_by_size
+from nonet.samples.batches.prompt_rows import count_visible_events, expand_ranges, locate_events
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 
@@ -27,7 +27,7 @@ Windows = tuple[np.ndarray, np.ndarray, np.ndarray]
 _GATHERED = 1 << 16  # most events gathered at once
 
 
-def training_batch(
+def make_training_batch(
     seq: Sequences,
     sids_IL: np.ndarray,
     rows: np.ndarray,
@@ -58,13 +58,13 @@ def training_batch(
             without a target
             are dropped. None for all events.
     """
-    window_parts = taught_windows(
+    window_parts = cut_target_windows(
         seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target
     )
-    return window_batch(seq, sids_IL, window_parts, stage=stage, epoch=epoch, target=target)
+    return make_window_batch(seq, sids_IL, window_parts, stage=stage, epoch=epoch, target=target)
 
 
-def taught_windows(
+def cut_target_windows(
     seq: Sequences,
     rows: np.ndarray,
     *,
@@ -74,22 +74,22 @@ def taught_windows(
     seed: int,
     target: np.ndarray | None,
 ) -> Windows:
-    """Return the windows of `training_batch`, without those that contain no target."""
-    row, block, stop = windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed)
+    """Return the windows of `make_training_batch`, without those that contain no target."""
+    row, block, stop = cut_windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed)
     if target is None:
         return row, block, stop
-    parts = bounded(stop - block, _GATHERED)
-    some = np.concatenate([_any_of(target, block[part], stop[part]) for part in parts])
+    parts = split_by_size(stop - block, _GATHERED)
+    some = np.concatenate([_has_any(target, block[part], stop[part]) for part in parts])
     return row[some], block[some], stop[some]
 
 
-def window_positions(seq: Sequences, window_parts: Windows) -> np.ndarray:
+def count_window_positions(seq: Sequences, window_parts: Windows) -> np.ndarray:
     """Return the number of model positions [B] of each window: its start, the preceding event, and its block."""
     row, block, stop = window_parts
     return 1 + (block > seq.offsets[row]) + stop - block
 
 
-def window_batch(
+def make_window_batch(
     seq: Sequences,
     sids_IL: np.ndarray,
     window_parts: Windows,
@@ -98,20 +98,20 @@ def window_batch(
     epoch: int,
     target: np.ndarray | None,
 ) -> SampleBatch:
-    """Build a batch of windows; see `training_batch`."""
+    """Build a batch of windows; see `make_training_batch`."""
     row, block, stop = window_parts
     led = block > seq.offsets[row]
-    index, offsets = ranges(block - led, stop)
+    index, offsets = expand_ranges(block - led, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]
     mask[offsets[:-1][led]] = False
     if seq.strict:  # otherwise an event would see earlier events of its own second
         mask &= seq.first_of_second[index] == index
     places = (block - seq.offsets[row]).tolist()
     uid = [f"{stage}/{epoch}/{r}:{p}" for r, p in zip(row.tolist(), places, strict=True)]
-    return _batch(seq, sids_IL, row, index, offsets, mask, None, uid)
+    return _make_batch(seq, sids_IL, row, index, offsets, mask, None, uid)
 
 
-def prompt_batch(
+def make_prompt_batch(
     seq: Sequences,
     sids_IL: np.ndarray,
     users: np.ndarray,
@@ -126,17 +126,19 @@ def prompt_batch(
     target[i] is the item at positions[i]. A position of 0 gives an empty sequence. loss_mask is False everywhere.
     """
     users, positions = np.asarray(users, np.int64), np.asarray(positions, np.int64)
-    events = event_at(seq, users, positions)
-    known = visible(seq, users, positions)
+    events = locate_events(seq, users, positions)
+    known = count_visible_events(seq, users, positions)
     ends = seq.offsets[users] + known
-    index, offsets = ranges(ends - np.minimum(known, history), ends)
+    index, offsets = expand_ranges(ends - np.minimum(known, history), ends)
     uid = [f"{stage}/{epoch}/{u}:{p}" for u, p in zip(users.tolist(), positions.tolist(), strict=True)]
     target = torch.from_numpy(seq.item[events].astype(np.int64))
     as_of = np.repeat(seq.time[events], np.diff(offsets))
-    return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid, as_of)
+    return _make_batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid, as_of)
 
 
-def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int) -> Windows:
+def cut_windows(
+    seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int
+) -> Windows:
     """Return user row, first and past-the-last event of each target block [B] int64; blocks of a user are consecutive.
 
     If a user has more than `history` TRAIN events, the first block has a random number of them (1 to history), the others
@@ -150,20 +152,20 @@ def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch
     drawn = draw_first_integers(seed, (stage, "window", epoch), rows[long], history)
     first[long] = np.where(drawn > 0, drawn, history)
     count = np.where(total > 0, 1 + -(-(total - first) // history), 0)
-    nth, _ = ranges(np.zeros(len(rows), np.int64), count)
+    nth, _ = expand_ranges(np.zeros(len(rows), np.int64), count)
     lead, begin = np.repeat(first, count), np.repeat(seq.offsets[rows], count)
     block = np.where(nth == 0, 0, lead + (nth - 1) * history)
     stop = np.where(nth == 0, lead, np.minimum(block + history, np.repeat(total, count)))
     return np.repeat(rows, count), begin + block, begin + stop
 
 
-def _any_of(mask_N: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+def _has_any(mask_N: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
     """Return whether the mask is True anywhere in each (non-empty) range."""
-    index, offsets = ranges(start, stop)
+    index, offsets = expand_ranges(start, stop)
     return np.logical_or.reduceat(mask_N[index], offsets[:-1]) if len(start) else np.zeros(0, bool)
 
 
-def _batch(
+def _make_batch(
     seq: Sequences,
     sids_IL: np.ndarray,
     user: np.ndarray,
@@ -178,11 +180,11 @@ def _batch(
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
     context: dict[str, torch.Tensor | Jagged] = {
-        name: Jagged(torch.from_numpy(_without_nan(values) if name in seq.columns else values), cuts)
-        for name, values in seq.columns_at(index, np.repeat(user, np.diff(offsets)), as_of).items()
+        name: Jagged(torch.from_numpy(_replace_nan(values) if name in seq.columns else values), cuts)
+        for name, values in seq.gather_columns(index, np.repeat(user, np.diff(offsets)), as_of).items()
     }
-    context["item"] = Jagged(torch.from_numpy(seq.keys_of_items(item)), cuts)
-    context["user"] = torch.from_numpy(seq.keys_of_users(user))
+    context["item"] = Jagged(torch.from_numpy(seq.get_item_keys(item)), cuts)
+    context["user"] = torch.from_numpy(seq.get_user_keys(user))
     return SampleBatch(
         item=Jagged(torch.from_numpy(item), cuts),
         sid=torch.from_numpy(sids_IL[item].astype(np.int64)),
@@ -195,6 +197,6 @@ def _batch(
     )
 
 
-def _without_nan(values_N: np.ndarray) -> np.ndarray:
+def _replace_nan(values_N: np.ndarray) -> np.ndarray:
     """Replace NaN by 0 in floats; return ids unchanged."""
     return np.nan_to_num(values_N, nan=0.0) if values_N.dtype.kind == "f" else values_N

@@ -7,7 +7,7 @@ import numpy as np
 # Shapes: B sequences or prompts.
 
 
-def bounded(sizes_B: np.ndarray, most: int) -> list[slice]:
+def split_by_size(sizes_B: np.ndarray, max_size: int) -> list[slice]:
     """Return slices of [B] in order whose sizes sum to at most `most`; a single larger element is a slice of its own.
 
     Slices are as long as possible. An empty input gives one empty slice.
@@ -16,7 +16,7 @@ def bounded(sizes_B: np.ndarray, most: int) -> list[slice]:
     parts, start = [], 0
     while start < len(ends) or not parts:
         before = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, before + most, side="right"))
+        stop = int(np.searchsorted(ends, before + max_size, side="right"))
         parts.append(slice(start, max(stop, min(start + 1, len(ends)))))
         start = parts[-1].stop
     return parts

@@ -32,9 +32,9 @@ import torch
 
 from nonet.errors import ConfigError
 from nonet.random import hash_words
-from nonet.samples.batches.prompt_rows import ranges
+from nonet.samples.batches.prompt_rows import expand_ranges
 from nonet.samples.sequences import NEVER, TRAIN, Sequences
-from nonet.samples.tables import NONE, as_numbers, keys_in
+from nonet.samples.tables import NONE, as_numbers, compute_keys
 from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
@@ -46,20 +46,20 @@ _COLUMNS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Keys:
+class SparseKeys:
     """Sparse keys of users [U], items [I] and categories [C]; None in checkpoints of a version whose keys are indices."""
 
     user: np.ndarray
     item: np.ndarray
     category: np.ndarray
 
-    def of(self, feature: str, values: np.ndarray) -> np.ndarray:
+    def get_keys(self, feature: str, values: np.ndarray) -> np.ndarray:
         """Return the keys [N] of a feature's values [N], which are indices for users, items and categories."""
         if feature in _ITEMS:
             return self.item[values]
         if feature in ("user", "categories"):
             return (self.user if feature == "user" else self.category)[values]
-        return keys_in(feature, values)
+        return compute_keys(feature, values)
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class ItemFacts:
     @property
     def category_key(self) -> np.ndarray:
         """The sparse key of each category name [C]."""
-        return keys_in("categories", as_numbers(pa.array(self.names, pa.string())))
+        return compute_keys("categories", as_numbers(pa.array(self.names, pa.string())))
 
     @classmethod
-    def of(cls, items: pa.Table) -> ItemFacts:
+    def from_items(cls, items: pa.Table) -> ItemFacts:
         """Read the facts from an item table in index order."""
         lists = items["categories"].to_pylist()
         names = sorted({name for row in lists for name in row or ()})
@@ -98,7 +98,7 @@ class ClickBatch:
 
 
 @dataclass(frozen=True)
-class Clicks:
+class ClickRows:
     """Events of the sequences as rows.
 
     Attributes:
@@ -111,11 +111,11 @@ class Clicks:
     label: np.ndarray
     features: tuple[str, ...]
     history: int
-    keys: Keys | None
+    keys: SparseKeys | None
     known_from: np.ndarray | None = None
 
     @classmethod
-    def of(
+    def from_labels(
         cls,
         seq: Sequences,
         items: pa.Table,
@@ -123,7 +123,7 @@ class Clicks:
         features: Sequence[str],
         history: int,
         known_from: np.ndarray | None = None,
-    ) -> Clicks:
+    ) -> ClickRows:
         """Create the rows of a click model. Raises ConfigError for an unknown feature.
 
         Args:
@@ -140,56 +140,56 @@ class Clicks:
                 raise ConfigError(
                     f"a click model has no feature {name!r}; there are {join_names(known)}.{suggest_sentence(name, known)}"
                 )
-        facts = ItemFacts.of(items)
+        facts = ItemFacts.from_items(items)
         keys = None
         if seq.user_key is not None and seq.item_key is not None:
-            keys = Keys(seq.user_key, seq.item_key, facts.category_key)
+            keys = SparseKeys(seq.user_key, seq.item_key, facts.category_key)
         return cls(seq, facts, np.asarray(label, np.float32), tuple(features), history, keys, known_from)
 
     @classmethod
-    def labelled(
+    def from_target(
         cls, seq: Sequences, items: pa.Table, target: str | None, features: Sequence[str], history: int
-    ) -> Clicks:
+    ) -> ClickRows:
         """Create rows that are labelled by the condition of a target, by default the first one."""
         label = seq.targets[target or next(iter(seq.targets))].astype(np.float32)
-        times = seq.label_times(target)
-        return cls.of(seq, items, label, features, history, None if times is seq.time else times)
+        times = seq.get_label_times(target)
+        return cls.from_labels(seq, items, label, features, history, None if times is seq.time else times)
 
-    def known_features(self) -> tuple[str, ...]:
+    def list_features(self) -> tuple[str, ...]:
         """Return the names of all features."""
         return (*FEATURES, *self.seq.feature_columns)
 
-    def rows(self, split: int) -> np.ndarray:
+    def find_rows(self, split: int) -> np.ndarray:
         """Return the indices [P] of the events of a split; for TRAIN only those whose label training may use."""
         mine = self.seq.split == split
         if split == TRAIN and self.known_from is not None:
             mine = mine & (self.known_from < NEVER)
         return np.flatnonzero(mine)
 
-    def batch(self, index: np.ndarray, *, timeless: np.ndarray | None = None) -> dict[str, Jagged]:
+    def batch(self, index: np.ndarray, *, without_moment: np.ndarray | None = None) -> dict[str, Jagged]:
         """Build the bags of ids by feature for events [P]; time features are omitted where `timeless` [P] is True."""
         seq = self.seq
         user, begin = seq.user[index], seq.offsets[seq.user[index]]
-        past, cuts = ranges(np.maximum(begin, index - self.history), index)
+        past, cuts = expand_ranges(np.maximum(begin, index - self.history), index)
         first = index == begin
         known = np.ones(len(past), bool)
         if self.known_from is not None:
             known = self.known_from[past] <= np.repeat(seq.time[index], np.diff(cuts))
         columns = {name: values[index] for name, values in seq.columns.items()}
         if seq.folded is not None:  # a row must not see the repeats that came after it
-            columns |= seq.folded.columns_at(index, seq.time[index])
+            columns |= seq.folded.compute_columns(index, seq.time[index])
         questions = ClickQuestions(
             user=user,
             item=seq.item[index].astype(np.int64),
-            liked=picked(seq.item[past], cuts, known & (self.label[past] > 0)),
-            disliked=picked(seq.item[past], cuts, known & (self.label[past] == 0)),
+            liked=select_values(seq.item[past], cuts, known & (self.label[past] > 0)),
+            disliked=select_values(seq.item[past], cuts, known & (self.label[past] == 0)),
             activity=index - begin,
             time=seq.time[index],
             since=np.where(first, -1, seq.time[index] - seq.time[np.maximum(index - 1, 0)]),
-            timeless=np.zeros(len(index), bool) if timeless is None else timeless,
+            timeless=np.zeros(len(index), bool) if without_moment is None else without_moment,
             columns=columns,
         )
-        return bags_of(questions, self.items, self.features, self.keys)
+        return make_bags(questions, self.items, self.features, self.keys)
 
 
 @dataclass(frozen=True)
@@ -207,59 +207,65 @@ class ClickQuestions:
     columns: Mapping[str, np.ndarray]
 
 
-def bags_of(
-    questions: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: Keys | None
+def make_bags(
+    click_questions: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: SparseKeys | None
 ) -> dict[str, Jagged]:
     """Build each feature's bag of keys [P] as tensors."""
     makers: dict[str, Any] = {
-        "user": lambda: _one(questions.user, questions.user >= 0),
-        "item": lambda: _one(questions.item),
-        "categories": lambda: _taken(items.categories, questions.item),
-        "year": lambda: _one(items.year[questions.item]),
-        "liked": lambda: questions.liked,
-        "disliked": lambda: questions.disliked,
-        "hour": lambda: _one(questions.time // 3600 % 24, ~questions.timeless),
-        "weekday": lambda: _one(questions.time // 86400 % 7, ~questions.timeless),
-        "recency": lambda: _one(_log2(questions.since), ~questions.timeless),
-        "activity": lambda: _one(_log2(questions.activity)),
-        "taste": lambda: _one(_share(np.diff(questions.liked.offsets), np.diff(questions.disliked.offsets))),
+        "user": lambda: _make_single_bags(click_questions.user, click_questions.user >= 0),
+        "item": lambda: _make_single_bags(click_questions.item),
+        "categories": lambda: _take_bags(items.categories, click_questions.item),
+        "year": lambda: _make_single_bags(items.year[click_questions.item]),
+        "liked": lambda: click_questions.liked,
+        "disliked": lambda: click_questions.disliked,
+        "hour": lambda: _make_single_bags(click_questions.time // 3600 % 24, ~click_questions.timeless),
+        "weekday": lambda: _make_single_bags(click_questions.time // 86400 % 7, ~click_questions.timeless),
+        "recency": lambda: _make_single_bags(_bucket_log2(click_questions.since), ~click_questions.timeless),
+        "activity": lambda: _make_single_bags(_bucket_log2(click_questions.activity)),
+        "taste": lambda: _make_single_bags(
+            _share(np.diff(click_questions.liked.offsets), np.diff(click_questions.disliked.offsets))
+        ),
     }
     bags = {}
     for name in features:
-        bag = makers[name]() if name in makers else _column(questions.columns.get(name), len(questions.item))
+        bag = (
+            makers[name]()
+            if name in makers
+            else _make_column_bags(click_questions.columns.get(name), len(click_questions.item))
+        )
         values = np.asarray(bag.values, np.int64)
-        key_N = values + _space(name) if keys is None else keys.of(name, values)
+        key_N = values + _compute_key_offset(name) if keys is None else keys.get_keys(name, values)
         bags[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
     return bags
 
 
-def picked(values: np.ndarray, offsets: np.ndarray, keep: np.ndarray) -> Jagged:
+def select_values(values: np.ndarray, offsets: np.ndarray, keep: np.ndarray) -> Jagged:
     """Keep the values [N] of each bag where `keep` [N] is True."""
     kept_before = np.concatenate([[0], np.cumsum(keep)])
     return Jagged(values[keep].astype(np.int64), kept_before[offsets].astype(np.int64))
 
 
-def _one(values: np.ndarray, there: np.ndarray | None = None) -> Jagged:
+def _make_single_bags(values: np.ndarray, there: np.ndarray | None = None) -> Jagged:
     there = np.ones(len(values), bool) if there is None else there
     return Jagged(values[there], np.concatenate([[0], np.cumsum(there)]).astype(np.int64))
 
 
-def _taken(rows: Jagged, index: np.ndarray) -> Jagged:
-    place, offsets = ranges(rows.offsets[index], rows.offsets[index + 1])
+def _take_bags(rows: Jagged, index: np.ndarray) -> Jagged:
+    place, offsets = expand_ranges(rows.offsets[index], rows.offsets[index + 1])
     return Jagged(rows.values[place], offsets)
 
 
-def _column(values: np.ndarray | None, count: int) -> Jagged:
+def _make_column_bags(values: np.ndarray | None, count: int) -> Jagged:
     """Build the bags of an interaction column; empty bags if there is no such column."""
     if values is None:
         return Jagged(np.empty(0, np.int64), np.zeros(count + 1, np.int64))
     if values.dtype.kind in "iu":
-        return _one(values, values != NONE)
+        return _make_single_bags(values, values != NONE)
     there = ~np.isnan(values)
-    return _one(np.rint(np.where(there, values, 0)).astype(np.int64), there)
+    return _make_single_bags(np.rint(np.where(there, values, 0)).astype(np.int64), there)
 
 
-def _log2(counts: np.ndarray) -> np.ndarray:
+def _bucket_log2(counts: np.ndarray) -> np.ndarray:
     """Map negative counts to 0, 0 to 1, and others to 1 plus their number of binary digits."""
     return np.where(counts < 0, 0, 1 + np.ceil(np.log2(np.maximum(counts, 0) + 1.0))).astype(np.int64)
 
@@ -269,7 +275,7 @@ def _share(yes: np.ndarray, no: np.ndarray) -> np.ndarray:
     return np.rint(20 * (yes + 1) / (yes + no + 2)).astype(np.int64)
 
 
-def _space(name: str) -> int:
+def _compute_key_offset(name: str) -> int:
     if name in _ITEMS:
         return 0
     if name in FEATURES:

@@ -14,30 +14,32 @@ from functools import lru_cache
 import numpy as np
 
 from nonet.errors import ConfigError
-from nonet.samples.batches.prompt_rows import prompts_at, rl_events
-from nonet.samples.ledger import Order, Steps
+from nonet.samples.batches.prompt_rows import find_rl_events, locate_prompts
+from nonet.samples.ledger import EpochSteps, RowOrder
 from nonet.samples.sequences import Sequences
 
 
-def step_rows(n_rows: int, rows_per_step: int, seed: int, stage: str, step: int) -> tuple[int, np.ndarray]:
+def select_step_rows(
+    n_rows: int, rows_per_step: int, seed: int, stage: str, step: int
+) -> tuple[int, np.ndarray]:
     """Return the epoch of a global step (from 0), and the rows that it reads [<= rows_per_step] int64."""
-    epoch, start, stop = Steps(n_rows, rows_per_step, rows_per_step).places(step)
-    return epoch, row_order(n_rows, seed, stage).rows_at(epoch, start, stop)
+    epoch, start, stop = EpochSteps(n_rows, rows_per_step, rows_per_step).get_places(step)
+    return epoch, make_row_order(n_rows, seed, stage).get_rows(epoch, start, stop)
 
 
 @lru_cache(maxsize=8)
-def row_order(n_rows: int, seed: int, stage: str) -> Order:
+def make_row_order(n_rows: int, seed: int, stage: str) -> RowOrder:
     """Return the order in which a stage reads rows that are not in files."""
-    return Order.of_rows(n_rows, seed, stage)
+    return RowOrder.from_rows(n_rows, seed, stage)
 
 
-def prompt_step(
+def select_step_prompts(
     seq: Sequences,
     users_per_step: int,
     seed: int,
     stage: str,
     step: int,
-    among: np.ndarray | None = None,
+    event_mask: np.ndarray | None = None,
     events: np.ndarray | None = None,
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """Return the epoch, users [P] and positions [P] of the RL prompts of a global step; each event is asked once an epoch.
@@ -52,13 +54,13 @@ def prompt_step(
         events: the indices of the events that are asked for, ascending, where the caller has looked for them already.
     """
     if events is None:
-        events = rl_events(seq, among)
+        events = find_rl_events(seq, event_mask)
     if not len(events):
-        condition = "" if among is None else " that are asked for"
+        condition = "" if event_mask is None else " that are asked for"
         raise ConfigError(
             f"stage {stage!r} has no RL events{condition}: set split.rl, so that some events are held out of "
             "training."
         )
-    epoch, picks = step_rows(len(events), users_per_step, seed, stage, step)
-    users, positions = prompts_at(seq, events[picks])
+    epoch, picks = select_step_rows(len(events), users_per_step, seed, stage, step)
+    users, positions = locate_prompts(seq, events[picks])
     return epoch, users, positions

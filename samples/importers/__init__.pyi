@@ -1,9 +1,9 @@
-from .import_csv import by_number as by_number
-from .import_csv import named_by_number as named_by_number
-from .import_csv import without_header as without_header
-from .importers import importer as importer
+from .import_csv import describe_missing_header as describe_missing_header
+from .import_csv import has_column_numbers as has_column_numbers
+from .import_csv import resolve_column_numbers as resolve_column_numbers
+from .importers import get_importer as get_importer
 from .text_form import TextForm as TextForm
 from .text_form import is_parquet_file as is_parquet_file
 from .text_tables import ENDINGS as ENDINGS
-from .text_tables import first_text_rows as first_text_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .text_tables import text_schema as text_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .text_tables import read_first_text_rows as read_first_text_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .text_tables import read_text_schema as read_text_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -14,13 +14,13 @@ from nonet.errors import DataError
 from nonet.samples.importers.importers import (
     Counts,
     PathLike,
-    genres_of,
+    parse_integers,
+    parse_years,
     read_csv,
-    whole_numbers,
+    split_genres,
     write_tables,
-    year_of,
 )
-from nonet.samples.importers.text_form import lines_of
+from nonet.samples.importers.text_form import split_lines
 
 _RATINGS = pa.schema(
     {"user_id": pa.int64(), "item_id": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
@@ -51,7 +51,7 @@ _GENRES_100K = [
 def import_movielens(src: PathLike, dst: PathLike) -> Counts:
     """Import a MovieLens folder to dst/interactions.parquet and dst/items.parquet."""
     folder = Path(src)
-    readers = {"ratings.csv": _csv, "ratings.dat": _dat, "u.data": _100k}
+    readers = {"ratings.csv": _read_csv_folder, "ratings.dat": _read_dat_folder, "u.data": _read_100k_folder}
     name_of_ratings = next((name for name in readers if (folder / name).is_file()), None)
     if name_of_ratings is None:
         raise DataError(
@@ -65,59 +65,61 @@ def import_movielens(src: PathLike, dst: PathLike) -> Counts:
     return counts
 
 
-def _csv(folder: Path) -> tuple[pa.Table, pa.Table]:
+def _read_csv_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
     """Read the CSV sets (latest, 20M and larger)."""
     types = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
-    ratings = _columns(
+    ratings = _select_columns(
         read_csv(folder / "ratings.csv", "movielens", types=types), list(types), folder / "ratings.csv"
     )
     types = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
-    movies = _columns(
+    movies = _select_columns(
         read_csv(folder / "movies.csv", "movielens", types=types), list(types), folder / "movies.csv"
     )
     ratings = ratings.rename_columns(["user_id", "item_id", "rating", "timestamp"])
-    return _ratings(ratings), _movies(movies["movieId"], movies["title"], genres_of(movies["genres"]))
-
-
-def _dat(folder: Path) -> tuple[pa.Table, pa.Table]:
-    """Read the 1M set."""
-    ratings = _split_lines(folder / "ratings.dat", "::", 4)
-    movies = _split_lines(folder / "movies.dat", "::", 3)
-    genres = genres_of(pa.chunked_array([pa.array(movies[2], pa.string())]))
-    return _ratings(_number_table(ratings, folder / "ratings.dat")), _movies(
-        _ids(movies[0], folder), movies[1], genres
+    return _select_ratings(ratings), _make_movies(
+        movies["movieId"], movies["title"], split_genres(movies["genres"])
     )
 
 
-def _100k(folder: Path) -> tuple[pa.Table, pa.Table]:
+def _read_dat_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
+    """Read the 1M set."""
+    ratings = _split_lines(folder / "ratings.dat", "::", 4)
+    movies = _split_lines(folder / "movies.dat", "::", 3)
+    genres = split_genres(pa.chunked_array([pa.array(movies[2], pa.string())]))
+    return _select_ratings(_make_ratings(ratings, folder / "ratings.dat")), _make_movies(
+        _parse_ids(movies[0], folder), movies[1], genres
+    )
+
+
+def _read_100k_folder(folder: Path) -> tuple[pa.Table, pa.Table]:
     """Read the 100K set."""
     user, item, rating, time = _split_lines(folder / "u.data", "\t", 4)
     lines = _split_lines(folder / "u.item", "|", 5 + len(_GENRES_100K))
     flags = zip(*lines[5:], strict=True)
     genres = [[name for name, flag in zip(_GENRES_100K, row, strict=True) if flag == "1"] for row in flags]
     genres = [[name for name in row if name != "unknown"] for row in genres]
-    ratings = _number_table([user, item, rating, time], folder / "u.data")
-    return _ratings(ratings), _movies(
-        _ids(lines[0], folder), lines[1], pa.array(genres, pa.list_(pa.string()))
+    ratings = _make_ratings([user, item, rating, time], folder / "u.data")
+    return _select_ratings(ratings), _make_movies(
+        _parse_ids(lines[0], folder), lines[1], pa.array(genres, pa.list_(pa.string()))
     )
 
 
-def _ratings(table: pa.Table) -> pa.Table:
+def _select_ratings(table: pa.Table) -> pa.Table:
     return table.select(["user_id", "item_id", "timestamp", "rating"])
 
 
-def _movies(item_id, title, categories: pa.Array) -> pa.Table:
+def _make_movies(item_id, title, categories: pa.Array) -> pa.Table:
     table = pa.table({"item_id": item_id, "title": title, "categories": categories})
-    return table.append_column("year", year_of(table["title"]))
+    return table.append_column("year", parse_years(table["title"]))
 
 
-def _number_table(columns: list[list[str]], path: Path) -> pa.Table:
+def _make_ratings(columns: list[list[str]], path: Path) -> pa.Table:
     """Build the table of ratings from text tokens."""
     names = ("user_id", "item_id", "rating", "timestamp")
     arrays = {
         name: pa.array(tokens, pa.string())
         if name == "rating"
-        else whole_numbers(tokens, f"movielens {path}")
+        else parse_integers(tokens, f"movielens {path}")
         for name, tokens in zip(names, columns, strict=True)
     }
     try:
@@ -126,11 +128,11 @@ def _number_table(columns: list[list[str]], path: Path) -> pa.Table:
         raise DataError(f"movielens {path}: a rating is no number: {str(error).splitlines()[0]}") from None
 
 
-def _ids(tokens: list[str], folder: Path) -> pa.Array:
-    return pa.array(whole_numbers(tokens, f"movielens {folder}"))
+def _parse_ids(tokens: list[str], folder: Path) -> pa.Array:
+    return pa.array(parse_integers(tokens, f"movielens {folder}"))
 
 
-def _columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
+def _select_columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
     for name in names:
         if name not in table.column_names:
             raise DataError(f"movielens {path}: no column {name!r}; it has {', '.join(table.column_names)}.")
@@ -141,7 +143,7 @@ def _split_lines(path: Path, mark: str, fields: int) -> list[list[str]]:
     """Return the columns of a Latin-1 file of the older sets."""
     if not path.is_file():
         raise DataError(f"movielens {path}: no such file.")
-    rows = [line.split(mark) for line in lines_of(path.read_bytes().decode("latin-1")) if line]
+    rows = [line.split(mark) for line in split_lines(path.read_bytes().decode("latin-1")) if line]
     short = next((number for number, row in enumerate(rows, 1) if len(row) != fields), None)
     if short:
         raise DataError(f"movielens {path}: line {short} has {len(rows[short - 1])} fields, wanted {fields}.")

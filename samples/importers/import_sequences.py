@@ -19,10 +19,10 @@ from nonet.errors import DataError
 from nonet.samples.importers.importers import (
     Counts,
     PathLike,
-    jagged_lines,
-    natural_ids,
+    parse_ids,
+    parse_integers,
     read_csv,
-    whole_numbers,
+    read_jagged_lines,
     write_tables,
 )
 from nonet.samples.tables import split_categories
@@ -31,21 +31,21 @@ from nonet.samples.tables import split_categories
 def import_sequences(src: PathLike, dst: PathLike) -> Counts:
     """Import sequences to dst/interactions.parquet and dst/items.parquet; the counts include the times that were raised."""
     path = Path(src) / "sequences.txt" if Path(src).is_dir() else Path(src)
-    users, lines = jagged_lines(path, "sequences")
+    users, lines = read_jagged_lines(path, "sequences")
     _check_lines(path, users, lines)
     lengths = np.array([len(line) for line in lines])
-    time, raised = _times(path.parent / "timestamps.txt" if Path(src).is_dir() else None, users, lengths)
+    time, raised = _read_times(path.parent / "timestamps.txt" if Path(src).is_dir() else None, users, lengths)
     interactions = pa.table(
         {
-            "user_id": natural_ids(_text(np.repeat(np.array(users, object), lengths))),
-            "item_id": natural_ids(_text([item for line in lines for item in line])),
+            "user_id": parse_ids(_to_text(np.repeat(np.array(users, object), lengths))),
+            "item_id": parse_ids(_to_text([item for line in lines for item in line])),
             "timestamp": time,
         }
     )
     items = pa.table({"item_id": interactions["item_id"].combine_chunks().unique().sort()})
     if Path(src).is_dir():
-        items = _with_attributes(
-            _with_text(items, path.parent / "item_text.tsv"), path.parent / "item2attributes.json"
+        items = _add_attributes(
+            _add_text(items, path.parent / "item_text.tsv"), path.parent / "item2attributes.json"
         )
     return write_tables(interactions, items, dst, f"sequences {src}") | {"raised_times": raised}
 
@@ -62,12 +62,12 @@ def _check_lines(path: Path, users: list[str], lines: list[list[str]]) -> None:
         raise DataError(f"sequences {path}: no line has an item; wanted `user item item ...` a line.")
 
 
-def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np.ndarray, int]:
+def _read_times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np.ndarray, int]:
     """Return non-decreasing unix seconds [N] per user, and how many had to be raised for that."""
     starts = np.cumsum(lengths) - lengths
     if path is None or not path.is_file():
         return np.arange(lengths.sum()) - np.repeat(starts, lengths), 0
-    who, lines = jagged_lines(path, "sequences")
+    who, lines = read_jagged_lines(path, "sequences")
     for number, (user, length) in enumerate(zip(users, lengths, strict=True)):
         if number >= len(who) or who[number] != user or len(lines[number]) != length:
             got = f"user {who[number]} and {len(lines[number])} times" if number < len(who) else "nothing"
@@ -75,7 +75,7 @@ def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np
                 f"sequences {path}: line {number + 1} has {got}, wanted user {user} and {length} times as "
                 "in sequences.txt."
             )
-    read_times = whole_numbers([time for line in lines[: len(users)] for time in line], f"sequences {path}")
+    read_times = parse_integers([time for line in lines[: len(users)] for time in line], f"sequences {path}")
     row = np.repeat(np.arange(len(lengths)), lengths)
     late = np.iinfo(np.int64).max
     earliest = np.full(len(lengths), late)
@@ -88,7 +88,7 @@ def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np
     return time, int((time != read_times).sum())
 
 
-def _with_text(items: pa.Table, path: Path) -> pa.Table:
+def _add_text(items: pa.Table, path: Path) -> pa.Table:
     """Join the columns of item_text.tsv; `text` becomes the title if there is no `title`."""
     if not path.is_file():
         return items
@@ -108,7 +108,7 @@ def _with_text(items: pa.Table, path: Path) -> pa.Table:
     return items
 
 
-def _with_attributes(items: pa.Table, path: Path) -> pa.Table:
+def _add_attributes(items: pa.Table, path: Path) -> pa.Table:
     """Add attributes as categories, in the order of the file, after those of the text; each occurs once."""
     if not path.is_file():
         return items
@@ -126,5 +126,5 @@ def _with_attributes(items: pa.Table, path: Path) -> pa.Table:
     return items.append_column("categories", pa.array(once, pa.list_(pa.string())))
 
 
-def _text(values: list[str] | np.ndarray) -> pa.ChunkedArray:
+def _to_text(values: list[str] | np.ndarray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values, pa.string())])

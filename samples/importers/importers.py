@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
 from nonet.errors import ConfigError, DataError
-from nonet.samples.importers.text_form import lines_of, text_form
-from nonet.samples.sequences import catalogue_index
+from nonet.samples.importers.text_form import detect_text_form, split_lines
+from nonet.samples.sequences import index_items
 from nonet.samples.tables import MISSING, TableFormat, check_interactions, check_items
 from nonet.suggest import join_names, suggest_sentence
 
@@ -29,7 +29,7 @@ Counts = dict[str, int]
 PathLike = str | os.PathLike[str]
 
 
-def importer(name: str) -> Callable[..., Counts]:
+def get_importer(name: str) -> Callable[..., Counts]:
     """Return the importer of a format: movielens, csv or sequences. Raises ConfigError for another name."""
     from nonet.samples.importers.import_csv import import_csv
     from nonet.samples.importers.import_movielens import import_movielens
@@ -47,7 +47,7 @@ def write_tables(
     interactions: pa.Table,
     items: pa.Table,
     dst: PathLike,
-    what: str,
+    label: str,
     columns: dict[str, str] | None = None,
     item_columns: dict[str, str] | None = None,
     missing: tuple[str, ...] = MISSING,
@@ -67,10 +67,10 @@ def write_tables(
         The number of users, items and events.
     """
     interactions = check_interactions(
-        interactions, TableFormat(columns or {}, missing), f"{what} interactions"
+        interactions, TableFormat(columns or {}, missing), f"{label} interactions"
     )
-    items = check_items(items, TableFormat(item_columns or {}, missing), f"{what} items")
-    catalogue_index(interactions["item_id"], items["item_id"])
+    items = check_items(items, TableFormat(item_columns or {}, missing), f"{label} items")
+    index_items(interactions["item_id"], items["item_id"])
     tables = {"interactions.parquet": interactions, "items.parquet": items}
     folder = Path(dst)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,31 +82,31 @@ def write_tables(
     return {"users": users, "items": len(items), "events": len(interactions)}
 
 
-def read_csv(path: PathLike, what: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:
+def read_csv(path: PathLike, label: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:
     """Read a UTF-8 CSV (comma, tab, semicolon or bar; also .gz) with a header; `types` gives types by column."""
     try:
-        form = text_form(path, what)
+        form = detect_text_form(path, label)
         table = pacsv.read_csv(
             path,
             parse_options=pacsv.ParseOptions(delimiter=form.delimiter or ",", newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )
-        check_names(table.column_names, f"{what} {path}")
+        check_names(table.column_names, f"{label} {path}")
         return table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = str(error).strip().splitlines()[0]
         said = f"{said} (not UTF-8)" if "UTF8" in said else said
-        raise DataError(f"{what} {path}: not a readable CSV: {said}") from None
+        raise DataError(f"{label} {path}: not a readable CSV: {said}") from None
 
 
-def check_names(names: list[str], what: str) -> None:
+def check_names(names: list[str], label: str) -> None:
     """Raise DataError where a name occurs more than once."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{what}: columns {join_names(twice)} occur more than once; rename or drop them.")
+        raise DataError(f"{label}: columns {join_names(twice)} occur more than once; rename or drop them.")
 
 
-def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert text ids to int64 if all of them are plain integers without leading zeros; otherwise return them unchanged."""
     try:
         numbers = column.cast(pa.int64())
@@ -115,7 +115,7 @@ def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return numbers if numbers.cast(pa.string()).equals(column.cast(pa.string())) else column
 
 
-def year_of(titles: pa.ChunkedArray) -> pa.Array:
+def parse_years(titles: pa.ChunkedArray) -> pa.Array:
     """Return the year in brackets at the end of each title, int32, null if there is none."""
     matches = (
         re.search(r"\((\d{4})(?:\s*[-–]\s*\d{0,4})?\)\s*$", title or "") for title in titles.to_pylist()
@@ -123,7 +123,7 @@ def year_of(titles: pa.ChunkedArray) -> pa.Array:
     return pa.array([int(match[1]) if match else None for match in matches], pa.int32())
 
 
-def genres_of(column: pa.ChunkedArray) -> pa.Array:
+def split_genres(column: pa.ChunkedArray) -> pa.Array:
     """Split `Comedy|Drama` to a list; `(no genres listed)` becomes an empty one."""
     cut = [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
     return pa.array(
@@ -131,22 +131,22 @@ def genres_of(column: pa.ChunkedArray) -> pa.Array:
     )
 
 
-def jagged_lines(path: Path, what: str) -> tuple[list[str], list[list[str]]]:
+def read_jagged_lines(path: Path, label: str) -> tuple[list[str], list[list[str]]]:
     """Read lines of `user token token ...`. Returns the users and their tokens; empty lines are skipped."""
     try:
-        lines = [line.split() for line in lines_of(path.read_text(encoding="utf-8"))]
+        lines = [line.split() for line in split_lines(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
-        raise DataError(f"{what} {path}: no such file.") from None
+        raise DataError(f"{label} {path}: no such file.") from None
     except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{what} {path}: not a text file ({error}).") from None
+        raise DataError(f"{label} {path}: not a text file ({error}).") from None
     lines = [line for line in lines if line]
     return [line[0] for line in lines], [line[1:] for line in lines]
 
 
-def whole_numbers(tokens: list[str], what: str) -> np.ndarray:
+def parse_integers(tokens: list[str], label: str) -> np.ndarray:
     """Convert tokens to int64. Raises DataError that names the first invalid one."""
     try:
         return np.array(tokens, dtype=np.int64) if tokens else np.empty(0, np.int64)
     except (ValueError, OverflowError):
         bad = next(token for token in tokens if not re.fullmatch(r"[+-]?\d{1,18}", token))
-        raise DataError(f"{what}: {bad!r} is not a whole number.") from None
+        raise DataError(f"{label}: {bad!r} is not a whole number.") from None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.errors import DataError
-from nonet.samples.tables import MISSING, NAMES, plain_name
+from nonet.samples.tables import MISSING, NAMES, normalise_name
 
 _HEAD = 1 << 16
 _DELIMITERS = (",", "\t", ";", "|", " ")
@@ -67,31 +67,31 @@ class TextForm:
     missing: tuple[str, ...] = MISSING
 
 
-def text_form(path: str | os.PathLike[str], what: str) -> TextForm:
+def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
     """Look at the beginning of a file. Raises DataError for a file that is empty, missing or no text."""
-    head, gzipped = _head(Path(path), what)
+    head, gzipped = _read_head(Path(path), label)
     if not head.strip():
-        raise DataError(f"{what} {path}: the file is empty.")
+        raise DataError(f"{label} {path}: the file is empty.")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{what} {path}: the file is UTF-16, not UTF-8; save the file as UTF-8 text.")
-    encoding = _encoding(head)
+        raise DataError(f"{label} {path}: the file is UTF-16, not UTF-8; save the file as UTF-8 text.")
+    encoding = _detect_encoding(head)
     text = head.decode(encoding, errors="replace").lstrip("\ufeff")
     if len(head) >= _HEAD and "\n" in text:
         text = text[: text.rindex("\n") + 1]  # the last line may be cut
     if "\0" in text:
-        raise DataError(f"{what} {path}: the file holds binary data; give CSV, JSON lines or Parquet.")
+        raise DataError(f"{label} {path}: the file holds binary data; give CSV, JSON lines or Parquet.")
     first = text.lstrip()[:1]
     if first in ("{", "["):
-        _check_json(text.lstrip(), path, what)
+        _check_json(text.lstrip(), path, label)
         return TextForm("json", "", True, True, encoding, gzipped, ())
     if first == "<":
-        raise DataError(f"{what} {path}: the file is HTML or XML; give CSV, JSON lines or Parquet.")
-    delimiter, records = _delimited(text)
+        raise DataError(f"{label} {path}: the file is HTML or XML; give CSV, JSON lines or Parquet.")
+    delimiter, records = _detect_delimiter(text)
     if delimiter == "::":
         raise DataError(
-            f"{what} {path}: fields are separated by '::', which is no delimiter of one character; write a comma or a tab instead"
+            f"{label} {path}: fields are separated by '::', which is no delimiter of one character; write a comma or a tab instead"
         )
-    has_header, sure = _header(records)
+    has_header, sure = _detect_header(records)
     names = records[0] if has_header else [f"column_{number}" for number in range(1, len(records[0]) + 1)]
     return TextForm("delimited", delimiter, has_header, sure, encoding, gzipped, tuple(names))
 
@@ -107,12 +107,12 @@ def read_bytes(path: str | os.PathLike[str], form: TextForm) -> io.BufferedIOBas
     return gzip.open(path, "rb") if form.gzipped else open(path, "rb")
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Cut text at line feeds alone. `str.splitlines` also cuts at characters that titles hold, such as U+2028 and U+0085."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
-def _head(path: Path, what: str) -> tuple[bytes, bool]:
+def _read_head(path: Path, what: str) -> tuple[bytes, bool]:
     """Read the first bytes of a file, decompressed. Returns them, and whether the file is gzipped. Raises DataError."""
     if not path.is_file():
         raise DataError(f"{what} {path}: no such file.")
@@ -130,7 +130,7 @@ def _head(path: Path, what: str) -> tuple[bytes, bool]:
         raise DataError(f"{what} {path}: cannot be read: {error}") from None
 
 
-def _encoding(head: bytes) -> str:
+def _detect_encoding(head: bytes) -> str:
     """Return utf-8 if the bytes are valid, else cp1252."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -142,7 +142,7 @@ def _encoding(head: bytes) -> str:
 
 def _check_json(text: str, path: str | os.PathLike[str], what: str) -> None:
     """Raise DataError if the first line is not a JSON object."""
-    line = lines_of(text)[0]
+    line = split_lines(text)[0]
     try:
         row = json.loads(line)
     except ValueError:
@@ -153,10 +153,10 @@ def _check_json(text: str, path: str | os.PathLike[str], what: str) -> None:
         )
 
 
-def _delimited(text: str) -> tuple[str, list[list[str]]]:
+def _detect_delimiter(text: str) -> tuple[str, list[list[str]]]:
     """Return the delimiter that splits most lines into the same number of fields, and the first lines split by it."""
     best: tuple[Any, str, list[list[str]]] | None = None
-    doubled = [line for line in lines_of(text)[:50] if line]
+    doubled = [line for line in split_lines(text)[:50] if line]
     if doubled and all("::" in line for line in doubled):
         return "::", [doubled[0].split("::")]
     for place, delimiter in enumerate(_DELIMITERS):
@@ -172,15 +172,15 @@ def _delimited(text: str) -> tuple[str, list[list[str]]]:
         score = (width > 1 and alike > 0.9, width > 1, alike > 0.9, width if delimiter != " " else 0, -place)
         if best is None or score > best[0]:
             best = score, delimiter, records
-    return (best[1], best[2]) if best else (",", [[lines_of(text)[0]]])
+    return (best[1], best[2]) if best else (",", [[split_lines(text)[0]]])
 
 
-def _header(records: list[list[str]]) -> tuple[bool, bool]:
+def _detect_header(records: list[list[str]]) -> tuple[bool, bool]:
     """Return whether the first line holds names, and whether that is certain."""
     first, rest = [field.strip() for field in records[0]], records[1:]
     if any(_TYPED.search(field) for field in first):
         return True, True
-    known = sum(plain_name(field) in _KNOWN for field in first)
+    known = sum(normalise_name(field) in _KNOWN for field in first)
     if any(_is_value(field) for field in first):
         return known >= 2, True
     if known:

@@ -16,8 +16,8 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
 from nonet.errors import DataError
-from nonet.samples.importers.text_form import TextForm, lines_of, read_bytes, text_form
-from nonet.samples.tables import MISSING, Partitions, conform, find_files, unite_schemas
+from nonet.samples.importers.text_form import TextForm, detect_text_form, read_bytes, split_lines
+from nonet.samples.tables import MISSING, FolderColumns, conform, find_files, unify_schemas
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
@@ -41,43 +41,45 @@ _FALLBACKS = ("cp1252", "latin-1")
 _BLOCK = 1 << 24
 
 
-def text_files(path: str | os.PathLike[str], what: str) -> list[str]:
+def find_text_files(path: str | os.PathLike[str], label: str) -> list[str]:
     """Return the files behind a file or a folder of parts, sorted, without what begins with `_` or `.`."""
     if Path(path).is_dir():
-        return find_files(path, what, ENDINGS).files
+        return find_files(path, label, ENDINGS).files
     return [os.fspath(path)]
 
 
-def text_schema(
+def read_text_schema(
     path: str | os.PathLike[str],
-    what: str,
+    label: str,
     texts: Collection[str] = (),
     missing: tuple[str, ...] = MISSING,
 ) -> tuple[pa.Schema, TextForm]:
     """Return names and types of a text table's columns from the first block of its first file, and what that file is."""
-    files = text_files(path, what)
-    form = replace(text_form(files[0], what), missing=missing)
+    files = find_text_files(path, label)
+    form = replace(detect_text_form(files[0], label), missing=missing)
     if form.kind == "json":
-        schema = _read_json(files[0], form, what, most_lines=2000).schema
+        schema = _read_json(files[0], form, label, most_lines=2000).schema
     else:
         schema = _read_delimited(
-            files[0], form, what, {name: pa.string() for name in texts}, first_block=True
+            files[0], form, label, {name: pa.string() for name in texts}, first_block=True
         ).schema
-    return Partitions.of(files).schema_with(schema), form
+    return FolderColumns.from_files(files).extend_schema(schema), form
 
 
-def first_text_rows(path: str | os.PathLike[str], what: str, missing: tuple[str, ...] = MISSING) -> pa.Table:
+def read_first_text_rows(
+    path: str | os.PathLike[str], label: str, missing: tuple[str, ...] = MISSING
+) -> pa.Table:
     """Read the first rows of a text table from its first file."""
-    file = text_files(path, what)[0]
-    form = replace(text_form(file, what), missing=missing)
+    file = find_text_files(path, label)[0]
+    form = replace(detect_text_form(file, label), missing=missing)
     if form.kind == "json":
-        return _read_json(file, form, what, most_lines=2000)
-    return _read_delimited(file, form, what, {}, first_block=True)
+        return _read_json(file, form, label, most_lines=2000)
+    return _read_delimited(file, form, label, {}, first_block=True)
 
 
 def read_text(
     path: str | os.PathLike[str],
-    what: str,
+    label: str,
     texts: Collection[str] = (),
     notes: list[str] | None = None,
     missing: tuple[str, ...] = MISSING,
@@ -95,25 +97,27 @@ def read_text(
         DataError: a file cannot be read, or the files of a folder are no parts of one table.
     """
     notes = [] if notes is None else notes
-    files = text_files(path, what)
-    forms = [replace(text_form(file, what), missing=missing) for file in files]
+    files = find_text_files(path, label)
+    forms = [replace(detect_text_form(file, label), missing=missing) for file in files]
     types = {name: pa.string() for name in texts}
-    tables = [_read(file, form, what, types, notes) for file, form in zip(files, forms, strict=True)]
+    tables = [_read(file, form, label, types, notes) for file, form in zip(files, forms, strict=True)]
     if len(tables) > 1:
-        tables = _alike(files, forms, tables, what, types, notes)
-    parts = Partitions.of(files)
-    return pa.concat_tables([parts.added_to(table, file) for file, table in zip(files, tables, strict=True)])
+        tables = _unify_tables(files, forms, tables, label, types, notes)
+    parts = FolderColumns.from_files(files)
+    return pa.concat_tables(
+        [parts.add_to_table(table, file) for file, table in zip(files, tables, strict=True)]
+    )
 
 
 def _read(file: str, form: TextForm, what: str, types: Mapping[str, Any], notes: list[str]) -> pa.Table:
     if form.kind == "json":
-        return _with_texts(_read_json(file, form, what), types)
+        return _cast_to_text(_read_json(file, form, what), types)
     if not form.has_header:
         notes.append(f"{file} has no line of names; its columns are {form.names[0]} to {form.names[-1]}")
     return _read_delimited(file, form, what, types, notes)
 
 
-def _alike(
+def _unify_tables(
     files: Sequence[str],
     forms: Sequence[TextForm],
     tables: list[pa.Table],
@@ -140,7 +144,7 @@ def _alike(
         more = {**types, **dict.fromkeys(mixed, pa.string())}
         tables = [_read(file, form, what, more, []) for file, form in zip(files, forms, strict=True)]
     facts = [(file, table.schema, len(table)) for file, table in zip(files, tables, strict=True)]
-    schema = unite_schemas(facts, what)
+    schema = unify_schemas(facts, what)
     return [conform(table, schema, file) for file, table in zip(files, tables, strict=True)]
 
 
@@ -177,15 +181,15 @@ def _read_delimited(
                 table = pacsv.read_csv(source, **options)
         except (UnicodeDecodeError, pa.ArrowInvalid) as raised:
             if isinstance(raised, pa.ArrowInvalid) and "UTF8" not in str(raised):
-                raise DataError(f"{what} {file}: not a readable CSV: {_first(raised)}") from None
+                raise DataError(f"{what} {file}: not a readable CSV: {_get_first_line(raised)}") from None
             error = raised
             continue
         except (pa.ArrowException, OSError, EOFError) as raised:
-            raise DataError(f"{what} {file}: not a readable CSV: {_first(raised)}") from None
+            raise DataError(f"{what} {file}: not a readable CSV: {_get_first_line(raised)}") from None
         if encoding != "utf-8" and notes is not None:
             notes.append(f"{file} is not UTF-8; it is read as {encoding}")
         return table
-    raise DataError(f"{what} {file}: not UTF-8 text: {_first(error)}; save the file as UTF-8")
+    raise DataError(f"{what} {file}: not UTF-8 text: {_get_first_line(error)}; save the file as UTF-8")
 
 
 def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = None) -> pa.Table:
@@ -204,10 +208,10 @@ def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = No
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         pass
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{what} {file}: not readable JSON lines: {_first(error)}") from None
+        raise DataError(f"{what} {file}: not readable JSON lines: {_get_first_line(error)}") from None
     rows = []
     with read_bytes(file, form) as source:
-        for number, line in enumerate(lines_of(source.read().decode(form.encoding, errors="replace")), 1):
+        for number, line in enumerate(split_lines(source.read().decode(form.encoding, errors="replace")), 1):
             if most_lines is not None and number > most_lines:
                 break
             if not line.strip():
@@ -215,14 +219,16 @@ def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = No
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise DataError(f"{what} {file}: line {number} is no JSON object: {_first(error)}") from None
+                raise DataError(
+                    f"{what} {file}: line {number} is no JSON object: {_get_first_line(error)}"
+                ) from None
             if not isinstance(row, dict):
                 raise DataError(f"{what} {file}: line {number} is no JSON object, which each line must be")
             rows.append(row)
-    return _from_rows(rows)
+    return _make_table(rows)
 
 
-def _from_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _make_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Build a table from rows; columns of mixed types become text."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -237,7 +243,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table(columns)
 
 
-def _with_texts(table: pa.Table, types: Mapping[str, Any]) -> pa.Table:
+def _cast_to_text(table: pa.Table, types: Mapping[str, Any]) -> pa.Table:
     """Convert integer id columns to text, as in delimited files; float ids are rejected later."""
     for name in types:
         if name in table.column_names and pa.types.is_integer(table.schema.field(name).type):
@@ -246,5 +252,5 @@ def _with_texts(table: pa.Table, types: Mapping[str, Any]) -> pa.Table:
     return table
 
 
-def _first(error: BaseException | None) -> str:
+def _get_first_line(error: BaseException | None) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,10 +1,10 @@
-from .ledger import Ledger as Ledger
+from .ledger import SampleLedger as SampleLedger
 from .ledger import has_ledger as has_ledger
 from .ledger import write_notes as write_notes
 from .ledger import write_snapshot as write_snapshot
 from .manifest import DataFile as DataFile
-from .manifest import Manifest as Manifest
-from .order import Order as Order
-from .order import Slice as Slice
+from .manifest import DataManifest as DataManifest
+from .order import EpochSteps as EpochSteps
+from .order import OrderSlice as OrderSlice
+from .order import RowOrder as RowOrder
 from .order import StepRange as StepRange
-from .order import Steps as Steps

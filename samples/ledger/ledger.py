@@ -19,8 +19,8 @@ from pyroaring import BitMap64
 
 from nonet.atomic import make_folder, write_whole
 from nonet.errors import CheckpointError
-from nonet.samples.ledger.manifest import Manifest
-from nonet.samples.ledger.order import Slice
+from nonet.samples.ledger.manifest import DataManifest
+from nonet.samples.ledger.order import OrderSlice
 
 _FORMAT = 2
 _READ_FORMATS = (1, 2)
@@ -28,7 +28,7 @@ _NAMES = ("ledger.json", "ledger.roar")
 _NOTES = "notes-{}.json"
 
 
-class Ledger:
+class SampleLedger:
     """The account of one stage's rows.
 
     Rows that were read and are no good are `skipped`: neither done nor free.
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: DataManifest,
         order: str,
         rows: int,
         *,
@@ -60,26 +60,29 @@ class Ledger:
         self._done: dict[int, BitMap64] = {}
         self._skipped: dict[int, BitMap64] = {}
         self._whole: set[int] = set()  # epochs in which every place is done or skipped
-        self._leases: dict[tuple[int, int], Slice] = {}
+        self._leases: dict[tuple[int, int], OrderSlice] = {}
         self._leased: dict[int, BitMap64] = {}
         self._counted: dict[int, int] = {}  # done places of an epoch, including skipped ones
         self.filtered = 0  # done rows that a filter removed
 
-    def lease(self, part: Slice) -> None:
+    def lease(self, leased_slice: OrderSlice) -> None:
         """Lease a slice to a step. Raises CheckpointError if one of its rows is done or leased."""
-        done, leased = self._done.get(part.epoch), self._leased.setdefault(part.epoch, BitMap64())
-        again = part.epoch in self._whole or (
-            done is not None and done.range_cardinality(part.start, part.stop)
+        done, leased = (
+            self._done.get(leased_slice.epoch),
+            self._leased.setdefault(leased_slice.epoch, BitMap64()),
         )
-        if again or leased.range_cardinality(part.start, part.stop):
+        again = leased_slice.epoch in self._whole or (
+            done is not None and done.range_cardinality(leased_slice.start, leased_slice.stop)
+        )
+        if again or leased.range_cardinality(leased_slice.start, leased_slice.stop):
             raise CheckpointError(
-                f"rows at places {part.start} to {part.stop} of epoch {part.epoch} (step {part.step}) were "
+                f"rows at places {leased_slice.start} to {leased_slice.stop} of epoch {leased_slice.epoch} (step {leased_slice.step}) were "
                 f"{'learned from' if again else 'leased'} before; each row counts once"
             )
-        leased.add_range(part.start, part.stop)
-        self._leases[part.step, part.part] = part
+        leased.add_range(leased_slice.start, leased_slice.stop)
+        self._leases[leased_slice.step, leased_slice.part] = leased_slice
 
-    def apply(self, part: Slice, *, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
+    def apply(self, part: OrderSlice, *, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
         """Mark a leased slice as done, after the optimizer step that used it.
 
         Args:
@@ -100,9 +103,9 @@ class Ledger:
         self.note(part, filtered, skipped)
         self._counted[part.epoch] = self._counted.get(part.epoch, 0) + part.stop - part.start
         if self._counted[part.epoch] == self.rows:
-            self._close(part.epoch)
+            self._close_epoch(part.epoch)
 
-    def note(self, part: Slice, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
+    def note(self, part: OrderSlice, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
         """Record the filtered rows and the places of invalid rows of a slice before it is done."""
         self.filtered += filtered
         if bad := list(skipped):
@@ -113,33 +116,33 @@ class Ledger:
         for part in [part for (of, _), part in self._leases.items() if of == step]:
             self.apply(part)
 
-    def done_rows(self, epoch: int) -> int:
+    def count_done_rows(self, epoch: int) -> int:
         """Count the rows of an epoch that are done."""
         if epoch in self._whole:
-            return self.rows - self.skipped_rows(epoch)
+            return self.rows - self.count_skipped_rows(epoch)
         return len(self._done.get(epoch, BitMap64()) - self._skipped.get(epoch, BitMap64()))
 
-    def skipped_rows(self, epoch: int) -> int:
+    def count_skipped_rows(self, epoch: int) -> int:
         """Count the invalid rows of an epoch."""
         return len(self._skipped.get(epoch, ()))
 
-    def is_done(self, part: Slice) -> bool:
+    def is_done(self, part: OrderSlice) -> bool:
         """Return whether every row of a slice is done or skipped."""
         done = self._done.get(part.epoch)
         return part.epoch in self._whole or (done is not None and done.contains_range(part.start, part.stop))
 
-    def places(self, epoch: int) -> np.ndarray:
+    def get_done_places(self, epoch: int) -> np.ndarray:
         """Return the done places of an epoch, ascending."""
         done = BitMap64() if epoch not in self._whole else BitMap64(range(self.rows))
         done |= self._done.get(epoch, BitMap64())
         return np.array((done - self._skipped.get(epoch, BitMap64())).to_array(), np.int64)
 
-    def counts(self) -> dict[str, int]:
+    def count_rows(self) -> dict[str, int]:
         """Return the number of complete epochs, and the done, skipped, filtered and leased rows over all epochs."""
         epochs = self._whole | set(self._done)
         return {
             "epochs": len(self._whole),
-            "done": sum(self.done_rows(epoch) for epoch in epochs),
+            "done": sum(self.count_done_rows(epoch) for epoch in epochs),
             "skipped": sum(map(len, self._skipped.values())),
             "filtered": self.filtered,
             "leased": sum(part.stop - part.start for part in self._leases.values()),
@@ -159,7 +162,7 @@ class Ledger:
             "format": _FORMAT,
             "rows": self.rows,
             "rules": self.rules,
-            "order": self._order_of(self.rules),
+            "order": self._get_order(self.rules),
             "whole": sorted(self._whole),
             "filtered": self.filtered,
             "parts": parts,
@@ -167,7 +170,7 @@ class Ledger:
         }
         return json.dumps(body).encode(), b"".join(bitmaps)
 
-    def restore(self, body: bytes, bitmaps: bytes, where: str = "the commit") -> None:
+    def restore(self, ledger_json: bytes, bitmaps: bytes, where: str = "the commit") -> None:
         """Continue from a snapshot.
 
         Args:
@@ -178,19 +181,19 @@ class Ledger:
         Raises:
             CheckpointError: If the snapshot belongs to other data or another order; the message says what differs.
         """
-        facts: Mapping[str, Any] = json.loads(body)
+        facts: Mapping[str, Any] = json.loads(ledger_json)
         if facts["format"] not in _READ_FORMATS:
             known = " and ".join(map(str, _READ_FORMATS))
             raise CheckpointError(
                 f"{where}: the ledger has format {facts['format']}; this version reads {known}. Resume with the "
                 "version that wrote it"
             )
-        if changes := Manifest.from_json(facts["manifest"]).changes(self.manifest):
+        if changes := DataManifest.from_json(facts["manifest"]).describe_changes(self.manifest):
             raise CheckpointError(
                 f"{where} was trained on other data: {changes}. Put the data back, or start afresh."
             )
         rules = facts.get("rules", 1)
-        if (facts["order"], facts["rows"]) != (self._order_of(rules), self.rows):
+        if (facts["order"], facts["rows"]) != (self._get_order(rules), self.rows):
             raise CheckpointError(
                 f"{where} read the same data in another order (seed, stage, filters, maps, rows of a step, row groups or "
                 "`take`); set them as they were, or start afresh"
@@ -207,13 +210,13 @@ class Ledger:
                 self._counted[epoch] = len(bits[epoch])
             at += size
 
-    def _order_of(self, rules: int) -> str:
+    def _get_order(self, rules: int) -> str:
         return self._first_order if rules == 1 and self._first_order is not None else self.order
 
     @staticmethod
-    def manifest_in(folder: Path) -> Manifest:
+    def read_manifest(folder: Path) -> DataManifest:
         """Read the manifest of the data that a checkpoint was trained on."""
-        return Manifest.from_json(json.loads((folder / "samples" / _NAMES[0]).read_bytes())["manifest"])
+        return DataManifest.from_json(json.loads((folder / "samples" / _NAMES[0]).read_bytes())["manifest"])
 
     def load(self, folder: Path, rank: int = 0) -> None:
         """Continue from a checkpoint folder; rank 0 takes over the notes of all ranks, independent of their number."""
@@ -228,12 +231,12 @@ class Ledger:
             for epoch, places in notes["skipped"].items():
                 self._skipped.setdefault(int(epoch), BitMap64()).update(places)
 
-    def notes(self) -> str:
+    def dump_notes(self) -> str:
         """Return the filtered rows and skipped places of a rank other than the first, as JSON."""
         skipped = {epoch: list(places) for epoch, places in self._skipped.items()}
         return json.dumps({"filtered": self.filtered, "skipped": skipped})
 
-    def _close(self, epoch: int) -> None:
+    def _close_epoch(self, epoch: int) -> None:
         """Replace the places of a complete epoch by a flag."""
         self._whole.add(epoch)
         for places in (self._done, self._leased, self._counted):

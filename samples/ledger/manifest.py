@@ -48,21 +48,22 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DataManifest:
     """Files in the order that numbers their rows. Immutable; manifests with the same digest hold the same rows."""
 
     files: tuple[DataFile, ...]
 
     @classmethod
-    def of_rows(cls, name: str, rows: int, fingerprint: str = "") -> Manifest:
+    def from_rows(cls, name: str, rows: int, fingerprint: str = "") -> DataManifest:
         """Create a manifest of one virtual file, for rows in memory or in an artifact that its name identifies."""
         return cls((DataFile(name, 0, (rows,), fingerprint),))
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Manifest:
+    def from_json(cls, manifest_json: Mapping[str, Any]) -> DataManifest:
         """Create a manifest from plain data as `as_json` returns it."""
         fields = (
-            {**file, "groups": tuple(file["groups"]), "marks": tuple(file["marks"])} for file in body["files"]
+            {**file, "groups": tuple(file["groups"]), "marks": tuple(file["marks"])}
+            for file in manifest_json["files"]
         )
         return cls(tuple(DataFile(**file) for file in fields))
 
@@ -97,45 +98,45 @@ class Manifest:
         firsts = [np.cumsum([0, *file.groups[:-1]]) for file in self.files if file.groups]
         return np.concatenate(firsts).astype(np.int64) if firsts else np.zeros(0, np.int64)
 
-    def group_in_file(self, group: int) -> int:
+    def get_group_in_file(self, group: int) -> int:
         """Return a row group's index within its file."""
         return group - int(np.searchsorted(self.group_file, self.group_file[group]))
 
-    def ids(self, group: int, rows_N: np.ndarray) -> np.ndarray:
+    def compute_row_ids(self, group: int, rows_N: np.ndarray) -> np.ndarray:
         """Return the ids [N] int64 of rows of a row group."""
         return (int(self.group_file[group]) << FILE_BITS) + int(self.group_first[group]) + rows_N
 
-    def span(self, group: int, start: int, stop: int, epoch: int) -> RowRange:
+    def get_row_range(self, group: int, start: int, stop: int, epoch: int) -> RowRange:
         """Return rows [start, stop) of a row group as rows of its file."""
         first = int(self.group_first[group])
         return RowRange(epoch, int(self.group_file[group]), first + start, first + stop)
 
-    def place(self, row_id: int) -> str:
+    def describe_row(self, row_id: int) -> str:
         """Describe a row by file, row group and row."""
         file, row = row_id >> FILE_BITS, row_id & ((1 << FILE_BITS) - 1)
         ends = np.cumsum(self.files[file].groups)
         return f"{self.files[file].path}, row group {int(np.searchsorted(ends, row, 'right'))}, row {row}"
 
-    def changes(self, now: Manifest) -> str:
+    def describe_changes(self, current: DataManifest) -> str:
         """Describe in one line how another manifest differs; "" if it does not."""
-        if now.digest == self.digest:
+        if current.digest == self.digest:
             return ""
-        if len(now.files) != len(self.files):
-            return f"{len(self.files)} files then, {len(now.files)} now{_lost_or_new(self.files, now.files)}"
-        for number, (then, file) in enumerate(zip(self.files, now.files, strict=True)):
+        if len(current.files) != len(self.files):
+            return f"{len(self.files)} files then, {len(current.files)} now{_describe_lost_and_new(self.files, current.files)}"
+        for number, (then, file) in enumerate(zip(self.files, current.files, strict=True)):
             for what in ("bytes", "rows", "groups", "fingerprint"):
                 if getattr(then, what) != getattr(file, what):
-                    return f"file {number}, {file.path}: {_differs(what, getattr(then, what), getattr(file, what))}"
+                    return f"file {number}, {file.path}: {_describe_difference(what, getattr(then, what), getattr(file, what))}"
         return "no known property"
 
 
-def _differs(what: str, then: Any, now: Any) -> str:
+def _describe_difference(what: str, then: Any, now: Any) -> str:
     if what == "groups":
         return f"other row groups ({len(then)} then, {len(now)} now)"
     return "other content of the same size" if what == "fingerprint" else f"{then} {what} then, {now} now"
 
 
-def _lost_or_new(then: Sequence[DataFile], now: Sequence[DataFile]) -> str:
+def _describe_lost_and_new(then: Sequence[DataFile], now: Sequence[DataFile]) -> str:
     """Describe the first file that is missing now, and the first one that is new."""
     known, there = {file.fingerprint for file in then}, {file.fingerprint for file in now}
     lost = [file.path for file in then if file.fingerprint not in there]

@@ -26,7 +26,7 @@ GROUP_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class RowOrder:
     """The order of rows.
 
     Attributes:
@@ -42,14 +42,14 @@ class Order:
     in_group: bool = True
 
     @classmethod
-    def of_rows(cls, rows: int, seed: int, name: str) -> Order:
+    def from_rows(cls, rows: int, seed: int, name: str) -> RowOrder:
         """Create the order of rows without groups; every 65,536 of them form one."""
         whole, rest = divmod(rows, GROUP_ROWS)
         return cls(np.array([GROUP_ROWS] * whole + [rest] * bool(rest), np.int64), seed, name)
 
-    def renamed(self, name: str) -> Order:
+    def rename(self, name: str) -> RowOrder:
         """Return the order of the same rows that is drawn for another name."""
-        return Order(self.group_rows, self.seed, name, self.in_group)
+        return RowOrder(self.group_rows, self.seed, name, self.in_group)
 
     @property
     def permutes(self) -> bool:
@@ -67,7 +67,7 @@ class Order:
         facts = repr((self.group_rows.tolist(), self.seed, self.name, self.in_group))
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
-    def digest_of_steps(self, step_rows: int) -> str:
+    def hash_steps(self, step_rows: int) -> str:
         """Return a hash of everything that decides which rows a global step of `step_rows` reads."""
         facts = repr((self.digest, "step rows", step_rows))
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
@@ -76,9 +76,9 @@ class Order:
     def _firsts(self) -> np.ndarray:
         return np.cumsum(self.group_rows) - self.group_rows
 
-    def parts(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    def iterate_parts(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield (group, first, past the last) for the places [start, stop) of an epoch, as places in each group's own order."""
-        groups, ends = self._epoch(epoch)
+        groups, ends = self._order_groups(epoch)
         at = int(np.searchsorted(ends, start, "right"))
         while start < stop:
             group, end = int(groups[at]), int(ends[at])
@@ -88,22 +88,22 @@ class Order:
                 yield group, start - begin, upto - begin
             start, at = upto, at + 1
 
-    def within(self, epoch: int, group: int) -> np.ndarray | None:
+    def get_group_order(self, epoch: int, group: int) -> np.ndarray | None:
         """Return the row order of a group [rows of the group]; None if it is the file's own."""
         if self.seed is None or not self.in_group:
             return None
-        return _rows(self.seed, self.name, epoch, group, int(self.group_rows[group]))
+        return _permute_rows(self.seed, self.name, epoch, group, int(self.group_rows[group]))
 
-    def rows_at(self, epoch: int, start: int, stop: int) -> np.ndarray:
+    def get_rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Return the rows [N] at the places [start, stop) of an epoch, numbered over all groups."""
         pieces = [np.zeros(0, np.int64)]
-        for group, first, last in self.parts(epoch, start, stop):
-            within = self.within(epoch, group)
+        for group, first, last in self.iterate_parts(epoch, start, stop):
+            within = self.get_group_order(epoch, group)
             rows = np.arange(first, last) if within is None else within[first:last]
             pieces.append(rows + self._firsts[group])
         return np.concatenate(pieces)
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _order_groups(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the groups in the order of an epoch, and the end of each."""
         if not hasattr(self, "_epochs"):
             object.__setattr__(self, "_epochs", {})
@@ -120,14 +120,14 @@ class Order:
 
 
 @lru_cache(maxsize=8)
-def _rows(seed: int, name: str, epoch: int, group: int, rows: int) -> np.ndarray:
+def _permute_rows(seed: int, name: str, epoch: int, group: int, rows: int) -> np.ndarray:
     order = rng(seed, name, epoch, "order", *([group] if group else [])).permutation(rows)
     order.flags.writeable = False
     return order
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class OrderSlice:
     """The unit that is leased, read and done: places [start, stop) of an epoch's order, the `part`-th part of a global step."""
 
     step: int
@@ -138,7 +138,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class EpochSteps:
     """Cuts epochs of `rows` into global steps of `step_rows` (the last may be short), and these into slices of `slice_rows`."""
 
     rows: int
@@ -156,18 +156,19 @@ class Steps:
         """Number of steps that read every row once."""
         return -(-self.rows // self.step_rows)
 
-    def places(self, step: int) -> tuple[int, int, int]:
+    def get_places(self, step: int) -> tuple[int, int, int]:
         """Return (epoch, first place, past the last) of a global step, counted from 0."""
         epoch, at = divmod(step, self.an_epoch)
         start = at * self.step_rows
         return epoch, start, min(start + self.step_rows, self.rows)
 
-    def slices(self, step: int) -> list[Slice]:
+    def cut_slices(self, step: int) -> list[OrderSlice]:
         """Return the slices of a global step."""
-        epoch, start, stop = self.places(step)
+        epoch, start, stop = self.get_places(step)
         cuts = range(start, stop, self.slice_rows)
         return [
-            Slice(step, part, epoch, cut, min(cut + self.slice_rows, stop)) for part, cut in enumerate(cuts)
+            OrderSlice(step, part, epoch, cut, min(cut + self.slice_rows, stop))
+            for part, cut in enumerate(cuts)
         ]
 
 
@@ -175,19 +176,19 @@ class Steps:
 class StepRange:
     """A rank's slices of the global steps from `first_step` up to `last_step` (None: endless), created on demand."""
 
-    steps: Steps
+    steps: EpochSteps
     first_step: int
     last_step: int | None
     rank: int
     world: int
 
-    def __iter__(self) -> Iterator[Slice]:
+    def __iter__(self) -> Iterator[OrderSlice]:
         step = self.first_step
         while self.last_step is None or step < self.last_step:
-            yield from self.steps.slices(step)[self.rank :: self.world]
+            yield from self.steps.cut_slices(step)[self.rank :: self.world]
             step += 1
 
-    def epochs(self) -> Iterator[StepRange]:
+    def iterate_epochs(self) -> Iterator[StepRange]:
         """Yield the range epoch by epoch."""
         first, an_epoch = self.first_step, self.steps.an_epoch
         while self.last_step is None or first < self.last_step:
@@ -196,7 +197,7 @@ class StepRange:
             yield StepRange(self.steps, first, last, self.rank, self.world)
             first = last
 
-    def starting_in(self, start: int, stop: int) -> Iterator[Slice]:
+    def iterate_starting_in(self, start: int, stop: int) -> Iterator[OrderSlice]:
         """Yield the slices of a range within one epoch that start at its places [start, stop)."""
         first_of_epoch = self.first_step // self.steps.an_epoch * self.steps.an_epoch
         first = max(self.first_step, first_of_epoch + start // self.steps.step_rows)

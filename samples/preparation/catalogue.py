@@ -11,8 +11,8 @@ import pyarrow.compute
 
 from nonet.errors import DataError
 from nonet.samples.preparation.log import EventLog
-from nonet.samples.sequences import catalogue_index
-from nonet.samples.tables import as_numbers, condition, keys_in
+from nonet.samples.sequences import index_items
+from nonet.samples.tables import as_numbers, compile_condition, compute_keys
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
@@ -46,7 +46,7 @@ class ItemIndex:
     @cached_property
     def keys(self) -> np.ndarray:
         """The sparse keys [I] of the items."""
-        return keys_in("item", as_numbers(self._ids))
+        return compute_keys("item", as_numbers(self._ids))
 
     def find(self, item_id: Any) -> np.ndarray:
         """Return the catalogue row [N] int32 of each id, -1 for one that the catalogue does not hold.
@@ -73,9 +73,9 @@ class ItemIndex:
         asked = as_numbers(item_id)
         at = np.minimum(np.searchsorted(numbers, asked), len(numbers) - 1)
         rows = np.where(numbers[at] == asked, order[at], np.int32(-1))
-        return rows if pa.types.is_integer(self._ids.type) else self._checked(rows, item_id)
+        return rows if pa.types.is_integer(self._ids.type) else self._resolve_collisions(rows, item_id)
 
-    def _checked(self, rows: np.ndarray, texts: Any) -> np.ndarray:
+    def _resolve_collisions(self, rows: np.ndarray, texts: Any) -> np.ndarray:
         """Check the rows [N] found for texts, and look up by text those whose hash belongs to another text."""
         there = np.flatnonzero(rows >= 0)
         same = pc.equal(self._ids.take(pa.array(rows[there])), texts.take(pa.array(there)))
@@ -85,7 +85,7 @@ class ItemIndex:
             rows[other] = index.fill_null(-1).to_numpy(zero_copy_only=False)
         return rows
 
-    def rows(self, item_id: Any, where: str) -> np.ndarray:
+    def locate(self, item_id: Any, where: str) -> np.ndarray:
         """Return the catalogue row [N] int32 of each event's item.
 
         Args:
@@ -103,12 +103,12 @@ class ItemIndex:
                 if (rows >= 0).all():
                     return rows
         try:
-            return catalogue_index(item_id, pa.chunked_array([self._ids])).astype(np.int32)
+            return index_items(item_id, pa.chunked_array([self._ids])).astype(np.int32)
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
 
-def distinct_items(log: EventLog, where: str | None) -> pa.Table:
+def collect_items(log: EventLog, where: str | None) -> pa.Table:
     """Build the catalogue of a log that has no items table: the distinct item ids of its events, ascending.
 
     Args:
@@ -117,9 +117,9 @@ def distinct_items(log: EventLog, where: str | None) -> pa.Table:
     """
     found: list[Any] = []
     for part in log.slices:
-        table, _ = log.read(part, log.needed(where))
+        table, _ = log.read(part, log.select_columns(where))
         if where:
-            table = table.filter(condition(where, table.schema, name="data.where"))
+            table = table.filter(compile_condition(where, table.schema, name="data.where"))
         found.append(table["item_id"].combine_chunks().unique())
         if len(found) > 16:
             found = [pa.chunked_array(found).combine_chunks().unique()]

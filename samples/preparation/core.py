@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from nonet.errors import DataError
-from nonet.samples.preparation.gather import Partition
-from nonet.samples.sequences import least_events
+from nonet.samples.preparation.gather import SortedPartition
+from nonet.samples.sequences import parse_min_events
 
 # Shapes: N events of a partition, I items of the catalogue.
 _KEPT = "kept.bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class KCoreResult:
     """The result of the k-core filter.
 
     Attributes:
@@ -36,9 +36,12 @@ class Core:
     sizes: list[tuple[int, int]]
 
 
-def k_core(
-    partitions: Sequence[Partition], n_items: int, keep: Mapping[str, int], tell: Callable[[int], None]
-) -> Core:
+def compute_k_core(
+    partitions: Sequence[SortedPartition],
+    n_items: int,
+    keep: Mapping[str, int],
+    report_rows: Callable[[int], None],
+) -> KCoreResult:
     """Compute the k-core of all partitions and write a mask of kept events beside each partition.
 
     Args:
@@ -51,46 +54,46 @@ def k_core(
         DataError: If no event is left.
         ConfigError: If `keep` is not valid.
     """
-    item_least, user_least = least_events(keep)
+    item_least, user_least = parse_min_events(keep)
     counts, events = np.zeros(n_items, np.int64), 0
     for part in partitions:
-        _mask_of(part).unlink(missing_ok=True)
-        item = part.column("item", "<i4")
+        _get_mask_path(part).unlink(missing_ok=True)
+        item = part.read_column("item", "<i4")
         counts += np.bincount(item, minlength=n_items)
         events += len(item)
-        tell(len(item))
+        report_rows(len(item))
     sizes: list[tuple[int, int]] = []
     took = item_least > 0 or user_least > 1
     while took:
         took = False
         for part in partitions:
-            item = part.column("item", "<i4")
-            before = kept_of(part, len(item))
-            after = _enough(part.offsets(), before & (counts >= item_least)[item], user_least)
+            item = part.read_column("item", "<i4")
+            before = read_kept_mask(part, len(item))
+            after = _mask_short_users(part.read_offsets(), before & (counts >= item_least)[item], user_least)
             gone = before & ~after
             if gone.any():
                 took = True
                 counts -= np.bincount(item[gone], minlength=n_items)
-                np.packbits(after).tofile(_mask_of(part))
-            tell(len(item))
+                np.packbits(after).tofile(_get_mask_path(part))
+            report_rows(len(item))
     for part in partitions:
-        offsets = part.offsets()
-        kept = kept_of(part, int(offsets[-1]))
+        offsets = part.read_offsets()
+        kept = read_kept_mask(part, int(offsets[-1]))
         users = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
         sizes.append((int(users.sum()), int(kept.sum())))
     if not sum(n for _, n in sizes):
         raise DataError(f"keep {dict(keep)} leaves none of {events} interactions. Ask for fewer events.")
-    return Core(counts >= item_least, sizes)
+    return KCoreResult(counts >= item_least, sizes)
 
 
-def kept_of(part: Partition, events: int) -> np.ndarray:
+def read_kept_mask(part: SortedPartition, events: int) -> np.ndarray:
     """Return which events of a partition are kept [N] bool."""
-    if not _mask_of(part).exists():
+    if not _get_mask_path(part).exists():
         return np.ones(events, bool)
-    return np.unpackbits(np.fromfile(_mask_of(part), np.uint8), count=events).astype(bool)
+    return np.unpackbits(np.fromfile(_get_mask_path(part), np.uint8), count=events).astype(bool)
 
 
-def _enough(offsets: np.ndarray, kept: np.ndarray, user_least: int) -> np.ndarray:
+def _mask_short_users(offsets: np.ndarray, kept: np.ndarray, user_least: int) -> np.ndarray:
     """Remove the events of users with fewer than `user_least` kept events from a mask [N]."""
     if not len(kept):
         return kept
@@ -98,5 +101,5 @@ def _enough(offsets: np.ndarray, kept: np.ndarray, user_least: int) -> np.ndarra
     return kept & np.repeat(events >= user_least, np.diff(offsets))
 
 
-def _mask_of(part: Partition) -> Path:
+def _get_mask_path(part: SortedPartition) -> Path:
     return part.folder / _KEPT

@@ -17,10 +17,18 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.atomic import write_whole
-from nonet.samples.preparation.core import Core, kept_of
-from nonet.samples.preparation.gather import Layout, Partition
-from nonet.samples.sequences import TRAIN, USER_IDS, FlatFiles, SplitFacts, copies, repeated, split_codes
-from nonet.samples.tables import as_numbers, keys_in
+from nonet.samples.preparation.core import KCoreResult, read_kept_mask
+from nonet.samples.preparation.gather import PartitionLayout, SortedPartition
+from nonet.samples.sequences import (
+    TRAIN,
+    USER_IDS,
+    FlatFiles,
+    SplitFacts,
+    compute_split_codes,
+    find_duplicates,
+    find_repeats,
+)
+from nonet.samples.tables import as_numbers, compute_keys
 
 # Shapes: N events that are left of a partition, U users.
 _NOTE = "done.json"
@@ -28,7 +36,7 @@ SPLITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class PartitionNote:
     """Records that a partition was written.
 
     Attributes:
@@ -42,7 +50,7 @@ class Note:
     sha256: str
 
     @classmethod
-    def load(cls, part: Partition) -> Note | None:
+    def load(cls, part: SortedPartition) -> PartitionNote | None:
         """Read the note of a partition; None if the partition was not written completely."""
         path = part.folder / _NOTE
         if not path.exists():
@@ -51,7 +59,7 @@ class Note:
         facts = SplitFacts(**{**note["facts"], "events": tuple(note["facts"]["events"])})
         return cls(facts, tuple(note["repeats"]), note["sha256"])
 
-    def save(self, part: Partition) -> None:
+    def save(self, part: SortedPartition) -> None:
         """Write the note beside its partition."""
         facts = {name: getattr(self.facts, name) for name in SplitFacts.__dataclass_fields__}
         text = json.dumps({"facts": facts, "repeats": self.repeats, "sha256": self.sha256})
@@ -59,7 +67,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class PartitionWriter:
     """Writes partitions to their ranges in the flat files.
 
     Attributes:
@@ -69,20 +77,20 @@ class Finish:
         folder: Folder of the flat files.
     """
 
-    layout: Layout
-    core: Core
+    layout: PartitionLayout
+    core: KCoreResult
     split: Mapping[str, Any]
     folder: Path
 
-    def files(self, partitions: Sequence[Partition]) -> FlatFiles:
+    def create_files(self, partitions: Sequence[SortedPartition]) -> FlatFiles:
         """Create the flat files with room for all kept events; times take 32 bits if all of them fit.
 
         Raises:
             OSError: If the disk has no room.
         """
         users, events = (sum(column) for column in zip(*self.core.sizes, strict=True))
-        fields = {name: (kind, events) for name, kind in self.layout.fields().items()}
-        if all(_fits(part.column("time", "<i8")) for part in partitions):
+        fields = {name: (kind, events) for name, kind in self.layout.get_fields().items()}
+        if all(_can_fit_int32(part.read_column("time", "<i8")) for part in partitions):
             fields["time"] = ("<i4", events)
         fields |= {"split": ("|i1", events), "offsets": ("<i8", users + 1)}
         fields |= {"train_lengths": ("<i8", users), "user_key": ("<i8", users)}
@@ -90,14 +98,14 @@ class Finish:
             fields["user_id"] = ("<i8", users)
         return FlatFiles(self.folder, fields)
 
-    def write(self, files: FlatFiles, partitions: Sequence[Partition], number: int) -> None:
+    def write(self, files: FlatFiles, partitions: Sequence[SortedPartition], number: int) -> None:
         """Write one partition to its range, unless its note says that it is written."""
         part = partitions[number]
-        if Note.load(part) is not None:
+        if PartitionNote.load(part) is not None:
             return
         before = [sum(column) for column in zip(*self.core.sizes[:number], strict=True)] or [0, 0]
-        offsets = part.offsets()
-        kept = kept_of(part, int(offsets[-1]))
+        offsets = part.read_offsets()
+        kept = read_kept_mask(part, int(offsets[-1]))
         of_user = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) if len(kept) else np.empty(0, np.int64)
         there = of_user > 0
         lengths = of_user[there]
@@ -107,53 +115,53 @@ class Finish:
         def put(name: str, at: int, values: np.ndarray) -> None:
             digest.update(files.write(name, at, values))
 
-        time = part.column("time", "<i8")[kept]
-        codes = split_codes(own, time, self.split)
-        item = self._renumbered(part.column("item", "<i4")[kept])
+        time = part.read_column("time", "<i8")[kept]
+        codes = compute_split_codes(own, time, self.split)
+        item = self._renumber_items(part.read_column("item", "<i4")[kept])
         put("item", before[1], item)
         put("time", before[1], time)
         put("split", before[1], codes)
-        for name, kind in self.layout.fields().items():
+        for name, kind in self.layout.get_fields().items():
             if name not in ("item", "time"):
-                put(name, before[1], part.column(name, kind)[kept])
+                put(name, before[1], part.read_column(name, kind)[kept])
         put("offsets", before[0] + 1, own[1:] + before[1])
         trained = np.add.reduceat(codes == TRAIN, own[:-1], dtype=np.int64) if len(item) else lengths
         put("train_lengths", before[0], trained)
-        users = part.users(self.layout.text)
+        users = part.read_users(self.layout.text)
         users = users.filter(pa.array(there)) if self.layout.text else users[there]
-        put("user_key", before[0], keys_in("user", as_numbers(users)))
+        put("user_key", before[0], compute_keys("user", as_numbers(users)))
         if not self.layout.text:
             put("user_id", before[0], users)
         user = np.repeat(np.arange(len(lengths)), lengths)
-        back = repeated(user, item) & ~copies(user, item, time)
+        back = find_repeats(user, item) & ~find_duplicates(user, item, time)
         repeats = tuple(np.bincount(codes[back], minlength=SPLITS).tolist())
-        Note(SplitFacts.of(own, time, codes), repeats, digest.hexdigest()).save(part)
+        PartitionNote(SplitFacts.from_events(own, time, codes), repeats, digest.hexdigest()).save(part)
 
-    def write_texts(self, partitions: Sequence[Partition]) -> None:
+    def write_texts(self, partitions: Sequence[SortedPartition]) -> None:
         """Write the text ids of the users in their order; does nothing if ids are integers."""
         if not self.layout.text:
             return
         schema = pa.schema({"user_id": pa.large_string()})
         with pa.ipc.new_file(str(self.folder / USER_IDS), schema) as out:
             for part in partitions:
-                offsets = part.offsets()
-                kept = kept_of(part, int(offsets[-1]))
+                offsets = part.read_offsets()
+                kept = read_kept_mask(part, int(offsets[-1]))
                 there = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
-                ids = part.users(True).filter(pa.array(there)).cast(pa.large_string())
+                ids = part.read_users(True).filter(pa.array(there)).cast(pa.large_string())
                 out.write_batch(pa.record_batch([ids], schema=schema))
 
-    def _renumbered(self, item: np.ndarray) -> np.ndarray:
+    def _renumber_items(self, item: np.ndarray) -> np.ndarray:
         return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
 
 
-def _fits(times: np.ndarray) -> bool:
+def _can_fit_int32(times: np.ndarray) -> bool:
     """Return whether times fit into 32 bits (1901 to 2038)."""
     bounds = np.iinfo(np.int32)
     return bool(len(times) == 0 or (times.min() >= bounds.min and times.max() <= bounds.max))
 
 
-def trained_events(
-    item: np.ndarray, split: np.ndarray, n_items: int, tell: Callable[[int], None]
+def count_train_events(
+    item: np.ndarray, split: np.ndarray, n_items: int, report_rows: Callable[[int], None]
 ) -> np.ndarray:
     """Count the TRAIN events of each item [I] from memory-mapped columns, one block at a time.
 
@@ -167,5 +175,5 @@ def trained_events(
     for start in range(0, len(item), block):
         rows = slice(start, start + block)
         counts += np.bincount(item[rows][split[rows] == TRAIN], minlength=n_items)
-        tell(len(item[rows]))
+        report_rows(len(item[rows]))
     return counts

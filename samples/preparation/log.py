@@ -17,19 +17,19 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import DataError
-from nonet.samples.sequences import carried_columns
+from nonet.samples.sequences import select_carried_columns
 from nonet.samples.tables import (
     Columns,
     check_events,
     conform,
     find_files,
+    get_unit_by_name,
+    get_unit_by_size,
     is_plain,
-    parquet_footer,
     read_groups,
+    read_parquet_footer,
+    read_unified_schema,
     to_table_format,
-    unit_by_name,
-    unit_by_size,
-    united_schema,
 )
 
 # Shapes: N rows of a slice.
@@ -39,7 +39,7 @@ _SLICE_ROWS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class LogSlice:
     """Consecutive row groups of a file.
 
     Attributes:
@@ -71,26 +71,26 @@ class EventLog:
         self.path, self._format = path, to_table_format(columns)
         found = find_files(path, _WHAT)
         self._system, self.files, self._partitions = found.system, found.files, found.partitions
-        self._given: pa.Schema = united_schema(
+        self._given: pa.Schema = read_unified_schema(
             self._system, self.files, self._partitions, f"{_WHAT} {path}", _WHAT
         )
-        self._footers = {file: parquet_footer(self._system, file, _WHAT) for file in self.files}
+        self._footers = {file: read_parquet_footer(self._system, file, _WHAT) for file in self.files}
         empty, _ = check_events(self._given.empty_table(), self._format, f"{_WHAT} {path}")
         self.schema: pa.Schema = empty.schema
-        self.slices = list(self._cut(slice_rows))
+        self.slices = list(self._cut_slices(slice_rows))
         self.rows = sum(part.rows for part in self.slices)
         if not self.rows:
             raise DataError(
                 f"{_WHAT} {path}: the table is empty (columns {', '.join(self._given.names)}, no rows)."
             )
-        self._unit = self._time_unit()
+        self._unit = self._detect_time_unit()
 
     @property
     def names(self) -> list[str]:
         """The column names in the files."""
         return list(self._given.names)
 
-    def state(self) -> str:
+    def compute_hash(self) -> str:
         """Return a hash of the files' names, sizes, modification times and row counts."""
         infos = self._system.get_file_info(self.files)
         facts = [
@@ -99,14 +99,14 @@ class EventLog:
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def needed(self, *conditions: str | None) -> list[str]:
+    def select_columns(self, *conditions: str | None) -> list[str]:
         """Return the columns, by their names in the files, that sequences carry or that a condition may name."""
-        _, dropped = carried_columns(self.schema, None)
+        _, dropped = select_carried_columns(self.schema, None)
         unfit = {text.rpartition(" (")[0] for text in dropped}
         text = " ".join(condition for condition in conditions if condition)
         return [name for name in self._given.names if name not in unfit or name in text]
 
-    def read(self, part: Slice, only: Collection[str]) -> tuple[pa.Table, np.ndarray | None]:
+    def read(self, part: LogSlice, only: Collection[str]) -> tuple[pa.Table, np.ndarray | None]:
         """Read a slice: its rows in order, with columns renamed, checked and normalised.
 
         Args:
@@ -120,11 +120,11 @@ class EventLog:
             DataError: Names the file, the row and the column.
         """
         table = read_groups(self._system, part.file, part.groups, _WHAT, only)
-        table = self._partitions.added_to(table, part.file, list(only))
+        table = self._partitions.add_to_table(table, part.file, list(only))
         where = f"{_WHAT} {part.file}, row groups {part.groups[0]} to {part.groups[-1]} (their first row is {part.first_row:,})"
-        return check_events(self._as_given(table, only, where), self._format, where, self._unit)
+        return check_events(self._conform(table, only, where), self._format, where, self._unit)
 
-    def column(self, part: Slice, role: str, groups: int | None = None) -> Any:
+    def read_column(self, part: LogSlice, role: str, groups: int | None = None) -> Any:
         """Read one column of a slice, or of its first row groups, without conversion.
 
         Args:
@@ -132,16 +132,16 @@ class EventLog:
             role: `user_id`, `item_id` or `timestamp`.
             groups: Number of row groups to read; None for all.
         """
-        source = self._source(role)
+        source = self._get_source_column(role)
         table = read_groups(self._system, part.file, part.groups[:groups], _WHAT, [source])
-        table = self._partitions.added_to(table, part.file, [source])
-        return self._as_given(table, [source], f"{_WHAT} {part.file}")[source]
+        table = self._partitions.add_to_table(table, part.file, [source])
+        return self._conform(table, [source], f"{_WHAT} {part.file}")[source]
 
-    def _as_given(self, table: pa.Table, only: Collection[str], where: str) -> pa.Table:
+    def _conform(self, table: pa.Table, only: Collection[str], where: str) -> pa.Table:
         """Cast a file's columns to the types that all files have together; a missing column becomes nulls."""
         return conform(table, pa.schema([field for field in self._given if field.name in only]), where)
 
-    def _cut(self, most: int) -> Iterator[Slice]:
+    def _cut_slices(self, most: int) -> Iterator[LogSlice]:
         """Yield slices of at most `most` rows, each at least one row group."""
         for file, footer in self._footers.items():
             groups: list[int] = []
@@ -149,25 +149,25 @@ class EventLog:
             for group in range(footer.num_row_groups):
                 there = footer.row_group(group).num_rows
                 if groups and rows + there > most:
-                    yield Slice(file, tuple(groups), first, rows)
+                    yield LogSlice(file, tuple(groups), first, rows)
                     groups, first, rows = [], first + rows, 0
                 groups.append(group)
                 rows += there
             if rows:
-                yield Slice(file, tuple(groups), first, rows)
+                yield LogSlice(file, tuple(groups), first, rows)
 
-    def _source(self, role: str) -> str:
+    def _get_source_column(self, role: str) -> str:
         short = {"user_id": "user", "item_id": "item", "timestamp": "time"}[role]
         return self._format.columns.get(role, self._format.columns.get(short, role))
 
-    def _time_unit(self) -> str | None:
+    def _detect_time_unit(self) -> str | None:
         """Determine the unit of numeric times from their largest value; None if the type or the column name tells it."""
-        source = self._source("timestamp")
-        if not is_plain(self._given.field(source).type) or unit_by_name(source):
+        source = self._get_source_column("timestamp")
+        if not is_plain(self._given.field(source).type) or get_unit_by_name(source):
             return None
-        return unit_by_size(max(self._largest(part, source) for part in self.slices))
+        return get_unit_by_size(max(self._find_largest(part, source) for part in self.slices))
 
-    def _largest(self, part: Slice, source: str) -> float:
+    def _find_largest(self, part: LogSlice, source: str) -> float:
         """Return the largest absolute value of a column of a slice, from statistics where they exist."""
         footer, largest = self._footers[part.file], 0.0
         for group in part.groups:
@@ -177,14 +177,14 @@ class EventLog:
             )
             facts = None if place is None else columns.column(place).statistics
             if facts is None or not facts.has_min_max:
-                return self._largest_read(part, source)
+                return self._read_largest(part, source)
             largest = max(largest, abs(float(facts.min)), abs(float(facts.max)))
         return largest
 
-    def _largest_read(self, part: Slice, source: str) -> float:
+    def _read_largest(self, part: LogSlice, source: str) -> float:
         """Return the largest absolute value of a column of a slice by reading it."""
         table = read_groups(self._system, part.file, part.groups, _WHAT, [source])
-        table = self._partitions.added_to(table, part.file, [source])
+        table = self._partitions.add_to_table(table, part.file, [source])
         if source not in table.column_names:
             return 0.0
         times = table[source].drop_null().cast(pa.float64()).to_numpy()

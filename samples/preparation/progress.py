@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Tell = Callable[["Report"], None]
+Tell = Callable[["PreparationReport"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PreparationReport:
     """The progress of one phase.
 
     Attributes:
@@ -28,7 +28,7 @@ class Report:
     rows_s: float
     left_s: float
 
-    def text(self) -> str:
+    def format_line(self) -> str:
         """Format the report as one line. A phase that passes over its rows several times shows the number of the pass."""
         if self.rows > self.of > 0:
             return f"{self.phase}: pass {-(-self.rows // self.of)} of all {self.of:,} rows, {self.rows_s:,.0f} rows/s"
@@ -37,7 +37,7 @@ class Report:
         return f"{done}, {self.rows_s:,.0f} rows/s, {self.left_s:.0f} s left"
 
 
-class Progress:
+class PreparationProgress:
     """Counts processed rows over several threads.
 
     Attributes:
@@ -54,19 +54,19 @@ class Progress:
         self.seconds: dict[str, float] = {}
         self.cpu_s: dict[str, float] = {}
 
-    def phase(self, name: str, rows: int) -> None:
+    def start_phase(self, name: str, rows: int) -> None:
         """End the current phase and start the next one.
 
         Args:
             name: Name of the phase.
             rows: Rows that it processes.
         """
-        self.end()
+        self.end_phase()
         self._phase, self._of, self._rows = name, rows, 0
         self._began = self._told = time.monotonic()
         self._thread_s = time.thread_time()
 
-    def add(self, rows: int, cpu_s: float | None = None) -> None:
+    def add_rows(self, rows: int, cpu_s: float | None = None) -> None:
         """Add processed rows and the CPU time that they took.
 
         Args:
@@ -84,10 +84,12 @@ class Progress:
                 return
             self._told = now
             rate = self._rows / max(1e-9, now - self._began)
-            report = Report(self._phase, self._rows, self._of, rate, max(0, self._of - self._rows) / rate)
+            report = PreparationReport(
+                self._phase, self._rows, self._of, rate, max(0, self._of - self._rows) / rate
+            )
         self._tell(report)
 
-    def end(self) -> None:
+    def end_phase(self) -> None:
         """End the current phase and record its duration."""
         if self._phase:
             self.seconds[self._phase] = round(time.monotonic() - self._began, 3)

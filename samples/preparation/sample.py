@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from nonet.errors import DataError
 from nonet.samples.preparation.log import EventLog
-from nonet.samples.sequences import carried_columns
-from nonet.samples.tables import Columns, check_columns, check_items, matches, parquet_schema
+from nonet.samples.sequences import select_carried_columns
+from nonet.samples.tables import Columns, check_columns, check_items, match_rows, read_parquet_schema
 
 
-def sample_of(
+def read_sample(
     interactions: str, items: str | None, columns: Columns, conditions: Sequence[str | None]
 ) -> tuple[pa.Table, pa.Schema]:
     """Read checked interactions of the first row group, and the columns of the items as `build_sequences` gives them.
@@ -30,16 +30,16 @@ def sample_of(
         ConfigError: If a condition cannot be computed.
     """
     log = EventLog(interactions, columns, slice_rows=1)
-    given = pa.schema([]) if items is None else parquet_schema(items, "items")
+    given = pa.schema([]) if items is None else read_parquet_schema(items, "items")
     check_columns(columns, [*log.names, *given.names])
     table, _ = log.read(log.slices[0], log.names)
-    carried_columns(table.schema, None)
+    select_carried_columns(table.schema, None)
     for condition in conditions:
         if condition:
-            matches(condition, table, name="a condition of the data")
+            match_rows(condition, table, name="a condition of the data")
     if items is None:
         return table, pa.schema([("item_id", table.schema.field("item_id").type)])
-    there = _columns_of(given, columns, items)
+    there = _derive_item_schema(given, columns, items)
     kinds = [schema.field("item_id").type for schema in (table.schema, there)]
     if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
         raise DataError(
@@ -49,9 +49,9 @@ def sample_of(
     return table, there
 
 
-def _columns_of(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
+def _derive_item_schema(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
     """Return the schema of the items as sequences hold them, found by checking a table of one empty row."""
-    one = pa.Table.from_arrays([_one(field.type) for field in given], schema=given)
+    one = pa.Table.from_arrays([_make_example(field.type) for field in given], schema=given)
     there = check_items(one, columns, f"items {items}").schema
     always = [("item", pa.int64()), ("title", pa.string()), ("categories", pa.list_(pa.string()))]
     more = [*always, ("events", pa.int64())]
@@ -59,7 +59,7 @@ def _columns_of(given: pa.Schema, columns: Columns, items: str) -> pa.Schema:
     return pa.schema([*there, *fields])
 
 
-def _one(kind: pa.DataType) -> pa.Array:
+def _make_example(kind: pa.DataType) -> pa.Array:
     """Return an array of one value that is not null if the type can hold ids, and null otherwise."""
     if pa.types.is_dictionary(kind):
         return pa.array(["0"]).dictionary_encode().cast(kind)

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.samples.preparation.catalogue import ItemIndex
-from nonet.samples.preparation.log import EventLog, Slice
-from nonet.samples.sequences import column_values
-from nonet.samples.tables import matches
+from nonet.samples.preparation.log import EventLog, LogSlice
+from nonet.samples.sequences import convert_column
+from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
@@ -37,7 +37,7 @@ _SAMPLE_ROWS = 1 << 17  # sampled rows of each slice
 WORDS = "words.arrow"
 
 
-def user_bounds(log: EventLog, partitions: int) -> list[Any]:
+def compute_user_bounds(log: EventLog, partitions: int) -> list[Any]:
     """Return up to `partitions` - 1 user ids, ascending, that divide a sample of the events evenly.
 
     The result depends only on the log.
@@ -51,7 +51,7 @@ def user_bounds(log: EventLog, partitions: int) -> list[Any]:
     chosen = np.unique(np.linspace(0, len(log.slices) - 1, _SAMPLED).round().astype(int))
     ids: list[Any] = []
     for place in chosen:
-        column = log.column(log.slices[place], "user_id", groups=1).combine_chunks().drop_null()
+        column = log.read_column(log.slices[place], "user_id", groups=1).combine_chunks().drop_null()
         ids.append(column.take(pa.array(np.arange(0, len(column), max(1, len(column) // _SAMPLE_ROWS)))))
     ids = [each.cast(each.type.value_type) if pa.types.is_dictionary(each.type) else each for each in ids]
     ordered = pc.sort(pa.concat_arrays(ids)) if hasattr(pc, "sort") else pa.concat_arrays(ids).sort()
@@ -60,7 +60,7 @@ def user_bounds(log: EventLog, partitions: int) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScatteredRun:
     """The output of one slice.
 
     Attributes:
@@ -76,18 +76,18 @@ class Run:
     words: np.ndarray
 
     @classmethod
-    def load(cls, folder: Path) -> Run:
-        """Load the run from a folder that `Scatter` wrote."""
+    def load(cls, folder: Path) -> ScatteredRun:
+        """Load the run from a folder that `RunWriter` wrote."""
         meta = json.loads((folder / "meta.json").read_text())
         return cls(folder, np.array(meta["bounds"]), tuple(meta["kinds"]), np.array(meta["words"], np.int64))
 
-    def column(self, name: str, partition: int, kind: str) -> np.ndarray:
+    def read_column(self, name: str, partition: int, kind: str) -> np.ndarray:
         """Read one column of a partition into memory."""
         start, stop = (int(row) for row in self.bounds[partition : partition + 2])
         size = np.dtype(kind).itemsize
         return np.fromfile(self.folder / f"{name}.bin", kind, stop - start, offset=start * size)
 
-    def texts(self, partition: int) -> Any:
+    def read_texts(self, partition: int) -> Any:
         """Return the distinct text ids of a partition, ascending."""
         start, stop = (int(row) for row in self.words[partition : partition + 2])
         with pa.memory_map(str(self.folder / WORDS)) as source:
@@ -95,7 +95,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class RunWriter:
     """Writes runs.
 
     Attributes:
@@ -118,37 +118,37 @@ class Scatter:
     folder: Path
     cpu_s: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "scatter": 0.0})
 
-    def place(self, number: int) -> Path:
+    def get_run_folder(self, number: int) -> Path:
         """Return the folder of a slice's run."""
         return self.folder / f"run-{number:06}"
 
-    def write(self, number: int, part: Slice) -> None:
+    def write(self, number: int, part: LogSlice) -> None:
         """Write the run of a slice unless it exists."""
-        final = self.place(number)
+        final = self.get_run_folder(number)
         if final.exists():
             return
         aside = self.folder / f".run-{number:06}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         began = time.thread_time()
-        table, finer = self.log.read(part, self.log.needed(self.where, *self.targets.values()))
+        table, finer = self.log.read(part, self.log.select_columns(self.where, *self.targets.values()))
         read = time.thread_time()
         if self.where:
-            there = matches(self.where, table, name="data.where")
+            there = match_rows(self.where, table, name="data.where")
             table = table.filter(pa.array(there))
             finer = None if finer is None else finer[there]
-        self._write(aside, table, finer, part)
+        self._write_columns(aside, table, finer, part)
         os.replace(aside, final)
         self.cpu_s["read"] += read - began
         self.cpu_s["scatter"] += time.thread_time() - read
 
-    def _write(self, folder: Path, table: pa.Table, finer: np.ndarray | None, part: Slice) -> None:
+    def _write_columns(self, folder: Path, table: pa.Table, finer: np.ndarray | None, part: LogSlice) -> None:
         """Write the columns of a run, ordered by partition, and its metadata."""
-        words, user, partition = self._users(table["user_id"], folder)
+        words, user, partition = self._encode_users(table["user_id"], folder)
         order = np.argsort(partition, kind="stable")
         user[order].tofile(folder / "user.bin")
         where = f"interactions {part.file}, rows from {part.first_row:,}"
-        self.index.rows(table["item_id"], where)[order].tofile(folder / "item.bin")
+        self.index.locate(table["item_id"], where)[order].tofile(folder / "item.bin")
         table["timestamp"].to_numpy()[order].tofile(folder / "time.bin")
         if finer is not None:
             finer.astype(np.float64 if finer.dtype.kind == "f" else np.int64)[order].tofile(
@@ -160,15 +160,15 @@ class Scatter:
             kinds = coded.dictionary.to_pylist()
             coded.indices.to_numpy().astype(np.int32)[order].tofile(folder / "event.bin")
         for i, name in enumerate(self.columns):
-            column_values(table[name])[order].tofile(folder / f"column-{i}.bin")
+            convert_column(table[name])[order].tofile(folder / f"column-{i}.bin")
         for i, (stage, text) in enumerate(self.targets.items()):
-            matches(text, table, name=f"stages.{stage}.target")[order].tofile(folder / f"target-{i}.bin")
+            match_rows(text, table, name=f"stages.{stage}.target")[order].tofile(folder / f"target-{i}.bin")
         counts = np.bincount(partition, minlength=len(self.bounds) + 1)
         bounds = np.concatenate([[0], np.cumsum(counts)])
-        meta = {"bounds": bounds.tolist(), "kinds": kinds, "words": words, "finer": _kind_of(finer)}
+        meta = {"bounds": bounds.tolist(), "kinds": kinds, "words": words, "finer": _get_finer_dtype(finer)}
         (folder / "meta.json").write_text(json.dumps(meta))
 
-    def _users(self, ids: Any, folder: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
+    def _encode_users(self, ids: Any, folder: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Assign users to partitions, and write the distinct text ids.
 
         Returns:
@@ -194,7 +194,7 @@ class Scatter:
         return begins, user, of_word[user] if len(order) else np.empty(0, small)
 
 
-def _kind_of(finer: np.ndarray | None) -> str:
+def _get_finer_dtype(finer: np.ndarray | None) -> str:
     if finer is None:
         return ""
     return "<f8" if finer.dtype.kind == "f" else "<i8"

@@ -1,5 +1,5 @@
+from .profile import DataProfile as DataProfile
 from .profile import ItemColumn as ItemColumn
-from .profile import Profile as Profile
-from .profile import measure as measure
+from .profile import measure_profile as measure_profile
 from .reading import read_profile as read_profile
-from .text import profile_text as profile_text
+from .text import format_profile as format_profile

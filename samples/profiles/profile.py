@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from nonet.samples.sequences import count_duplicates, repeated
-from nonet.samples.tables import implausible
+from nonet.samples.sequences import count_duplicates, find_repeats
+from nonet.samples.tables import find_implausible
 
 # Shapes: U users, I items of the catalogue, N events.
 ENDS, LONGEST = 10, 32  # largest number of tests and of held-out events per user for which ties are counted
@@ -38,7 +38,7 @@ class ItemColumn:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class DataProfile:
     """Statistics of a data set.
 
     Attributes:
@@ -83,35 +83,37 @@ class Profile:
     columns: tuple[ItemColumn, ...] = ()
     zero_padded: Mapping[str, str] = field(default_factory=dict)
 
-    def length(self, share: float) -> int:
+    def get_length_quantile(self, share: float) -> int:
         """Return the quantile of user lengths: 0.5 for the median."""
-        return _quantile(self.users_of, share)
+        return _find_quantile(self.users_of, share)
 
-    def users_above(self, events: int) -> int:
+    def count_users_above(self, events: int) -> int:
         """Count the users with more events than this."""
         return int(self.users_of[events + 1 :].sum())
 
-    def trained(self, held_out: int) -> int:
+    def count_train_events(self, held_out: int) -> int:
         """Count the training events if each longer user has `held_out` events held out."""
-        return self.events - held_out * self.users_above(held_out)
+        return self.events - held_out * self.count_users_above(held_out)
 
-    def trained_length(self, held_out: int) -> int:
+    def get_median_train_length(self, held_out: int) -> int:
         """Return the median number of training events per user of such a split; short users train on all events."""
         lengths = np.arange(len(self.users_of))
         lengths = np.where(lengths > held_out, lengths - held_out, lengths)
-        return _quantile(np.bincount(lengths, weights=self.users_of), 0.5)
+        return _find_quantile(np.bincount(lengths, weights=self.users_of), 0.5)
 
-    def tied_tests(self, test: int, held_out: int) -> tuple[int, int]:
+    def count_tied_tests(self, test: int, held_out: int) -> tuple[int, int]:
         """Return the users whose first test event has the time of the event before it, and all tested users."""
-        return int(self.tied_ends[min(test, ENDS) - 1, min(held_out, LONGEST)]), self.users_above(held_out)
+        return int(self.tied_ends[min(test, ENDS) - 1, min(held_out, LONGEST)]), self.count_users_above(
+            held_out
+        )
 
-    def kept_by(self, item_events: int) -> float:
+    def compute_kept_share(self, item_events: int) -> float:
         """Return the share of events whose item has at least this many."""
         counts = np.arange(len(self.items_of)) * self.items_of
         return float(counts[item_events:].sum() / max(1, self.events))
 
 
-def measure(
+def measure_profile(
     offsets: np.ndarray,
     item: np.ndarray,
     time: np.ndarray,
@@ -121,7 +123,7 @@ def measure(
     ratings: Mapping[float, int] | None = None,
     columns: tuple[ItemColumn, ...] = (),
     zero_padded: Mapping[str, str] | None = None,
-) -> Profile:
+) -> DataProfile:
     """Compute the profile of events in the order of users and time.
 
     Args:
@@ -141,7 +143,7 @@ def measure(
     places = np.arange(len(time)) - np.repeat(offsets[:-1], lengths)
     counted = bool(len(time) and lengths.max() > 1 and (time == places).all())
     steps = np.diff(np.unique(time))
-    return Profile(
+    return DataProfile(
         users=int((lengths > 0).sum()),
         items=items,
         events=len(item),
@@ -152,11 +154,11 @@ def measure(
         resolution_s=int(np.gcd.reduce(steps)) if len(steps) else 0,
         counted=counted,
         ties=float(tied.sum() / max(1, same_user.sum())),
-        tied_ends=_tied_ends(offsets, time),
+        tied_ends=_count_tied_ends(offsets, time),
         duplicates=count_duplicates(user, item, time),
-        repeats=float(repeated(user, item).mean()) if len(item) else 0.0,
-        implausible=0 if counted else int(implausible(time).sum()),
-        drift=None if counted or not len(steps) else _drift(item, time),
+        repeats=float(find_repeats(user, item).mean()) if len(item) else 0.0,
+        implausible=0 if counted else int(find_implausible(time).sum()),
+        drift=None if counted or not len(steps) else _compute_drift(item, time),
         kinds=dict(kinds or {}),
         ratings=dict(ratings or {}),
         columns=columns,
@@ -164,7 +166,7 @@ def measure(
     )
 
 
-def scaled(profile: Profile, every: int, occurs: np.ndarray) -> Profile:
+def scale_profile(profile: DataProfile, every: int, occurs: np.ndarray) -> DataProfile:
     """Scale the profile of one user in `every` to all users; `occurs` [I] counts each item's events over all users."""
     return replace(
         profile,
@@ -180,8 +182,8 @@ def scaled(profile: Profile, every: int, occurs: np.ndarray) -> Profile:
     )
 
 
-def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Count the users whose k-th last event shares the time of the one before; see `Profile`."""
+def _count_tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Count the users whose k-th last event shares the time of the one before; see `DataProfile`."""
     counts = np.zeros((ENDS, LONGEST + 1), np.int64)
     for k in range(1, ENDS + 1):
         lengths = np.diff(offsets)
@@ -192,7 +194,7 @@ def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
     return counts
 
 
-def _drift(item: np.ndarray, time: np.ndarray) -> float:
+def _compute_drift(item: np.ndarray, time: np.ndarray) -> float:
     """Return the share of the newest events whose item did not occur before."""
     ordered = item[np.argsort(time, kind="stable")]
     cut = len(ordered) - max(1, int(_DRIFT * len(ordered)))
@@ -201,7 +203,7 @@ def _drift(item: np.ndarray, time: np.ndarray) -> float:
     return float((~known[ordered[cut:]]).mean())
 
 
-def _quantile(counts: np.ndarray, share: float) -> int:
+def _find_quantile(counts: np.ndarray, share: float) -> int:
     """Return the quantile of a histogram; 0 for an empty one."""
     total = counts.sum()
     return int(np.searchsorted(np.cumsum(counts), share * total)) if total else 0

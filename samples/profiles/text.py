@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from nonet.samples.profiles.profile import Profile
+from nonet.samples.profiles.profile import DataProfile
 from nonet.suggest import join_names
 
 _UNITS = ((604800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
-def profile_text(profile: Profile) -> str:
+def format_profile(profile: DataProfile) -> str:
     """Format a profile as lines of text."""
-    rows = list(_rows(profile))
+    rows = list(_iterate_rows(profile))
     wide = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name.ljust(wide)}  {text}" for name, text in rows)
 
 
-def _rows(p: Profile) -> Iterator[tuple[str, str]]:
+def _iterate_rows(p: DataProfile) -> Iterator[tuple[str, str]]:
     """Yield name and text of each line."""
-    lengths = [p.length(share) for share in (0.1, 0.5, 0.9, 1.0)]
+    lengths = [p.get_length_quantile(share) for share in (0.1, 0.5, 0.9, 1.0)]
     yield (
         "users",
         f"{p.users:,}; events each: {lengths[0]} to {lengths[2]}, median {lengths[1]}, most {lengths[3]}",
@@ -31,7 +31,7 @@ def _rows(p: Profile) -> Iterator[tuple[str, str]]:
         f"{p.items:,}; {p.events / max(1, p.items):.1f} events each on average, {rare:,} have under 5",
     )
     yield "events", f"{p.events:,}, {p.events / max(1, p.users * p.items):.2%} of all pairs"
-    yield "times", _times(p)
+    yield "times", _format_times(p)
     twice = f", {p.duplicates:,} events are there twice" if p.duplicates else ""
     yield "repeats", f"{p.repeats:.1%} of events return to an item of their user{twice}"
     if p.drift is not None:
@@ -50,11 +50,11 @@ def _rows(p: Profile) -> Iterator[tuple[str, str]]:
         yield "item columns", join_names((f"{column.name} ({column.kind})" for column in p.columns), 8)
 
 
-def _times(p: Profile) -> str:
+def _format_times(p: DataProfile) -> str:
     """Describe the range and the resolution of the times."""
     if p.counted:
         return "none: the place in the user's history stands for it"
-    span = f"{_day(p.first)} to {_day(p.last)}"
+    span = f"{_format_day(p.first)} to {_format_day(p.last)}"
     unit = next(
         ((size, name) for size, name in _UNITS if p.resolution_s and p.resolution_s % size == 0), None
     )
@@ -63,7 +63,7 @@ def _times(p: Profile) -> str:
     return f"{span}{fine}; {p.ties:.1%} of neighbouring events of a user share one{odd}"
 
 
-def _day(unix_s: int) -> str:
+def _format_day(unix_s: int) -> str:
     try:
         return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
     except (OverflowError, ValueError, OSError):

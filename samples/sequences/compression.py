@@ -7,7 +7,7 @@ itself, including those after other events of the user, and never a later one. `
 The
 columns of the compressed log hold the values as of the user's next event, because every target after a window of training
 events
-reads it. `expand` restores the checked log row by row. Periods are those of the clock: with 1d, days in UTC. Count and span
+reads it. `expand_log` restores the checked log row by row. Periods are those of the clock: with 1d, days in UTC. Count and span
 are
 int32, eight bytes per event. Samples are strict: they see no event of their own second.
 """
@@ -39,7 +39,7 @@ _FILES = {name: f"repeats-{name}.npy" for name in ("offsets", "time", "kinds")}
 
 
 class Compress(StrictModel):
-    """Repeated events of a user with one item within a period as one event (`nonet.samples.sequences.compress`)."""
+    """Repeated events of a user with one item within a period as one event (`nonet.samples.sequences.compress_log`)."""
 
     compress: Annotated[Seconds, Field(ge=1, description="the period, of the clock: 1d is a day of UTC")]
     by: Annotated[
@@ -105,7 +105,7 @@ class FoldedRepeats:
         rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return FoldedRepeats(offsets, self.time[rows], None if self.kinds is None else self.kinds[rows])
 
-    def part(self, start: int, stop: int) -> FoldedRepeats:
+    def slice_events(self, start: int, stop: int) -> FoldedRepeats:
         """Return the repeats of events [start, stop) without copying them."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         kinds = None if self.kinds is None else self.kinds[first:last]
@@ -113,7 +113,7 @@ class FoldedRepeats:
             self, offsets=self.offsets[start : stop + 1] - first, time=self.time[first:last], kinds=kinds
         )
 
-    def columns_at(self, index: np.ndarray, as_of: np.ndarray) -> dict[str, np.ndarray]:
+    def compute_columns(self, index: np.ndarray, as_of: np.ndarray) -> dict[str, np.ndarray]:
         """Return count, span and kinds [n] of events by index [n] from their rows that are older than `as_of` [n].
 
         An event counts itself, also where it is not older.
@@ -128,7 +128,7 @@ class FoldedRepeats:
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressedLog:
     """A compressed log.
 
     Attributes:
@@ -139,9 +139,12 @@ class Compressed:
     events: pa.Table
     repeats: pa.Table
 
-    def facts(self) -> dict[str, float]:
+    def measure_savings(self) -> dict[str, float]:
         """Return the rows, events and repeats of the log, and its Arrow bytes before and after compression."""
-        log, added = self.events.drop_columns(added_columns(self.events)), added_columns(self.events)
+        log, added = (
+            self.events.drop_columns(list_added_columns(self.events)),
+            list_added_columns(self.events),
+        )
         return {
             "rows": len(self.events) + len(self.repeats),
             "events": len(self.events),
@@ -151,13 +154,13 @@ class Compressed:
         }
 
 
-def added_columns(events: pa.Table) -> list[str]:
+def list_added_columns(events: pa.Table) -> list[str]:
     """Return the columns that a compressed log has beside those of the log."""
     names = (COUNT, SPAN, KINDS, REPEAT_TIMES, REPEAT_KINDS)
     return [name for name in names if name in events.column_names]
 
 
-def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> Compressed:
+def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> CompressedLog:
     """Compress a checked log of interactions [R].
 
     Args:
@@ -178,34 +181,37 @@ def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = N
     if period < 1:
         raise DataError(f"data.events.compress: {period_s:g} s; a period is at least a second")
     time = log["timestamp"].to_numpy()
-    user, what = _codes(log["user_id"]), _codes(log["item_id"]) if by == "item" else _categories(log, items)
+    user, what = (
+        _encode_values(log["user_id"]),
+        _encode_values(log["item_id"]) if by == "item" else _encode_categories(log, items),
+    )
     order = np.lexsort((time, user))
-    head = _heads(user[order], np.floor_divide(time[order], period), what[order])
+    head = _find_heads(user[order], np.floor_divide(time[order], period), what[order])
     heads = head == np.arange(len(head))
     repeat = ~heads
-    until = _next_time(user[order], time[order], heads)
+    until = _find_next_times(user[order], time[order], heads)
     stays = np.sort(order[heads])
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     at = place[stays]  # rank by user and time of each kept event, in the order of the log
     folded = np.flatnonzero(repeat)
-    folded = folded[np.lexsort((time[order][folded], _places(at, len(order))[head[folded]]))]
+    folded = folded[np.lexsort((time[order][folded], _invert_index(at, len(order))[head[folded]]))]
     lengths = np.bincount(head[folded], minlength=len(order))[at]
     cuts = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32))
     times = pa.array(time[order][folded])
     events = log.take(pa.array(stays))
     events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(cuts, times))
     if "event" in log.column_names:
-        kinds = _kinds_so_far(log["event"], order, head, folded)
+        kinds = _collect_kinds(log["event"], order, head, folded)
         events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(cuts, kinds))
-    events = _with_columns(events, until[at])
+    events = _add_columns(events, until[at])
     rows = np.sort(order[repeat])
-    return Compressed(events, log.take(pa.array(rows)).append_column(ROW, pa.array(rows)))
+    return CompressedLog(events, log.take(pa.array(rows)).append_column(ROW, pa.array(rows)))
 
 
-def expand(compressed: Compressed) -> pa.Table:
+def expand_log(compressed: CompressedLog) -> pa.Table:
     """Restore the original log row by row."""
-    events = compressed.events.drop_columns(added_columns(compressed.events))
+    events = compressed.events.drop_columns(list_added_columns(compressed.events))
     rows = compressed.repeats[ROW].to_numpy()
     place = np.ones(len(events) + len(rows), bool)
     place[rows] = False
@@ -219,26 +225,26 @@ def expand(compressed: Compressed) -> pa.Table:
     )
 
 
-def _codes(column: pa.ChunkedArray) -> np.ndarray:
+def _encode_values(column: pa.ChunkedArray) -> np.ndarray:
     """Return an integer code for each value [R]."""
     return column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
+def _encode_categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
     """Return a code for the categories of each row's item [R]; an item without categories has a code of its own."""
     if items is None or "categories" not in items.column_names:
         raise DataError("data.events: by: category wants data.items with a column categories; say by: item")
     text = pa.array(["|".join(row or ()) for row in items["categories"].to_pylist()])
-    code = _codes(pa.chunked_array([text])) + len(items)
+    code = _encode_values(pa.chunked_array([text])) + len(items)
     code = np.where(pc.equal(text, "").to_numpy(zero_copy_only=False), np.arange(len(items)), code)
     index = pc.index_in(
         log["item_id"].cast(items["item_id"].type), value_set=items["item_id"].combine_chunks()
     )
     row = index.fill_null(-1).to_numpy()
-    return np.where(row >= 0, code[np.maximum(row, 0)], 2 * len(items) + _codes(log["item_id"]))
+    return np.where(row >= 0, code[np.maximum(row, 0)], 2 * len(items) + _encode_values(log["item_id"]))
 
 
-def _heads(user: np.ndarray, period: np.ndarray, what: np.ndarray) -> np.ndarray:
+def _find_heads(user: np.ndarray, period: np.ndarray, what: np.ndarray) -> np.ndarray:
     """Return the first row of each row's user, period and item [R]; rows are sorted by user and time."""
     order = np.lexsort((np.arange(len(user)), what, period, user))
     same = np.ones(len(user), bool)
@@ -252,7 +258,7 @@ def _heads(user: np.ndarray, period: np.ndarray, what: np.ndarray) -> np.ndarray
     return head
 
 
-def _next_time(user: np.ndarray, time: np.ndarray, heads: np.ndarray) -> np.ndarray:
+def _find_next_times(user: np.ndarray, time: np.ndarray, heads: np.ndarray) -> np.ndarray:
     """Return for each kept event the time of its user's next kept event [R]; the int64 maximum for the last one."""
     until = np.full(len(user), np.iinfo(np.int64).max)
     at = np.flatnonzero(heads)
@@ -261,14 +267,14 @@ def _next_time(user: np.ndarray, time: np.ndarray, heads: np.ndarray) -> np.ndar
     return until
 
 
-def _places(at: np.ndarray, size: int) -> np.ndarray:
+def _invert_index(at: np.ndarray, size: int) -> np.ndarray:
     """Return where each number below `size` is among `at`; -1 for those that are not."""
     places = np.full(size, -1, np.int64)
     places[at] = np.arange(len(at))
     return places
 
 
-def _kinds_so_far(
+def _collect_kinds(
     event: pa.ChunkedArray, order: np.ndarray, head: np.ndarray, folded: np.ndarray
 ) -> pa.Array:
     """Return per repeat the kinds of its event's rows up to and including it, "buy|click", in alphabetical order."""
@@ -284,11 +290,11 @@ def _kinds_so_far(
     return pa.array(texts, pa.string())
 
 
-def _with_columns(events: pa.Table, until: np.ndarray) -> pa.Table:
+def _add_columns(events: pa.Table, until: np.ndarray) -> pa.Table:
     """Add count, span and kinds [H] as of the times `until` [H]."""
     folded = FoldedRepeats.from_events(events)
     assert folded is not None
-    columns = folded.columns_at(np.arange(len(events)), until)
+    columns = folded.compute_columns(np.arange(len(events)), until)
     for name in (COUNT, SPAN):
         events = events.append_column(name, pa.array(columns[name].astype(np.int32)))
     if REPEAT_KINDS not in events.column_names:

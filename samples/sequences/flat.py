@@ -31,7 +31,7 @@ def is_flat(folder: Path) -> bool:
     return (folder / FLAT_META).is_file()
 
 
-class TextIds:
+class MappedTextIds:
     """Text ids [U] that stay in their file; indexing returns an object array or one text."""
 
     dtype = np.dtype(object)
@@ -44,7 +44,7 @@ class TextIds:
 
     def __getitem__(self, rows: Any) -> Any:
         if isinstance(rows, slice):
-            return TextIds(self._column[rows])
+            return MappedTextIds(self._column[rows])
         if np.ndim(rows) == 0:
             return self._column[int(rows)].as_py()
         rows = np.asarray(rows)
@@ -76,12 +76,12 @@ class WideView:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.values.astype(dtype or np.int64)
 
-    def part(self, first: int, last: int) -> WideView:
+    def slice_values(self, first: int, last: int) -> WideView:
         """Return the numbers [first, last) without reading them."""
         return WideView(self.values[first:last])
 
 
-class Mapped:
+class MappedSequences:
     """The files of a folder, mapped on access. Raises DataError if they cannot be read."""
 
     def __init__(self, folder: Path):
@@ -98,7 +98,7 @@ class Mapped:
                 "Run the tokenise stage again."
             )
 
-    def array(self, name: str) -> np.ndarray:
+    def map_array(self, name: str) -> np.ndarray:
         """Map one field."""
         try:
             return np.load(self._folder / f"{name}.npy", mmap_mode="r")
@@ -107,28 +107,30 @@ class Mapped:
                 f"sequences {self._folder}: {name}.npy is not readable ({error}). Run the tokenise stage again."
             ) from None
 
-    def fields(self) -> dict[str, Any]:
+    def map_fields(self) -> dict[str, Any]:
         """Return the arguments of `Sequences` that are stored in this folder."""
         meta = self.meta
-        event = self.array("event") if meta["event_names"] else np.broadcast_to(np.int32(0), meta["events"])
+        event = (
+            self.map_array("event") if meta["event_names"] else np.broadcast_to(np.int32(0), meta["events"])
+        )
         return {
-            "user_id": self._user_id(),
-            "offsets": np.asarray(self.array("offsets")),
+            "user_id": self._map_user_ids(),
+            "offsets": np.asarray(self.map_array("offsets")),
             "event": event,
-            "time": time if (time := self.array("time")).dtype == np.int64 else WideView(time),
-            **{name: self.array(name) for name in ("item", "split", "user_key")},
-            "columns": {name: self.array(f"column-{i}") for i, name in enumerate(meta["columns"])},
-            "targets": {name: self.array(f"target-{i}") for i, name in enumerate(meta["targets"])},
+            "time": time if (time := self.map_array("time")).dtype == np.int64 else WideView(time),
+            **{name: self.map_array(name) for name in ("item", "split", "user_key")},
+            "columns": {name: self.map_array(f"column-{i}") for i, name in enumerate(meta["columns"])},
+            "targets": {name: self.map_array(f"target-{i}") for i, name in enumerate(meta["targets"])},
             "event_names": tuple(meta["event_names"]),
             "dropped": tuple(meta["dropped"]),
             "repeats": meta["repeats"],
         }
 
-    def _user_id(self) -> Any:
+    def _map_user_ids(self) -> Any:
         if not (self._folder / USER_IDS).is_file():
-            return self.array("user_id")
+            return self.map_array("user_id")
         with pa.memory_map(str(self._folder / USER_IDS)) as source:
-            return TextIds(pa.ipc.open_file(source).read_all()["user_id"])
+            return MappedTextIds(pa.ipc.open_file(source).read_all()["user_id"])
 
 
 class FlatFiles:
@@ -184,7 +186,7 @@ class GrowingFile:
     def __init__(self, path: Path, dtype: Any):
         self._dtype, self._length = np.dtype(dtype), 0
         self._out = path.open("wb")
-        self._header()
+        self._write_header()
         self._start = self._out.tell()
 
     def __enter__(self) -> Self:
@@ -192,16 +194,16 @@ class GrowingFile:
 
     def __exit__(self, *_: object) -> None:
         self._out.seek(0)
-        self._header()
+        self._write_header()
         assert self._out.tell() == self._start  # headers are padded, for lengths of up to 20 digits
         self._out.close()
 
-    def add(self, values: np.ndarray) -> None:
+    def append_values(self, values: np.ndarray) -> None:
         """Append values."""
         values.astype(self._dtype, copy=False).tofile(self._out)
         self._length += len(values)
 
-    def _header(self) -> None:
+    def _write_header(self) -> None:
         facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
         np.lib.format.write_array_header_1_0(self._out, facts)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nonet.samples.sequences.sequences import Sequences
-from nonet.samples.stores import Joins
+from nonet.samples.stores import StoreJoins
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class JoinedEvents:
         item_id: The items' own ids [I].
     """
 
-    joins: Joins
+    joins: StoreJoins
     item_id: np.ndarray
 
     def __call__(self, item: np.ndarray, user_id: np.ndarray, time: np.ndarray) -> dict[str, np.ndarray]:
         """Return the columns [n] of events, given dense items [n], the users' own ids [n] and times [n]."""
-        return self.joins.event_columns(self.item_id[item], user_id, np.asarray(time))
+        return self.joins.read_event_columns(self.item_id[item], user_id, np.asarray(time))
 
 
-def joined_to(seq: Sequences, joins: Joins, item_id: np.ndarray) -> Sequences:
+def add_joins(seq: Sequences, joins: StoreJoins, item_id: np.ndarray) -> Sequences:
     """Return the same sequences; their batches have the joined columns beside those that they carry."""
     other = copy.copy(seq)
     other.__dict__["joined"] = JoinedEvents(joins, item_id)

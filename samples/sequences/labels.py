@@ -33,7 +33,7 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 class Labels(StrictModel):
-    """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.labelled`)."""
+    """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.add_labels`)."""
 
     path: Annotated[
         str, Field(description="a table of user_id, item_id and timestamp, named as in the interactions")
@@ -62,7 +62,7 @@ class LabelSetup:
     drop_unknown: bool = False
 
 
-def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
+def add_labels(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
     """Add the label column and the column of label times to a checked log [R].
 
     Args:
@@ -82,10 +82,10 @@ def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
         raise DataError(
             f"data.labels: the interactions have a column {setup.name!r} already; give labels another name"
         )
-    pair_R, pair_L = _pairs(log, labels)
+    pair_R, pair_L = _encode_pairs(log, labels)
     time_R, time_L = log["timestamp"].to_numpy(), labels["timestamp"].to_numpy()
     order = np.lexsort((time_R, pair_R))
-    at = _newest_before(pair_R[order], time_R[order], pair_L, time_L)
+    at = _find_newest_before(pair_R[order], time_R[order], pair_L, time_L)
     there = at >= 0
     event = order[at[there]]
     late = time_L[there] - time_R[event]
@@ -109,7 +109,7 @@ def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
     return left
 
 
-def _pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Return a code for the user and item of each row [R] and of each label [L]; -1 for pairs that the log cannot have."""
     codes = []
     for name in ("user_id", "item_id"):
@@ -129,7 +129,7 @@ def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
     return index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _newest_before(
+def _find_newest_before(
     pair_R: np.ndarray, time_R: np.ndarray, pair_L: np.ndarray, time_L: np.ndarray
 ) -> np.ndarray:
     """Return the index [L] of the last row of the same pair that is not newer, or -1; rows are sorted by pair and time."""

@@ -28,7 +28,7 @@ Chosen = Callable[["Sequences"], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairCounter:
     """Counts pairs of a user's selected events that are at most `reach` apart in the selected subsequence.
 
     Attributes:
@@ -45,8 +45,13 @@ class Pairs:
     both: bool = False
     fade: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def counted(
-        self, seq: Sequences, chosen: Chosen, *, range_pairs: int = RANGE_PAIRS, folder: Path | None = None
+    def count_ranges(
+        self,
+        seq: Sequences,
+        select_events: Chosen,
+        *,
+        range_pairs: int = RANGE_PAIRS,
+        folder: Path | None = None,
     ) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
         """Yield the counts of one range of source items after the other.
 
@@ -59,20 +64,20 @@ class Pairs:
         Yields:
             The range of sources, source * I + other [E] ascending, and the summed weights of these pairs [E] float64.
         """
-        bounds = self._bounds(seq, chosen, range_pairs)
+        bounds = self._compute_bounds(seq, select_events, range_pairs)
         if len(bounds) == 2:
-            parts = [self._coded(part, chosen) for part in seq.parts()]
+            parts = [self._encode_pairs(part, select_events) for part in seq.iterate_parts()]
             codes, fade = (np.concatenate(each) for each in zip(*parts, strict=True))
-            yield range(self.n_items), *self._summed(codes, fade)
+            yield range(self.n_items), *self._sum_weights(codes, fade)
             return
         aside = Path(tempfile.mkdtemp(prefix="pairs-", dir=folder))
         try:
-            for part in seq.parts(1 << 21):
-                self._put(aside, bounds, *self._coded(part, chosen))
+            for part in seq.iterate_parts(1 << 21):
+                self._spill_codes(aside, bounds, *self._encode_pairs(part, select_events))
             for number in range(len(bounds) - 1):
-                codes, fade = (_taken(aside / f"{number}.{kind}") for kind in ("codes", "faded"))
+                codes, fade = (_read_and_delete(aside / f"{number}.{kind}") for kind in ("codes", "faded"))
                 items = range(int(bounds[number]), int(bounds[number + 1]))
-                yield items, *self._summed(codes.view(np.int64), fade)
+                yield items, *self._sum_weights(codes.view(np.int64), fade)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -80,10 +85,10 @@ class Pairs:
     def _bits(self) -> int:
         return self.reach.bit_length()
 
-    def _bounds(self, seq: Sequences, chosen: Chosen, range_pairs: int) -> np.ndarray:
+    def _compute_bounds(self, seq: Sequences, chosen: Chosen, range_pairs: int) -> np.ndarray:
         """Return the items at which ranges begin, and the end, so that ranges have about equally many pairs."""
         occurs = np.zeros(self.n_items, np.int64)
-        for part in seq.parts():
+        for part in seq.iterate_parts():
             occurs += np.bincount(part.item[chosen(part)], minlength=self.n_items)
         pairs = np.cumsum(occurs) * self.reach * (2 if self.both else 1)
         total = int(pairs[-1]) if len(pairs) else 0
@@ -91,7 +96,7 @@ class Pairs:
         inner = np.unique(np.searchsorted(pairs, cuts) + 1)
         return np.array([0, *inner[(inner > 0) & (inner < self.n_items)].tolist(), self.n_items])
 
-    def _coded(self, part: Sequences, chosen: Chosen) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_pairs(self, part: Sequences, chosen: Chosen) -> tuple[np.ndarray, np.ndarray]:
         """Return the packed code of each pair [E], and its decay factor [E] (empty without decay)."""
         mask = chosen(part)
         item, user = part.item[mask].astype(np.int64), part.user[mask]
@@ -107,7 +112,7 @@ class Pairs:
                 faded += [self.fade(time[step:][same])] * (2 if self.both else 1)
         return np.concatenate(codes), np.concatenate(faded)
 
-    def _put(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, faded: np.ndarray) -> None:
+    def _spill_codes(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, faded: np.ndarray) -> None:
         """Append codes and decay factors to the files of their ranges."""
         source = (codes >> self._bits) // self.n_items
         number = (np.searchsorted(bounds, source, "right") - 1).astype(np.uint16)
@@ -121,7 +126,7 @@ class Pairs:
                 with (folder / f"{place}.{kind}").open("ab") as out:
                     values[cuts[place] : cuts[place + 1]].tofile(out)
 
-    def _summed(self, codes: np.ndarray, faded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sum_weights(self, codes: np.ndarray, faded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum the weights of equal pairs. Returns the pairs, ascending, and the sums."""
         if len(faded):
             order = np.argsort(codes, kind="stable")
@@ -137,8 +142,8 @@ class Pairs:
         return key[first], count
 
 
-def best_neighbours(
-    key: np.ndarray, count: np.ndarray, n_items: int, most: int, sources: int
+def select_top_neighbours(
+    key: np.ndarray, count: np.ndarray, n_items: int, max_neighbours: int, n_sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select the largest counts of each source, ordered by source, then item; ties prefer the lower item.
 
@@ -150,15 +155,15 @@ def best_neighbours(
         sources: Number of sources.
     """
     source = key // n_items
-    first = np.searchsorted(source, np.arange(sources + 1))
-    if np.diff(first).max(initial=0) <= most:
+    first = np.searchsorted(source, np.arange(n_sources + 1))
+    if np.diff(first).max(initial=0) <= max_neighbours:
         return key, count
     order = np.lexsort((key, -count, source))
-    chosen = np.sort(order[np.arange(len(key)) - first[source] < most])
+    chosen = np.sort(order[np.arange(len(key)) - first[source] < max_neighbours])
     return key[chosen], count[chosen]
 
 
-def _taken(file: Path) -> np.ndarray:
+def _read_and_delete(file: Path) -> np.ndarray:
     """Read a file as float64 and delete it; an empty array if there is no file."""
     if not file.exists():
         return np.empty(0)

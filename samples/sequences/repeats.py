@@ -26,7 +26,7 @@ between 0 and 1 % is events logged twice.
 """
 
 
-def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
+def find_repeats(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Return whether a user had an event's item before [N] bool.
 
     Args:
@@ -50,7 +50,7 @@ def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     return repeated_N
 
 
-def copies(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.ndarray:
+def find_duplicates(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.ndarray:
     """Return which events [N] bool duplicate an earlier one: same user, item and second.
 
     A duplicate is not a return to an item, so it says nothing about the behaviour of users.
@@ -71,7 +71,7 @@ def copies(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.ndarray:
     return again
 
 
-def policy(counts: np.ndarray, asked: str | None = None) -> str:
+def choose_policy(counts: np.ndarray, requested: str | None = None) -> str:
     """Return `asked`, or the policy that the share of repeats suggests.
 
     TEST events are not used. RL and VALID events are, because users with few events train on their first ones, which do not
@@ -81,12 +81,12 @@ def policy(counts: np.ndarray, asked: str | None = None) -> str:
         counts: Repeating events and all events by split [2, 4].
         asked: The policy that the scenario sets; None to decide.
     """
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     back, known = (int(row.sum() - row[TEST]) for row in counts)
     return ALLOW if known and back / known > LIMIT else MASK
 
 
-def repeat_shares(counts: np.ndarray) -> dict[str, float]:
-    """Return the share of each split's events that return to an item, from counts as in `policy`; empty splits are omitted."""
+def compute_repeat_shares(counts: np.ndarray) -> dict[str, float]:
+    """Return the share of each split's events that return to an item, from counts as in `choose_policy`; empty splits are omitted."""
     return {name: float(back / n) for name, back, n in zip(NAMES, *counts, strict=True) if n}

@@ -26,11 +26,17 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
 from nonet.errors import DataError
-from nonet.samples.sequences.build import Built, build
+from nonet.samples.sequences.build import BuiltSequences, build_arrays
 from nonet.samples.sequences.compression import FoldedRepeats
-from nonet.samples.sequences.flat import Mapped, WideView, is_flat, release_pages
+from nonet.samples.sequences.flat import MappedSequences, WideView, is_flat, release_pages
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
-from nonet.samples.sequences.repeats import MASK, copies, policy, repeat_shares, repeated
+from nonet.samples.sequences.repeats import (
+    MASK,
+    choose_policy,
+    compute_repeat_shares,
+    find_duplicates,
+    find_repeats,
+)
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
@@ -93,7 +99,7 @@ class Sequences:
         """The names of the columns that a model may read: all but the times of labels."""
         return tuple(name for name in self.columns if not name.startswith(LABEL_TIME))
 
-    def label_times(self, stage: str | None) -> np.ndarray:
+    def get_label_times(self, stage: str | None) -> np.ndarray:
         """Return the unix seconds [N] from which on each event's label is known; NEVER for an unknown one.
 
         The labels are those of a stage's target, by default the first one. A label without a time of its own is known from the
@@ -101,7 +107,7 @@ class Sequences:
         """
         return self.columns.get(LABEL_TIME + (stage or next(iter(self.targets), "")), self.time)
 
-    def columns_at(
+    def gather_columns(
         self, index: np.ndarray, users: np.ndarray, as_of: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
         """Return the columns [n] of events by index [n]: those carried, and those joined.
@@ -114,24 +120,24 @@ class Sequences:
         """
         columns = {name: self.columns[name][index] for name in self.feature_columns}
         if self.folded is not None and as_of is not None:
-            columns |= self.folded.columns_at(index, as_of)
+            columns |= self.folded.compute_columns(index, as_of)
         if self.joined is None:
             return columns
         return columns | self.joined(self.item[index], self.user_id[users], self.time[index])
 
-    def history_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
+    def get_history_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Return the columns of events [start, stop) as of a time after all of them."""
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         if self.folded is None:
             return columns
         index = np.arange(start, stop)
-        return columns | self.folded.columns_at(index, np.full(len(index), NEVER))
+        return columns | self.folded.compute_columns(index, np.full(len(index), NEVER))
 
-    def keys_of_users(self, rows: np.ndarray) -> np.ndarray:
+    def get_user_keys(self, rows: np.ndarray) -> np.ndarray:
         """Return the sparse keys [B] int64 of user rows [B]."""
         return np.asarray(rows, np.int64) if self.user_key is None else self.user_key[rows]
 
-    def keys_of_items(self, items: np.ndarray) -> np.ndarray:
+    def get_item_keys(self, items: np.ndarray) -> np.ndarray:
         """Return the sparse keys [N] int64 of dense item indices [N]."""
         return np.asarray(items if self.item_key is None else self.item_key[items], np.int64)
 
@@ -151,7 +157,7 @@ class Sequences:
     @cached_property
     def train_lengths(self) -> np.ndarray:
         """TRAIN events of each user, [U] int64: a prefix of its events."""
-        return self._count(self.split == TRAIN)
+        return self._count_per_user(self.split == TRAIN)
 
     @cached_property
     def user(self) -> np.ndarray:
@@ -169,14 +175,14 @@ class Sequences:
     @cached_property
     def repeated(self) -> np.ndarray:
         """Whether an event's item was among its user's earlier ones, [N] bool."""
-        return repeated(self.user, self.item)
+        return find_repeats(self.user, self.item)
 
     @cached_property
     def repeat_shares(self) -> dict[str, float]:
         """The share of each split's events that return to an item of their user; splits without events are left out."""
-        return repeat_shares(repeat_counts(self))
+        return compute_repeat_shares(count_repeats(self))
 
-    def parts(self, events: int = _PART_EVENTS) -> Iterator[Sequences]:
+    def iterate_parts(self, max_events: int = _PART_EVENTS) -> Iterator[Sequences]:
         """Iterate over all users in parts of about `events` events; the pages of a part are released after it.
 
         Use this for sums over events in memory that does not grow with them. There is at least one part, which may be
@@ -184,9 +190,9 @@ class Sequences:
         """
         start = 0
         while start < len(self) or start == 0:
-            limit = int(self.offsets[start]) + events
+            limit = int(self.offsets[start]) + max_events
             stop = max(start + 1, int(np.searchsorted(self.offsets, limit, "right")) - 1)
-            yield self.part(start, min(stop, len(self)))
+            yield self.slice_users(start, min(stop, len(self)))
             start = max(1, stop)
             if start < len(self):
                 self.release_pages()
@@ -196,7 +202,7 @@ class Sequences:
         fields = self.item, self.time, self.event, self.split
         release_pages(*fields, *self.columns.values(), *self.targets.values())
 
-    def part(self, start: int, stop: int) -> Sequences:
+    def slice_users(self, start: int, stop: int) -> Sequences:
         """Return the users [start, stop) without copying; item indices stay the same."""
         if start == 0 and stop == len(self):
             return self
@@ -207,29 +213,29 @@ class Sequences:
             user_id=self.user_id[start:stop],
             offsets=self.offsets[start : stop + 1] - first,
             item=self.item[first:last],
-            time=time.part(first, last) if isinstance(time, WideView) else time[first:last],
+            time=time.slice_values(first, last) if isinstance(time, WideView) else time[first:last],
             event=self.event[first:last],
             split=self.split[first:last],
             columns={name: values[first:last] for name, values in self.columns.items()},
             targets={name: values[first:last] for name, values in self.targets.items()},
             user_key=None if self.user_key is None else self.user_key[start:stop],
-            folded=None if self.folded is None else self.folded.part(first, last),
+            folded=None if self.folded is None else self.folded.slice_events(first, last),
         )
         if "train_lengths" in self.__dict__:
             some.__dict__["train_lengths"] = self.train_lengths[start:stop]
         return some
 
-    def events_of_split(self, split: int) -> np.ndarray:
+    def find_split_events(self, split: int) -> np.ndarray:
         """Return the indices of the events of a split, ascending, without a mask of all events."""
         blocks = range(0, len(self.split), _PART_EVENTS)
         chosen = [np.flatnonzero(self.split[at : at + _PART_EVENTS] == split) + at for at in blocks]
         return np.concatenate([np.empty(0, np.int64), *chosen])
 
-    def user_of(self, events: np.ndarray) -> np.ndarray:
+    def find_users(self, events: np.ndarray) -> np.ndarray:
         """Return the user rows [n] of events [n] by index, without expanding all events."""
         return np.searchsorted(self.offsets, events, "right") - 1
 
-    def counts(self) -> dict[str, int]:
+    def count_events(self) -> dict[str, int]:
         """Return the number of users, events, events of each split, train-only users, and TEST events without history."""
         by_split = np.bincount(self.split, minlength=len(NAMES))
         starts = self.offsets[:-1][self.lengths > 0]
@@ -247,9 +253,9 @@ class Sequences:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             replace_file(path) as draft,
-            pq.ParquetWriter(draft, self._schema(), compression="lz4", **_PLAIN) as writer,
+            pq.ParquetWriter(draft, self._make_schema(), compression="lz4", **_PLAIN) as writer,
         ):
-            for table in self._groups():
+            for table in self._iterate_groups():
                 writer.write_table(table, row_group_size=max(1, len(table)))
         if self.item_key is not None:
             np.save(path.with_name(ITEM_KEYS), self.item_key)
@@ -261,7 +267,7 @@ class Sequences:
     def load(cls, folder: str | os.PathLike[str]) -> Sequences:
         """Load the sequences of a folder. Raises DataError if it holds none that this version reads."""
         if is_flat(Path(folder)):
-            return cls._mapped(Path(folder))
+            return cls._load_mapped(Path(folder))
         path = Path(folder) / _FILE
         if not path.is_file():
             raise DataError(
@@ -280,14 +286,14 @@ class Sequences:
         keyed = meta["format"] != _ROW_NUMBERS
         kinds = meta["columns"] if keyed else dict.fromkeys(meta["columns"], "<f4")
         return cls(
-            user_id=_ids(table["user_id"]),
-            offsets=_offsets(table["item"], 4),
-            **{name: _flat(table[name], dtype) for name, dtype in _DTYPES.items()},
-            columns={name: _flat(table[f"column:{name}"], kind) for name, kind in kinds.items()},
-            targets={name: _flat(table[f"target:{name}"], "|b1") for name in meta["targets"]},
+            user_id=_read_ids(table["user_id"]),
+            offsets=_read_offsets(table["item"], 4),
+            **{name: _unpack_values(table[name], dtype) for name, dtype in _DTYPES.items()},
+            columns={name: _unpack_values(table[f"column:{name}"], kind) for name, kind in kinds.items()},
+            targets={name: _unpack_values(table[f"target:{name}"], "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
             user_key=table["user_key"].to_numpy().copy() if keyed else None,
-            item_key=item_keys(path.parent),
+            item_key=load_item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
             strict=meta.get("strict", False),
@@ -295,36 +301,36 @@ class Sequences:
         )
 
     @classmethod
-    def _mapped(cls, folder: Path) -> Sequences:
-        mapped = Mapped(folder)
-        seq = cls(**mapped.fields(), item_key=item_keys(folder))
-        seq.__dict__["train_lengths"] = mapped.array("train_lengths")
+    def _load_mapped(cls, folder: Path) -> Sequences:
+        mapped = MappedSequences(folder)
+        seq = cls(**mapped.map_fields(), item_key=load_item_keys(folder))
+        seq.__dict__["train_lengths"] = mapped.map_array("train_lengths")
         seq.__dict__["repeat_shares"] = dict(mapped.meta["repeat_shares"])
         return seq
 
-    def _count(self, mask_N: np.ndarray) -> np.ndarray:
+    def _count_per_user(self, mask_N: np.ndarray) -> np.ndarray:
         total = np.concatenate([[0], np.cumsum(mask_N)])
         return total[self.offsets[1:]] - total[self.offsets[:-1]]
 
-    def _fields(self) -> dict[str, np.ndarray]:
+    def _get_fields(self) -> dict[str, np.ndarray]:
         """Return the event columns by the names that they have in the file."""
         fields = {name: getattr(self, name).astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
         fields |= {
-            f"column:{name}": values.astype(_kind(values), copy=False)
+            f"column:{name}": values.astype(_get_dtype(values), copy=False)
             for name, values in self.columns.items()
         }
         return fields | {
             f"target:{name}": values.astype("|b1", copy=False) for name, values in self.targets.items()
         }
 
-    def _schema(self) -> pa.Schema:
+    def _make_schema(self) -> pa.Schema:
         """Return the schema of the file, with the metadata of the sequences."""
         text = self.user_id.dtype == object
         fields = [pa.field("user_id", pa.string() if text else pa.int64())]
         keyed = self.user_key is not None
         fields += [pa.field("user_key", pa.int64())] if keyed else []
-        fields += [pa.field(name, pa.binary()) for name in self._fields()]
-        kinds = {name: _kind(values) for name, values in self.columns.items()}
+        fields += [pa.field(name, pa.binary()) for name in self._get_fields()]
+        kinds = {name: _get_dtype(values) for name, values in self.columns.items()}
         meta = {"format": _FORMAT if keyed else _ROW_NUMBERS, "columns": kinds if keyed else list(kinds)}
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
         meta |= {"dropped": list(self.dropped)} if self.dropped else {}
@@ -334,9 +340,9 @@ class Sequences:
             meta["strict"] = True
         return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
 
-    def _groups(self) -> Iterator[pa.Table]:
+    def _iterate_groups(self) -> Iterator[pa.Table]:
         """Yield the row groups of the file."""
-        schema = self._schema()
+        schema = self._make_schema()
         start, users = 0, len(self)
         while start < users or start == users == 0:
             limit = int(self.offsets[start]) + _GROUP_EVENTS
@@ -344,7 +350,9 @@ class Sequences:
             stop = min(stop, users)
             arrays = [pa.array(self.user_id[start:stop], type=schema.field("user_id").type)]
             arrays += [] if self.user_key is None else [pa.array(self.user_key[start:stop])]
-            arrays += [_packed(values, self.offsets[start : stop + 1]) for values in self._fields().values()]
+            arrays += [
+                _pack_values(values, self.offsets[start : stop + 1]) for values in self._get_fields().values()
+            ]
             yield pa.Table.from_arrays(arrays, schema=schema)
             if users == 0:
                 return
@@ -378,7 +386,7 @@ def build_sequences(
         repeats: "allow" or "mask"; None to decide by the data's share of repeats.
         strict: See `Sequences`.
     """
-    built: Built = build(
+    built: BuiltSequences = build_arrays(
         interactions,
         items,
         keep=keep,
@@ -389,30 +397,30 @@ def build_sequences(
         tie_seed=tie_seed,
     )
     seq = Sequences(**built.arrays, strict=strict)
-    return replace(seq, repeats=policy(repeat_counts(seq), repeats)), built.items
+    return replace(seq, repeats=choose_policy(count_repeats(seq), repeats)), built.items
 
 
-def repeat_counts(seq: Sequences) -> np.ndarray:
+def count_repeats(seq: Sequences) -> np.ndarray:
     """Count per split the events that return to an item of their user (without duplicates), and all events [2, 4]."""
     counts = np.zeros((2, len(NAMES)), np.int64)
-    for some in seq.parts():
-        back = some.repeated if some is seq else repeated(some.user, some.item)
-        back = back & ~copies(some.user, some.item, np.asarray(some.time))
+    for some in seq.iterate_parts():
+        back = some.repeated if some is seq else find_repeats(some.user, some.item)
+        back = back & ~find_duplicates(some.user, some.item, np.asarray(some.time))
         counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
         counts[1] += np.bincount(some.split, minlength=len(NAMES))
     return counts
 
 
-def item_keys(folder: Path) -> np.ndarray | None:
+def load_item_keys(folder: Path) -> np.ndarray | None:
     """Map the sparse keys [I] of a sequences folder's items; None if keys are indices."""
     path = folder / ITEM_KEYS
     return np.load(path, mmap_mode="r") if path.is_file() else None
 
 
-def user_keys(folder: Path) -> np.ndarray:
+def load_user_keys(folder: Path) -> np.ndarray:
     """Return the sparse keys [U] of a sequences folder's users without loading the sequences; empty if keys are indices."""
     if is_flat(folder):
-        return Mapped(folder).array("user_key")
+        return MappedSequences(folder).map_array("user_key")
     file = pq.ParquetFile(folder / _FILE)
     if "user_key" not in file.schema_arrow.names:
         return np.empty(0, np.int64)
@@ -422,11 +430,11 @@ def user_keys(folder: Path) -> np.ndarray:
 _PLAIN: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}
 
 
-def _kind(values: np.ndarray) -> str:
+def _get_dtype(values: np.ndarray) -> str:
     return "<i8" if values.dtype.kind in "iu" else "<f4"
 
 
-def _packed(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
+def _pack_values(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
     """Convert values to raw bytes per user without copying."""
     values = np.ascontiguousarray(values_N[int(offsets[0]) : int(offsets[-1])])
     cuts = ((offsets - offsets[0]) * values.itemsize).astype(np.int32)
@@ -434,31 +442,31 @@ def _packed(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-def _flat(column: pa.ChunkedArray, dtype: str) -> np.ndarray:
+def _unpack_values(column: pa.ChunkedArray, dtype: str) -> np.ndarray:
     """Concatenate the bytes of all users to a writable array."""
     parts = [np.empty(0, dtype)]
     for chunk in column.chunks:
-        cuts = _cuts(chunk)
+        cuts = _view_offsets(chunk)
         if len(chunk) and chunk.buffers()[2] is not None:
             data = np.frombuffer(chunk.buffers()[2], np.uint8)[cuts[0] : cuts[-1]]
             parts.append(data.view(dtype))
     return np.concatenate(parts)
 
 
-def _offsets(column: pa.ChunkedArray, itemsize: int) -> np.ndarray:
-    lengths = [np.diff(_cuts(chunk).astype(np.int64)) // itemsize for chunk in column.chunks]
+def _read_offsets(column: pa.ChunkedArray, itemsize: int) -> np.ndarray:
+    lengths = [np.diff(_view_offsets(chunk).astype(np.int64)) // itemsize for chunk in column.chunks]
     return np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))]
     )
 
 
-def _cuts(chunk: pa.Array) -> np.ndarray:
+def _view_offsets(chunk: pa.Array) -> np.ndarray:
     if not len(chunk):
         return np.zeros(1, np.int32)
     return np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
 
 
-def _ids(column: pa.ChunkedArray) -> np.ndarray:
+def _read_ids(column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_string(column.type):
         return np.array(column.to_pylist(), dtype=object)
     return column.to_numpy().copy()

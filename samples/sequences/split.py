@@ -43,12 +43,12 @@ def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]
     Raises:
         DataError: If no event is left to train on, or no user to test.
     """
-    codes = split_codes(offsets, time, split)
-    check_split(split, SplitFacts.of(offsets, time, codes))
+    codes = compute_split_codes(offsets, time, split)
+    check_split(split, SplitFacts.from_events(offsets, time, codes))
     return codes
 
 
-def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+def compute_split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
     """Assign split codes to events of some of the users, as `split_events`; `check_split` checks all of them together."""
     use = split.get("use", "leave_last_out")
     if use not in _SPLITS:
@@ -95,7 +95,7 @@ class SplitFacts:
     events: tuple[int, ...] = (0,) * len(NAMES)
 
     @classmethod
-    def of(cls, offsets: np.ndarray, time: np.ndarray, codes: np.ndarray) -> SplitFacts:
+    def from_events(cls, offsets: np.ndarray, time: np.ndarray, codes: np.ndarray) -> SplitFacts:
         """Compute the facts of events; arguments as in `split_events`."""
         limits = np.iinfo(np.int64)
         return cls(
@@ -120,7 +120,7 @@ class SplitFacts:
 def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
     """Raise DataError if a split leaves no event to train on or no user to test."""
     if split.get("use", "leave_last_out") == "leave_last_out":
-        test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
+        test, valid, rl = (_parse_count(split, name) for name in ("test", "valid", "rl"))
         if 0 < facts.longest <= test + valid + rl:
             raise DataError(
                 f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {test + valid + rl + 1} events; "
@@ -129,7 +129,7 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
     elif sum(facts.events) and not facts.events[TEST]:
         raise DataError(
             f"split: test: {split['test']} leaves no user to evaluate: the events run from "
-            f"{_iso(facts.first)} to {_iso(facts.last)}. Choose an earlier moment."
+            f"{_format_iso(facts.first)} to {_format_iso(facts.last)}. Choose an earlier moment."
         )
     if not facts.events[TRAIN]:
         raise DataError(
@@ -138,7 +138,7 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
         )
 
 
-def seconds(duration: str | int | float, name: str = "duration") -> int:
+def parse_duration(duration: str | int | float, name: str = "duration") -> int:
     """Convert `1d`, `12h`, `30min`, `90s`, `2w` or a number of seconds to whole seconds."""
     if isinstance(duration, int | float) and not isinstance(duration, bool) and duration >= 0:
         return int(duration)
@@ -151,7 +151,7 @@ def seconds(duration: str | int | float, name: str = "duration") -> int:
     return int(float(match[1]) * _UNIT_S[match[2]])
 
 
-def moment(value: object, name: str = "test") -> int:
+def parse_timestamp(value: object, name: str = "test") -> int:
     """Convert an ISO 8601 timestamp, or the value that YAML made of it, to unix seconds; without a zone it is UTC."""
     when: datetime
     if isinstance(value, datetime):
@@ -169,16 +169,16 @@ def moment(value: object, name: str = "test") -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
-def training_end(split: Mapping[str, Any]) -> int | None:
+def get_training_end(split: Mapping[str, Any]) -> int | None:
     """Return the unix time from which on no event trains; None where the split is not by time."""
     if split.get("use", "leave_last_out") != "time":
         return None
-    return _starts(split)[0]
+    return _compute_starts(split)[0]
 
 
-def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+def _split_leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
     """Hold out the newest events of each user that has enough of them."""
-    test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
+    test, valid, rl = (_parse_count(split, name) for name in ("test", "valid", "rl"))
     lengths = np.diff(offsets)
     held_out = test + valid + rl
     from_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(time))
@@ -190,23 +190,23 @@ def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, A
     return codes
 
 
-def _time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+def _split_by_time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
     codes = np.full(len(time), TRAIN, np.int8)
-    for start, code in zip(_starts(split), (RL, VALID, TEST), strict=True):
+    for start, code in zip(_compute_starts(split), (RL, VALID, TEST), strict=True):
         codes[time >= start] = code
     return codes
 
 
-def _starts(split: Mapping[str, Any]) -> tuple[int, int, int]:
+def _compute_starts(split: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the unix times from which on events are RL, VALID and TEST events."""
     if "test" not in split:
         raise ConfigError("split: use: time wants test: a timestamp from which on events are test events.")
-    test_from = moment(split["test"])
-    valid_from = test_from - seconds(split.get("valid", 0), "valid")
-    return valid_from - seconds(split.get("rl", 0), "rl"), valid_from, test_from
+    test_from = parse_timestamp(split["test"])
+    valid_from = test_from - parse_duration(split.get("valid", 0), "valid")
+    return valid_from - parse_duration(split.get("rl", 0), "rl"), valid_from, test_from
 
 
-def _count(split: Mapping[str, Any], name: str) -> int:
+def _parse_count(split: Mapping[str, Any], name: str) -> int:
     """Read a number of held-out events from the options. Raises ConfigError if it is not a count."""
     value = split.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -216,11 +216,11 @@ def _count(split: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _iso(unix_s: int) -> str:
+def _format_iso(unix_s: int) -> str:
     try:
         return datetime.fromtimestamp(int(unix_s), UTC).isoformat()
     except (OverflowError, ValueError, OSError):
         return f"{unix_s} unix seconds"
 
 
-_SPLITS = {"leave_last_out": _leave_last_out, "time": _time}
+_SPLITS = {"leave_last_out": _split_leave_last_out, "time": _split_by_time}

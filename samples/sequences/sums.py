@@ -13,7 +13,7 @@ _NONE = np.iinfo(np.int64)
 
 
 @dataclass(slots=True)
-class Sums:
+class EventTotals:
     """Sums over events.
 
     Attributes:
@@ -35,20 +35,20 @@ class Sums:
     duplicates: int = 0
 
     @classmethod
-    def of(cls, seq: Sequences) -> Sums:
+    def from_sequences(cls, seq: Sequences) -> EventTotals:
         """Compute the sums over all users."""
         sums = cls()
-        for part in seq.parts():
-            sums._add(part)
+        for part in seq.iterate_parts():
+            sums._add_part(part)
         return sums
 
-    def _add(self, part: Sequences) -> None:
+    def _add_part(self, part: Sequences) -> None:
         """Add the events of some users."""
         counts = np.bincount(part.split, minlength=len(self.events)).tolist()
         self.events = [a + b for a, b in zip(self.events, counts, strict=True)]
         test, train = part.split == TEST, part.split == TRAIN
         users = np.zeros(len(part), bool)
-        users[part.user_of(np.flatnonzero(test))] = True
+        users[part.find_users(np.flatnonzero(test))] = True
         self.tested += int(users.sum())
         for name, mask in part.targets.items():
             self.taught[name] = self.taught.get(name, 0) + int((mask & train).sum())
@@ -60,14 +60,14 @@ class Sums:
         lengths = np.diff(part.offsets)
         self.duplicates += count_duplicates(np.repeat(np.arange(len(lengths)), lengths), part.item, part.time)
 
-    def held_out(self) -> dict[str, int]:
+    def get_held_out_counts(self) -> dict[str, int]:
         """Return the held-out events by split, and the TEST events that match the first target."""
         held_out = {
             name: self.events[split] for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
         }
         return held_out | ({} if self.target is None else {"test_target": self.target})
 
-    def lengths(self, seq: Sequences) -> dict[str, Any]:
+    def measure_training(self, seq: Sequences) -> dict[str, Any]:
         """Return facts of the training events: time span, spread of users' lengths, share that each target keeps."""
         lengths, trained = seq.train_lengths, self.events[TRAIN]
         return {

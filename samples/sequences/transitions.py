@@ -18,7 +18,7 @@ import numpy as np
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences.flat import GrowingFile, release_pages
-from nonet.samples.sequences.pairs import Pairs, best_neighbours
+from nonet.samples.sequences.pairs import PairCounter, select_top_neighbours
 from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
 from nonet.suggest import join_names, suggest_sentence
@@ -80,8 +80,8 @@ class Transitions:
         """Count the events of the given splits. Raises ConfigError for a kind of event that is not there."""
         options = options or CountOptions()
         rows, items, counts = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-        until, occurs = _occurs(seq, n_items, options, splits)
-        for row, item, count in _ranges(seq, n_items, options, splits, until):
+        until, occurs = _count_occurrences(seq, n_items, options, splits)
+        for row, item, count in _count_by_range(seq, n_items, options, splits, until):
             rows.append(row + rows[-1][-1])
             items.append(item)
             counts.append(count)
@@ -100,19 +100,19 @@ class Transitions:
         """Count as `fit`, directly into the files of a folder; memory holds one count per item and one range of pairs."""
         folder, options = Path(folder), options or CountOptions()
         folder.mkdir(parents=True, exist_ok=True)
-        until, occurs = _occurs(seq, n_items, options, splits)
+        until, occurs = _count_occurrences(seq, n_items, options, splits)
         last = 0
         with (
             GrowingFile(folder / "row.npy", np.int64) as rows,
             GrowingFile(folder / "item.npy", np.int32) as items,
             GrowingFile(folder / "count.npy", np.float32) as counts,
         ):
-            rows.add(np.zeros(1, np.int64))
-            for row, item, count in _ranges(seq, n_items, options, splits, until, folder):
-                rows.add(row + last)
+            rows.append_values(np.zeros(1, np.int64))
+            for row, item, count in _count_by_range(seq, n_items, options, splits, until, folder):
+                rows.append_values(row + last)
                 last += len(item)
-                items.add(item)
-                counts.add(count)
+                items.append_values(item)
+                counts.append_values(count)
         np.save(folder / "occurs.npy", occurs.astype(np.float32))
         _write_meta(folder, until, options)
         return cls.load(folder)
@@ -154,7 +154,7 @@ def _write_meta(folder: Path, until: int, options: CountOptions) -> None:
     write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
 
 
-def _ranges(
+def _count_by_range(
     seq: Sequences,
     n_items: int,
     options: CountOptions,
@@ -163,40 +163,42 @@ def _ranges(
     folder: Path | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield for each range of items the end of each item's neighbours, the neighbours (int32) and their counts (float32)."""
-    pairs = Pairs(
+    pairs = PairCounter(
         n_items,
         options.reach,
         1 / np.arange(1, options.reach + 1),
-        fade=None if options.half_life_s is None else lambda time: faded(time, until, options),
+        fade=None if options.half_life_s is None else lambda time: compute_decay(time, until, options),
     )
-    chosen = partial(_counts, options=options, splits=splits)
-    for items, key, count in pairs.counted(seq, chosen, folder=folder):
-        key, count = best_neighbours(
+    chosen = partial(_select_events, options=options, splits=splits)
+    for items, key, count in pairs.count_ranges(seq, chosen, folder=folder):
+        key, count = select_top_neighbours(
             key - items.start * n_items, count, n_items, options.neighbours, len(items)
         )
         ends = np.searchsorted(key // n_items, np.arange(1, len(items) + 1))
         yield ends, (key % n_items).astype(np.int32), count.astype(np.float32)
 
 
-def _counts(seq: Sequences, options: CountOptions, splits: Sequence[int]) -> np.ndarray:
+def _select_events(seq: Sequences, options: CountOptions, splits: Sequence[int]) -> np.ndarray:
     """Return which events are counted [N] bool."""
-    return np.isin(seq.split, splits) & of_kinds(seq, options)
+    return np.isin(seq.split, splits) & select_kinds(seq, options)
 
 
-def _occurs(
+def _count_occurrences(
     seq: Sequences, n_items: int, options: CountOptions, splits: Sequence[int]
 ) -> tuple[int, np.ndarray]:
     """Return the unix seconds of the newest counted event, and the weighted occurrences of each item [I]."""
-    until = max(int(part.time[_counts(part, options, splits)].max(initial=0)) for part in seq.parts())
+    until = max(
+        int(part.time[_select_events(part, options, splits)].max(initial=0)) for part in seq.iterate_parts()
+    )
     occurs = np.zeros(n_items)
-    for part in seq.parts():
-        chosen = _counts(part, options, splits)
-        weight = faded(part.time[chosen], until, options)
+    for part in seq.iterate_parts():
+        chosen = _select_events(part, options, splits)
+        weight = compute_decay(part.time[chosen], until, options)
         occurs += np.bincount(part.item[chosen], weights=weight, minlength=n_items)
     return until, occurs
 
 
-def of_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
+def select_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
     """Return which events have a kind that counts [N] bool. Raises ConfigError for an unknown kind."""
     if not options.events:
         return np.ones(len(seq.item), bool)
@@ -213,7 +215,7 @@ def of_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
     return np.isin(seq.event, [seq.event_names.index(kind) for kind in options.events])
 
 
-def faded(time_F: np.ndarray, until: int, options: CountOptions) -> np.ndarray:
+def compute_decay(time_F: np.ndarray, until: int, options: CountOptions) -> np.ndarray:
     """Return the weight of events by age [F] float64; 1 without a half-life."""
     if options.half_life_s is None:
         return np.ones(len(time_F))

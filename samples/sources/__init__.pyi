@@ -1,11 +1,11 @@
 from ._prompts import RlPrompts as RlPrompts
-from ._prompts import kept_out as kept_out
+from ._prompts import select_held_out_users as select_held_out_users
 from ._rl_targets import RlTargets as RlTargets
 from ._states import has_states as has_states
 from ._states import read_state as read_state
 from ._states import write_state as write_state
 from .base import SOURCES as SOURCES
-from .base import Counted as Counted
+from .base import CountedSource as CountedSource
 from .base import SampleRequest as SampleRequest
 from .base import Samples as Samples
 from .base import SampleSource as SampleSource

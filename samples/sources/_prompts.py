@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from nonet.random import rng
-from nonet.samples.batches import event_at, prompt_step, rl_events, row_order
-from nonet.samples.ledger import Ledger, Manifest, Slice, Steps
+from nonet.samples.batches import find_rl_events, locate_events, make_row_order, select_step_prompts
+from nonet.samples.ledger import DataManifest, EpochSteps, OrderSlice, SampleLedger
 from nonet.samples.sequences import Sequences
 
 _KEPT_OUT = 5
@@ -22,39 +22,43 @@ class RlPrompts:
     def __init__(self, seq: Sequences, seed: int, stage: str, users: int):
         self._seq, self._seed, self._stage, self._users = seq, seed, stage, users
 
-    def of_step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def get_step_prompts(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return users [U] and positions [U] of a step, which depend only on its number."""
-        return prompt_step(self._seq, self._users, self._seed, self._stage, step, events=self._events)[1:]
+        return select_step_prompts(
+            self._seq, self._users, self._seed, self._stage, step, events=self._events
+        )[1:]
 
-    def applied(self, step: int, users: np.ndarray, positions: np.ndarray) -> None:
+    def record_step(self, step: int, users: np.ndarray, positions: np.ndarray) -> None:
         """Mark all prompts of a step as done after a rank's share was used; a loop's own prompts are not counted."""
-        asked = event_at(self._seq, *self.of_step(step))
-        if not np.isin(event_at(self._seq, users, positions), asked).all():
+        asked = locate_events(self._seq, *self.get_step_prompts(step))
+        if not np.isin(locate_events(self._seq, users, positions), asked).all():
             return
-        epoch, start, stop = self._steps.places(step)
-        self.ledger.lease(Slice(step, 0, epoch, start, stop))
+        epoch, start, stop = self._steps.get_places(step)
+        self.ledger.lease(OrderSlice(step, 0, epoch, start, stop))
         self.ledger.apply_step(step)
 
     @cached_property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SampleLedger:
         """The ledger of the prompts that were used."""
         rows = self._steps.rows
-        order = row_order(rows, self._seed, self._stage)
-        manifest = Manifest.of_rows("prompts", rows, self._seq.summary)
-        return Ledger(manifest, order.digest_of_steps(self._users), rows, first_order=order.digest)
+        order = make_row_order(rows, self._seed, self._stage)
+        manifest = DataManifest.from_rows("prompts", rows, self._seq.summary)
+        return SampleLedger(manifest, order.hash_steps(self._users), rows, first_order=order.digest)
 
     @cached_property
-    def _steps(self) -> Steps:
-        return Steps(len(self._events), self._users, self._users)
+    def _steps(self) -> EpochSteps:
+        return EpochSteps(len(self._events), self._users, self._users)
 
     @cached_property
     def _events(self) -> np.ndarray:
         """The events of all prompts, found once because a step uses few of them."""
-        events = rl_events(self._seq)
-        return events[~np.isin(self._seq.user_of(events), kept_out(self._seq, self._seed, events))]
+        events = find_rl_events(self._seq)
+        return events[
+            ~np.isin(self._seq.find_users(events), select_held_out_users(self._seq, self._seed, events))
+        ]
 
 
-def kept_out(seq: Sequences, seed: int, events: np.ndarray | None = None) -> np.ndarray:
+def select_held_out_users(seq: Sequences, seed: int, rl_event_ids: np.ndarray | None = None) -> np.ndarray:
     """Sample a fifth of the users that have RL events, to keep out of RL; at least one user remains.
 
     Args:
@@ -62,5 +66,5 @@ def kept_out(seq: Sequences, seed: int, events: np.ndarray | None = None) -> np.
         seed: Seed of the sample.
         events: Indices of the RL events, if they are known.
     """
-    users = np.unique(seq.user_of(rl_events(seq) if events is None else events))
+    users = np.unique(seq.find_users(find_rl_events(seq) if rl_event_ids is None else rl_event_ids))
     return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _KEPT_OUT])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nonet.samples.sources._prompts import kept_out
+from nonet.samples.sources._prompts import select_held_out_users
 from nonet.samples.sources.base import SampleRequest
 
 if TYPE_CHECKING:
@@ -43,19 +43,21 @@ class RlTargets:
     @cached_property
     def target(self) -> np.ndarray:
         """Which of all events [N] are targets, bool."""
-        from nonet.samples.batches import rl_events
+        from nonet.samples.batches import find_rl_events
 
         seq = self.ask.events()
         target = np.zeros(len(seq.item), bool)
-        events = rl_events(seq)
-        target[events[~np.isin(seq.user_of(events), kept_out(seq, self.ask.seed, events))]] = True
+        events = find_rl_events(seq)
+        target[
+            events[~np.isin(seq.find_users(events), select_held_out_users(seq, self.ask.seed, events))]
+        ] = True
         return target
 
     @cached_property
     def _users(self) -> np.ndarray:
-        return np.unique(self.ask.events().user_of(np.flatnonzero(self.target)))
+        return np.unique(self.ask.events().find_users(np.flatnonzero(self.target)))
 
-    def windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
+    def cut_windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return user row, first and past-the-last event, and first target of each window [B], in the order of the users."""
         seq, most = self.ask.events(), max(1, self.ask.history // _TAUGHT)
         parts: list[tuple[int, int, int, int]] = []
@@ -69,28 +71,28 @@ class RlTargets:
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
         """Return functions that make the batches of a rank's share of a step."""
-        from nonet.samples.batches import bounded, step_rows, window_positions
+        from nonet.samples.batches import count_window_positions, select_step_rows, split_by_size
 
         ask, seq = self.ask, self.ask.events()
-        epoch, picks = step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
-        windows = self.windows(self._users[picks[rank::world]])
+        epoch, picks = select_step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
+        windows = self.cut_windows(self._users[picks[rank::world]])
         row, block, stop, _ = windows
-        parts = bounded(window_positions(seq, (row, block, stop)), ask.chunk)
-        return [partial(self._made, epoch, *(each[part] for each in windows)) for part in parts]
+        parts = split_by_size(count_window_positions(seq, (row, block, stop)), ask.chunk)
+        return [partial(self._make_batch, epoch, *(each[part] for each in windows)) for part in parts]
 
-    def _made(
+    def _make_batch(
         self, epoch: int, row: np.ndarray, block: np.ndarray, stop: np.ndarray, first: np.ndarray
     ) -> SampleBatch:
         """Build a batch of windows; targets of the previous window are history in this one."""
         import torch
 
-        from nonet.samples.batches import ranges, window_batch
+        from nonet.samples.batches import expand_ranges, make_window_batch
 
         ask, seq = self.ask, self.ask.events()
         assert ask.sids_IL is not None  # models that roll out have semantic ids
         windows = row, block, stop
-        batch = window_batch(seq, ask.sids_IL, windows, stage=ask.stage, epoch=epoch, target=self.target)
-        index, offsets = ranges(block - (block > seq.offsets[row]), stop)
+        batch = make_window_batch(seq, ask.sids_IL, windows, stage=ask.stage, epoch=epoch, target=self.target)
+        index, offsets = expand_ranges(block - (block > seq.offsets[row]), stop)
         batch.loss_mask.values.logical_and_(torch.from_numpy(index >= np.repeat(first, np.diff(offsets))))
         return batch
 

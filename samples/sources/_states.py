@@ -12,7 +12,7 @@ from nonet.errors import CheckpointError
 
 def write_state(state: str, rank: int, world: int, folder: Path) -> list[Path]:
     """Write a rank's state (JSON) to a checkpoint folder and return the written paths."""
-    place = _place(folder, rank, world)
+    place = _get_state_path(folder, rank, world)
     make_folder(place.parent)
     write_whole(place, state.encode())
     return [place]
@@ -25,7 +25,7 @@ def has_states(folder: str) -> bool:
 
 def read_state(folder: str, rank: int, world: int) -> dict[str, Any]:
     """Read a rank's state. Raises CheckpointError if other ranks wrote the checkpoint."""
-    place = _place(Path(folder), rank, world)
+    place = _get_state_path(Path(folder), rank, world)
     if not place.is_file():
         there = ", ".join(sorted(path.stem for path in place.parent.iterdir()))
         raise CheckpointError(
@@ -35,5 +35,5 @@ def read_state(folder: str, rank: int, world: int) -> dict[str, Any]:
     return json.loads(place.read_text())
 
 
-def _place(folder: Path, rank: int, world: int) -> Path:
+def _get_state_path(folder: Path, rank: int, world: int) -> Path:
     return folder / "samples" / f"{rank}-of-{world}.json"

@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from nonet.samples.ledger import Ledger
+    from nonet.samples.ledger import SampleLedger
     from nonet.samples.sequences import Sequences
-    from nonet.samples.stores import Joins
+    from nonet.samples.stores import StoreJoins
 
 Options = Mapping[str, Any]
 
 
-def _all_of_them(options: Options, rows: int) -> int | None:
+def _keep_row_count(options: Options, rows: int) -> int | None:
     return rows
 
 
-def _as_they_are(options: Options) -> Options:
+def _keep_options(options: Options) -> Options:
     return options
 
 
-def _without_end(options: Options, end: int | None) -> Options:
+def _ignore_end(options: Options, end: int | None) -> Options:
     return options
 
 
-def _nothing_to_check(options: Options) -> None:
+def _skip_check(options: Options) -> None:
     pass
 
 
-def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
+def _explain_nothing(options: Options, seed: int, engine: str | None) -> list[str]:
     return ["the source determines its rows and their order"]
 
 
@@ -67,14 +67,14 @@ class SampleSource:
 
     open: str | Callable[..., Samples]
     options: type[StrictModel] = StrictModel
-    epoch: Callable[[Options, int], int | None] = _all_of_them
+    epoch: Callable[[Options, int], int | None] = _keep_row_count
     engines: tuple[str, ...] = ("local",)
     targets: bool = True
     weights: bool = True
-    pin: Callable[[Options], Options] = _as_they_are
-    until: Callable[[Options, int | None], Options] = _without_end
-    check: Callable[[Options], None] = _nothing_to_check
-    explain: str | Callable[[Options, int, str | None], list[str]] = _not_told
+    pin: Callable[[Options], Options] = _keep_options
+    until: Callable[[Options, int | None], Options] = _ignore_end
+    check: Callable[[Options], None] = _skip_check
+    explain: str | Callable[[Options, int, str | None], list[str]] = _explain_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SampleRequest:
     events: Callable[[], Sequences]
     items: Callable[[], pa.Table]
     sids_IL: np.ndarray | None = None
-    joins: Joins | None = None
+    joins: StoreJoins | None = None
 
 
 class Samples(Protocol):
@@ -137,7 +137,7 @@ class Samples(Protocol):
 
 
 @runtime_checkable
-class Counted(Protocol):
+class CountedSource(Protocol):
     """A source that counts its rows.
 
     `batch` leases the rows of a step for all ranks, and the reader calls `ledger.apply_step` after the optimizer step. The
@@ -146,7 +146,7 @@ class Counted(Protocol):
     """
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SampleLedger:
         """The ledger of the rows."""
         ...
 

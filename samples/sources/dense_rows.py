@@ -13,13 +13,13 @@ import pyarrow.compute
 
 from nonet.errors import DataError
 from nonet.samples.preparation import ItemIndex
-from nonet.samples.tables import as_numbers, keys_in, unix_seconds
+from nonet.samples.tables import as_numbers, compute_keys, convert_to_seconds
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseRowConverter:
     """Converts rows to the run's own numbers: user_key [B] int64, item [N] int32 dense, time [N] int64.
 
     Attributes:
@@ -48,16 +48,20 @@ class Dense:
             if name not in rows.schema.names:
                 raise DataError(f"data.source: no column {name!r}; there are {', '.join(rows.schema.names)}")
         values, offsets = flatten_lists(rows.column(self.items), self.items)
-        item = self._item(values)
-        times = np.arange(len(values)) if self.time is None else self._times(rows.column(self.time), offsets)
+        item = self._index_items(values)
+        times = (
+            np.arange(len(values))
+            if self.time is None
+            else self._convert_times(rows.column(self.time), offsets)
+        )
         cuts = pa.array(offsets)
         return {
-            "user_key": pa.array(keys_in("user", as_numbers(rows.column(self.user)))),
+            "user_key": pa.array(compute_keys("user", as_numbers(rows.column(self.user)))),
             "item": pa.ListArray.from_arrays(cuts, pa.array(item)),
             "time": pa.ListArray.from_arrays(cuts, pa.array(times)),
         }
 
-    def _item(self, values: pa.Array) -> np.ndarray:
+    def _index_items(self, values: pa.Array) -> np.ndarray:
         """Return catalogue rows [N] int32."""
         if values.null_count:
             raise DataError(
@@ -75,7 +79,7 @@ class Dense:
             )
         return item
 
-    def _times(self, column: pa.Array, offsets: np.ndarray) -> np.ndarray:
+    def _convert_times(self, column: pa.Array, offsets: np.ndarray) -> np.ndarray:
         """Return unix seconds [N] int64. Raises DataError if they do not match the items or cannot be trained on."""
         assert self.time is not None
         values, own = flatten_lists(column, self.time)
@@ -91,7 +95,7 @@ class Dense:
                 f"data.source: {values.null_count} values of {self.time!r} are missing; write a time for each item"
             )
         try:
-            seconds, finer = unix_seconds(pa.chunked_array([values]), self.time, self.unit)
+            seconds, finer = convert_to_seconds(pa.chunked_array([values]), self.time, self.unit)
         except TypeError as error:
             raise DataError(
                 f"data.source: column {self.time!r} holds {error}; it must hold lists of timestamps or numbers"

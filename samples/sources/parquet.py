@@ -29,16 +29,16 @@ from nonet.options import Count, Positive, StrictModel
 from nonet.samples.sources.base import SampleRequest, SampleSource
 
 if TYPE_CHECKING:
-    from nonet.samples.ledger import Ledger
+    from nonet.samples.ledger import SampleLedger
     from nonet.samples.preparation import ItemIndex
     from nonet.samples.sequences import Sequences
-    from nonet.samples.streams import Batch, Feed, Stream
+    from nonet.samples.streams import Stream, StreamBatch, StreamFeed
     from nonet.types import SampleBatch
 
 _SLICE_ROWS = 4096  # most rows of a slice
 
 
-class FileOptions(StrictModel):
+class FileSourceOptions(StrictModel):
     """Options of the source; see the module.
 
     `where` filters rows. `map` lists functions of Arrow batches ("package.module:Name") that are applied in order,
@@ -65,7 +65,7 @@ class FileOptions(StrictModel):
 
     @field_validator("path")
     @classmethod
-    def _whole(cls, value: str | list[str]) -> str | list[str]:
+    def _check_paths(cls, value: str | list[str]) -> str | list[str]:
         """Reject relative paths, because every trainer resolves the path itself."""
         for path in [value] if isinstance(value, str) else value:
             if "://" not in path and not path.startswith(("/", "builtin:")):
@@ -74,7 +74,7 @@ class FileOptions(StrictModel):
                 )
         return value
 
-    def stream(self, seed: int) -> Stream:
+    def make_stream(self, seed: int) -> Stream:
         """Return the stream of the rows in a seeded order, after the maps."""
         from nonet.samples.streams import read
 
@@ -90,19 +90,19 @@ class FileOptions(StrictModel):
         return stream.shuffle(seed, in_group=self.in_group).prefetch(self.ahead)
 
 
-def rows_of(options: Mapping[str, Any], rows: int) -> int:
+def count_epoch_rows(options: Mapping[str, Any], rows: int) -> int:
     """Return the rows of an epoch: those of the files."""
-    made, *_ = _of(options)
-    return made.stream(0).open().rows
+    made, *_ = _parse_options(options)
+    return made.make_stream(0).open().rows
 
 
-def pinned(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def pin_files(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options with the files that the paths match now, so that files added later do not belong to the run."""
     paths = [options["path"]] if isinstance(options["path"], str) else options["path"]
-    return {**options, "path": [file for path in paths for file in _matching(path)]}
+    return {**options, "path": [file for path in paths for file in _find_matching(path)]}
 
 
-def _matching(path: str) -> list[str]:
+def _find_matching(path: str) -> list[str]:
     """Return the files behind a path, as paths that can be opened again."""
     from nonet.samples.tables import find_parquet
 
@@ -126,19 +126,21 @@ class FileWindows:
                 "data.source: parquet gives sequences without a `target:`; click models read `shuffled`"
             )
         self.ask = request
-        self._options, self._engine, self._until = _of(options)
-        self._batches: Iterator[Batch] | None = None
+        self._options, self._engine, self._until = _parse_options(options)
+        self._batches: Iterator[StreamBatch] | None = None
         self._next = -1
-        self._skips: dict[int, list[Batch]] = {}
+        self._skips: dict[int, list[StreamBatch]] = {}
 
     @cached_property
-    def feed(self) -> Feed:
+    def feed(self) -> StreamFeed:
         """The opened files."""
-        from nonet.samples.sources.dense_rows import Dense
+        from nonet.samples.sources.dense_rows import DenseRowConverter
 
         options = self._options
-        dense = Dense(options.user, options.items, options.time, self._index, unit_of(options), self._until)
-        stream = options.stream(self.ask.seed).map(dense, workers=options.workers)
+        dense = DenseRowConverter(
+            options.user, options.items, options.time, self._index, detect_time_unit(options), self._until
+        )
+        stream = options.make_stream(self.ask.seed).map(dense, workers=options.workers)
         rows = min(self.ask.rows, _SLICE_ROWS)
         return stream.open(rows=rows, step_rows=self.ask.rows, engine=self._engine, name=self.ask.stage)
 
@@ -150,19 +152,19 @@ class FileWindows:
         return ItemIndex(self.ask.items()["item_id"].combine_chunks())
 
     @cached_property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SampleLedger:
         """The ledger of the rows that were used."""
-        return self.feed.ledger()
+        return self.feed.make_ledger()
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
         """Lease a step and return functions that make the batches of a rank's share."""
         self._cut_steps(world)
-        for part in self.feed.slices(step):
+        for part in self.feed.get_slices(step):
             self.ledger.lease(part)
-        batches = self._of_step(step, rank, world)
+        batches = self._read_step(step, rank, world)
         for batch in batches:
             self.ledger.note(batch.slice, batch.filtered, batch.skipped)
-        return self._windows(step, rank, batches)
+        return self._make_batches(step, rank, batches)
 
     def state(self) -> Mapping[str, Any]:
         """Return an empty state; the ledger holds all of it."""
@@ -178,59 +180,70 @@ class FileWindows:
             self.feed.steps = replace(self.feed.steps, slice_rows=rows)
             self._batches = None
 
-    def _of_step(self, step: int, rank: int, world: int) -> list[Batch]:
+    def _read_step(self, step: int, rank: int, world: int) -> list[StreamBatch]:
         """Return the batches of the rank's slices of a step; later slices are prepared meanwhile."""
         if self._batches is None or step != self._next:
-            slices = self.feed.endless(step, rank, world)
-            self._batches = self.feed.batches(slices, shared=world > 1)
+            slices = self.feed.iterate_steps(step, rank, world)
+            self._batches = self.feed.iterate_batches(slices, shared=world > 1)
         self._next = step + 1
-        batches, due = [], len(self.feed.slices(step, rank, world))
+        batches, due = [], len(self.feed.get_slices(step, rank, world))
         while due:
             batches.append(next(self._batches))
             due -= batches[-1].last
         return batches
 
-    def _windows(self, step: int, rank: int, batches: Sequence[Batch]) -> Sequence[Callable[[], SampleBatch]]:
+    def _make_batches(
+        self, step: int, rank: int, batches: Sequence[StreamBatch]
+    ) -> Sequence[Callable[[], SampleBatch]]:
         """Return functions that make batches of windows of bounded size."""
-        from nonet.samples.batches import bounded, taught_windows, window_batch, window_positions
+        from nonet.samples.batches import (
+            count_window_positions,
+            cut_target_windows,
+            make_window_batch,
+            split_by_size,
+        )
 
-        ask, seq, epoch = self.ask, _sequences(batches, self._index.keys), self.feed.steps.places(step)[0]
+        ask, seq, epoch = (
+            self.ask,
+            _make_sequences(batches, self._index.keys),
+            self.feed.steps.get_places(step)[0],
+        )
         assert ask.sids_IL is not None
         rows = np.arange(len(seq))
-        windows = taught_windows(
+        windows = cut_target_windows(
             seq, rows, history=ask.history, stage=ask.stage, epoch=epoch, seed=ask.seed + step, target=None
         )
         stage = f"{ask.stage}/{step}.{rank}"  # rows are numbered within a rank's share of a step
-        make = partial(window_batch, seq, ask.sids_IL, stage=stage, epoch=epoch, target=None)
+        make = partial(make_window_batch, seq, ask.sids_IL, stage=stage, epoch=epoch, target=None)
         row, block, stop = windows
-        parts = bounded(window_positions(seq, windows), ask.chunk)
+        parts = split_by_size(count_window_positions(seq, windows), ask.chunk)
         return [partial(make, (row[part], block[part], stop[part])) for part in parts]
 
 
-def _of(options: Mapping[str, Any]) -> tuple[FileOptions, str | None, int | None]:
+def _parse_options(options: Mapping[str, Any]) -> tuple[FileSourceOptions, str | None, int | None]:
     """Return the options, the engine of the scenario, and the time from which on its split holds events out."""
     own = {name: value for name, value in options.items() if name not in ("engine", "until")}
-    return FileOptions.model_validate(own), options.get("engine"), options.get("until")
+    return FileSourceOptions.model_validate(own), options.get("engine"), options.get("until")
 
 
-def unit_of(options: FileOptions) -> str | None:
+def detect_time_unit(options: FileSourceOptions) -> str | None:
     """Return the unit of times that are plain numbers, from the first row group of the files; None where they have their own.
 
     Raises DataError where a map makes the times, so that nothing tells their unit before it runs.
     """
     from nonet.samples.sources.dense_rows import flatten_lists
-    from nonet.samples.tables import is_plain, unit_by_name, unit_by_size
+    from nonet.samples.tables import get_unit_by_name, get_unit_by_size, is_plain
 
     if options.time is None or options.unit is not None:
         return options.unit
-    if named := unit_by_name(options.time):
+    if named := get_unit_by_name(options.time):
         return named
     if options.map:
         raise DataError(
             f"data.source: the unit of {options.time!r} cannot be told, since data.source.map may make it; say data.source.unit: "
             "s, ms, us or ns"
         )
-    leaf = options.stream(0).open().leaves[0]
+    leaf = options.make_stream(0).open().leaves[0]
     field = leaf.schema.field(options.time).type
     inner = getattr(field, "value_type", field)
     if not is_plain(inner):
@@ -241,10 +254,10 @@ def unit_of(options: FileOptions) -> str | None:
     values = (
         flatten_lists(rows.column(options.time), options.time)[0].drop_null().cast(pa.float64()).to_numpy()
     )
-    return unit_by_size(float(np.abs(values[np.isfinite(values)]).max(initial=0)))
+    return get_unit_by_size(float(np.abs(values[np.isfinite(values)]).max(initial=0)))
 
 
-def until(options: Mapping[str, Any], end: int | None) -> Mapping[str, Any]:
+def add_end(options: Mapping[str, Any], end: int | None) -> Mapping[str, Any]:
     """Return the options with the time from which on the run holds events out. Raises ConfigError where no column has times."""
     if end is None:
         return options
@@ -256,12 +269,12 @@ def until(options: Mapping[str, Any], end: int | None) -> Mapping[str, Any]:
     return {**options, "until": end}
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check_files(options: Mapping[str, Any]) -> None:
     """Look at columns and times before a run starts. Raises DataError with counts over all files."""
     from nonet.samples.sources.dense_rows import flatten_lists
 
-    own, _, end = _of(options)
-    feed = own.stream(0).open()
+    own, _, end = _parse_options(options)
+    feed = own.make_stream(0).open()
     schema = feed.leaves[0].schema
     if own.map:
         return  # the output of a map is checked when it is produced
@@ -271,18 +284,18 @@ def check(options: Mapping[str, Any]) -> None:
     kind = schema.field(own.user).type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(f"data.source: column {own.user!r} is {kind}; it must hold whole numbers or text")
-    unit = unit_of(own)
+    unit = detect_time_unit(own)
     if own.time is not None and end is not None:
         _check_end(own, unit, end)
 
 
-def _check_end(options: FileOptions, unit: str | None, end: int) -> None:
+def _check_end(options: FileSourceOptions, unit: str | None, end: int) -> None:
     """Count the events of all files that are held out. Raises DataError where there are some."""
     from nonet.samples.sources.dense_rows import flatten_lists
-    from nonet.samples.tables import unix_seconds
+    from nonet.samples.tables import convert_to_seconds
 
     assert options.time is not None
-    leaf, late, events = options.stream(0).open().leaves[0], 0, 0
+    leaf, late, events = options.make_stream(0).open().leaves[0], 0, 0
     for at in range(len(leaf.groups)):
         group = leaf.read(at)
         if group.rows is None:
@@ -290,7 +303,7 @@ def _check_end(options: FileOptions, unit: str | None, end: int) -> None:
         times = group.rows.column(options.time)
         times = times if group.keep is None else times.filter(pa.array(group.keep))
         values, _ = flatten_lists(times, options.time)
-        seconds, _ = unix_seconds(pa.chunked_array([values.drop_null()]), options.time, unit)
+        seconds, _ = convert_to_seconds(pa.chunked_array([values.drop_null()]), options.time, unit)
         late, events = late + int((seconds >= end).sum()), events + len(seconds)
     if late:
         raise DataError(
@@ -299,7 +312,7 @@ def _check_end(options: FileOptions, unit: str | None, end: int) -> None:
         )
 
 
-def _sequences(batches: Sequence[Batch], keys: np.ndarray) -> Sequences:
+def _make_sequences(batches: Sequence[StreamBatch], keys: np.ndarray) -> Sequences:
     """Convert rows of batches to sequences in which every event is a training event."""
     from nonet.samples.sequences import TRAIN, Sequences
 
@@ -323,21 +336,21 @@ def _sequences(batches: Sequence[Batch], keys: np.ndarray) -> Sequences:
     )
 
 
-def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
+def explain_files(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
     """Describe the stream that trainers read."""
-    own, *_ = _of(options)
-    return own.stream(seed).explain(engine).splitlines()
+    own, *_ = _parse_options(options)
+    return own.make_stream(seed).explain(engine).splitlines()
 
 
 SPEC = SampleSource(
     FileWindows,
-    FileOptions,
-    rows_of,
+    FileSourceOptions,
+    count_epoch_rows,
     engines=("local", "ray"),
     targets=False,
     weights=False,
-    pin=pinned,
-    until=until,
-    check=check,
-    explain=explained,
+    pin=pin_files,
+    until=add_end,
+    check=check_files,
+    explain=explain_files,
 )

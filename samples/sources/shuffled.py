@@ -15,13 +15,13 @@ from nonet.samples.sources.base import SampleRequest, SampleSource
 
 if TYPE_CHECKING:
     from nonet.samples.batches import ClickBatch
-    from nonet.samples.ledger import Ledger
+    from nonet.samples.ledger import SampleLedger
     from nonet.types import SampleBatch
 
 _TIMELESS = 0.1  # share of a click model's rows that are trained without time features
 
 
-class _Shuffled:
+class _ShuffledSource:
     """Common part of both units: rows of a step, leased when they are requested."""
 
     def __init__(self, request: SampleRequest):
@@ -33,24 +33,24 @@ class _Shuffled:
         raise NotImplementedError
 
     @cached_property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SampleLedger:
         """The ledger of an epoch's rows that were used."""
-        from nonet.samples.batches import row_order
-        from nonet.samples.ledger import Ledger, Manifest
+        from nonet.samples.batches import make_row_order
+        from nonet.samples.ledger import DataManifest, SampleLedger
 
-        order = row_order(self.rows, self.ask.seed, self.ask.stage)
-        manifest = Manifest.of_rows(self.ask.unit, self.rows, self.ask.events().summary)
-        return Ledger(manifest, order.digest_of_steps(self.ask.rows), self.rows, first_order=order.digest)
+        order = make_row_order(self.rows, self.ask.seed, self.ask.stage)
+        manifest = DataManifest.from_rows(self.ask.unit, self.rows, self.ask.events().summary)
+        return SampleLedger(manifest, order.hash_steps(self.ask.rows), self.rows, first_order=order.digest)
 
-    def _leased(self, step: int) -> tuple[int, np.ndarray]:
+    def _lease_step(self, step: int) -> tuple[int, np.ndarray]:
         """Lease a step and return its epoch and its rows over all ranks."""
-        from nonet.samples.batches import step_rows
-        from nonet.samples.ledger import Slice, Steps
+        from nonet.samples.batches import select_step_rows
+        from nonet.samples.ledger import EpochSteps, OrderSlice
 
         ask = self.ask
-        epoch, start, stop = Steps(self.rows, ask.rows, ask.rows).places(step)
-        self.ledger.lease(Slice(step, 0, epoch, start, stop))
-        return step_rows(self.rows, ask.rows, ask.seed, ask.stage, step)
+        epoch, start, stop = EpochSteps(self.rows, ask.rows, ask.rows).get_places(step)
+        self.ledger.lease(OrderSlice(step, 0, epoch, start, stop))
+        return select_step_rows(self.rows, ask.rows, ask.seed, ask.stage, step)
 
     def state(self) -> Mapping[str, Any]:
         """Return an empty state; the ledger holds all of it."""
@@ -60,7 +60,7 @@ class _Shuffled:
         """Ignore the state, because there is none."""
 
 
-class UserWindows(_Shuffled):
+class UserWindows(_ShuffledSource):
     """Windows of the training events of a step's users."""
 
     @property
@@ -72,19 +72,24 @@ class UserWindows(_Shuffled):
     def schema(self) -> Mapping[str, str]:
         """Sparse feature -> meaning of its ids."""
         columns = {name: f"{values.dtype} an event" for name, values in self.ask.events().columns.items()}
-        joined = self.ask.joins.kinds() if self.ask.joins else {}
+        joined = self.ask.joins.get_kinds() if self.ask.joins else {}
         columns |= {name: f"{kind} an event" for name, kind in joined.items()}
         return {"item": "int64 an event", "user": "int64 a sequence", **columns}
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
         """Lease a step and return functions that make the batches of a rank's share."""
-        from nonet.samples.batches import bounded, taught_windows, window_batch, window_positions
+        from nonet.samples.batches import (
+            count_window_positions,
+            cut_target_windows,
+            make_window_batch,
+            split_by_size,
+        )
 
         ask, seq = self.ask, self.ask.events()
         assert ask.sids_IL is not None  # models of users have semantic ids
         target = seq.targets[ask.target] if ask.target else None
-        epoch, rows = self._leased(step)
-        windows = taught_windows(
+        epoch, rows = self._lease_step(step)
+        windows = cut_target_windows(
             seq,
             rows[rank::world],
             history=ask.history,
@@ -93,21 +98,21 @@ class UserWindows(_Shuffled):
             seed=ask.seed,
             target=target,
         )
-        make = partial(window_batch, seq, ask.sids_IL, stage=ask.stage, epoch=epoch, target=target)
+        make = partial(make_window_batch, seq, ask.sids_IL, stage=ask.stage, epoch=epoch, target=target)
         row, block, stop = windows
-        parts = bounded(window_positions(seq, windows), ask.chunk)
+        parts = split_by_size(count_window_positions(seq, windows), ask.chunk)
         return [partial(make, (row[part], block[part], stop[part])) for part in parts]
 
 
-class EventRows(_Shuffled):
+class EventRows(_ShuffledSource):
     """Training events as rows of a click model; a tenth of them learn without their moment."""
 
     @cached_property
     def _clicks(self) -> Any:
-        from nonet.samples.batches import Clicks
+        from nonet.samples.batches import ClickRows
 
         ask, seq = self.ask, self.ask.events()
-        return Clicks.labelled(seq, ask.items(), ask.target, ask.features, ask.history)
+        return ClickRows.from_target(seq, ask.items(), ask.target, ask.features, ask.history)
 
     @cached_property
     def _trained(self) -> np.ndarray:
@@ -123,7 +128,7 @@ class EventRows(_Shuffled):
     @property
     def schema(self) -> Mapping[str, str]:
         """Sparse feature -> meaning of its ids."""
-        return dict.fromkeys(self._clicks.known_features(), "int64 ids of an event")
+        return dict.fromkeys(self._clicks.list_features(), "int64 ids of an event")
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], ClickBatch]]:
         """Lease a step and return the function that makes the batch of a rank's share."""
@@ -131,7 +136,7 @@ class EventRows(_Shuffled):
         from nonet.samples.batches import ClickBatch
 
         ask, clicks = self.ask, self._clicks
-        _, places = self._leased(step)
+        _, places = self._lease_step(step)
         timeless = rng(ask.seed, ask.stage, step, "timeless").random(len(places)) < _TIMELESS
         mine = slice(rank, None, world)
         index = self._trained[places][mine]
@@ -145,7 +150,7 @@ def open_shuffled(request: SampleRequest, options: Mapping[str, Any]) -> UserWin
     return UserWindows(request) if request.unit == "users" else EventRows(request)
 
 
-def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
+def explain_shuffled(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
     """Describe which rows are read in which order."""
     return [
         "the run's own sequences, each user's (a click model: each event's) row once an epoch",
@@ -154,4 +159,4 @@ def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list
     ]
 
 
-SPEC = SampleSource(open_shuffled, explain=explained)
+SPEC = SampleSource(open_shuffled, explain=explain_shuffled)

@@ -27,7 +27,7 @@ from nonet.suggest import join_names, suggest_sentence
 _FORMAT = 1
 
 
-class Rows(NamedTuple):
+class StoreRows(NamedTuple):
     """Rows that a store returned.
 
     Attributes:
@@ -71,7 +71,7 @@ class Store(ABC):
     takes_columns: ClassVar[bool] = False
     """Whether the constructor takes the columns to read as its second argument, because the store does not know its own."""
 
-    def multi_get(self, keys: Any, columns: Sequence[str] | None = None, as_of: Any = None) -> Rows:
+    def multi_get(self, keys: Any, columns: Sequence[str] | None = None, as_of: Any = None) -> StoreRows:
         """Return the rows of keys [K]; each distinct key is read once. See the module.
 
         Args:
@@ -79,21 +79,21 @@ class Store(ABC):
             columns: Columns to read; None for all.
             as_of: A time or times [K], int64 unix seconds; None for the newest version.
         """
-        array = _array(keys)
-        there = ~_missing(array)
-        wanted = self.checked_columns(columns)
+        array = _to_array(keys)
+        there = ~_find_missing(array)
+        wanted = self.check_columns(columns)
         if there.all():
-            asked = self.checked_keys(array)
-            return self._get(asked, wanted, self._before(as_of, len(asked)))
-        before = self._before(as_of, len(there))
+            asked = self.check_keys(array)
+            return self._get(asked, wanted, self._broadcast_times(as_of, len(asked)))
+        before = self._broadcast_times(as_of, len(there))
         kept = array.filter(pa.array(there)) if isinstance(array, pa.Array) else array[there]
-        rows = self._get(self.checked_keys(kept), wanted, None if before is None else before[there])
+        rows = self._get(self.check_keys(kept), wanted, None if before is None else before[there])
         found = np.zeros(len(there), np.int64)
         found[there] = np.diff(rows.offsets)
-        return Rows(rows.values, np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]))
+        return StoreRows(rows.values, np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]))
 
     @abstractmethod
-    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Implement `multi_get` for keys as int64 [K] or an Arrow array of text, existing columns, and times [K]."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Store(ABC):
         """Iterate over all rows as batches of `key`, `time` (if there are versions), and the columns."""
 
     @abstractmethod
-    def stats(self) -> dict[str, Any]:
+    def collect_stats(self) -> dict[str, Any]:
         """Return keys, rows, bytes and other statistics."""
 
     def close(self) -> None:  # noqa: B027  most have nothing to let go
@@ -113,14 +113,14 @@ class Store(ABC):
 
     # --- what backends share ----------------------------------------------------------------------------------------
 
-    def checked_keys(self, keys: Any) -> Any:
+    def check_keys(self, keys: Any) -> Any:
         """Convert keys to int64 [K] or an Arrow text array [K] without loss.
 
         Raises:
             DataError: If keys have another type, are missing, or are integers above 2^63.
         """
-        array = _array(keys)
-        if missing := int(_missing(array).sum()):
+        array = _to_array(keys)
+        if missing := int(_find_missing(array).sum()):
             raise DataError(f"{self.name}: {missing} of {len(array)} keys are missing; every row needs one")
         text, wants_text = _is_text(array), pa.types.is_string(self.key)
         whole = array.dtype.kind in "iu" if isinstance(array, np.ndarray) else pa.types.is_integer(array.type)
@@ -139,7 +139,7 @@ class Store(ABC):
             )
         return values.astype(np.int64)
 
-    def checked_columns(self, columns: Sequence[str] | None) -> list[str]:
+    def check_columns(self, columns: Sequence[str] | None) -> list[str]:
         """Return the given columns, or all. Raises ConfigError for a column that does not exist."""
         there = self.schema.names
         for name in columns or ():
@@ -149,10 +149,10 @@ class Store(ABC):
                 )
         return list(there if columns is None else columns)
 
-    def checked_values(self, values: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+    def check_values(self, values: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
         """Convert values to the types of the store. Raises DataError for another type or a missing column."""
         table = pa.Table.from_batches([values]) if isinstance(values, pa.RecordBatch) else values
-        self.checked_columns(table.column_names)
+        self.check_columns(table.column_names)
         if missing := [name for name in self.schema.names if name not in table.column_names]:
             raise DataError(
                 f"{self.name}: a row has all columns; {join_names(missing)} {'is' if len(missing) == 1 else 'are'} missing"
@@ -160,19 +160,19 @@ class Store(ABC):
         arrays = []
         for field in self.schema:
             column = table[field.name]
-            if plain(column.type) != plain(field.type):
+            if simplify_type(column.type) != simplify_type(field.type):
                 raise DataError(f"{self.name}: column {field.name!r} is {field.type}, got {column.type}")
             arrays.append(column.cast(field.type).combine_chunks())
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def checked_put(self, keys: Any, values: pa.Table | pa.RecordBatch) -> tuple[Any, pa.RecordBatch]:
+    def check_put(self, keys: Any, values: pa.Table | pa.RecordBatch) -> tuple[Any, pa.RecordBatch]:
         """Check keys [K] and rows [K] that are to be written. Raises DataError if their numbers differ."""
-        asked, rows = self.checked_keys(keys), self.checked_values(values)
+        asked, rows = self.check_keys(keys), self.check_values(values)
         if len(asked) != len(rows):
             raise DataError(f"{self.name}: {len(asked)} keys for {len(rows)} rows")
         return asked, rows
 
-    def checked_times(self, times: Any, rows: int) -> np.ndarray | None:
+    def check_times(self, times: Any, rows: int) -> np.ndarray | None:
         """Return versions' times [K] int64, None without versions. Raises ConfigError if times and store do not match."""
         if (times is None) == self.versions:
             need = "wants a time for each row" if self.versions else "has no versions: write without times"
@@ -181,7 +181,7 @@ class Store(ABC):
             return None
         return np.broadcast_to(np.asarray(times, np.int64), rows)
 
-    def _before(self, as_of: Any, rows: int) -> np.ndarray | None:
+    def _broadcast_times(self, as_of: Any, rows: int) -> np.ndarray | None:
         """Broadcast `as_of` to times [K]; None for the newest version. Raises ConfigError if the store has no versions."""
         if as_of is None:
             return None
@@ -192,11 +192,11 @@ class Store(ABC):
         return np.broadcast_to(np.asarray(as_of, np.int64), rows)
 
 
-class NoStore(ConfigError):
+class StoreNotFoundError(ConfigError):
     """Raised when there is no store at an address."""
 
 
-class Description(NamedTuple):
+class StoreDescription(NamedTuple):
     """The description that a store saves: its columns, the type of its keys (int64 or text), and whether rows have times."""
 
     schema: pa.Schema
@@ -204,58 +204,58 @@ class Description(NamedTuple):
     versions: bool
 
     @classmethod
-    def checked(cls, schema: pa.Schema, key: pa.DataType, versions: bool, what: str) -> Description:
+    def create(cls, schema: pa.Schema, key: pa.DataType, versions: bool, label: str) -> StoreDescription:
         """Describe a store that is to be created. Raises DataError for an unsupported type of keys."""
         text = pa.types.is_string(key) or pa.types.is_large_string(key)
         if not text and not pa.types.is_integer(key):
-            raise DataError(f"{what}: keys are whole numbers or text, got {key}")
-        fields = [pa.field(field.name, plain(field.type)) for field in schema]
+            raise DataError(f"{label}: keys are whole numbers or text, got {key}")
+        fields = [pa.field(field.name, simplify_type(field.type)) for field in schema]
         return cls(pa.schema(fields), pa.string() if text else pa.int64(), versions)
 
-    def written(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the description as plain data for JSON."""
         return {
             "format": _FORMAT,
             "key": "text" if pa.types.is_string(self.key) else "int64",
             "versions": self.versions,
             "schema": self.schema.remove_metadata().serialize().to_pybytes().hex(),
-            "columns": {field.name: str(plain(field.type)) for field in self.schema},
+            "columns": {field.name: str(simplify_type(field.type)) for field in self.schema},
         }
 
     @classmethod
-    def read(cls, written: Mapping[str, Any], what: str) -> Description:
+    def from_json(cls, written: Mapping[str, Any], label: str) -> StoreDescription:
         """Read a description from plain data. Raises ConfigError for another format."""
         if written.get("format") != _FORMAT:
             raise ConfigError(
-                f"{what}: format {written.get('format')}, this Nonet reads {_FORMAT}; write the store again"
+                f"{label}: format {written.get('format')}, this Nonet reads {_FORMAT}; write the store again"
             )
         key = pa.string() if written["key"] == "text" else pa.int64()
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(written["schema"])))
         return cls(schema, key, written["versions"])
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
+def simplify_type(kind: pa.DataType) -> pa.DataType:
     """Return the type with 32-bit offsets: string for large_string, list for large_list."""
     if pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_large_binary(kind):
         return pa.binary()
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        return pa.list_(plain(kind.value_type))
+        return pa.list_(simplify_type(kind.value_type))
     return kind
 
 
-def aligned(values: pa.RecordBatch, row_K: np.ndarray) -> Rows:
+def align_rows(values: pa.RecordBatch, row_K: np.ndarray) -> StoreRows:
     """Order distinct rows by keys; row_K [K] is the row of each key, -1 for none."""
     found = row_K >= 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(found)])
     index = row_K[found]
     if len(index) == len(values) and (index == np.arange(len(index))).all():
-        return Rows(values, offsets)
-    return Rows(values.take(pa.array(index)), offsets)
+        return StoreRows(values, offsets)
+    return StoreRows(values.take(pa.array(index)), offsets)
 
 
-def distinct(keys: Any) -> tuple[Any, np.ndarray]:
+def find_distinct(keys: Any) -> tuple[Any, np.ndarray]:
     """Return the distinct keys [U] in ascending order, and the index of each key among them [K]."""
     if isinstance(keys, np.ndarray):
         return np.unique(keys, return_inverse=True)
@@ -263,7 +263,7 @@ def distinct(keys: Any) -> tuple[Any, np.ndarray]:
     return pa.array(values.tolist(), pa.string()), place
 
 
-def _array(keys: Any) -> Any:
+def _to_array(keys: Any) -> Any:
     """Convert keys to one Arrow or NumPy array without rounding: None beside integers does not turn them into floats."""
     if isinstance(keys, (pa.Array, np.ndarray)):
         return keys
@@ -275,7 +275,7 @@ def _array(keys: Any) -> Any:
     return np.array(keys, dtype=object) if keys and isinstance(keys[0], str) else np.array(keys)
 
 
-def _missing(array: Any) -> np.ndarray:
+def _find_missing(array: Any) -> np.ndarray:
     """Return which keys are missing [K] bool."""
     if isinstance(array, np.ndarray):
         objects = array.dtype.kind == "O"

@@ -25,7 +25,7 @@ KINDS = ("text", "number", *_FIXED, *(f"list<{name}>" for name in _FIXED))
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellCodec:
     """Encoding of one column's values; `kind` is one of `KINDS`."""
 
     name: str
@@ -49,20 +49,20 @@ class Cells:
             return _FIXED[self.kind][1]
         return pa.list_(_FIXED[self.kind[5:-1]][1])
 
-    def decode(self, values: Sequence[bytes | None], keys: Sequence[bytes], what: str) -> pa.Array:
+    def decode(self, values: Sequence[bytes | None], keys: Sequence[bytes], label: str) -> pa.Array:
         """Decode values [R], null for None. Raises DataError that names the first invalid one by its key."""
         there = [value for value in values if value is not None]
         try:
-            made = self._decoded(there)
+            made = self._decode_present(there)
         except (ValueError, pa.ArrowException):
             made = None
         if made is None:
             key, value = next(
-                (k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._fits(v)
+                (k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._can_decode(v)
             )
             shown = value[:16] if len(value) > 16 else value
             raise DataError(
-                f"{what}: row {key.decode(errors='replace')!r} has {len(value)} bytes in column {self.name!r} ({shown!r}), "
+                f"{label}: row {key.decode(errors='replace')!r} has {len(value)} bytes in column {self.name!r} ({shown!r}), "
                 f"which are no {self.kind}"
             )
         if len(there) == len(values):
@@ -80,7 +80,7 @@ class Cells:
         dtype = _FIXED[self.kind if self.kind in _FIXED else self.kind[5:-1]][0]
         return [None if value is None else np.array(value, dtype).tobytes() for value in values]
 
-    def _decoded(self, values: list[bytes]) -> pa.Array | None:
+    def _decode_present(self, values: list[bytes]) -> pa.Array | None:
         """Decode values that are not missing; None if one has a wrong width."""
         if self.kind == "text":
             return pa.array(values, pa.binary()).cast(pa.string())
@@ -98,8 +98,8 @@ class Cells:
             pa.array(np.append(0, np.cumsum(sizes // width)).astype(np.int32)), flat
         )
 
-    def _fits(self, value: bytes) -> bool:
+    def _can_decode(self, value: bytes) -> bool:
         try:
-            return self._decoded([value]) is not None
+            return self._decode_present([value]) is not None
         except (ValueError, pa.ArrowException):
             return False

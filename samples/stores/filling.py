@@ -18,14 +18,14 @@ from nonet.samples.stores.addresses import create_store, open_store
 from nonet.samples.stores.base import Store
 from nonet.samples.tables import (
     conform,
+    convert_to_seconds,
     find_files,
     find_parquet,
+    get_unit_by_size,
     is_plain,
-    parquet_footer,
-    parquet_schema,
     read_groups,
-    unit_by_size,
-    unix_seconds,
+    read_parquet_footer,
+    read_parquet_schema,
 )
 from nonet.suggest import join_names, suggest_sentence
 
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Filling:
+class StoreFiller:
     """Describes what of a Parquet path is written to a store.
 
     Attributes:
@@ -59,14 +59,14 @@ class Filling:
             ConfigError: If a column does not exist, or the store already exists.
             DataError: If a row has no key or no time.
         """
-        schema = self._schema()
+        schema = self._read_schema()
         if use.startswith("hbase:"):
-            return self.put(open_store(use, self._mapped(), **self.options), progress)
-        made = _local_folder(use)
+            return self.put(open_store(use, self._require_mapping(), **self.options), progress)
+        made = _get_local_folder(use)
         was_there = made is None or made.exists()
         store = create_store(
             use,
-            pa.schema([schema.field(name) for name in self._kept(schema)]),
+            pa.schema([schema.field(name) for name in self._list_kept(schema)]),
             key=schema.field(self.key).type,
             versions=self.time is not None,
             **self.options,
@@ -81,10 +81,10 @@ class Filling:
 
     def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
         """Write every row to an existing store. Returns the store and the number of rows."""
-        schema, done, unit = self._schema(), 0, None
-        names = [name for name in self._kept(schema) if name in store.schema.names]
-        total = self._count()
-        for part in self._parts([self.key, *([self.time] if self.time else []), *names]):
+        schema, done, unit = self._read_schema(), 0, None
+        names = [name for name in self._list_kept(schema) if name in store.schema.names]
+        total = self._count_rows()
+        for part in self._iterate_parts([self.key, *([self.time] if self.time else []), *names]):
             keys = part[self.key].combine_chunks()
             if keys.null_count:
                 raise DataError(
@@ -93,12 +93,12 @@ class Filling:
             times = None
             if self.time is not None:
                 if unit is None and is_plain(part[self.time].type):
-                    unit = unit_by_size(
+                    unit = get_unit_by_size(
                         pc.max(pc.abs(part[self.time])).as_py() or 0
                     )  # the unit of the first part applies to all
-                times, finer = self._seconds(part[self.time], self.time, unit)
+                times, finer = self._convert_times(part[self.time], self.time, unit)
                 if finer is not None:
-                    kept = pa.array(_newest_of_second(keys, times, finer))
+                    kept = pa.array(_select_newest(keys, times, finer))
                     keys, part, times = keys.take(kept), part.take(kept), times[kept.to_numpy()]
             store.put(keys, part.select(names), times)
             done += len(part)
@@ -106,25 +106,25 @@ class Filling:
                 progress(done, total)
         return store, done
 
-    def _seconds(
+    def _convert_times(
         self, column: pa.ChunkedArray, name: str, unit: str | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Convert times to unix seconds. Raises DataError if they are missing or not times."""
         if column.null_count:
             raise DataError(f"{self.source}: column {name!r} has {column.null_count} rows without a time")
         try:
-            return unix_seconds(column, name, unit)
+            return convert_to_seconds(column, name, unit)
         except (TypeError, ValueError) as error:
             raise DataError(f"{self.source}: column {name!r} does not hold times: {error}") from None
 
-    def _mapped(self) -> Mapping[str, str]:
+    def _require_mapping(self) -> Mapping[str, str]:
         if not isinstance(self.columns, Mapping):
             raise ConfigError("an HBase table wants --column NAME='family:qualifier type' for each column")
         return self.columns
 
-    def _schema(self) -> pa.Schema:
+    def _read_schema(self) -> pa.Schema:
         """Read the schema of the files. Raises ConfigError if a column does not exist."""
-        schema = parquet_schema(self.source, "rows")
+        schema = read_parquet_schema(self.source, "rows")
         for name in (self.key, self.time, *(self.columns or ())):
             if name is not None and name not in schema.names:
                 raise ConfigError(
@@ -133,24 +133,24 @@ class Filling:
                 )
         return schema
 
-    def _kept(self, schema: pa.Schema) -> list[str]:
+    def _list_kept(self, schema: pa.Schema) -> list[str]:
         if self.columns is not None:
             return list(self.columns)
         return [name for name in schema.names if name not in (self.key, self.time)]
 
-    def _count(self) -> int:
+    def _count_rows(self) -> int:
         system, files = find_parquet(self.source, "rows")
-        return sum(parquet_footer(system, file, "rows").num_rows for file in files)
+        return sum(read_parquet_footer(system, file, "rows").num_rows for file in files)
 
-    def _parts(self, names: list[str]) -> Iterator[pa.Table]:
+    def _iterate_parts(self, names: list[str]) -> Iterator[pa.Table]:
         """Yield the rows in parts of about four million."""
-        found, whole = find_files(self.source, "rows"), self._schema()
+        found, whole = find_files(self.source, "rows"), self._read_schema()
         schema = pa.schema([whole.field(name) for name in dict.fromkeys(names)])
         waiting: list[pa.Table] = []
         for file in found.files:
-            for group in range(parquet_footer(found.system, file, "rows").num_row_groups):
+            for group in range(read_parquet_footer(found.system, file, "rows").num_row_groups):
                 table = read_groups(found.system, file, [group], "rows", names)
-                table = found.partitions.added_to(table, file, names)
+                table = found.partitions.add_to_table(table, file, names)
                 waiting.append(conform(table, schema, f"rows {file}"))
                 if sum(map(len, waiting)) >= _PART:
                     yield pa.concat_tables(waiting)
@@ -159,7 +159,7 @@ class Filling:
             yield pa.concat_tables(waiting)
 
 
-def _newest_of_second(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.ndarray:
+def _select_newest(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.ndarray:
     """Return the rows of which no other of the same key and second is newer: what a reader as of a later second sees."""
     code = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.lexsort((finer, times, code))
@@ -170,13 +170,13 @@ def _newest_of_second(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> n
     return np.sort(order[np.append(~replaced, True)]) if len(order) else order
 
 
-def _local_folder(use: str) -> Path | None:
+def _get_local_folder(use: str) -> Path | None:
     """Return the folder of a local store; None for a server."""
     path = use.removeprefix("lmdb:")
     return None if "://" in path else Path(path)
 
 
-def got(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:
+def get_rows(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:
     """Return each key's row as Python values, None if there is none. Raises DataError for text that is not an integer."""
     typed: Any = list(keys)
     if pa.types.is_integer(store.key):

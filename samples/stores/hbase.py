@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.base import Rows, Store, aligned, distinct
-from nonet.samples.stores.cells import Cells
-from nonet.samples.stores.hbase_connections import HBaseConnections, HBasePlace
+from nonet.samples.stores.base import Store, StoreRows, align_rows, find_distinct
+from nonet.samples.stores.cells import CellCodec
+from nonet.samples.stores.hbase_connections import HBaseConnections, HBaseServer
 from nonet.samples.stores.hbase_versions import VersionSearch
 from nonet.suggest import join_names, suggest_sentence
 
 _UNITS = {"ms": 1000, "s": 1}
-_PLACE = tuple(HBasePlace.__dataclass_fields__)[2:]
+_PLACE = tuple(HBaseServer.__dataclass_fields__)[2:]
 
 
 class HBaseStore(Store):
@@ -80,15 +80,15 @@ class HBaseStore(Store):
         self.key = pa.int64() if keys == "int64" else pa.string()
         self._table, self._scale, self._batch = table.encode(), _UNITS[unit], batch
         self._cells = {
-            name: _cell(name, source, family, self.name)
-            for name, source in _named(columns, self.name).items()
+            name: _parse_column(name, source, family, self.name)
+            for name, source in _name_columns(columns, self.name).items()
         }
         self.schema = pa.schema([pa.field(name, cells.type) for name, (_, cells) in self._cells.items()])
-        self._wire = HBaseConnections(HBasePlace(host, int(port or 9090), **place), self.name)
+        self._wire = HBaseConnections(HBaseServer(host, int(port or 9090), **place), self.name)
         self._readers = ThreadPoolExecutor(self._wire.place.connections, "hbase")
-        self._check()
+        self._check_table()
 
-    def _check(self) -> None:
+    def _check_table(self) -> None:
         """Check that the table and the column families exist, and read how many versions they keep."""
         tables = self._wire.read(lambda connection: connection.tables())
         if self._table not in tables:
@@ -114,40 +114,40 @@ class HBaseStore(Store):
                     f"{suggest_sentence(family, there)}"
                 )
 
-    def checked_keys(self, keys: Any) -> Any:
+    def check_keys(self, keys: Any) -> Any:
         """Convert keys to row keys: text, or integers as decimal text."""
         if pa.types.is_integer(self.key):
-            return super().checked_keys(keys)
+            return super().check_keys(keys)
         array = (
             keys.to_numpy(zero_copy_only=False)
             if isinstance(keys, (pa.Array, pa.ChunkedArray))
             else np.asarray(keys)
         )
-        return super().checked_keys(array.astype(str) if array.dtype.kind in "iu" else array)
+        return super().check_keys(array.astype(str) if array.dtype.kind in "iu" else array)
 
-    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
-        values, place = distinct(keys)
-        rows = self._row_keys(values)
-        newest = self._newest(rows, columns)
+        values, place = find_distinct(keys)
+        rows = self._encode_keys(values)
+        newest = self._read_newest(rows, columns)
         if before is None:
             found = np.array([row is not None for row in newest], bool)
             index = np.flatnonzero(found)
-            batch = self._decoded([rows[i] for i in index], [newest[i] for i in index], columns)
+            batch = self._decode_rows([rows[i] for i in index], [newest[i] for i in index], columns)
             at = np.where(found, np.cumsum(found) - 1, -1)
-            return aligned(batch, at[place])
-        return self._as_of(rows, newest, columns, place, before * self._scale)
+            return align_rows(batch, at[place])
+        return self._get_as_of(rows, newest, columns, place, before * self._scale)
 
-    def _as_of(
+    def _get_as_of(
         self, rows: list[bytes], newest: list[Any], columns: list[str], place: np.ndarray, before: np.ndarray
-    ) -> Rows:
+    ) -> StoreRows:
         """Return each key's row as of its time; a slot is one column of one row."""
         sources = [self._cells[name][0] for name in columns]
         slots = (place[:, None] * len(columns) + np.arange(len(columns))).reshape(-1)
         search = VersionSearch(slots, np.repeat(before, len(columns)), len(rows) * len(columns))
         cells = [None if row is None else row.get(source) for row in newest for source in sources]
         search.add_versions(np.arange(len(cells)), cells)
-        while groups := list(search.next_groups()):
+        while groups := list(search.iterate_groups()):
             self._read_round(rows, sources, search, groups)
         chosen = search.answer.reshape(len(place), len(columns))
         found = (chosen >= 0).any(1)
@@ -159,7 +159,7 @@ class HBaseStore(Store):
             made = self._cells[name][1].decode(values, [rows[asked[i]] for i in first.tolist()], self.name)
             arrays.append(made.take(pa.array(back)))
         schema = pa.schema([self.schema.field(name) for name in columns])
-        return Rows(
+        return StoreRows(
             pa.RecordBatch.from_arrays(arrays, schema=schema),
             np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]),
         )
@@ -184,11 +184,11 @@ class HBaseStore(Store):
                 parts.append(([rows[i] for i in rows_of_slots[at : at + self._batch]], wanted, time))
         found: dict[tuple[int, bytes], Any] = {}
         for (_, _, time), answer in zip(
-            parts, self._readers.map(lambda part: self._rows(*part), parts), strict=True
+            parts, self._readers.map(lambda part: self._read_rows(*part), parts), strict=True
         ):
             found |= {(time, row): cells for row, cells in answer.items()}
 
-        def versions(asked: tuple[int, int]) -> list[tuple[bytes, int]]:
+        def read_versions(asked: tuple[int, int]) -> list[tuple[bytes, int]]:
             time, slot = asked
             row, source = rows[slot // len(sources)], sources[slot % len(sources)]
             return self._wire.read(
@@ -197,7 +197,7 @@ class HBaseStore(Store):
                 )
             )
 
-        for (_, slot), all_versions in zip(few, self._readers.map(versions, few), strict=True):
+        for (_, slot), all_versions in zip(few, self._readers.map(read_versions, few), strict=True):
             search.add_all_versions(slot, all_versions)
         for time, slots in many:
             cells = [
@@ -206,20 +206,22 @@ class HBaseStore(Store):
             ]
             search.add_versions(slots, cells)
 
-    def _newest(self, rows: list[bytes], columns: list[str]) -> list[Any]:
+    def _read_newest(self, rows: list[bytes], columns: list[str]) -> list[Any]:
         """Read the newest cells of distinct rows, {source: (value, time)}; None for a missing row."""
         wanted = [self._cells[name][0] for name in columns]
         parts = [rows[at : at + self._batch] for at in range(0, len(rows), self._batch)]
 
         def read(part: list[bytes]) -> dict[bytes, Any]:
-            return self._rows(part, wanted)
+            return self._read_rows(part, wanted)
 
         found: dict[bytes, Any] = {}
         for answer in map(read, parts) if len(parts) == 1 else self._readers.map(read, parts):
             found |= answer
         return [found.get(row) or None for row in rows]
 
-    def _rows(self, rows: list[bytes], sources: list[bytes], before: int | None = None) -> dict[bytes, Any]:
+    def _read_rows(
+        self, rows: list[bytes], sources: list[bytes], before: int | None = None
+    ) -> dict[bytes, Any]:
         """Read rows in one call: the newest cells, or the newest before a time, {row: {source: (value, time)}}."""
         return dict(
             self._wire.read(
@@ -229,7 +231,7 @@ class HBaseStore(Store):
             )
         )
 
-    def _decoded(self, rows: list[bytes], found: list[Any], columns: list[str]) -> pa.RecordBatch:
+    def _decode_rows(self, rows: list[bytes], found: list[Any], columns: list[str]) -> pa.RecordBatch:
         """Decode cells to a record batch."""
         arrays = []
         for name in columns:
@@ -239,18 +241,18 @@ class HBaseStore(Store):
         schema = pa.schema([self.schema.field(name) for name in columns])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _row_keys(self, keys: Any) -> list[bytes]:
+    def _encode_keys(self, keys: Any) -> list[bytes]:
         if isinstance(keys, np.ndarray):
             return [key.to_bytes(8, "big", signed=True) for key in keys.tolist()]
         return [key.encode() for key in keys.to_pylist()]
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write rows; values of one time are sent together."""
-        asked, batch = self.checked_keys(keys), self.checked_values(values)
+        asked, batch = self.check_keys(keys), self.check_values(values)
         when = (
             np.broadcast_to(np.asarray(times if times is not None else 0, np.int64), len(batch)) * self._scale
         )
-        rows, columns = self._row_keys(asked), []
+        rows, columns = self._encode_keys(asked), []
         for name, (source, cells) in self._cells.items():
             columns.append([(source, value) for value in cells.encode(batch.column(name))])
         for time in np.unique(when).tolist():
@@ -272,7 +274,7 @@ class HBaseStore(Store):
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over the newest version of every row in the order of row keys."""
-        names = self.checked_columns(columns)
+        names = self.check_columns(columns)
         sources, start = [self._cells[name][0] for name in names], b""
         while True:
 
@@ -293,7 +295,7 @@ class HBaseStore(Store):
                 return
             rows = [row for row, _ in found]
             times = [max(at for _, at in cells.values()) // self._scale for _, cells in found]
-            whole = self._decoded(rows, [cells for _, cells in found], names)
+            whole = self._decode_rows(rows, [cells for _, cells in found], names)
             key = (
                 pa.array([int.from_bytes(row, "big", signed=True) for row in rows])
                 if pa.types.is_integer(self.key)
@@ -303,7 +305,7 @@ class HBaseStore(Store):
             yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
             start = rows[-1] + b"\0"
 
-    def stats(self) -> dict[str, Any]:
+    def collect_stats(self) -> dict[str, Any]:
         """Return the number of keys, the retries and the server."""
         keys = sum(len(batch) for batch in self.scan(self.schema.names[:1]))
         return {"keys": keys, "retries": self._wire.retries, "place": str(self._wire.place)}
@@ -314,7 +316,7 @@ class HBaseStore(Store):
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _named(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict[str, str]:
+def _name_columns(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict[str, str]:
     if not columns:
         raise ConfigError(
             f"{what}: an HBase table has no list of columns; name them: {{price: 'family:qualifier float64'}}"
@@ -322,11 +324,11 @@ def _named(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict
     return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
 
 
-def _cell(name: str, source: str, family: str, what: str) -> tuple[bytes, Cells]:
+def _parse_column(name: str, source: str, family: str, what: str) -> tuple[bytes, CellCodec]:
     """Parse "family:qualifier type" to the column's bytes and the encoding of its values."""
     where, _, kind = source.partition(" ")
     where = where if ":" in where else f"{family}:{where}"
     try:
-        return where.encode(), Cells(name, kind.strip() or "text")
+        return where.encode(), CellCodec(name, kind.strip() or "text")
     except ConfigError as error:
         raise DataError(f"{what}: {error}") from None

@@ -19,7 +19,7 @@ from nonet.errors import ConfigError, DataError, StoreError
 
 
 @dataclass(frozen=True)
-class HBasePlace:
+class HBaseServer:
     """Address and protocol of a server: transport buffered or framed, protocol binary or compact."""
 
     host: str
@@ -38,10 +38,10 @@ class HBasePlace:
 class HBaseConnections:
     """The connection pool of one process; `name` is the prefix of messages."""
 
-    def __init__(self, place: HBasePlace, name: str):
+    def __init__(self, place: HBaseServer, name: str):
         self.place, self.name = place, name
         self._idle: queue.LifoQueue[tuple[float, Any]] = queue.LifoQueue()
-        self._errors = _wire_errors()
+        self._errors = _list_wire_errors()
         self.retries = 0
 
     def read(self, call: Callable[[Any], Any]) -> Any:
@@ -49,7 +49,7 @@ class HBaseConnections:
         last: BaseException | None = None
         for attempt in range(self.place.attempts):
             try:
-                return self._once(call)
+                return self._call_once(call)
             except self._errors as error:
                 last = error
                 self.retries += 1
@@ -57,15 +57,15 @@ class HBaseConnections:
                     time.sleep(
                         min(2.0, 0.05 * 2**attempt) * (0.5 + random.random())
                     )  # random, so that clients do not retry at the same time
-        raise StoreError(self._lost(last, self.place.attempts)) from last
+        raise StoreError(self._describe_lost(last, self.place.attempts)) from last
 
     def write(self, call: Callable[[Any], Any]) -> Any:
         """Return the result of `call(connection)` without retries. Raises StoreError."""
         try:
-            return self._once(call)
+            return self._call_once(call)
         except self._errors as error:
             raise StoreError(
-                f"{self._lost(error, 1)}; a write is not repeated, some of its rows may be there"
+                f"{self._describe_lost(error, 1)}; a write is not repeated, some of its rows may be there"
             ) from error
 
     def close(self) -> None:
@@ -73,29 +73,29 @@ class HBaseConnections:
         while not self._idle.empty():
             _close(self._idle.get_nowait()[1])
 
-    def _once(self, call: Callable[[Any], Any]) -> Any:
+    def _call_once(self, call: Callable[[Any], Any]) -> Any:
         """Call on a pooled connection; close it if the call fails."""
-        connection = self._taken()
+        connection = self._take_connection()
         try:
             answer = call(connection)
         except BaseException as error:
             _close(connection)  # its buffer may hold the rest of the failed call
-            raise self._told(error) from error
+            raise self._translate_error(error) from error
         self._idle.put((time.monotonic(), connection))
         return answer
 
-    def _taken(self) -> Any:
+    def _take_connection(self) -> Any:
         """Return a connection that is not idle for too long, or open one."""
         while True:
             try:
                 since, connection = self._idle.get_nowait()
             except queue.Empty:
-                return self._opened()
+                return self._open_connection()
             if time.monotonic() - since < self.place.idle_s:
                 return connection
             _close(connection)
 
-    def _opened(self) -> Any:
+    def _open_connection(self) -> Any:
         """Open a connection."""
         import happybase
 
@@ -108,7 +108,7 @@ class HBaseConnections:
             protocol=place.protocol,
         )
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _translate_error(self, error: BaseException) -> BaseException:
         """Convert errors that the server reports to Nonet errors; return others unchanged."""
         import Hbase_thrift  # pyright: ignore[reportMissingImports]  happybase makes it out of its IDL
         from thriftpy2.thrift import TApplicationException
@@ -123,7 +123,7 @@ class HBaseConnections:
             )
         return error
 
-    def _lost(self, error: BaseException | None, attempts: int) -> str:
+    def _describe_lost(self, error: BaseException | None, attempts: int) -> str:
         """Describe a server that does not respond."""
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         times = f"in {attempts} attempts" if attempts > 1 else "once"
@@ -133,7 +133,7 @@ class HBaseConnections:
         )
 
 
-def _wire_errors() -> tuple[type[BaseException], ...]:
+def _list_wire_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions of a broken connection. Raises ConfigError if happybase is not installed."""
     try:
         import happybase  # noqa: F401  its IDL too

@@ -59,7 +59,7 @@ class VersionSearch:
         self.cells.extend(value for value, _ in versions)
         self._oldest[slot] = NO_VERSION
 
-    def next_groups(self) -> Iterator[tuple[int, np.ndarray]]:
+    def iterate_groups(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (time, slots [P]) groups that one call can read as of that time; together all slots with pending requests."""
         self._pending = self._pending[self._oldest[self._slots[self._pending]] != NO_VERSION]
         self.rounds += 1

@@ -1,8 +1,8 @@
 """Joins item and user columns from stores to samples as they are made, each as of its sample's time.
 
-`Join` reads one store. `Joins` holds those of a run: it opens their stores in the process that reads, and returns columns
+`StoreJoin` reads one store. `StoreJoins` holds those of a run: it opens their stores in the process that reads, and returns columns
 for
-models (`event_columns`) and for rewards (`beam_columns`). Missing values are NONE for an id, NaN for a number and "" for
+models (`read_event_columns`) and for rewards (`read_beam_columns`). Missing values are NONE for an id, NaN for a number and "" for
 text,
 never zero.
 """
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.stores.addresses import open_store
-from nonet.samples.stores.base import Store, plain
+from nonet.samples.stores.base import Store, simplify_type
 from nonet.samples.tables import as_numbers
 
 ITEM, USER = "item", "user"
@@ -55,17 +55,17 @@ class JoinSetup:
             dict(self.columns) if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
         )
 
-    def open(self) -> Join:
+    def open(self) -> StoreJoin:
         """Open the store and return its join. Raises ConfigError that names the key of the scenario."""
         try:
             store = open_store(self.use, self.columns, **self.options)
             names = {name: name for name in self.sources} if self.use.startswith("hbase:") else self.sources
-            return Join(store, names, self.as_of)
+            return StoreJoin(store, names, self.as_of)
         except ConfigError as error:
             raise type(error)(f"data.join.{self.name}: {error}") from None
 
 
-class Join:
+class StoreJoin:
     """Columns of one store, aligned to keys.
 
     Args:
@@ -78,7 +78,7 @@ class Join:
     """
 
     def __init__(self, store: Store, columns: Mapping[str, str], as_of: str | None = None):
-        store.checked_columns(list(columns.values()))
+        store.check_columns(list(columns.values()))
         if as_of == "time" and not store.versions:
             raise ConfigError(
                 f"{store.name} keeps no versions, so it cannot be read as_of: time; write it with times, or say as_of: newest"
@@ -95,7 +95,7 @@ class Join:
         self.rows, self.absent, self.seconds = 0, 0, 0.0
         self._counting = Lock()
 
-    def warning(self) -> str | None:
+    def describe_warning(self) -> str | None:
         """Return what makes this join see values that its events could not have seen; None where nothing does."""
         if not self.store.versions and self._as_of is None:
             return (
@@ -115,7 +115,9 @@ class Join:
     @property
     def schema(self) -> dict[str, pa.DataType]:
         """Name -> type."""
-        return {name: plain(self.store.schema.field(source).type) for name, source in self.columns.items()}
+        return {
+            name: simplify_type(self.store.schema.field(source).type) for name, source in self.columns.items()
+        }
 
     def read(self, keys: Any, times: np.ndarray) -> dict[str, pa.Array]:
         """Read the columns of keys [N] as of times [N] int64 unix seconds; missing values are null."""
@@ -132,28 +134,28 @@ class Join:
             self.seconds += time.perf_counter() - began
         return out
 
-    def counts(self) -> dict[str, float]:
+    def get_counts(self) -> dict[str, float]:
         """Return the rows that were looked up, how many were found, and the seconds that took."""
         return {"rows": self.rows, "found": self.rows - self.absent, "seconds": self.seconds}
 
     def pop_counts(self) -> dict[str, float]:
-        """Return the `counts` since the last call."""
+        """Return the `get_counts` since the last call."""
         with self._counting:
-            counts = self.counts()
+            counts = self.get_counts()
             self.rows, self.absent, self.seconds = 0, 0, 0.0
         return counts
 
 
-class Joins:
+class StoreJoins:
     """The joins of a run; their stores are opened when they are first read, in each process anew."""
 
     def __init__(self, setups: Sequence[JoinSetup]):
         self.setups = tuple(setups)
-        self._opened: dict[str, Join] = {}
+        self._opened: dict[str, StoreJoin] = {}
         self._opening = Lock()
 
     def __reduce__(self) -> Any:
-        return Joins, (self.setups,)
+        return StoreJoins, (self.setups,)
 
     def __bool__(self) -> bool:
         return bool(self.setups)
@@ -163,14 +165,14 @@ class Joins:
         """Names of the columns that samples get."""
         return [name for setup in self.setups for name in setup.sources]
 
-    def opened(self, setup: JoinSetup) -> Join:
+    def open_join(self, setup: JoinSetup) -> StoreJoin:
         """Return one join, opening its store on first use."""
         with self._opening:
             if setup.name not in self._opened:
                 self._opened[setup.name] = setup.open()
             return self._opened[setup.name]
 
-    def event_columns(self, items: Any, users: Any, times: np.ndarray) -> dict[str, np.ndarray]:
+    def read_event_columns(self, items: Any, users: Any, times: np.ndarray) -> dict[str, np.ndarray]:
         """Return columns of events [N]: ids int64 (text hashed, NONE if missing), other numbers float32 (NaN if missing).
 
         List columns are omitted because models do not read them.
@@ -182,29 +184,29 @@ class Joins:
         """
         columns = {}
         for setup in self.setups:
-            found = self.opened(setup).read(items if setup.on == ITEM else users, times)
+            found = self.open_join(setup).read(items if setup.on == ITEM else users, times)
             columns |= {
-                name: _for_models(column)
+                name: _convert_for_models(column)
                 for name, column in found.items()
                 if not pa.types.is_nested(column.type)
             }
         return columns
 
-    def warnings(self) -> list[str]:
+    def list_warnings(self) -> list[str]:
         """Return a sentence for each join that may see values from after its events."""
-        said = ((setup.name, self.opened(setup).warning()) for setup in self.setups)
+        said = ((setup.name, self.open_join(setup).describe_warning()) for setup in self.setups)
         return [f"data.join.{name}: {text}" for name, text in said if text]
 
-    def kinds(self) -> dict[str, str]:
+    def get_kinds(self) -> dict[str, str]:
         """Return the type of each column that models read: "int64" or "float32"."""
         kinds = {}
         for setup in self.setups:
-            for name, kind in self.opened(setup).schema.items():
+            for name, kind in self.open_join(setup).schema.items():
                 if not pa.types.is_nested(kind):
                     kinds[name] = "int64" if _is_id(kind) else "float32"
         return kinds
 
-    def beam_columns(
+    def read_beam_columns(
         self,
         names: Sequence[str],
         item_id: np.ndarray,
@@ -226,15 +228,15 @@ class Joins:
             wanted = [name for name in names if name in setup.sources]
             if not wanted:
                 continue
-            join = self.opened(setup)
+            join = self.open_join(setup)
             if setup.on == USER:
                 found = join.read(user_id, times)
-                columns |= {name: _for_rewards(found[name]) for name in wanted}
+                columns |= {name: _convert_for_rewards(found[name]) for name in wanted}
                 continue
             row, beam = np.nonzero(valid)
             found = join.read(item_id[row, beam], times[row])
             for name in wanted:
-                flat = _for_rewards(found[name])
+                flat = _convert_for_rewards(found[name])
                 whole = np.full(valid.shape, "" if flat.dtype.kind == "U" else np.nan, flat.dtype)
                 whole[row, beam] = flat
                 columns[name] = whole
@@ -246,31 +248,31 @@ class Joins:
             join.store.close()
         self._opened.clear()
 
-    def counts(self) -> dict[str, dict[str, float]]:
+    def get_counts(self) -> dict[str, dict[str, float]]:
         """Return by join the rows that this process looked up, how many it found, and the seconds that took."""
-        return {name: join.counts() for name, join in self._opened.items()}
+        return {name: join.get_counts() for name, join in self._opened.items()}
 
     def pop_counts(self) -> dict[str, dict[str, float]]:
-        """Return the `counts` since the last call."""
+        """Return the `get_counts` since the last call."""
         return {name: join.pop_counts() for name, join in self._opened.items()}
 
 
-def _for_models(column: pa.Array) -> np.ndarray:
+def _convert_for_models(column: pa.Array) -> np.ndarray:
     if _is_id(column.type):
         return as_numbers(column)
-    return _numbers(column, np.float32)
+    return _to_numbers(column, np.float32)
 
 
-def _for_rewards(column: pa.Array) -> np.ndarray:
+def _convert_for_rewards(column: pa.Array) -> np.ndarray:
     """Convert a column to float64, or to text with lists joined by `|`."""
     if pa.types.is_nested(column.type):
         return np.array(["|".join(map(str, row or ())) for row in column.to_pylist()], dtype=np.str_)
     if _is_text(column.type):
         return np.array(["" if text is None else text for text in column.to_pylist()], dtype=np.str_)
-    return _numbers(column, np.float64)
+    return _to_numbers(column, np.float64)
 
 
-def _numbers(column: pa.Array, kind: Any) -> np.ndarray:
+def _to_numbers(column: pa.Array, kind: Any) -> np.ndarray:
     try:
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(kind)
     except pa.ArrowException:

@@ -23,8 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, StoreError
-from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, distinct
-from nonet.samples.stores.rows import RowCodec, key_bytes, keys_of
+from nonet.samples.stores.base import (
+    Store,
+    StoreDescription,
+    StoreNotFoundError,
+    StoreRows,
+    align_rows,
+    find_distinct,
+)
+from nonet.samples.stores.rows import RowCodec, decode_keys, encode_keys
 
 _META = b"nonet"
 _LONGEST = 400  # bytes of a text key; LMDB's own limit is 511 with the time
@@ -47,16 +54,16 @@ class LMDBStore(Store):
         self._folder = Path(folder)
         self.name = f"store lmdb:{self._folder}"
         if not (self._folder / "data.mdb").exists():
-            raise NoStore(
+            raise StoreNotFoundError(
                 f"{self.name}: there is no store; `nonet pack SRC lmdb:{self._folder}` writes one from Parquet"
             )
-        self._env = _opened(self._folder, map_gb, self.name)
+        self._env = _open_environment(self._folder, map_gb, self.name)
         self._rows = self._env.open_db(b"rows")
         with self._env.begin(db=self._env.open_db(b"meta")) as reading:
             meta = reading.get(_META)
         if meta is None:
             raise ConfigError(f"{self.name}: this is an LMDB environment, but no store of Nonet")
-        self.schema, self.key, self.versions = Description.read(json.loads(bytes(meta)), self.name)
+        self.schema, self.key, self.versions = StoreDescription.from_json(json.loads(bytes(meta)), self.name)
         self._codec = RowCodec(self.schema, self.name)
 
     @classmethod
@@ -73,38 +80,38 @@ class LMDBStore(Store):
         place, name = Path(folder), f"store lmdb:{folder}"
         if (place / "data.mdb").exists():
             raise ConfigError(f"{name}: there is one already; put into it, or give another folder")
-        described = Description.checked(schema, key, versions, name)
+        described = StoreDescription.create(schema, key, versions, name)
         RowCodec(described.schema, name)
         place.mkdir(parents=True, exist_ok=True)
-        env = _opened(place, map_gb, name)
+        env = _open_environment(place, map_gb, name)
         with env.begin(write=True, db=env.open_db(b"meta")) as writing:
-            writing.put(_META, json.dumps(described.written()).encode())
+            writing.put(_META, json.dumps(described.to_json()).encode())
         return cls(place, map_gb=map_gb)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write all rows or none, in one transaction."""
-        asked, rows = self.checked_put(keys, values)
-        when = self.checked_times(times, len(rows))
-        places = self._places(asked, when)
-        with self._wrote(), self._env.begin(write=True, db=self._rows) as writing:
+        asked, rows = self.check_put(keys, values)
+        when = self.check_times(times, len(rows))
+        places = self._encode_places(asked, when)
+        with self._translate_errors(), self._env.begin(write=True, db=self._rows) as writing:
             writing.cursor().putmulti(zip(places, self._codec.encode(rows), strict=True), overwrite=True)
 
-    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
         if self.versions:
-            return self._versions(keys, columns, before)
-        values, place = distinct(keys)
-        names = key_bytes(values)
+            return self._get_versions(keys, columns, before)
+        values, place = find_distinct(keys)
+        names = encode_keys(values)
         with self._env.begin(db=self._rows, buffers=True) as reading:
             found = [(bytes(name), bytes(row)) for name, row in reading.cursor().getmulti(names)]
         at = {name: number for number, (name, _) in enumerate(found)}
         row_U = np.fromiter((at.get(name, -1) for name in names), np.int64, len(names))
-        return aligned(self._codec.decode([row for _, row in found], columns), row_U[place])
+        return align_rows(self._codec.decode([row for _, row in found], columns), row_U[place])
 
-    def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get_versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Step back once from each (key, time); a pair that occurs twice is read once."""
         when = np.full(len(keys), _NEWEST) if before is None else before
-        places = self._places(keys, when)
+        places = self._encode_places(keys, when)
         rows: list[bytes] = []
         known: dict[bytes, int] = {}
         with self._env.begin(db=self._rows, buffers=True) as reading:
@@ -118,11 +125,11 @@ class LMDBStore(Store):
                     known[place] = len(rows)
                     rows.append(bytes(cursor.value()))
         row_K = np.fromiter((known[place] for place in places), np.int64, len(places))
-        return aligned(self._codec.decode(rows, columns), row_K)
+        return align_rows(self._codec.decode(rows, columns), row_K)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the order of keys."""
-        names = self.checked_columns(columns)
+        names = self.check_columns(columns)
         after: bytes | None = None
         while True:
             with self._env.begin(db=self._rows) as reading:
@@ -133,13 +140,13 @@ class LMDBStore(Store):
                 return
             after = part[-1][0]
             places = [name for name, _ in part]
-            fixed = {"key": keys_of([name[:-9] if self.versions else name for name in places], self.key)}
+            fixed = {"key": decode_keys([name[:-9] if self.versions else name for name in places], self.key)}
             if self.versions:
-                fixed["time"] = keys_of([name[-8:] for name in places], pa.int64())
+                fixed["time"] = decode_keys([name[-8:] for name in places], pa.int64())
             whole = self._codec.decode([bytes(row) for _, row in part], names)
             yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
 
-    def stats(self) -> dict[str, Any]:
+    def collect_stats(self) -> dict[str, Any]:
         """Return the number of keys and rows, and the bytes on disk."""
         with self._env.begin(db=self._rows) as reading:
             rows = reading.stat()["entries"]
@@ -148,9 +155,9 @@ class LMDBStore(Store):
             keys = len({key for part in self.scan(self.schema.names[:1]) for key in part["key"].to_pylist()})
         return {"keys": keys, "rows": rows, "bytes": (self._folder / "data.mdb").stat().st_blocks * 512}
 
-    def _places(self, keys: Any, times: np.ndarray | None) -> list[bytes]:
+    def _encode_places(self, keys: Any, times: np.ndarray | None) -> list[bytes]:
         """Return the bytes of each key, followed by its time. Raises ConfigError for an unsupported text."""
-        names = key_bytes(keys)
+        names = encode_keys(keys)
         for name in names if isinstance(keys, pa.Array) else ():
             if len(name) > _LONGEST or b"\0" in name or not name:
                 raise ConfigError(
@@ -158,11 +165,11 @@ class LMDBStore(Store):
                 )
         if times is None:
             return names
-        stamps = key_bytes(np.asarray(times, np.int64))
+        stamps = encode_keys(np.asarray(times, np.int64))
         return [name + b"\0" + stamp for name, stamp in zip(names, stamps, strict=True)]
 
     @contextmanager
-    def _wrote(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Convert LMDB's write errors to StoreError."""
         import lmdb
 
@@ -180,7 +187,7 @@ _ENVIRONMENTS: dict[Path, Any] = {}  # LMDB allows one environment per process a
 _OPENING = Lock()
 
 
-def _opened(folder: Path, map_gb: float, name: str) -> Any:
+def _open_environment(folder: Path, map_gb: float, name: str) -> Any:
     """Open the environment of a folder once per process. Raises ConfigError."""
     try:
         import lmdb

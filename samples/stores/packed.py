@@ -27,7 +27,14 @@ import pyarrow as pa
 
 from nonet.atomic import make_folder, sync, write_whole
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, plain
+from nonet.samples.stores.base import (
+    Store,
+    StoreDescription,
+    StoreNotFoundError,
+    StoreRows,
+    align_rows,
+    simplify_type,
+)
 from nonet.samples.tables import as_numbers
 
 _META = "store.json"
@@ -42,9 +49,9 @@ class PackedStore(Store):
         self._folder = Path(folder)
         self.name = f"store {self._folder}"
         try:
-            self._read(json.loads((self._folder / _META).read_text()))
+            self._read_meta(json.loads((self._folder / _META).read_text()))
         except FileNotFoundError:
-            raise NoStore(
+            raise StoreNotFoundError(
                 f"{self.name}: there is no store; `nonet pack SRC {self._folder}` writes one from Parquet"
             ) from None
         except (OSError, ValueError) as error:
@@ -52,14 +59,14 @@ class PackedStore(Store):
                 f"{self.name}: {_META} cannot be read ({error}); write the store again"
             ) from None
 
-    def _read(self, meta: dict[str, Any]) -> None:
+    def _read_meta(self, meta: dict[str, Any]) -> None:
         """Read the description and open the segments."""
-        self._described = Description.read(meta, self.name)
+        self._described = StoreDescription.from_json(meta, self.name)
         self.schema, self.key, self.versions = self._described
         self._names: list[str] = meta["segments"]
         known = {segment.folder.name: segment for segment in getattr(self, "_segments", [])}
         self._segments = [
-            known.get(name) or Segment(self._folder / name, self.versions) for name in self._names
+            known.get(name) or StoreSegment(self._folder / name, self.versions) for name in self._names
         ]
 
     @classmethod
@@ -70,15 +77,15 @@ class PackedStore(Store):
         place = Path(folder)
         if (place / _META).exists():
             raise ConfigError(f"store {place}: there is one already; put into it, or give another folder")
-        described = Description.checked(schema, key, versions, f"store {place}")
+        described = StoreDescription.create(schema, key, versions, f"store {place}")
         make_folder(place)
-        _write_meta(place, described._replace(schema=_wide(schema)), [])
+        _write_meta(place, described._replace(schema=_widen_schema(schema)), [])
         return cls(place)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write rows as a new segment; merge the segments if there are too many."""
-        asked, rows = self.checked_put(keys, values)
-        when = self.checked_times(times, len(rows))
+        asked, rows = self.check_put(keys, values)
+        when = self.check_times(times, len(rows))
         if not len(rows):
             return
         name = write_segment(self._folder, asked, rows, when, self.name)
@@ -89,7 +96,7 @@ class PackedStore(Store):
 
     def refresh(self) -> None:
         """Open the segments that another process has written since."""
-        self._read(json.loads((self._folder / _META).read_text()))
+        self._read_meta(json.loads((self._folder / _META).read_text()))
 
     def _publish(self) -> None:
         _write_meta(self._folder, self._described, self._names)
@@ -100,31 +107,31 @@ class PackedStore(Store):
         old, parts = list(self._names), list(self.scan())
         table = pa.Table.from_batches(parts)
         rows = table.select(self.schema.names).combine_chunks().to_batches()[0]
-        keys = self.checked_keys(table["key"].combine_chunks())
+        keys = self.check_keys(table["key"].combine_chunks())
         when = table["time"].to_numpy() if self.versions else None
         self._names = [write_segment(self._folder, keys, rows, when, self.name)]
         self._publish()
         for name in old:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
-    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
         numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
         if len(self._segments) == 1:
             segment = self._segments[0]
-            return aligned_rows(segment, columns, segment.rows_of(numbers, before))
+            return gather_rows(segment, columns, segment.find_rows(numbers, before))
         best, best_time = (
             np.full((2, len(numbers)), -1, np.int64),
             np.full(len(numbers), np.iinfo(np.int64).min),
         )
         for at, segment in enumerate(self._segments):
-            row = segment.rows_of(numbers, before)
+            row = segment.find_rows(numbers, before)
             time = segment.times[np.maximum(row, 0)] if self.versions else np.zeros(len(row), np.int64)
             newer = (row >= 0) & (time >= best_time)
             best[0, newer], best[1, newer], best_time[newer] = at, row[newer], time[newer]
-        return self._of_several(columns, best[0], best[1])
+        return self._gather_segments(columns, best[0], best[1])
 
-    def _of_several(self, columns: list[str], segment_K: np.ndarray, row_K: np.ndarray) -> Rows:
+    def _gather_segments(self, columns: list[str], segment_K: np.ndarray, row_K: np.ndarray) -> StoreRows:
         """Gather rows from several segments."""
         place, parts, count = np.full(len(row_K), -1, np.int64), [], 0
         for at, segment in enumerate(self._segments):
@@ -134,11 +141,11 @@ class PackedStore(Store):
             count += len(mine)
         schema = pa.schema([self.schema.field(name) for name in columns])
         whole = pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema)
-        return aligned(whole, place)
+        return align_rows(whole, place)
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the order of key and time."""
-        names = self.checked_columns(columns)
+        names = self.check_columns(columns)
         if len(self._segments) == 1:
             yield from self._segments[0].scan(names)
             return
@@ -146,9 +153,9 @@ class PackedStore(Store):
         if not batches:
             return
         table = pa.Table.from_batches(batches)
-        yield from table.take(pa.array(self._winning(table))).combine_chunks().to_batches(_SCANNED)
+        yield from table.take(pa.array(self._find_latest(table))).combine_chunks().to_batches(_SCANNED)
 
-    def _winning(self, table: pa.Table) -> np.ndarray:
+    def _find_latest(self, table: pa.Table) -> np.ndarray:
         """Return the rows of a scan in order of key and time; of duplicate versions only the later segment's."""
         order = np.arange(len(table))
         numbers = as_numbers(table["key"].combine_chunks())
@@ -158,7 +165,7 @@ class PackedStore(Store):
         last = np.append((key[1:] != key[:-1]) | (when[1:] != when[:-1]), True)
         return order[last]
 
-    def stats(self) -> dict[str, Any]:
+    def collect_stats(self) -> dict[str, Any]:
         """Return the number of keys, rows and segments, and the bytes on disk."""
         keys = [segment.keys for segment in self._segments]
         return {
@@ -169,7 +176,7 @@ class PackedStore(Store):
         }
 
 
-class Segment:
+class StoreSegment:
     """One segment, mapped when it is first read."""
 
     def __init__(self, folder: Path, versions: bool):
@@ -196,7 +203,7 @@ class Segment:
         with pa.memory_map(str(self.folder / "rows.arrow")) as source:
             return pa.ipc.open_file(source).get_batch(0)
 
-    def rows_of(self, numbers: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+    def find_rows(self, numbers: np.ndarray, before: np.ndarray | None) -> np.ndarray:
         """Return the row of each key [K], -1 if there is none, or none before its time."""
         place = np.searchsorted(self.keys, numbers)
         place = np.minimum(place, len(self.keys) - 1)
@@ -205,7 +212,7 @@ class Segment:
             return np.where(there, place, -1)
         low, high = self.first[place], self.first[place + 1]
         if before is not None:
-            high = _last_before(self.times, low, high, before)
+            high = _find_last_before(self.times, low, high, before)
         return np.where(there & (high > low), high - 1, -1)
 
     def scan(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -228,16 +235,16 @@ class Segment:
             yield pa.RecordBatch.from_pydict(fixed | {name: part.column(name) for name in columns})
 
 
-def aligned_rows(segment: Segment, columns: list[str], row_K: np.ndarray) -> Rows:
+def gather_rows(segment: StoreSegment, columns: list[str], row_K: np.ndarray) -> StoreRows:
     """Gather the rows of a segment for keys."""
     found = row_K >= 0
     offsets = np.zeros(len(row_K) + 1, np.int64)
     np.cumsum(found, out=offsets[1:])
     index = row_K if offsets[-1] == len(row_K) else row_K[found]
-    return Rows(segment.batch.select(columns).take(pa.array(index)), offsets)
+    return StoreRows(segment.batch.select(columns).take(pa.array(index)), offsets)
 
 
-def _last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:
+def _find_last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: np.ndarray) -> np.ndarray:
     """Return one past the last row in [low, high) whose time is before `before`, for all keys at once."""
     left, right = low.copy(), high.copy()
     for _ in range(int((high - low).max(initial=0)).bit_length()):
@@ -249,7 +256,7 @@ def _last_before(times: np.ndarray, low: np.ndarray, high: np.ndarray, before: n
     return left
 
 
-def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarray | None, what: str) -> str:
+def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarray | None, label: str) -> str:
     """Write rows as a new segment atomically and return its name. Raises DataError for a duplicate version."""
     numbers = keys if isinstance(keys, np.ndarray) else as_numbers(keys)
     when = np.zeros(len(numbers), np.int64) if times is None else times
@@ -259,7 +266,7 @@ def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarr
     if len(twice):
         first = keys[int(order[twice[0]])]
         raise DataError(
-            f"{what}: {len(twice)} rows repeat a key{' and its time' if times is not None else ''}, the first: {first}"
+            f"{label}: {len(twice)} rows repeat a key{' and its time' if times is not None else ''}, the first: {first}"
             + ("" if times is not None else "; name the column of their times, and they become versions")
         )
     starts = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
@@ -282,21 +289,21 @@ def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarr
     return name
 
 
-def _write_meta(folder: Path, described: Description, segments: Sequence[str]) -> None:
-    meta = described.written() | {"segments": list(segments)}
+def _write_meta(folder: Path, described: StoreDescription, segments: Sequence[str]) -> None:
+    meta = described.to_json() | {"segments": list(segments)}
     write_whole(folder / _META, json.dumps(meta, indent=1).encode())
 
 
-def _wide(schema: pa.Schema) -> pa.Schema:
+def _widen_schema(schema: pa.Schema) -> pa.Schema:
     """Use large offsets for all types of variable length, because a segment is one batch of any size."""
-    return pa.schema([pa.field(field.name, _wide_type(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, _widen_type(field.type)) for field in schema])
 
 
-def _wide_type(kind: pa.DataType) -> pa.DataType:
+def _widen_type(kind: pa.DataType) -> pa.DataType:
     """Return the type with 64-bit offsets."""
-    kind = plain(kind)
+    kind = simplify_type(kind)
     if pa.types.is_string(kind):
         return pa.large_string()
     if pa.types.is_binary(kind):
         return pa.large_binary()
-    return pa.large_list(_wide_type(kind.value_type)) if pa.types.is_list(kind) else kind
+    return pa.large_list(_widen_type(kind.value_type)) if pa.types.is_list(kind) else kind

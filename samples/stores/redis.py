@@ -21,8 +21,15 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError, StoreError
-from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, distinct
-from nonet.samples.stores.rows import RowCodec, key_bytes, keys_of
+from nonet.samples.stores.base import (
+    Store,
+    StoreDescription,
+    StoreNotFoundError,
+    StoreRows,
+    align_rows,
+    find_distinct,
+)
+from nonet.samples.stores.rows import RowCodec, decode_keys, encode_keys
 
 _META = "nonet"
 _EXACT = 1 << 53  # a score of a sorted set is a double
@@ -46,15 +53,15 @@ class RedisStore(Store):
     def __init__(
         self, address: str, *, db: int = 0, batch: int = 1000, timeout_s: float = 5, attempts: int = 3
     ):
-        self.name, self._place, self._prefix = _parsed(address)
+        self.name, self._place, self._prefix = _parse_address(address)
         self._batch, self._attempts, self._timeout_s = batch, attempts, timeout_s
-        self._server = _connected(self._place, db, timeout_s, attempts, self.name)
-        meta = self._asked(lambda: self._server.hget(self._prefix, _META))
+        self._server = _connect(self._place, db, timeout_s, attempts, self.name)
+        meta = self._call_server(lambda: self._server.hget(self._prefix, _META))
         if meta is None:
-            raise NoStore(
+            raise StoreNotFoundError(
                 f"{self.name}: there is no store; `nonet pack SRC redis://{address}` writes one from Parquet"
             )
-        self.schema, self.key, self.versions = Description.read(json.loads(meta), self.name)
+        self.schema, self.key, self.versions = StoreDescription.from_json(json.loads(meta), self.name)
         self._codec = RowCodec(self.schema, self.name)
 
     @classmethod
@@ -62,15 +69,15 @@ class RedisStore(Store):
         cls, address: str, schema: pa.Schema, *, key: pa.DataType, versions: bool = False, **options: Any
     ) -> RedisStore:
         """Create an empty store. Raises ConfigError if there is one already."""
-        name, place, prefix = _parsed(address)
-        described = Description.checked(schema, key, versions, name)
+        name, place, prefix = _parse_address(address)
+        described = StoreDescription.create(schema, key, versions, name)
         RowCodec(described.schema, name)
         limits = {"timeout_s": 5, "attempts": 3} | {
             key: options[key] for key in ("timeout_s", "attempts") if key in options
         }
-        server = _connected(place, options.get("db", 0), limits["timeout_s"], limits["attempts"], name)
-        written = json.dumps(described.written())
-        if not _told(
+        server = _connect(place, options.get("db", 0), limits["timeout_s"], limits["attempts"], name)
+        written = json.dumps(described.to_json())
+        if not _call_with_errors(
             lambda: server.hsetnx(prefix, _META, written), name, limits["attempts"], limits["timeout_s"]
         ):
             raise ConfigError(f"{name}: there is one already; put into it, or give another name")
@@ -79,14 +86,14 @@ class RedisStore(Store):
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         """Write rows in atomic batches; a version that is written again replaces the one before."""
-        asked, rows = self.checked_put(keys, values)
-        when = self.checked_times(times, len(rows))
+        asked, rows = self.check_put(keys, values)
+        when = self.check_times(times, len(rows))
         if when is not None and len(when) and np.abs(when).max() >= _EXACT:
             raise DataError(f"{self.name}: times are seconds below 2^53, got {np.abs(when).max()}")
-        names, cells = self._names(asked), self._codec.encode(rows)
+        names, cells = self._make_names(asked), self._codec.encode(rows)
         for at in range(0, len(names), self._batch):
             part = slice(at, at + self._batch)
-            self._asked(
+            self._call_server(
                 lambda part=part: self._write(names[part], cells[part], None if when is None else when[part])
             )
 
@@ -96,77 +103,77 @@ class RedisStore(Store):
             if times is None:
                 sent.mset(dict(zip(names, cells, strict=True)))
             else:
-                stamps = key_bytes(times)
+                stamps = encode_keys(times)
                 for name, cell, time, stamp in zip(names, cells, times.tolist(), stamps, strict=True):
                     sent.zremrangebyscore(name, time, time)
                     sent.zadd(name, {stamp + cell: time})
             sent.execute()
 
-    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the rows of keys, newest or as of a time per key."""
         if self.versions:
-            return self._versions(keys, columns, before)
-        values, place = distinct(keys)
-        names = self._names(values)
+            return self._get_versions(keys, columns, before)
+        values, place = find_distinct(keys)
+        names = self._make_names(values)
         found: list[bytes | None] = []
         for at in range(0, len(names), self._batch):
-            found += self._asked(lambda at=at: self._server.mget(names[at : at + self._batch]))
-        return self._rows(found, columns, place)
+            found += self._call_server(lambda at=at: self._server.mget(names[at : at + self._batch]))
+        return self._decode_rows(found, columns, place)
 
-    def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+    def _get_versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> StoreRows:
         """Return the newest version before each (key, time); a pair that occurs twice is read once."""
-        names = self._names(keys)
+        names = self._make_names(keys)
         until: list[int | None] = [None] * len(names) if before is None else before.tolist()
         pairs = list(zip(names, until, strict=True))
         once = list(dict.fromkeys(pairs))
         number = {pair: at for at, pair in enumerate(once)}
         found: list[bytes | None] = []
         for at in range(0, len(once), self._batch):
-            answers = self._asked(lambda at=at: self._newest(once[at : at + self._batch]))
+            answers = self._call_server(lambda at=at: self._read_newest(once[at : at + self._batch]))
             found += [answer[0][8:] if answer else None for answer in answers]
-        return self._rows(found, columns, np.array([number[pair] for pair in pairs], np.int64))
+        return self._decode_rows(found, columns, np.array([number[pair] for pair in pairs], np.int64))
 
-    def _newest(self, pairs: list[tuple[str, int | None]]) -> list[list[bytes]]:
+    def _read_newest(self, pairs: list[tuple[str, int | None]]) -> list[list[bytes]]:
         with self._server.pipeline(transaction=False) as asked:
             for name, until in pairs:
                 most = "+inf" if until is None else f"({until}"
                 asked.zrevrangebyscore(name, most, "-inf", start=0, num=1)
             return asked.execute()
 
-    def _rows(self, found: list[bytes | None], columns: list[str], place: np.ndarray) -> Rows:
+    def _decode_rows(self, found: list[bytes | None], columns: list[str], place: np.ndarray) -> StoreRows:
         """Decode the rows that were found and align them to the keys."""
         there = np.array([row is not None for row in found], bool)
         row_U = np.where(there, np.cumsum(there) - 1, -1)
-        return aligned(
+        return align_rows(
             self._codec.decode([row for row in found if row is not None], columns),
             row_U[place] if len(row_U) else np.empty(0, np.int64),
         )
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over all rows in the server's order; a row that is written meanwhile may occur twice or not at all."""
-        names, cursor = self.checked_columns(columns), 0
+        names, cursor = self.check_columns(columns), 0
         while True:
-            cursor, keys = self._asked(
+            cursor, keys = self._call_server(
                 lambda cursor=cursor: self._server.scan(cursor, f"{self._prefix}:*", self._batch)
             )
             if keys:
-                yield self._scanned(keys, names)
+                yield self._read_scanned(keys, names)
             if not cursor:
                 return
 
-    def _scanned(self, keys: list[bytes], names: list[str]) -> pa.RecordBatch:
+    def _read_scanned(self, keys: list[bytes], names: list[str]) -> pa.RecordBatch:
         """Read the rows of some keys of a scan."""
         if self.versions:
             with self._server.pipeline(transaction=False) as asked:
                 for key in keys:
                     asked.zrange(key, 0, -1)
-                answers = self._asked(asked.execute)
+                answers = self._call_server(asked.execute)
             keys = [key for key, rows in zip(keys, answers, strict=True) for _ in rows]
             cells = [row for rows in answers for row in rows]
-            fixed = {"time": keys_of([row[:8] for row in cells], pa.int64())}
+            fixed = {"time": decode_keys([row[:8] for row in cells], pa.int64())}
             cells = [row[8:] for row in cells]
         else:
-            cells = self._asked(lambda: self._server.mget(keys))
+            cells = self._call_server(lambda: self._server.mget(keys))
             keys = [key for key, row in zip(keys, cells, strict=True) if row is not None]
             cells, fixed = [row for row in cells if row is not None], {}
         told = [key[len(self._prefix) + 1 :].decode() for key in keys]
@@ -174,7 +181,7 @@ class RedisStore(Store):
         whole = self._codec.decode(cells, names)
         return pa.RecordBatch.from_pydict({"key": key} | fixed | {name: whole.column(name) for name in names})
 
-    def stats(self) -> dict[str, Any]:
+    def collect_stats(self) -> dict[str, Any]:
         """Return the number of keys and rows, and the server."""
         seen: dict[Any, int] = {}
         for part in self.scan(self.schema.names[:1]):
@@ -187,17 +194,17 @@ class RedisStore(Store):
         """Close the connection."""
         self._server.close()
 
-    def _names(self, keys: Any) -> list[str]:
+    def _make_names(self, keys: Any) -> list[str]:
         return [
             f"{self._prefix}:{key}"
             for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys.to_pylist())
         ]
 
-    def _asked(self, call: Callable[[], Any]) -> Any:
-        return _told(call, self.name, self._attempts, self._timeout_s)
+    def _call_server(self, call: Callable[[], Any]) -> Any:
+        return _call_with_errors(call, self.name, self._attempts, self._timeout_s)
 
 
-def _told(call: Callable[[], Any], name: str, attempts: int, timeout_s: float) -> Any:
+def _call_with_errors(call: Callable[[], Any], name: str, attempts: int, timeout_s: float) -> Any:
     """Return the result of a call; convert Redis errors to one-line Nonet errors."""
     import redis
 
@@ -214,7 +221,7 @@ def _told(call: Callable[[], Any], name: str, attempts: int, timeout_s: float) -
         raise DataError(f"{name}: the server refused: {error}") from None
 
 
-def _parsed(address: str) -> tuple[str, str, str]:
+def _parse_address(address: str) -> tuple[str, str, str]:
     """Parse an address to the store's name in messages, host:port, and the name in the server."""
     where, _, prefix = address.partition("/")
     host, _, port = where.partition(":")
@@ -225,7 +232,7 @@ def _parsed(address: str) -> tuple[str, str, str]:
     return f"store redis://{address}", f"{host}:{port or 6379}", prefix
 
 
-def _connected(place: str, db: int, timeout_s: float, attempts: int, name: str) -> Any:
+def _connect(place: str, db: int, timeout_s: float, attempts: int, name: str) -> Any:
     """Connect to the server with retries. Raises ConfigError if redis is not installed."""
     try:
         import redis

@@ -26,12 +26,12 @@ class RowCodec:
     def __init__(self, schema: pa.Schema, name: str):
         self.schema, self._name = schema, name
         for field in schema:
-            if not _known(field.type):
+            if not _can_encode(field.type):
                 raise DataError(f"{name}: column {field.name!r} is {field.type}; such a store holds {KINDS}")
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
         """Encode each row [R] as bytes."""
-        columns = [_flat(rows.column(at)) for at in range(rows.num_columns)]
+        columns = [_flatten_column(rows.column(at)) for at in range(rows.num_columns)]
         length_RC = np.stack([np.where(valid, sizes, -1) for _, sizes, valid in columns], 1).astype(_LENGTH)
         head = _LENGTH.itemsize * len(columns)
         size_R = head + np.maximum(length_RC, 0).sum(1, dtype=np.int64)
@@ -41,7 +41,7 @@ class RowCodec:
         out[place_R[:, None] + np.arange(head)] = length_RC.view(np.uint8).reshape(len(rows), head)
         place_R = place_R + head
         for flat, sizes, _ in columns:
-            out[_ranges(place_R, sizes)] = flat
+            out[_expand_ranges(place_R, sizes)] = flat
             place_R = place_R + sizes
         whole = out.tobytes()
         return [whole[end - size : end] for end, size in zip(end_R.tolist(), size_R.tolist(), strict=True)]
@@ -52,31 +52,31 @@ class RowCodec:
         buffer = np.frombuffer(b"".join(rows), np.uint8)
         head = _LENGTH.itemsize * len(self.schema)
         if (sizes < head).any():
-            raise self._strange()
+            raise self._make_format_error()
         place_R = np.cumsum(sizes) - sizes
         length_RC = np.ascontiguousarray(buffer[place_R[:, None] + np.arange(head)]).view(_LENGTH)
         filled_RC = np.maximum(length_RC, 0).astype(np.int64)
         if (head + filled_RC.sum(1) != sizes).any():
-            raise self._strange()
+            raise self._make_format_error()
         start_RC = place_R[:, None] + head + np.cumsum(filled_RC, 1) - filled_RC
         arrays = []
         for name in columns:
             at = self.schema.get_field_index(name)
-            flat = buffer[_ranges(start_RC[:, at], filled_RC[:, at])]
+            flat = buffer[_expand_ranges(start_RC[:, at], filled_RC[:, at])]
             kind = self.schema.field(at).type
-            arrays.append(self._array(name, kind, flat, filled_RC[:, at], length_RC[:, at] >= 0))
+            arrays.append(self._make_array(name, kind, flat, filled_RC[:, at], length_RC[:, at] >= 0))
         return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
-    def _array(
+    def _make_array(
         self, name: str, kind: pa.DataType, flat: np.ndarray, sizes: np.ndarray, valid: np.ndarray
     ) -> pa.Array:
         """Build one column from the concatenated bytes of its values."""
         bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
-        width = _width(kind)
+        width = _get_width(kind)
         if pa.types.is_list(kind) or not width:
-            unit = _width(kind.value_type) if pa.types.is_list(kind) else 1
+            unit = _get_width(kind.value_type) if pa.types.is_list(kind) else 1
             if (sizes % unit).any():
-                raise self._other_width(name, kind)
+                raise self._make_width_error(name, kind)
             offsets = pa.py_buffer(np.append(0, np.cumsum(sizes // unit)).astype(np.int32).tobytes())
             data = pa.py_buffer(flat.tobytes())
             if not pa.types.is_list(kind):
@@ -84,19 +84,19 @@ class RowCodec:
             values = pa.Array.from_buffers(kind.value_type, len(flat) // unit, [None, data])
             return pa.Array.from_buffers(kind, len(sizes), [bitmap, offsets], children=[values])
         if (sizes[valid] != width).any():
-            raise self._other_width(name, kind)
+            raise self._make_width_error(name, kind)
         cells = np.zeros((len(sizes), width), np.uint8)
         cells[valid] = flat.reshape(-1, width)
         return pa.Array.from_buffers(kind, len(sizes), [bitmap, pa.py_buffer(cells.tobytes())])
 
-    def _other_width(self, name: str, kind: pa.DataType) -> DataError:
+    def _make_width_error(self, name: str, kind: pa.DataType) -> DataError:
         return DataError(f"{self._name}: a value of column {name!r} has another width than {kind}")
 
-    def _strange(self) -> DataError:
+    def _make_format_error(self) -> DataError:
         return DataError(f"{self._name}: a row was not written by this store, or with other columns")
 
 
-def key_bytes(keys: np.ndarray | pa.Array) -> list[bytes]:
+def encode_keys(keys: np.ndarray | pa.Array) -> list[bytes]:
     """Encode keys [K] as bytes with the same order: integers as eight bytes, text as UTF-8."""
     if isinstance(keys, np.ndarray):
         whole = (keys.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
@@ -104,30 +104,30 @@ def key_bytes(keys: np.ndarray | pa.Array) -> list[bytes]:
     return [key.encode() for key in keys.to_pylist()]
 
 
-def keys_of(found: Sequence[bytes], key: pa.DataType) -> pa.Array:
-    """Decode keys that `key_bytes` encoded."""
+def decode_keys(found: Sequence[bytes], key: pa.DataType) -> pa.Array:
+    """Decode keys that `encode_keys` encoded."""
     if pa.types.is_string(key):
         return pa.array([each.decode() for each in found], pa.string())
     numbers = np.frombuffer(b"".join(found), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
     return pa.array(numbers.view(np.int64))
 
 
-def _known(kind: pa.DataType) -> bool:
+def _can_encode(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
-        return bool(_width(kind.value_type))
-    return bool(_width(kind)) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+        return bool(_get_width(kind.value_type))
+    return bool(_get_width(kind)) or pa.types.is_string(kind) or pa.types.is_binary(kind)
 
 
-def _width(kind: pa.DataType) -> int:
+def _get_width(kind: pa.DataType) -> int:
     """Return the bytes of a number; 0 for other types."""
     whole = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return kind.bit_width // 8 if whole else 0
 
 
-def _flat(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _flatten_column(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bytes of all values, the byte count of each [R], and which are not null [R]."""
     kind, valid = column.type, column.is_valid().to_numpy(zero_copy_only=False)
-    if width := _width(kind):
+    if width := _get_width(kind):
         there = column.drop_null().to_numpy(zero_copy_only=False)
         return np.ascontiguousarray(there).view(np.uint8), np.where(valid, width, 0), valid
     if pa.types.is_list(kind):
@@ -136,7 +136,7 @@ def _flat(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if there.null_count:
             raise DataError("a list has a value that is missing; such a store holds whole lists")
         flat = np.ascontiguousarray(there.to_numpy(zero_copy_only=False))
-        return flat.view(np.uint8), sizes * _width(kind.value_type), valid
+        return flat.view(np.uint8), sizes * _get_width(kind.value_type), valid
     there = column.cast(pa.binary()).drop_null()
     joined = np.frombuffer(b"".join(there.to_pylist()), np.uint8)
     sizes = np.zeros(len(column), np.int64)
@@ -144,7 +144,7 @@ def _flat(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return joined, sizes, valid
 
 
-def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _expand_ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return every index in [start, start + size) of each range, concatenated."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0

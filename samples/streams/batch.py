@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute
 import torch
 
-from nonet.samples.ledger import Slice
+from nonet.samples.ledger import OrderSlice
 from nonet.types import Jagged, RowRange
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StreamBatch:
     """Part `number` of the `count` parts of a slice; a slice is done when all of its parts are.
 
     Attributes:
@@ -39,7 +39,7 @@ class Batch:
     """
 
     columns: dict[str, Any]
-    slice: Slice
+    slice: OrderSlice
     rows: tuple[RowRange, ...] = ()
     number: int = 0
     count: int = 1
@@ -61,31 +61,31 @@ class Batch:
         return self.number + 1 == self.count
 
 
-def tensors(rows: pa.RecordBatch) -> dict[str, Any]:
+def to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
     """Convert the columns of a record batch to tensors, `Jagged` or Arrow arrays."""
-    return {name: _column(rows.column(at)) for at, name in enumerate(rows.schema.names)}
+    return {name: _convert_column(rows.column(at)) for at, name in enumerate(rows.schema.names)}
 
 
-def _column(array: pa.Array) -> Any:
+def _convert_column(array: pa.Array) -> Any:
     """Convert one column; lists may be nested."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _jagged(array)
+        return _convert_list(array)
     if pa.types.is_fixed_size_list(kind):
-        values = _values(array.flatten())
+        values = _convert_values(array.flatten())
         return values.reshape(len(array), kind.list_size) if torch.is_tensor(values) else array
-    return _values(array)
+    return _convert_values(array)
 
 
-def _jagged(array: pa.Array) -> Any:
+def _convert_list(array: pa.Array) -> Any:
     offsets = array.offsets.to_numpy()
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-    values = _column(array.values.slice(first, last - first))
+    values = _convert_column(array.values.slice(first, last - first))
     cuts = torch.from_numpy(offsets.astype(np.int64) - first)
     return Jagged(values, cuts) if torch.is_tensor(values) else array
 
 
-def _values(array: pa.Array) -> Any:
+def _convert_values(array: pa.Array) -> Any:
     """Convert numbers to a tensor, with NaN for missing ones; return other types unchanged."""
     kind = array.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nonet.samples.streams.operators import in_words
+from nonet.samples.streams.operators import describe_operators
 from nonet.suggest import join_names
 
 if TYPE_CHECKING:
-    from nonet.samples.streams.feed import Feed
-    from nonet.samples.streams.leaf import Leaf
+    from nonet.samples.streams.feed import StreamFeed
+    from nonet.samples.streams.leaf import StreamLeaf
     from nonet.samples.streams.stream import Stream
 
 
-def explain(stream: Stream, engine: str | None) -> str:
+def explain_stream(stream: Stream, engine: str | None) -> str:
     """Describe a stream. Opens the footers of its files and reads no rows."""
-    feed: Feed = stream.open(engine=engine)
-    lines = [line for leaf in feed.leaves for line in _of_leaf(leaf)]
+    feed: StreamFeed = stream.open(engine=engine)
+    lines = [line for leaf in feed.leaves for line in _explain_leaf(leaf)]
     if stream.mixed:
         lines.append(
             "mix: " + ", ".join(f"{share:.3g} of stream {at}" for at, (_, share) in enumerate(stream.mixed))
         )
-        lines += [f"  {line}" for leaf in feed.leaves for line in in_words(leaf.stream.operators)]
-    lines += in_words(stream.operators)
+        lines += [f"  {line}" for leaf in feed.leaves for line in describe_operators(leaf.stream.operators)]
+    lines += describe_operators(stream.operators)
     lines += [f"take the first {stream.most:,} rows of each epoch"] if stream.most else []
     lines += [f"pack {stream.tokens[1]:,} of {stream.tokens[0]} a batch"] if stream.tokens else []
     lines.append(
@@ -34,12 +34,12 @@ def explain(stream: Stream, engine: str | None) -> str:
     return "\n".join(lines)
 
 
-def _of_leaf(leaf: Leaf) -> list[str]:
+def _explain_leaf(leaf: StreamLeaf) -> list[str]:
     """Describe the files of one leaf."""
     files, kept = leaf.manifest.files, len(leaf.groups)
     total = len(leaf.manifest.group_rows)
     lines = [
-        f"read {leaf.form}: {len(files)} files, {_megabytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in {total} groups"
+        f"read {leaf.form}: {len(files)} files, {_format_bytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in {total} groups"
     ]
     names = leaf.files.columns or leaf.schema.names
     lines.append("  columns: " + ", ".join(f"{name} {leaf.schema.field(name).type}" for name in names))
@@ -56,5 +56,5 @@ def _of_leaf(leaf: Leaf) -> list[str]:
     return [*lines, f"  order: {order}{inside}"]
 
 
-def _megabytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

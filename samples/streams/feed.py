@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import Ledger, Manifest, Order, Slice, StepRange, Steps
-from nonet.samples.streams.batch import Batch, tensors
-from nonet.samples.streams.leaf import Group, Leaf
-from nonet.samples.streams.operators import Operator, changing_rows
-from nonet.samples.streams.stream import Stream, cycle
+from nonet.samples.ledger import DataManifest, EpochSteps, OrderSlice, RowOrder, SampleLedger, StepRange
+from nonet.samples.streams.batch import StreamBatch, to_tensors
+from nonet.samples.streams.leaf import DecodedGroup, StreamLeaf
+from nonet.samples.streams.operators import Operator, list_row_changes
+from nonet.samples.streams.stream import Stream, schedule_turns
 from nonet.types import RowRange
 
 RAY_BYTES = 64 << 30
@@ -36,11 +36,11 @@ RAY_BYTES = 64 << 30
 ENGINES = ("local", "ray")
 
 Worked = Callable[[pa.RecordBatch], pa.RecordBatch]
-ReadGroup = Callable[[int, int], Group]  # (leaf, row group) -> decoded group
+ReadGroup = Callable[[int, int], DecodedGroup]  # (leaf, row group) -> decoded group
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupPart:
     """Places [first, last) of a row group's own order, in one leaf.
 
     Attributes:
@@ -61,17 +61,17 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawSlice:
     """The rows of a slice before the stream's operators, with their counts."""
 
-    slice: Slice
+    slice: OrderSlice
     rows: pa.RecordBatch
     ranges: tuple[RowRange, ...] = ()
     read: int = 0
     skipped: tuple[int, ...] = ()
 
 
-class Feed:
+class StreamFeed:
     """An opened stream, made by `Stream.open`; see the module."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Feed:
         rows: int,
         step_rows: int,
         engine: str | None,
-        manifest: Manifest | None,
+        manifest: DataManifest | None,
         name: str = "",
     ):
         self.stream = stream
@@ -88,17 +88,19 @@ class Feed:
         if manifest is not None and len(streams) > 1:
             raise ConfigError("open: a manifest belongs to one stream; a mixture finds its own files")
         drawn_for = f"{name} samples" if name else "samples"
-        self.leaves = [Leaf(each, f"{drawn_for} {number}", manifest) for number, each in enumerate(streams)]
-        self._turns = cycle([share for _, share in stream.mixed]) if stream.mixed else None
-        whole = self._rows_of_epoch()
+        self.leaves = [
+            StreamLeaf(each, f"{drawn_for} {number}", manifest) for number, each in enumerate(streams)
+        ]
+        self._turns = schedule_turns([share for _, share in stream.mixed]) if stream.mixed else None
+        whole = self._count_epoch_rows()
         self.rows = whole if stream.most is None else min(whole, stream.most)
-        self.steps = Steps(self.rows, step_rows, rows)
-        self.engine = self._engine(engine)
+        self.steps = EpochSteps(self.rows, step_rows, rows)
+        self.engine = self._choose_engine(engine)
 
     @cached_property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> DataManifest:
         """The files of all streams, in the order of the streams."""
-        return Manifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
+        return DataManifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
 
     @cached_property
     def works(self) -> bool:
@@ -110,42 +112,44 @@ class Feed:
     def order(self) -> str:
         """A hash of everything, apart from the files, that decides which rows each global step reads."""
         facts = (
-            self._first_facts([leaf.order for leaf in self.leaves]),
+            self._collect_first_facts([leaf.order for leaf in self.leaves]),
             self.steps.step_rows,
-            [(leaf.files.where, changing_rows(leaf.stream.operators)) for leaf in self.leaves],
-            changing_rows(self.stream.operators),
+            [(leaf.files.where, list_row_changes(leaf.stream.operators)) for leaf in self.leaves],
+            list_row_changes(self.stream.operators),
         )
-        return _hash_of(facts)
+        return _hash_facts(facts)
 
-    def ledger(self) -> Ledger:
+    def make_ledger(self) -> SampleLedger:
         """Create a new ledger for the rows of this feed."""
-        first = [leaf.order.renamed(f"samples {number}") for number, leaf in enumerate(self.leaves)]
+        first = [leaf.order.rename(f"samples {number}") for number, leaf in enumerate(self.leaves)]
 
         def use_first_rules() -> None:
             for leaf, order in zip(self.leaves, first, strict=True):
                 leaf.order = order
 
-        return Ledger(
+        return SampleLedger(
             self.manifest,
             self.order,
             self.rows,
-            first_order=_hash_of(self._first_facts(first)),
+            first_order=_hash_facts(self._collect_first_facts(first)),
             use_first_rules=use_first_rules,
         )
 
-    def _first_facts(self, orders: Iterable[Order]) -> tuple[Any, ...]:
+    def _collect_first_facts(self, orders: Iterable[RowOrder]) -> tuple[Any, ...]:
         """Return the values that the order hash of ledger format 1 covers."""
         return [order.digest for order in orders], [share for _, share in self.stream.mixed], self.rows
 
-    def slices(self, step: int, rank: int = 0, world: int = 1) -> list[Slice]:
+    def get_slices(self, step: int, rank: int = 0, world: int = 1) -> list[OrderSlice]:
         """Return a rank's slices of a global step."""
-        return self.steps.slices(step)[rank::world]
+        return self.steps.cut_slices(step)[rank::world]
 
-    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
+    def iterate_steps(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
         """Return a rank's slices from a step on, epoch after epoch."""
         return StepRange(self.steps, first_step, None, rank, world)
 
-    def epoch(self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0) -> Iterator[Batch]:
+    def iterate_epoch(
+        self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0
+    ) -> Iterator[StreamBatch]:
         """Iterate over a rank's batches of one epoch from a given step on; empty batches are skipped.
 
         Args:
@@ -156,16 +160,16 @@ class Feed:
         """
         an_epoch = self.steps.an_epoch
         slices = StepRange(self.steps, number * an_epoch + first_step, (number + 1) * an_epoch, rank, world)
-        for batch in self.batches(slices, shared=world > 1):
+        for batch in self.iterate_batches(slices, shared=world > 1):
             if len(batch):
                 yield batch
 
-    def batches(
-        self, slices: Iterable[Slice], ledger: Ledger | None = None, *, shared: bool = False
-    ) -> Iterator[Batch]:
+    def iterate_batches(
+        self, slices: Iterable[OrderSlice], ledger: SampleLedger | None = None, *, shared: bool = False
+    ) -> Iterator[StreamBatch]:
         """Yield what these slices become, in their order, at least one batch each, some of them without rows.
 
-        They are leased in the ledger as each comes; `Feed.done` or `Ledger.apply_step` makes them done.
+        They are leased in the ledger as each comes; `Feed.apply_batch` or `Ledger.apply_step` makes them done.
 
         Args:
             slices: what to read.
@@ -173,64 +177,64 @@ class Feed:
             shared: whether other processes of this machine read the same row groups, so that each is decoded once.
         """
         if self.engine == "ray":
-            from nonet.samples.streams.ray_engine import on_ray
+            from nonet.samples.streams.ray_engine import read_on_ray
 
-            made: Iterator[Raw] = on_ray(self, slices)
+            made: Iterator[RawSlice] = read_on_ray(self, slices)
         else:
-            from nonet.samples.streams.local_engine import locally
+            from nonet.samples.streams.local_engine import read_locally
 
-            made = locally(self, slices, shared)
+            made = read_locally(self, slices, shared)
         for raw in made:
             if ledger is not None:
                 ledger.lease(raw.slice)
-            yield from self.cut(raw)
+            yield from self.cut_batches(raw)
 
-    def done(self, batch: Batch, ledger: Ledger) -> None:
+    def apply_batch(self, batch: StreamBatch, ledger: SampleLedger) -> None:
         """Record that the optimizer step that used a batch is complete; the last batch of a slice marks the slice as done."""
         if batch.last:
             ledger.apply(batch.slice, filtered=batch.filtered, skipped=batch.skipped)
 
-    def row_ids(self, part: Slice) -> np.ndarray:
+    def compute_row_ids(self, part: OrderSlice) -> np.ndarray:
         """Return the 64-bit ids [B] of a slice's rows in the order of their places."""
         ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for each in self.parts(part):
+        for each in self.locate_parts(part):
             leaf = self.leaves[each.leaf]
-            group = int(leaf.groups[each.group]) + self._first_group(each.leaf)
-            ids.append(self.manifest.ids(group, self._rows(each)))
+            group = int(leaf.groups[each.group]) + self._get_first_group(each.leaf)
+            ids.append(self.manifest.compute_row_ids(group, self._get_part_rows(each)))
             places.append(each.places)
         return np.concatenate(ids)[np.argsort(np.concatenate(places), kind="stable")]
 
-    def read_group(self, leaf: int, group: int, shared: bool = False) -> Group:
+    def read_group(self, leaf: int, group: int, shared: bool = False) -> DecodedGroup:
         """Return a decoded row group of a leaf; a `shared` one is decoded once on this machine. Raises DataError."""
-        from nonet.samples.streams.node_groups import node_groups
+        from nonet.samples.streams.node_groups import get_node_groups
 
         each = self.leaves[leaf]
-        groups = node_groups(each.digest) if shared else None
+        groups = get_node_groups(each.digest) if shared else None
         if groups is None:
             return each.read(group)
         return groups.read(str(int(each.groups[group])), lambda: each.read(group))
 
     # --- what a slice is ----------------------------------------------------------------------------------------------
 
-    def parts(self, part: Slice) -> list[Part]:
+    def locate_parts(self, part: OrderSlice) -> list[GroupPart]:
         """Return where the rows of a slice are."""
         if self._turns is None:
-            return list(self._parts_of(0, part.epoch, part.start, np.arange(part.start, part.stop)))
+            return list(self._iterate_leaf_parts(0, part.epoch, part.start, np.arange(part.start, part.stop)))
         first = part.epoch * self.rows + part.start
         places = np.arange(first, first + part.stop - part.start)
         turns = self._turns[places % len(self._turns)]
-        found: list[Part] = []
+        found: list[GroupPart] = []
         for number, leaf in enumerate(self.leaves):
             mine = places[turns == number] - part.epoch * self.rows
-            start, size = self._taken(number, first), leaf.order.rows
+            start, size = self._count_rows_before(number, first), leaf.order.rows
             while len(mine):
                 epoch, at = divmod(start, size)
                 now = min(len(mine), size - at)
-                found += self._parts_of(number, epoch, at, mine[:now])
+                found += self._iterate_leaf_parts(number, epoch, at, mine[:now])
                 mine, start = mine[now:], start + now
         return found
 
-    def raw(self, part: Slice, read: ReadGroup) -> Raw:
+    def read_slice(self, part: OrderSlice, read: ReadGroup) -> RawSlice:
         """Read a slice's rows, before the operators of the whole stream.
 
         Args:
@@ -241,60 +245,64 @@ class Feed:
             DataError: If rows cannot be read, or mixed streams have different columns.
         """
         tables, skipped, count = [], [], 0
-        for each in self.parts(part):
+        for each in self.locate_parts(part):
             group = read(each.leaf, each.group)
-            rows = self._rows(each) if group.keep is not None or self._shuffled(each) else None
+            rows = self._get_part_rows(each) if group.keep is not None or self._is_shuffled(each) else None
             count += each.last - each.first
             if group.bad is not None and rows is not None:
                 skipped += each.places[group.bad[rows]].tolist()
             if group.rows is None:
                 continue
-            tables.append(self._leaf_work(each.leaf, _picked(group, each, rows)))
+            tables.append(self._apply_leaf_operators(each.leaf, _pick_rows(group, each, rows)))
         if not tables:
             leaf = self.leaves[0]
             tables = [
-                pa.RecordBatch.from_pylist([], leaf.schema if leaf.files.columns is None else _some(leaf))
+                pa.RecordBatch.from_pylist(
+                    [], leaf.schema if leaf.files.columns is None else _select_schema(leaf)
+                )
             ]
         try:
             rows_of_slice = tables[0] if len(tables) == 1 else pa.concat_batches(tables)
         except pa.ArrowException as error:
             raise DataError(f"the mixed streams have unlike columns: {str(error).splitlines()[0]}") from None
-        return Raw(part, rows_of_slice, self.ranges(part), count, tuple(skipped))
+        return RawSlice(part, rows_of_slice, self.get_row_ranges(part), count, tuple(skipped))
 
-    def ranges(self, part: Slice) -> tuple[RowRange, ...]:
-        """Return a slice as ranges of physical rows; empty if rows are shuffled within groups, see `row_ids`."""
-        parts = self.parts(part)
+    def get_row_ranges(self, part: OrderSlice) -> tuple[RowRange, ...]:
+        """Return a slice as ranges of physical rows; empty if rows are shuffled within groups, see `compute_row_ids`."""
+        parts = self.locate_parts(part)
         return (
-            () if any(self._shuffled(each) for each in parts) else tuple(self._range(each) for each in parts)
+            ()
+            if any(self._is_shuffled(each) for each in parts)
+            else tuple(self._get_row_range(each) for each in parts)
         )
 
-    def worked(self, raw: Raw, work: Worked) -> Raw:
+    def apply_operators(self, raw: RawSlice, work: Worked) -> RawSlice:
         """Apply the stream's operators to a slice. Raises DataError that names the rows."""
         try:
-            return Raw(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
+            return RawSlice(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
         except DataError as error:
-            first = int(self.row_ids(raw.slice)[0])
+            first = int(self.compute_row_ids(raw.slice)[0])
             raise DataError(
-                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.place(first)}"
+                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.describe_row(first)}"
             ) from error
 
-    def cut(self, raw: Raw) -> list[Batch]:
+    def cut_batches(self, raw: RawSlice) -> list[StreamBatch]:
         """Cut a slice into batches; more than one only if the stream packs."""
         filtered = max(0, raw.read - len(raw.skipped) - len(raw.rows))
         if self.stream.tokens is None:
-            return [Batch(tensors(raw.rows), raw.slice, raw.ranges, 0, 1, filtered, raw.skipped)]
-        from nonet.samples.batches import bounded
+            return [StreamBatch(to_tensors(raw.rows), raw.slice, raw.ranges, 0, 1, filtered, raw.skipped)]
+        from nonet.samples.batches import split_by_size
 
         column, most = self.stream.tokens
         lists = raw.rows.column(column)
-        parts = bounded(np.diff(lists.offsets.to_numpy()), most)
-        pieces = (tensors(raw.rows.slice(part.start, part.stop - part.start)) for part in parts)
+        parts = split_by_size(np.diff(lists.offsets.to_numpy()), most)
+        pieces = (to_tensors(raw.rows.slice(part.start, part.stop - part.start)) for part in parts)
         return [
-            Batch(piece, raw.slice, raw.ranges, number, len(parts), filtered, raw.skipped)
+            StreamBatch(piece, raw.slice, raw.ranges, number, len(parts), filtered, raw.skipped)
             for number, piece in enumerate(pieces)
         ]
 
-    def _rows_of_epoch(self) -> int:
+    def _count_epoch_rows(self) -> int:
         """Return the rows of an epoch; a mixture's epoch ends when its longest stream was read once."""
         if self._turns is None:
             return self.leaves[0].order.rows
@@ -303,53 +311,55 @@ class Feed:
             for leaf, (_, share) in zip(self.leaves, self.stream.mixed, strict=True)
         )
 
-    def _engine(self, said: str | None) -> str:
+    def _choose_engine(self, said: str | None) -> str:
         if said is not None and said not in ENGINES:
             raise ConfigError(f"data.engine: {said!r}; there are local and ray")
         return said or ("ray" if sum(leaf.bytes for leaf in self.leaves) > RAY_BYTES else "local")
 
-    def _parts_of(self, leaf: int, epoch: int, start: int, places: np.ndarray) -> Iterator[Part]:
+    def _iterate_leaf_parts(
+        self, leaf: int, epoch: int, start: int, places: np.ndarray
+    ) -> Iterator[GroupPart]:
         at = 0
-        for group, first, last in self.leaves[leaf].order.parts(epoch, start, start + len(places)):
-            yield Part(leaf, epoch, group, first, last, places[at : at + last - first])
+        for group, first, last in self.leaves[leaf].order.iterate_parts(epoch, start, start + len(places)):
+            yield GroupPart(leaf, epoch, group, first, last, places[at : at + last - first])
             at += last - first
 
-    def _taken(self, leaf: int, place: int) -> int:
+    def _count_rows_before(self, leaf: int, place: int) -> int:
         """Count the rows of a leaf before a place of the endless mixture."""
         assert self._turns is not None
         rounds, rest = divmod(place, len(self._turns))
         mine = self._turns == leaf
         return rounds * int(mine.sum()) + int(mine[:rest].sum())
 
-    def _shuffled(self, part: Part) -> bool:
+    def _is_shuffled(self, part: GroupPart) -> bool:
         return self.leaves[part.leaf].order.permutes
 
-    def _rows(self, part: Part) -> np.ndarray:
+    def _get_part_rows(self, part: GroupPart) -> np.ndarray:
         """Return the rows of the group that a part reads."""
-        within = self.leaves[part.leaf].order.within(part.epoch, part.group)
+        within = self.leaves[part.leaf].order.get_group_order(part.epoch, part.group)
         return np.arange(part.first, part.last) if within is None else within[part.first : part.last]
 
-    def _leaf_work(self, leaf: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _apply_leaf_operators(self, leaf: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Apply a mixed stream's own operators."""
         if self._turns is None:
             return rows
-        return in_turn(self.leaves[leaf].stream.operators)(rows)
+        return compose_operators(self.leaves[leaf].stream.operators)(rows)
 
-    def _first_group(self, leaf: int) -> int:
+    def _get_first_group(self, leaf: int) -> int:
         return sum(len(each.manifest.group_rows) for each in self.leaves[:leaf])
 
-    def _range(self, part: Part) -> RowRange:
-        group = int(self.leaves[part.leaf].groups[part.group]) + self._first_group(part.leaf)
-        return self.manifest.span(group, part.first, part.last, part.epoch)
+    def _get_row_range(self, part: GroupPart) -> RowRange:
+        group = int(self.leaves[part.leaf].groups[part.group]) + self._get_first_group(part.leaf)
+        return self.manifest.get_row_range(group, part.first, part.last, part.epoch)
 
 
-def _hash_of(facts: Any) -> str:
+def _hash_facts(facts: Any) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def in_turn(operators: Iterable[Operator]) -> Worked:
+def compose_operators(operators: Iterable[Operator]) -> Worked:
     """Compose operators to one function, for one worker."""
-    works = [operator.ready() for operator in operators]
+    works = [operator.build() for operator in operators]
 
     def work(rows: pa.RecordBatch) -> pa.RecordBatch:
         for each in works:
@@ -359,7 +369,7 @@ def in_turn(operators: Iterable[Operator]) -> Worked:
     return work
 
 
-def _picked(group: Group, part: Part, rows: np.ndarray | None) -> pa.RecordBatch:
+def _pick_rows(group: DecodedGroup, part: GroupPart, rows: np.ndarray | None) -> pa.RecordBatch:
     """Select the rows of a part from its group, without those that a filter removed."""
     assert group.rows is not None
     if rows is None:
@@ -369,5 +379,5 @@ def _picked(group: Group, part: Part, rows: np.ndarray | None) -> pa.RecordBatch
     return group.rows.take(pa.array(rows))
 
 
-def _some(leaf: Leaf) -> pa.Schema:
+def _select_schema(leaf: StreamLeaf) -> pa.Schema:
     return pa.schema([leaf.schema.field(name) for name in leaf.files.columns or ()])

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from nonet.samples.ledger import Slice
-from nonet.samples.streams.feed import Feed, Raw
-from nonet.samples.streams.local_engine import locally
+from nonet.samples.ledger import OrderSlice
+from nonet.samples.streams.feed import RawSlice, StreamFeed
+from nonet.samples.streams.local_engine import read_locally
 from nonet.samples.streams.stream import Paths, read
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -22,7 +22,7 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 _MOST = 1 << 16  # longer lists are counted with this length
 
 
-def stats(paths: Paths, *, format: str | None = None, where: str | None = None) -> dict[str, Any]:
+def measure_files(paths: Paths, *, format: str | None = None, where: str | None = None) -> dict[str, Any]:
     """Measure the files of a stream in one pass; memory does not grow with the files.
 
     Args:
@@ -39,11 +39,11 @@ def stats(paths: Paths, *, format: str | None = None, where: str | None = None) 
     Raises:
         DataError: If files cannot be read.
     """
-    feed: Feed = read(paths, format=format, where=where, on_bad_rows="skip").open(rows=1 << 14)
+    feed: StreamFeed = read(paths, format=format, where=where, on_bad_rows="skip").open(rows=1 << 14)
     (leaf,) = feed.leaves
-    columns = {field.name: _Column(field.type) for field in leaf.schema}
+    columns = {field.name: _ColumnStats(field.type) for field in leaf.schema}
     began, kept, bad = time.perf_counter(), 0, 0
-    for raw in _rows_of(feed):
+    for raw in _read_slices(feed):
         kept, bad = kept + len(raw.rows), bad + len(raw.skipped)
         for name, column in columns.items():
             column.add(raw.rows.column(name))
@@ -57,16 +57,18 @@ def stats(paths: Paths, *, format: str | None = None, where: str | None = None) 
         "filtered_rows": leaf.manifest.rows - kept - bad,
         "seconds": round(seconds, 3),
         "rows_per_s": round(feed.rows / max(1e-9, seconds)),
-        "columns": {name: column.facts() for name, column in columns.items()},
+        "columns": {name: column.get_facts() for name, column in columns.items()},
     }
 
 
-def _rows_of(feed: Feed) -> Iterator[Raw]:
-    slices: Iterator[Slice] = (part for step in range(feed.steps.an_epoch) for part in feed.slices(step))
-    return locally(feed, slices)
+def _read_slices(feed: StreamFeed) -> Iterator[RawSlice]:
+    slices: Iterator[OrderSlice] = (
+        part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step)
+    )
+    return read_locally(feed, slices)
 
 
-class _Column:
+class _ColumnStats:
     """Accumulates the statistics of one column."""
 
     def __init__(self, kind: pa.DataType):
@@ -89,7 +91,7 @@ class _Column:
                 self._least = ends["min"] if self._least is None else min(self._least, ends["min"])
                 self._largest = ends["max"] if self._largest is None else max(self._largest, ends["max"])
 
-    def facts(self) -> dict[str, Any]:
+    def get_facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"type": str(self._kind), "missing": self._missing}
         if self._least is not None:
             facts |= {"least": self._least, "largest": self._largest}

@@ -33,8 +33,8 @@ from nonet.samples.ledger import DataFile
 from nonet.samples.tables import (
     GROUP_ROWS,
     CorruptDataError,
+    is_corruption,
     read_with_retries,
-    says_corrupt,
 )
 from nonet.suggest import join_names, suggest_sentence
 
@@ -60,14 +60,14 @@ FORMATS = ("parquet", "arrow", "csv", "lines")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFile:
     """A file that was looked at: its entry in a manifest and its columns."""
 
     file: DataFile
     schema: pa.Schema
 
 
-def format_of(path: str, said: str | None) -> str:
+def detect_format(path: str, said: str | None) -> str:
     """Return parquet, arrow, csv or lines: the given format, or the one of the file's ending. Raises ConfigError."""
     if said is not None and said not in FORMATS:
         raise ConfigError(
@@ -82,14 +82,14 @@ def format_of(path: str, said: str | None) -> str:
     return said or _ENDINGS[ending]
 
 
-def look(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
+def inspect_file(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
     """Inspect a file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
 
-    def read() -> Opened:
-        return _LOOKS[form](system, path) if form in _LOOKS else _text(system, path, form, first)
+    def read() -> OpenedFile:
+        return _LOOKS[form](system, path) if form in _LOOKS else _inspect_text(system, path, form, first)
 
     try:
-        return read_with_retries(read, path, lambda error: says_corrupt(error, system, path))
+        return read_with_retries(read, path, lambda error: is_corruption(error, system, path))
     except CorruptDataError as error:
         raise CorruptDataError(
             str(error).replace("cannot be read:", "cannot be read, maybe truncated:")
@@ -124,31 +124,31 @@ def read_group(
         nonlocal opened
         opened = form not in ("parquet", "arrow")
         if form == "parquet":
-            parquet = _parquet_file(system, file.path, file.fingerprint)
+            parquet = _open_parquet(system, file.path, file.fingerprint)
             opened = True
             return parquet.read_row_group(
                 group, columns=None if columns is None else list(columns), use_threads=False
             )
         if form == "arrow":
-            _as_listed(system, file)
-            reader = _arrow_file(system, file.path, file.fingerprint)
+            _check_size(system, file)
+            reader = _open_arrow(system, file.path, file.fingerprint)
             opened = True
             table = pa.Table.from_batches([reader.get_batch(group)])
         else:
-            table = _text_group(system, file, group, form, schema)
+            table = _read_text_group(system, file, group, form, schema)
         return (
             table
             if columns is None
             else table.select([name for name in columns if name in table.column_names])
         )
 
-    def corrupt(error: OSError) -> bool:
-        if opened and says_corrupt(error, system, file.path):
+    def is_corrupt(error: OSError) -> bool:
+        if opened and is_corruption(error, system, file.path):
             return True
         _open.__dict__.pop("files", None)  # a broken connection is not reused
         return False
 
-    table = read_with_retries(read, f"{file.path}, row group {group}", corrupt)
+    table = read_with_retries(read, f"{file.path}, row group {group}", is_corrupt)
     if len(table) != file.groups[group]:
         raise DataError(
             f"{file.path}, row group {group}: {len(table)} rows, but {file.groups[group]} when it was listed"
@@ -159,17 +159,17 @@ def read_group(
 # --- Parquet ------------------------------------------------------------------------------------------------------
 
 
-def _parquet(system: pafs.FileSystem, path: str) -> Opened:
+def _inspect_parquet(system: pafs.FileSystem, path: str) -> OpenedFile:
     """Inspect a Parquet file."""
     with system.open_input_file(path) as source:
-        size, (footer, digest) = source.size(), _footer(source)
+        size, (footer, digest) = source.size(), _read_footer(source)
         parquet = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
         meta, schema = parquet.metadata, parquet.schema_arrow
     groups = tuple(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
-    return Opened(DataFile(path, size, groups, digest), schema.remove_metadata())
+    return OpenedFile(DataFile(path, size, groups, digest), schema.remove_metadata())
 
 
-def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
+def _read_footer(source: pa.NativeFile) -> tuple[bytes, str]:
     """Return a parsable file that consists of the footer alone, and the hash of the footer."""
     size = source.size()
     if size < 12:
@@ -182,24 +182,24 @@ def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
     return b"PAR1" + footer + tail, hashlib.blake2b(footer, digest_size=12).hexdigest()
 
 
-def _parquet_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
-    def opened() -> Any:
-        return system.open_input_file(path), lambda source: _footer(source)[1], _reader
+def _open_parquet(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
+    def open_source() -> Any:
+        return system.open_input_file(path), lambda source: _read_footer(source)[1], _make_reader
 
-    return _opened_once(path, fingerprint, opened)
+    return _open_once(path, fingerprint, open_source)
 
 
-def _reader(source: Any) -> pq.ParquetFile:
+def _make_reader(source: Any) -> pq.ParquetFile:
     return pq.ParquetFile(
         source, coerce_int96_timestamp_unit="us"
     )  # nanoseconds would wrap beyond the year 2262
 
 
-def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:
+def _open_once(path: str, fingerprint: str, open_file: Callable[[], Any]) -> Any:
     """Return a file's reader, opened once per thread because two threads must not share one."""
     files: dict[tuple[str, str], Any] = _open.__dict__.setdefault("files", {})
     if (path, fingerprint) not in files:
-        source, digest, reader = opened()
+        source, digest, reader = open_file()
         if digest(source) != fingerprint:
             raise DataError(f"{path}: its content changed since it was listed")
         files[path, fingerprint] = reader(source)
@@ -211,20 +211,20 @@ def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:
 # --- packed Arrow -------------------------------------------------------------------------------------------------
 
 
-def _arrow(system: pafs.FileSystem, path: str) -> Opened:
+def _inspect_arrow(system: pafs.FileSystem, path: str) -> OpenedFile:
     """Inspect an Arrow IPC file."""
     with system.open_input_file(path) as source:
-        size, digest = source.size(), _arrow_digest(source)
+        size, digest = source.size(), _hash_arrow_footer(source)
         reader = pa.ipc.open_file(source)
         told = (reader.schema.metadata or {}).get(GROUP_ROWS)
         if told is not None:
             groups = tuple(int(rows) for rows in told.decode().split(",") if rows)
         else:
             groups = tuple(reader.get_batch(at).num_rows for at in range(reader.num_record_batches))
-        return Opened(DataFile(path, size, groups, digest), reader.schema.remove_metadata())
+        return OpenedFile(DataFile(path, size, groups, digest), reader.schema.remove_metadata())
 
 
-def _arrow_digest(source: pa.NativeFile) -> str:
+def _hash_arrow_footer(source: pa.NativeFile) -> str:
     """Hash the footer, which contains the position of each batch, and the size."""
     size = source.size()
     tail = source.read_at(min(10, size), max(0, size - 10))
@@ -235,19 +235,19 @@ def _arrow_digest(source: pa.NativeFile) -> str:
     return hashlib.blake2b(footer + size.to_bytes(8, "little"), digest_size=12).hexdigest()
 
 
-def _arrow_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.RecordBatchFileReader:
+def _open_arrow(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.RecordBatchFileReader:
     """Open an Arrow IPC file; a local one is memory-mapped."""
     mapped = isinstance(system, pafs.LocalFileSystem)
 
-    def opened() -> Any:
+    def open_source() -> Any:
         # checked with plain reads before it is mapped, because reading a truncated mapped file kills the process
         reader = (lambda _: pa.ipc.open_file(pa.memory_map(path))) if mapped else pa.ipc.open_file
-        return system.open_input_file(path), _arrow_digest, reader
+        return system.open_input_file(path), _hash_arrow_footer, reader
 
-    return _opened_once(path, fingerprint, opened)
+    return _open_once(path, fingerprint, open_source)
 
 
-def _as_listed(system: pafs.FileSystem, file: DataFile) -> None:
+def _check_size(system: pafs.FileSystem, file: DataFile) -> None:
     """Raise DataError if a mapped file does not have the size that the manifest lists."""
     if isinstance(system, pafs.LocalFileSystem) and os.stat(file.path).st_size != file.bytes:
         raise DataError(f"{file.path}: its content changed since it was listed")
@@ -256,12 +256,12 @@ def _as_listed(system: pafs.FileSystem, file: DataFile) -> None:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
+def _inspect_text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> OpenedFile:
     """Inspect a text file and cut it into groups at the ends of lines."""
     marks, rows = [], []
     with system.open_input_file(path) as source:
         size = source.size()
-        at = len(_header(source)) if form == "csv" else 0
+        at = len(_read_header(source)) if form == "csv" else 0
         ends = [source.read_at(min(4096, size), 0), source.read_at(min(4096, size), max(0, size - 4096))]
         while at < size:
             block = source.read_at(min(_GROUP_BYTES, size - at), at)
@@ -270,30 +270,30 @@ def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None
                 cut = block.find(b"\n", _GROUP_BYTES - 1)
                 block = block[: cut + 1] if cut >= 0 else block
             marks.append(at)
-            rows.append(_lines_in(block))
+            rows.append(_count_lines(block))
             at += len(block)
     digest = hashlib.blake2b(repr((marks, rows, ends)).encode(), digest_size=12).hexdigest()
     file = DataFile(path, size, tuple(rows), digest, (*marks, size))
     if first is None:
-        first = _text_group(system, file, 0, form, None).schema if rows else pa.schema([])
-    elif form == "csv" and (names := _names(system, path)) != first.names:
+        first = _read_text_group(system, file, 0, form, None).schema if rows else pa.schema([])
+    elif form == "csv" and (names := _read_names(system, path)) != first.names:
         raise DataError(
             f"{path}: its columns are {join_names(names)}, those of the first file {join_names(first.names)}"
         )
-    return Opened(file, first)
+    return OpenedFile(file, first)
 
 
-def _header(source: pa.NativeFile) -> bytes:
+def _read_header(source: pa.NativeFile) -> bytes:
     line = source.read_at(min(1 << 16, source.size()), 0)
     return line[: line.find(b"\n") + 1] if b"\n" in line else line
 
 
-def _names(system: pafs.FileSystem, path: str) -> list[str]:
+def _read_names(system: pafs.FileSystem, path: str) -> list[str]:
     with system.open_input_file(path) as source:
-        return pc_csv.read_csv(io.BytesIO(_header(source))).column_names
+        return pc_csv.read_csv(io.BytesIO(_read_header(source))).column_names
 
 
-def _lines_in(block: bytes) -> int:
+def _count_lines(block: bytes) -> int:
     """Count the lines that are not empty."""
     data = np.frombuffer(block.replace(b"\r", b""), np.uint8)
     ends = np.flatnonzero(data == 10)
@@ -302,7 +302,7 @@ def _lines_in(block: bytes) -> int:
     return int((lengths > 0).sum())
 
 
-def _text_group(
+def _read_text_group(
     system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema | None
 ) -> pa.Table:
     """Read one group of a text file."""
@@ -311,9 +311,9 @@ def _text_group(
         block = source.read_at(stop - start, start)
         if len(block) < stop - start:
             raise pa.ArrowInvalid(f"it ends at byte {start + len(block)}, it had {file.bytes}: truncated")
-        header = _header(source) if form == "csv" else b""
+        header = _read_header(source) if form == "csv" else b""
     if form == "lines":
-        return _users(block, schema)
+        return _parse_users(block, schema)
     types = {} if schema is None else {field.name: field.type for field in schema}
     return pc_csv.read_csv(
         io.BytesIO(header + block),
@@ -322,7 +322,7 @@ def _text_group(
     )
 
 
-def _users(block: bytes, schema: pa.Schema | None) -> pa.Table:
+def _parse_users(block: bytes, schema: pa.Schema | None) -> pa.Table:
     """Parse lines of `user item item ...`."""
     text = pa.array([block.decode("utf-8")])
     lines = pc.list_flatten(pc.split_pattern_regex(text, r"\r?\n"))
@@ -335,7 +335,7 @@ def _users(block: bytes, schema: pa.Schema | None) -> pa.Table:
     items = flat.filter(pa.array(keep))
     offsets = pa.array((ends - np.arange(len(ends))).astype(np.int32))
     if schema is None:
-        user, items = _whole(user), _whole(items)
+        user, items = _parse_integers(user), _parse_integers(items)
     else:
         user, items = (
             user.cast(schema.field("user_id").type),
@@ -344,11 +344,11 @@ def _users(block: bytes, schema: pa.Schema | None) -> pa.Table:
     return pa.table({"user_id": user, "item_id": pa.ListArray.from_arrays(offsets, items)})
 
 
-def _whole(texts: pa.Array) -> pa.Array:
+def _parse_integers(texts: pa.Array) -> pa.Array:
     try:
         return texts.cast(pa.int64())
     except pa.ArrowException:
         return texts
 
 
-_LOOKS = {"parquet": _parquet, "arrow": _arrow}
+_LOOKS = {"parquet": _inspect_parquet, "arrow": _inspect_arrow}

@@ -25,17 +25,17 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import DataFile, Manifest, Order
-from nonet.samples.streams.formats import FOLDER_ENDINGS, Opened, format_of, look, read_group
+from nonet.samples.ledger import DataFile, DataManifest, RowOrder
+from nonet.samples.streams.formats import FOLDER_ENDINGS, OpenedFile, detect_format, inspect_file, read_group
 from nonet.samples.streams.stream import Stream
 from nonet.samples.tables import (
     CorruptDataError,
-    Partitions,
-    condition,
+    FolderColumns,
+    compile_condition,
     conform,
     find_files,
-    matches,
-    unite_schemas,
+    match_rows,
+    unify_schemas,
 )
 from nonet.suggest import join_names, suggest_sentence
 
@@ -45,7 +45,7 @@ _LOOKERS = 8
 
 
 @dataclass(frozen=True)
-class Group:
+class DecodedGroup:
     """A decoded row group: its rows as one Arrow batch (None: it cannot be read), and which of them are kept and bad.
 
     keep [N] bool, None for all; bad [N] bool, None for none.
@@ -61,7 +61,7 @@ class Group:
         return 0 if self.rows is None else self.rows.nbytes
 
 
-class Leaf:
+class StreamLeaf:
     """The inspected files of one stream.
 
     Args:
@@ -70,20 +70,22 @@ class Leaf:
         manifest: The files as an earlier opening found them; their sizes must be the same. None to inspect the files.
     """
 
-    def __init__(self, stream: Stream, name: str, manifest: Manifest | None = None):
+    def __init__(self, stream: Stream, name: str, manifest: DataManifest | None = None):
         assert stream.files is not None
         self.stream, self.files = stream, stream.files
-        self._places = [place for path in self.files.paths for place in _found(path, self.files.format)]
-        self._partitions = Partitions.of([path for _, path in self._places])
-        self.form = format_of(self._places[0][1], self.files.format)
+        self._places = [place for path in self.files.paths for place in _find_places(path, self.files.format)]
+        self._partitions = FolderColumns.from_files([path for _, path in self._places])
+        self.form = detect_format(self._places[0][1], self.files.format)
         if manifest is None:
-            opened = _look_at(self._places, self.form)
-            self.schema = self._united(opened)
-            self.manifest = Manifest(tuple(each.file for each in opened))
+            opened = _inspect_files(self._places, self.form)
+            self.schema = self._unify_file_schemas(opened)
+            self.manifest = DataManifest(tuple(each.file for each in opened))
         else:
-            self.manifest = _same(manifest, self._places)
+            self.manifest = _relocate_manifest(manifest, self._places)
             with_rows = next((at for at, file in enumerate(manifest.files) if file.rows), 0)
-            self.schema = self._united(_look_at(self._places[with_rows : with_rows + 1], self.form))
+            self.schema = self._unify_file_schemas(
+                _inspect_files(self._places[with_rows : with_rows + 1], self.form)
+            )
         self._check_columns()
         pruned = self._ruled_out
         self.groups = np.flatnonzero(~pruned)
@@ -91,34 +93,34 @@ class Leaf:
         self.pruned_rows = int(self.manifest.group_rows[pruned].sum())
         if not rows.sum():
             raise DataError(f"{join_names(self.files.paths)}: no row is left to read")
-        self.order = Order(rows, stream.seed, name, stream.in_group)
+        self.order = RowOrder(rows, stream.seed, name, stream.in_group)
 
     @property
     def bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.bytes for file in self.manifest.files)
 
-    def read(self, at: int) -> Group:
+    def read(self, at: int) -> DecodedGroup:
         """Read a row group by its index in the order. Raises DataError."""
         group = int(self.groups[at])
         number = int(self.manifest.group_file[group])
-        file, inside = self.manifest.files[number], self.manifest.group_in_file(group)
+        file, inside = self.manifest.files[number], self.manifest.get_group_in_file(group)
         try:
             table = read_group(self._places[number][0], file, inside, self.form, self.schema, self._columns)
         except CorruptDataError:
             if self.files.on_bad_rows == "fail":
                 raise
             none = np.zeros(file.groups[inside], bool)
-            return Group(None, none, ~none)
-        table = self._as_united(table, file.path)
-        bad = self._bad(table, group)
-        keep = matches(self.files.where, table, name="where") if self.files.where else None
+            return DecodedGroup(None, none, ~none)
+        table = self._conform_table(table, file.path)
+        bad = self._find_bad_rows(table, group)
+        keep = match_rows(self.files.where, table, name="where") if self.files.where else None
         if bad is not None:
             keep = ~bad if keep is None else keep & ~bad
         if self.files.columns is not None:
             table = table.select(list(self.files.columns))
         batches = table.combine_chunks().to_batches()
-        return Group(batches[0] if batches else _empty(table.schema), keep, bad)
+        return DecodedGroup(batches[0] if batches else _make_empty_batch(table.schema), keep, bad)
 
     @cached_property
     def digest(self) -> str:
@@ -127,7 +129,7 @@ class Leaf:
         facts = repr((files, self.files, str(self.schema), self.form))
         return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
 
-    def _united(self, opened: Sequence[Opened]) -> pa.Schema:
+    def _unify_file_schemas(self, opened: Sequence[OpenedFile]) -> pa.Schema:
         """Return the columns of all files and of their folders. Raises DataError if the files cannot form one table."""
         facts = [(each.file.path, each.schema, each.file.rows) for each in opened]
         wanted = self.files.columns
@@ -140,12 +142,12 @@ class Leaf:
             left = pa.schema({field.name: field for field in reversed(others)}.values())
         else:
             left = pa.schema([])
-        schema = opened[0].schema if len(opened) == 1 else unite_schemas(facts, join_names(self.files.paths))
+        schema = opened[0].schema if len(opened) == 1 else unify_schemas(facts, join_names(self.files.paths))
         names = {*schema.names}
         schema = pa.schema([*schema, *(field for field in left if field.name not in names)])
-        return self._partitions.schema_with(schema.remove_metadata())
+        return self._partitions.extend_schema(schema.remove_metadata())
 
-    def _as_united(self, table: pa.Table, path: str) -> pa.Table:
+    def _conform_table(self, table: pa.Table, path: str) -> pa.Table:
         """Convert a file's rows to the types of all files and add the columns of its folders."""
         names = self._columns or self.schema.names
         more = [] if self._columns else [name for name in table.column_names if name not in names]
@@ -153,7 +155,7 @@ class Leaf:
             raise DataError(
                 f"{path}: column {more[0]!r} is not in the file that the columns were read from; open without a manifest"
             )
-        table = self._partitions.added_to(table, path, names)
+        table = self._partitions.add_to_table(table, path, names)
         return conform(table, pa.schema([self.schema.field(name) for name in names]), path)
 
     @cached_property
@@ -170,7 +172,7 @@ class Leaf:
         ids = self.files.ids if self.files.ids is not None else self.files.present_ids
         if ids is not None:
             return [name for name in self._columns or self.schema.names if name in ids]
-        return [name for name in names if pa.types.is_integer(_inner(self.schema.field(name).type))]
+        return [name for name in names if pa.types.is_integer(_get_value_type(self.schema.field(name).type))]
 
     def _check_columns(self) -> None:
         """Raise ConfigError if a wanted column does not exist."""
@@ -181,17 +183,17 @@ class Leaf:
                     f"{self.manifest.files[0].path}: no column {name!r}; it has {join_names(self.schema.names)}.{near}"
                 )
 
-    def _bad(self, table: pa.Table, group: int) -> np.ndarray | None:
+    def _find_bad_rows(self, table: pa.Table, group: int) -> np.ndarray | None:
         """Return which rows [N] have missing or too large ids, or None. Raises DataError for the first one with `fail`."""
         bad: np.ndarray | None = None
         for name in self._ids:
-            wrong = _wrong(table[name])
+            wrong = _find_wrong_ids(table[name])
             if wrong is None:
                 continue
             if self.files.on_bad_rows == "fail":
-                row = int(self.manifest.ids(group, np.flatnonzero(wrong)[:1])[0])
+                row = int(self.manifest.compute_row_ids(group, np.flatnonzero(wrong)[:1])[0])
                 raise DataError(
-                    f"{self.manifest.place(row)}: column {name!r} has no id, or one above 2^63 ({int(wrong.sum())} such rows in "
+                    f"{self.manifest.describe_row(row)}: column {name!r} has no id, or one above 2^63 ({int(wrong.sum())} such rows in "
                     "the group). Repair them, or read with on_bad_rows=skip."
                 )
             bad = wrong if bad is None else bad | wrong
@@ -203,7 +205,7 @@ class Leaf:
         out = np.zeros(len(self.manifest.group_rows), bool)
         if self.files.where is None:
             return out
-        expression = condition(self.files.where, self.schema, name="where")
+        expression = compile_condition(self.files.where, self.schema, name="where")
         if self.form != "parquet":
             return out
         formats, firsts = (
@@ -228,7 +230,7 @@ class Leaf:
         return out
 
 
-def _found(path: str, form: str | None) -> list[tuple[pafs.FileSystem, str]]:
+def _find_places(path: str, form: str | None) -> list[tuple[pafs.FileSystem, str]]:
     """Return the files behind a path; in a folder, those of the given format or of the first format that has files."""
     forms = [form] if form is not None else list(FOLDER_ENDINGS)
     nothing: DataError | None = None
@@ -244,14 +246,14 @@ def _found(path: str, form: str | None) -> list[tuple[pafs.FileSystem, str]]:
     raise nothing
 
 
-def _look_at(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[Opened]:
-    first = look(places[0][0], places[0][1], form, None)
+def _inspect_files(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[OpenedFile]:
+    first = inspect_file(places[0][0], places[0][1], form, None)
     with ThreadPoolExecutor(_LOOKERS) as pool:
-        rest = list(pool.map(lambda place: look(place[0], place[1], form, first.schema), places[1:]))
+        rest = list(pool.map(lambda place: inspect_file(place[0], place[1], form, first.schema), places[1:]))
     return [first, *rest]
 
 
-def _same(manifest: Manifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> Manifest:
+def _relocate_manifest(manifest: DataManifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> DataManifest:
     """Return the manifest with the files' current paths. Raises DataError if sizes differ."""
     sizes = [system.get_file_info(path).size for system, path in places]
     then = [file.bytes for file in manifest.files]
@@ -262,25 +264,25 @@ def _same(manifest: Manifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> 
         )
         raise DataError(f"the data are not those of the manifest: {what}")
     facts = zip(manifest.files, places, strict=True)
-    return Manifest(
+    return DataManifest(
         tuple(DataFile(path, f.bytes, f.groups, f.fingerprint, f.marks) for f, (_, path) in facts)
     )
 
 
-def _inner(kind: pa.DataType) -> pa.DataType:
+def _get_value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
 
 
-def _wrong(column: pa.ChunkedArray) -> np.ndarray | None:
+def _find_wrong_ids(column: pa.ChunkedArray) -> np.ndarray | None:
     """Return which rows [N] have no id, or one that exceeds 63 bits; None if there are none."""
-    masks = [_wrong_in(chunk) for chunk in column.chunks]
+    masks = [_find_wrong_in_chunk(chunk) for chunk in column.chunks]
     if all(mask is None for mask in masks):
         return None
     pairs = zip(masks, column.chunks, strict=True)
     return np.concatenate([np.zeros(len(chunk), bool) if mask is None else mask for mask, chunk in pairs])
 
 
-def _wrong_in(chunk: pa.Array) -> np.ndarray | None:
+def _find_wrong_in_chunk(chunk: pa.Array) -> np.ndarray | None:
     """Return which rows of a chunk have an invalid id, or None; a list is invalid if one of its values is."""
     nested = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
     values = chunk.flatten() if nested else chunk
@@ -303,5 +305,5 @@ def _wrong_in(chunk: pa.Array) -> np.ndarray | None:
     return wrong
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
+def _make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema)

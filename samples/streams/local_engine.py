@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import tee
 from threading import local
 
-from nonet.samples.ledger import Slice
-from nonet.samples.streams.feed import Feed, Raw, in_turn
-from nonet.samples.streams.leaf import Group
-from nonet.samples.streams.operators import Map
+from nonet.samples.ledger import OrderSlice
+from nonet.samples.streams.feed import RawSlice, StreamFeed, compose_operators
+from nonet.samples.streams.leaf import DecodedGroup
+from nonet.samples.streams.operators import MapOperator
 
 _READERS = 2
 _GROUPS = 2  # groups that are decoded ahead of the current slices
@@ -24,7 +24,7 @@ _GROUPS = 2  # groups that are decoded ahead of the current slices
 Key = tuple[int, int, int]  # leaf, epoch, row group
 
 
-def locally(feed: Feed, slices: Iterable[Slice], shared: bool = False) -> Iterator[Raw]:
+def read_locally(feed: StreamFeed, slices: Iterable[OrderSlice], shared: bool = False) -> Iterator[RawSlice]:
     """Read slices in order, ahead of the reader in threads, or in the caller's thread if the stream has `prefetch(0)`.
 
     Args:
@@ -33,61 +33,65 @@ def locally(feed: Feed, slices: Iterable[Slice], shared: bool = False) -> Iterat
         shared: Whether other processes of this machine read the same row groups.
     """
     if feed.stream.ahead < 1:
-        yield from _at_once(feed, slices, shared)
+        yield from _read_without_threads(feed, slices, shared)
         return
-    workers = max([1, *(operator.workers for operator in feed.stream.operators if isinstance(operator, Map))])
+    workers = max(
+        [1, *(operator.workers for operator in feed.stream.operators if isinstance(operator, MapOperator))]
+    )
     readers, makers = (
         ThreadPoolExecutor(_READERS, "samples-read"),
         ThreadPoolExecutor(workers, "samples-make"),
     )
     try:
-        groups = _Groups(feed, readers, shared)
+        groups = _GroupCache(feed, readers, shared)
         mine, ahead = tee(slices)
-        planned = ((part, feed.parts(part)) for part in ahead)
+        planned = ((part, feed.locate_parts(part)) for part in ahead)
         per_thread = local()
 
-        def make(part: Slice, decoded: dict[tuple[int, int], Future[Group]]) -> Raw:
+        def make(part: OrderSlice, decoded: dict[tuple[int, int], Future[DecodedGroup]]) -> RawSlice:
             if not hasattr(per_thread, "work"):
-                per_thread.work = in_turn(feed.stream.operators)
-            return feed.worked(feed.raw(part, lambda *key: decoded[key].result()), per_thread.work)
+                per_thread.work = compose_operators(feed.stream.operators)
+            return feed.apply_operators(
+                feed.read_slice(part, lambda *key: decoded[key].result()), per_thread.work
+            )
 
         if not feed.works:
             for part in mine:
                 groups.plan(planned, part)
-                raw = make(part, groups.of(part))
-                groups.made(part)
+                raw = make(part, groups.get_groups(part))
+                groups.release_groups(part)
                 yield raw
             return
-        waiting: deque[tuple[Slice, Future[Raw]]] = deque()
+        waiting: deque[tuple[OrderSlice, Future[RawSlice]]] = deque()
         for part in mine:
             groups.plan(planned, part)
-            waiting.append((part, makers.submit(make, part, groups.of(part))))
+            waiting.append((part, makers.submit(make, part, groups.get_groups(part))))
             if len(waiting) > feed.stream.ahead:
-                yield _next(waiting, groups)
+                yield _take_next(waiting, groups)
         while waiting:
-            yield _next(waiting, groups)
+            yield _take_next(waiting, groups)
     finally:
         for pool in (makers, readers):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _next(waiting: deque[tuple[Slice, Future[Raw]]], groups: _Groups) -> Raw:
+def _take_next(waiting: deque[tuple[OrderSlice, Future[RawSlice]]], groups: _GroupCache) -> RawSlice:
     part, made = waiting.popleft()
     raw = made.result()
-    groups.made(part)
+    groups.release_groups(part)
     return raw
 
 
-class _Groups:
+class _GroupCache:
     """Decoded row groups, each kept as long as a planned slice needs it."""
 
-    def __init__(self, feed: Feed, readers: ThreadPoolExecutor, shared: bool):
+    def __init__(self, feed: StreamFeed, readers: ThreadPoolExecutor, shared: bool):
         self._feed, self._readers, self._shared = feed, readers, shared
-        self._decoded: dict[Key, Future[Group]] = {}
+        self._decoded: dict[Key, Future[DecodedGroup]] = {}
         self._uses: dict[Key, int] = {}
-        self._slices: dict[Slice, list[Key]] = {}
+        self._slices: dict[OrderSlice, list[Key]] = {}
 
-    def plan(self, planned: Iterator, part: Slice) -> None:
+    def plan(self, planned: Iterator, part: OrderSlice) -> None:
         """Plan slices until `part` is planned and enough groups are on their way."""
         while part not in self._slices or len(self._decoded) <= _GROUPS:
             following = next(planned, None)
@@ -102,11 +106,11 @@ class _Groups:
                     )
                 self._uses[key] = self._uses.get(key, 0) + 1
 
-    def of(self, part: Slice) -> dict[tuple[int, int], Future[Group]]:
+    def get_groups(self, part: OrderSlice) -> dict[tuple[int, int], Future[DecodedGroup]]:
         """Return the groups of a planned slice by leaf and group index."""
         return {(leaf, group): self._decoded[leaf, epoch, group] for leaf, epoch, group in self._slices[part]}
 
-    def made(self, part: Slice) -> None:
+    def release_groups(self, part: OrderSlice) -> None:
         """Release the groups of a finished slice that no other planned slice needs."""
         for key in self._slices.pop(part):
             self._uses[key] -= 1
@@ -114,15 +118,15 @@ class _Groups:
                 del self._uses[key], self._decoded[key]
 
 
-def _at_once(feed: Feed, slices: Iterable[Slice], shared: bool) -> Iterator[Raw]:
+def _read_without_threads(feed: StreamFeed, slices: Iterable[OrderSlice], shared: bool) -> Iterator[RawSlice]:
     """Read slices without threads, keeping the newest group of each leaf."""
-    kept: dict[int, tuple[int, Group]] = {}
-    work = in_turn(feed.stream.operators)
+    kept: dict[int, tuple[int, DecodedGroup]] = {}
+    work = compose_operators(feed.stream.operators)
 
-    def read(leaf: int, group: int) -> Group:
+    def read(leaf: int, group: int) -> DecodedGroup:
         if leaf not in kept or kept[leaf][0] != group:
             kept[leaf] = group, feed.read_group(leaf, group, shared)
         return kept[leaf][1]
 
     for part in slices:
-        yield feed.worked(feed.raw(part, read), work)
+        yield feed.apply_operators(feed.read_slice(part, read), work)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nonet.samples.streams.leaf import Group
+from nonet.samples.streams.leaf import DecodedGroup
 
 _KEPT, _KEPT_BYTES = (
     8,
@@ -47,21 +47,21 @@ class NodeGroups:
         fcntl.flock(handle, fcntl.LOCK_SH)
         atexit.register(_release, self._folder, handle)
 
-    def read(self, name: str, decode: Callable[[], Group]) -> Group:
+    def read(self, name: str, decode: Callable[[], DecodedGroup]) -> DecodedGroup:
         """Return a group by its name: mapped where another rank has decoded it, else decoded and written for the others."""
         path = self._folder / f"{name}.arrow"
-        with self._locked(name):
+        with self._lock_group(name):
             with contextlib.suppress(OSError, pa.ArrowException):
-                return _mapped(path)
+                return _map_group(path)
             group = decode()
             if group.rows is not None:
                 with contextlib.suppress(OSError):  # a full disk costs time, not rows
-                    _write(path, group)
+                    _write_group(path, group)
                     self._remove_old()
             return group
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _lock_group(self, name: str) -> Iterator[None]:
         """Hold a group's lock, which the system releases when a process ends."""
         try:
             lock = (self._folder / f"{name}.lock").open("w")
@@ -84,7 +84,7 @@ class NodeGroups:
 
 
 @functools.cache
-def node_groups(digest: str) -> NodeGroups | None:
+def get_node_groups(digest: str) -> NodeGroups | None:
     """Return this process's access to the shared groups of a stream; None where the temporary folder cannot be written."""
     try:
         return NodeGroups(digest)
@@ -103,7 +103,7 @@ def _release(folder: Path, handle: int | None) -> None:
             os.close(own)
 
 
-def _write(path: Path, group: Group) -> None:
+def _write_group(path: Path, group: DecodedGroup) -> None:
     """Write a decoded group atomically, with its masks in the schema's metadata."""
     assert group.rows is not None
     masks = {
@@ -121,8 +121,8 @@ def _write(path: Path, group: Group) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _mapped(path: Path) -> Group:
-    """Map a group that `_write` wrote."""
+def _map_group(path: Path) -> DecodedGroup:
+    """Map a group that `_write_group` wrote."""
     with pa.memory_map(str(path)) as source:
         rows = pa.ipc.open_file(source).get_batch(0)
     packed = rows.schema.metadata or {}
@@ -132,4 +132,4 @@ def _mapped(path: Path) -> Group:
         else None
         for name in ("keep", "bad")
     }
-    return Group(rows.replace_schema_metadata(None), masks["keep"], masks["bad"])
+    return DecodedGroup(rows.replace_schema_metadata(None), masks["keep"], masks["bad"])

@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError, NonetError
 from nonet.plugins import load_heavy
-from nonet.samples.stores import Join, JoinSetup
-from nonet.samples.tables import matches
+from nonet.samples.stores import JoinSetup, StoreJoin
+from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
 
 
 @dataclass(frozen=True)
-class Map:
+class MapOperator:
     """Applies a function to batches of at most `batch` rows.
 
     Attributes:
@@ -40,15 +40,15 @@ class Map:
     batch: int
     workers: int = 1
 
-    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def build(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """Build the function that one worker calls."""
         function = load_heavy(self.function)
         function = function() if isinstance(function, type) else function
-        return lambda rows: _joined(
-            [_batch(self._called(function, part)) for part in _parts(rows, self.batch)], rows
+        return lambda rows: _concat_batches(
+            [_to_batch(self._call_function(function, part)) for part in _split_batch(rows, self.batch)], rows
         )
 
-    def _called(self, function: Callable[[pa.RecordBatch], Any], part: pa.RecordBatch) -> Any:
+    def _call_function(self, function: Callable[[pa.RecordBatch], Any], part: pa.RecordBatch) -> Any:
         """Call the function and convert its errors to DataError."""
         try:
             return function(part)
@@ -60,20 +60,20 @@ class Map:
     @property
     def title(self) -> str:
         """The operator as messages show it."""
-        return f"map({_name(self.function)}, batch={self.batch}, workers={self.workers})"
+        return f"map({_get_name(self.function)}, batch={self.batch}, workers={self.workers})"
 
 
 @dataclass(frozen=True)
-class Filter:
+class FilterOperator:
     """Keeps rows: a condition such as "rating >= 4", or a function of a batch that gives [B] bool."""
 
     keep: Any
 
-    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def build(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """Build the function that one worker calls."""
         if isinstance(self.keep, str) and ":" not in self.keep:
             return lambda rows: rows.filter(
-                pa.array(matches(str(self.keep), pa.Table.from_batches([rows]), name="filter"))
+                pa.array(match_rows(str(self.keep), pa.Table.from_batches([rows]), name="filter"))
             )
         function = load_heavy(self.keep)
         return lambda rows: rows.filter(pa.array(np.asarray(function(rows), bool)))
@@ -81,11 +81,11 @@ class Filter:
     @property
     def title(self) -> str:
         """The operator as messages show it."""
-        return f"filter({self.keep if isinstance(self.keep, str) else _name(self.keep)})"
+        return f"filter({self.keep if isinstance(self.keep, str) else _get_name(self.keep)})"
 
 
 @dataclass(frozen=True)
-class Tokenize:
+class TokenizeOperator:
     """Adds `sid`, the semantic ids of a column's items: [N, L] int32 for a list column.
 
     Attributes:
@@ -100,11 +100,11 @@ class Tokenize:
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", f"tokenize({self.column} -> sid)")
 
-    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def build(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """Build the function that one worker calls."""
-        return self._tokenized
+        return self._add_semantic_ids
 
-    def _tokenized(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _add_semantic_ids(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Add the semantic ids to a batch."""
         if self.column not in rows.schema.names:
             raise ConfigError(
@@ -112,7 +112,7 @@ class Tokenize:
             )
         column = rows.column(self.column)
         nested = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        index = self._index(column.flatten() if nested else column)
+        index = self._index_items(column.flatten() if nested else column)
         codes = pa.FixedSizeListArray.from_arrays(
             pa.array(self._codes[index].reshape(-1)), self._codes.shape[1]
         )
@@ -121,7 +121,7 @@ class Tokenize:
             codes = type(column).from_arrays(pa.array(offsets - offsets[0]), codes)
         return rows.append_column("sid", codes)
 
-    def _index(self, items: pa.Array) -> np.ndarray:
+    def _index_items(self, items: pa.Array) -> np.ndarray:
         """Return the dense index of each item. Raises DataError for items without a semantic id."""
         if self._item_id is None:
             index = items.to_numpy(zero_copy_only=False)
@@ -140,7 +140,7 @@ class Tokenize:
     def _codes(self) -> np.ndarray:
         if isinstance(self.sids, np.ndarray):
             return np.ascontiguousarray(self.sids, np.int32)
-        table = pq.read_table(self._artifact("sids") / "sids.parquet")
+        table = pq.read_table(self._find_artifact("sids") / "sids.parquet")
         levels = [name for name in table.column_names if name != "item"]
         return np.stack([table[name].to_numpy() for name in levels], 1).astype(np.int32)
 
@@ -148,11 +148,11 @@ class Tokenize:
     def _item_id(self) -> pa.Array | None:
         if isinstance(self.sids, np.ndarray):
             return None
-        return pq.read_table(self._artifact("sequences") / "items.parquet", columns=["item_id"])[
+        return pq.read_table(self._find_artifact("sequences") / "items.parquet", columns=["item_id"])[
             "item_id"
         ].combine_chunks()
 
-    def _artifact(self, kind: str) -> Path:
+    def _find_artifact(self, kind: str) -> Path:
         """Return the newest artifact folder of a kind."""
         folders = sorted(Path(os.fspath(self.sids)).glob(f"{kind}-*"))
         if not folders:
@@ -163,7 +163,7 @@ class Tokenize:
 
 
 @dataclass(frozen=True)
-class JoinColumns:
+class JoinOperator:
     """Adds columns of a store by the ids in a column; ids that are missing in the store give null.
 
     For a list column, each added column is a list of the same length.
@@ -182,9 +182,9 @@ class JoinColumns:
     columns: Any
     as_of: str | None = None
 
-    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def build(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """Build the function that one worker calls."""
-        return self._joined
+        return self._add_columns
 
     @property
     def title(self) -> str:
@@ -194,17 +194,17 @@ class JoinColumns:
         return f"join({named}, on={self.on}, columns={', '.join(names)}, as_of={self.as_of or 'newest'})"
 
     @cached_property
-    def _join(self) -> Join:
+    def _join(self) -> StoreJoin:
         if isinstance(self.store, str):
             return JoinSetup("join", self.on, self.store, self.columns, self._when).open()
         names = self.columns if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
-        return Join(self.store, names, self._when)
+        return StoreJoin(self.store, names, self._when)
 
     @property
     def _when(self) -> str:
         return "time" if self.as_of else "newest"
 
-    def _joined(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _add_columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Add the columns of the store to a batch."""
         for name in filter(None, (self.on, self.as_of)):
             if name not in rows.schema.names:
@@ -216,7 +216,7 @@ class JoinColumns:
             lists, column = column, column.flatten()
         times = np.zeros(len(column), np.int64)
         if self.as_of is not None:
-            times = _times_of(rows.column(self.as_of), lists)
+            times = _get_times(rows.column(self.as_of), lists)
         for name, values in self._join.read(column, times).items():
             if lists is not None:
                 offsets = lists.offsets.to_numpy()
@@ -225,7 +225,7 @@ class JoinColumns:
         return rows
 
 
-def _times_of(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
+def _get_times(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
     """Return unix seconds [N] for each id; a time per row is repeated for each element of the row's list."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column, lists = column.flatten(), None
@@ -235,31 +235,31 @@ def _times_of(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
     return times if lists is None else np.repeat(times, pc.list_value_length(lists).to_numpy())
 
 
-Operator = Map | Filter | Tokenize | JoinColumns
+Operator = MapOperator | FilterOperator | TokenizeOperator | JoinOperator
 
 
-def changing_rows(operators: tuple[Operator, ...]) -> list[str]:
+def list_row_changes(operators: tuple[Operator, ...]) -> list[str]:
     """Return what decides which rows there are after these operators, as text that is the same in every process."""
     said = []
     for operator in operators:
-        if isinstance(operator, Map) and not getattr(operator.function, "keeps_rows", False):
-            said.append(f"map {_full_name(operator.function)} {operator.batch}")
-        elif isinstance(operator, Filter):
+        if isinstance(operator, MapOperator) and not getattr(operator.function, "keeps_rows", False):
+            said.append(f"map {_get_qualified_name(operator.function)} {operator.batch}")
+        elif isinstance(operator, FilterOperator):
             keep = operator.keep
-            said.append(f"filter {keep if isinstance(keep, str) else _full_name(keep)}")
+            said.append(f"filter {keep if isinstance(keep, str) else _get_qualified_name(keep)}")
     return said
 
 
-def in_words(operators: tuple[Operator, ...]) -> list[str]:
+def describe_operators(operators: tuple[Operator, ...]) -> list[str]:
     """Return one line per operator."""
     return [operator.title for operator in operators]
 
 
-def _parts(rows: pa.RecordBatch, most: int) -> list[pa.RecordBatch]:
-    return [rows.slice(at, most) for at in range(0, max(1, len(rows)), most)]
+def _split_batch(rows: pa.RecordBatch, max_rows: int) -> list[pa.RecordBatch]:
+    return [rows.slice(at, max_rows) for at in range(0, max(1, len(rows)), max_rows)]
 
 
-def _batch(value: Any) -> pa.RecordBatch:
+def _to_batch(value: Any) -> pa.RecordBatch:
     """Convert the result of a function to a record batch."""
     if isinstance(value, pa.Table):
         value = (
@@ -276,16 +276,16 @@ def _batch(value: Any) -> pa.RecordBatch:
     return value
 
 
-def _joined(parts: list[pa.RecordBatch], rows: pa.RecordBatch) -> pa.RecordBatch:
+def _concat_batches(parts: list[pa.RecordBatch], rows: pa.RecordBatch) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
-def _full_name(function: Any) -> str:
+def _get_qualified_name(function: Any) -> str:
     if isinstance(function, str):
         return function
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _name(function: Any) -> str:
+def _get_name(function: Any) -> str:
     return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)

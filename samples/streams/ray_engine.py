@@ -27,44 +27,45 @@ from ray.data import ActorPoolStrategy, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from nonet.errors import DataError
-from nonet.samples.ledger import Slice, StepRange
-from nonet.samples.streams.feed import Feed, Raw, in_turn
-from nonet.samples.streams.leaf import Group
-from nonet.samples.streams.operators import Map
+from nonet.samples.ledger import OrderSlice, StepRange
+from nonet.samples.streams.feed import RawSlice, StreamFeed, compose_operators
+from nonet.samples.streams.leaf import DecodedGroup
+from nonet.samples.streams.operators import MapOperator
 
 _CPUS = 0.5  # CPUs per task or actor; the rest is left to the run's own roles
 
 
-def on_ray(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
+def read_on_ray(feed: StreamFeed, slices: Iterable[OrderSlice]) -> Iterator[RawSlice]:
     """Yield the slices in their order; a data set per epoch."""
     if not ray.is_initialized():
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
     if isinstance(slices, StepRange):
-        for epoch in slices.epochs():
-            yield from _of_epoch(feed, epoch)
+        for epoch in slices.iterate_epochs():
+            yield from _read_epoch(feed, epoch)
         return
     for _, every in groupby(slices, lambda part: part.epoch):
-        yield from _of_epoch(feed, list(_bounded(feed, every)))
+        yield from _read_epoch(feed, list(_stop_at_epoch_end(feed, every)))
 
 
-def _of_epoch(feed: Feed, slices: StepRange | list[Slice]) -> Iterator[Raw]:
+def _read_epoch(feed: StreamFeed, slices: StepRange | list[OrderSlice]) -> Iterator[RawSlice]:
     """Read the slices of one epoch with one Ray data set."""
     there = ray.put(feed)
     tasks = plan_tasks(feed, slices)
     if not tasks:
         return
     data = ray.data.read_datasource(
-        _Slices(there, feed, tasks), override_num_blocks=len(tasks), num_cpus=_CPUS
+        _SliceDatasource(there, feed, tasks), override_num_blocks=len(tasks), num_cpus=_CPUS
     )
     data.context.execution_options.preserve_order = True
     data.context.enable_progress_bars = False
     workers = max(
-        (operator.workers for operator in feed.stream.operators if isinstance(operator, Map)), default=0
+        (operator.workers for operator in feed.stream.operators if isinstance(operator, MapOperator)),
+        default=0,
     )
     if workers:
         pool = ActorPoolStrategy(min_size=1, max_size=workers)
         data = data.map_batches(
-            _Work,
+            _OperatorActor,
             batch_size=None,
             batch_format="pyarrow",
             compute=pool,
@@ -76,32 +77,34 @@ def _of_epoch(feed: Feed, slices: StepRange | list[Slice]) -> Iterator[Raw]:
         for table in data.iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=max(1, feed.stream.ahead)
         ):
-            yield from (_unpacked(feed, table, at) for at in range(len(table)))
+            yield from (_unpack_slice(feed, table, at) for at in range(len(table)))
     except Exception as error:
-        raise _ours(error) from error
+        raise _to_nonet_error(error) from error
 
 
-def plan_tasks(feed: Feed, slices: StepRange | list[Slice]) -> list[Callable[[], Iterable[Slice]]]:
+def plan_tasks(
+    feed: StreamFeed, slices: StepRange | list[OrderSlice]
+) -> list[Callable[[], Iterable[OrderSlice]]]:
     """Return what each read task asks for its slices: the row groups of a range, or runs of a list that share a row group."""
     if isinstance(slices, StepRange) and len(feed.leaves) == 1:
         assert slices.last_step is not None
-        epoch, start, _ = feed.steps.places(slices.first_step)
-        stop = feed.steps.places(slices.last_step - 1)[2]
-        tasks: list[Callable[[], Iterable[Slice]]] = []
-        for _, first, last in feed.leaves[0].order.parts(epoch, start, stop):
-            tasks.append(partial(slices.starting_in, start, start + last - first))
+        epoch, start, _ = feed.steps.get_places(slices.first_step)
+        stop = feed.steps.get_places(slices.last_step - 1)[2]
+        tasks: list[Callable[[], Iterable[OrderSlice]]] = []
+        for _, first, last in feed.leaves[0].order.iterate_parts(epoch, start, stop):
+            tasks.append(partial(slices.iterate_starting_in, start, start + last - first))
             start += last - first
         return tasks
-    return [partial(iter, run) for run in _runs(feed, list(slices))]
+    return [partial(iter, run) for run in _group_runs(feed, list(slices))]
 
 
-def _ours(error: Exception) -> Exception:
+def _to_nonet_error(error: Exception) -> Exception:
     """Convert a Ray error to a DataError if its text holds a Nonet error; return other errors unchanged."""
     said = re.findall(r"^nonet\.errors\.(?:DataError|ConfigError): (.*)$", str(error), re.MULTILINE)
     return DataError(said[-1]) if said else error
 
 
-def _bounded(feed: Feed, slices: Iterable[Slice]) -> Iterator[Slice]:
+def _stop_at_epoch_end(feed: StreamFeed, slices: Iterable[OrderSlice]) -> Iterator[OrderSlice]:
     """Yield slices up to the end of the epoch."""
     for part in slices:
         yield part
@@ -109,10 +112,10 @@ def _bounded(feed: Feed, slices: Iterable[Slice]) -> Iterator[Slice]:
             return
 
 
-class _Slices(Datasource):
+class _SliceDatasource(Datasource):
     """A Ray data source whose read tasks produce slices."""
 
-    def __init__(self, there: Any, feed: Feed, tasks: list[Callable[[], Iterable[Slice]]]):
+    def __init__(self, there: Any, feed: StreamFeed, tasks: list[Callable[[], Iterable[OrderSlice]]]):
         self._there, self._tasks = there, tasks
         self._bytes = sum(leaf.bytes for leaf in feed.leaves)
 
@@ -121,46 +124,46 @@ class _Slices(Datasource):
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
         facts = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
-        return [ReadTask(_reading(self._there, task), facts) for task in self._tasks]
+        return [ReadTask(_make_read_function(self._there, task), facts) for task in self._tasks]
 
 
-def _reading(there: Any, slices: Callable[[], Iterable[Slice]]) -> Any:
+def _make_read_function(there: Any, slices: Callable[[], Iterable[OrderSlice]]) -> Any:
     """Return the function of a read task."""
 
     def read() -> Iterator[pa.Table]:
-        feed: Feed = ray.get(there)
-        kept: dict[int, tuple[int, Group]] = {}
+        feed: StreamFeed = ray.get(there)
+        kept: dict[int, tuple[int, DecodedGroup]] = {}
 
-        def group_of(leaf: int, group: int) -> Group:
+        def group_of(leaf: int, group: int) -> DecodedGroup:
             if leaf not in kept or kept[leaf][0] != group:
                 kept[leaf] = group, feed.leaves[leaf].read(group)
             return kept[leaf][1]
 
-        heavy = any(isinstance(operator, Map) for operator in feed.stream.operators)
-        work = None if heavy else in_turn(feed.stream.operators)
+        heavy = any(isinstance(operator, MapOperator) for operator in feed.stream.operators)
+        work = None if heavy else compose_operators(feed.stream.operators)
         none = True
         for part in slices():
-            raw = feed.raw(part, group_of)
-            yield _packed([raw if work is None else feed.worked(raw, work)])
+            raw = feed.read_slice(part, group_of)
+            yield _pack_slices([raw if work is None else feed.apply_operators(raw, work)])
             none = False
         if none:
-            yield _packed([])
+            yield _pack_slices([])
 
     return read
 
 
-class _Work:
+class _OperatorActor:
     """An actor of the pool; applies the stream's operators."""
 
-    def __init__(self, feed: Feed):
-        self._feed, self._work = feed, in_turn(feed.stream.operators)
+    def __init__(self, feed: StreamFeed):
+        self._feed, self._work = feed, compose_operators(feed.stream.operators)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        raws = [_unpacked(self._feed, table, at) for at in range(len(table))]
-        return _packed([self._feed.worked(raw, self._work) for raw in raws])
+        raws = [_unpack_slice(self._feed, table, at) for at in range(len(table))]
+        return _pack_slices([self._feed.apply_operators(raw, self._work) for raw in raws])
 
 
-def _packed(raws: list[Raw]) -> pa.Table:
+def _pack_slices(raws: list[RawSlice]) -> pa.Table:
     """Convert slices to a table with one row per slice."""
     slices = pa.array([[*astuple(raw.slice)] for raw in raws], pa.list_(pa.int64()))
     skipped = pa.array([list(raw.skipped) for raw in raws], pa.list_(pa.int64()))
@@ -178,19 +181,21 @@ def _as_bytes(rows: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _unpacked(feed: Feed, table: pa.Table, at: int) -> Raw:
-    part = Slice(*table["slice"][at].as_py())
+def _unpack_slice(feed: StreamFeed, table: pa.Table, at: int) -> RawSlice:
+    part = OrderSlice(*table["slice"][at].as_py())
     with pa.ipc.open_stream(table["rows"][at].as_buffer()) as reader:
         rows = reader.read_next_batch()
-    return Raw(part, rows, feed.ranges(part), part.stop - part.start, tuple(table["skipped"][at].as_py()))
+    return RawSlice(
+        part, rows, feed.get_row_ranges(part), part.stop - part.start, tuple(table["skipped"][at].as_py())
+    )
 
 
-def _runs(feed: Feed, slices: list[Slice]) -> list[list[Slice]]:
+def _group_runs(feed: StreamFeed, slices: list[OrderSlice]) -> list[list[OrderSlice]]:
     """Return slices in runs that begin in the same row group."""
-    runs: list[list[Slice]] = []
+    runs: list[list[OrderSlice]] = []
     last: Any = None
     for part in slices:
-        key = [(each.leaf, each.group) for each in feed.parts(part)][:1]
+        key = [(each.leaf, each.group) for each in feed.locate_parts(part)][:1]
         if key != last:
             runs.append([])
         runs[-1].append(part)

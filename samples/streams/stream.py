@@ -21,9 +21,15 @@ from typing import Any
 import numpy as np
 
 from nonet.errors import ConfigError
-from nonet.samples.ledger import Manifest
-from nonet.samples.streams.batch import Batch
-from nonet.samples.streams.operators import Filter, JoinColumns, Map, Operator, Tokenize
+from nonet.samples.ledger import DataManifest
+from nonet.samples.streams.batch import StreamBatch
+from nonet.samples.streams.operators import (
+    FilterOperator,
+    JoinOperator,
+    MapOperator,
+    Operator,
+    TokenizeOperator,
+)
 
 ROWS = 4096
 """Rows of a slice, and of a batch that nothing else cuts."""
@@ -32,7 +38,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
-class Files:
+class StreamFiles:
     """The files to read.
 
     Attributes:
@@ -58,7 +64,7 @@ class Files:
 class Stream:
     """A lazy chain of operations on files of rows; reads `files`, or the `mixed` streams by their shares. See the module."""
 
-    files: Files | None = None
+    files: StreamFiles | None = None
     mixed: tuple[tuple[Stream, float], ...] = ()
     operators: tuple[Operator, ...] = ()
     seed: int | None = None
@@ -69,7 +75,7 @@ class Stream:
 
     def map(self, function: Any, *, batch: int = ROWS, workers: int = 1) -> Stream:
         """Change batches of at most `batch` rows, `workers` at once; see `operators.Map`. Rows may become more or fewer."""
-        return self._then(Map(function, batch, workers))
+        return self._append_operator(MapOperator(function, batch, workers))
 
     def filter(self, keep: Any) -> Stream:
         """Keep rows by a condition ("rating >= 4") or a function. Before any `map`, statistics rule row groups out by it."""
@@ -77,15 +83,15 @@ class Stream:
         if leading and self.files is not None:
             where = keep if self.files.where is None else f"({self.files.where}) and ({keep})"
             return replace(self, files=replace(self.files, where=where))
-        return self._then(Filter(keep))
+        return self._append_operator(FilterOperator(keep))
 
     def tokenize(self, sids: Any, column: str = "item_id") -> Stream:
         """Add `sid`, the semantic ids of a column's items; see `operators.Tokenize`."""
-        return self._then(Tokenize(sids, column))
+        return self._append_operator(TokenizeOperator(sids, column))
 
     def join(self, store: Any, *, on: str, columns: Any, as_of: str | None = None) -> Stream:
         """Add columns of a store by the ids of a column; see `operators.JoinColumns`."""
-        return self._then(JoinColumns(store, on, columns, as_of))
+        return self._append_operator(JoinOperator(store, on, columns, as_of))
 
     def pack(self, tokens: int, column: str = "item_id") -> Stream:
         """Cut batches whose lists sum to at most `tokens`; a longer list is a batch of its own. Must come last."""
@@ -132,7 +138,7 @@ class Stream:
         rows: int = ROWS,
         step_rows: int | None = None,
         engine: str | None = None,
-        manifest: Manifest | None = None,
+        manifest: DataManifest | None = None,
         name: str = "",
     ) -> Any:
         """Inspect the files and return a `Feed`.
@@ -149,21 +155,21 @@ class Stream:
             DataError: If files cannot be read.
             ConfigError: If an option is invalid.
         """
-        from nonet.samples.streams.feed import Feed
+        from nonet.samples.streams.feed import StreamFeed
 
-        return Feed(self, rows, step_rows or rows, engine, manifest, name)
+        return StreamFeed(self, rows, step_rows or rows, engine, manifest, name)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the batches of one epoch."""
         return iter(self.open().epoch(0))
 
     def explain(self, engine: str | None = None) -> str:
         """Describe the plan in lines: files, order, engine and operators."""
-        from nonet.samples.streams.explain import explain
+        from nonet.samples.streams.explain import explain_stream
 
-        return explain(self, engine)
+        return explain_stream(self, engine)
 
-    def _then(self, operator: Operator) -> Stream:
+    def _append_operator(self, operator: Operator) -> Stream:
         if self.tokens:
             raise ConfigError(
                 "pack must be the last operation of a chain, because a later one would see cut batches"
@@ -188,7 +194,7 @@ def read(
         columns: Columns to read; None for all.
         where: Condition on the rows; row groups that cannot match according to their statistics are not read.
         on_bad_rows: "fail", or "skip" to leave out and count bad rows.
-        ids: Columns that hold ids; see `Files`.
+        ids: Columns that hold ids; see `StreamFiles`.
     """
     if on_bad_rows not in ("fail", "skip"):
         raise ConfigError(f"on_bad_rows: {on_bad_rows!r}; there are fail and skip")
@@ -197,10 +203,10 @@ def read(
     if not names:
         raise ConfigError("read: no path was given")
     wanted = None if columns is None else tuple(columns)
-    return Stream(Files(names, format, wanted, where, on_bad_rows, None if ids is None else tuple(ids)))
+    return Stream(StreamFiles(names, format, wanted, where, on_bad_rows, None if ids is None else tuple(ids)))
 
 
-def cycle(shares: Sequence[float]) -> np.ndarray:
+def schedule_turns(shares: Sequence[float]) -> np.ndarray:
     """Return which stream provides each of 1,000 rows of a mixture [1000], evenly spread."""
     counts = np.floor(np.cumsum(shares) * 1000 + 0.5).astype(int)
     counts = np.diff(np.concatenate([[0], counts]))

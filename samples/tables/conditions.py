@@ -34,7 +34,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 _ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text"
 
 
-def condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Expression:
+def compile_condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Expression:
     """Compile a condition to an Arrow expression over the columns of `schema`.
 
     Args:
@@ -45,10 +45,10 @@ def condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Ex
     Raises:
         ConfigError: If the text is not a valid condition.
     """
-    return _Compiler(str(text), schema, name).compile()
+    return _ConditionCompiler(str(text), schema, name).compile()
 
 
-def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarray:
+def match_rows(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarray:
     """Return which rows [N] bool match a condition; null counts as false.
 
     Args:
@@ -59,7 +59,7 @@ def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarra
     Raises:
         ConfigError: If the condition is not valid or cannot be computed.
     """
-    expression = condition(text, table.schema, name=name)
+    expression = compile_condition(text, table.schema, name=name)
     try:
         column = ds.dataset(table).scanner(columns={"match": expression}).to_table()["match"]
     except pa.ArrowException as error:
@@ -67,7 +67,7 @@ def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarra
     return column.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
 
 
-class _Compiler:
+class _ConditionCompiler:
     """Compiles one condition to an Arrow expression."""
 
     def __init__(self, text: str, schema: pa.Schema, name: str):
@@ -78,129 +78,135 @@ class _Compiler:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # ignores, for example, an unknown escape in quoted text
                 tree = ast.parse(self.text.strip(), mode="eval")
-            return self._truth(tree.body)
+            return self._compile_boolean(tree.body)
         except SyntaxError as error:
             where = f" near character {error.offset}" if error.offset else ""
-            single = " Write == to compare." if _lone_equals(self.text) else ""
-            raise self._error(f"is not a condition{where}.{single} Allowed: {_ALLOWED}") from None
+            single = " Write == to compare." if _has_lone_equals(self.text) else ""
+            raise self._make_error(f"is not a condition{where}.{single} Allowed: {_ALLOWED}") from None
         except (RecursionError, MemoryError, ValueError):
-            raise self._error(f"is too deep or holds an illegal character. Allowed: {_ALLOWED}") from None
+            raise self._make_error(
+                f"is too deep or holds an illegal character. Allowed: {_ALLOWED}"
+            ) from None
 
-    def _truth(self, node: ast.expr) -> pc.Expression:
+    def _compile_boolean(self, node: ast.expr) -> pc.Expression:
         """Compile a node to an expression that is true or false for each row."""
         if isinstance(node, ast.BoolOp):
             join = operator.and_ if isinstance(node.op, ast.And) else operator.or_
-            return functools.reduce(join, [self._truth(value) for value in node.values])
+            return functools.reduce(join, [self._compile_boolean(value) for value in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return ~self._truth(node.operand)
+            return ~self._compile_boolean(node.operand)
         if isinstance(node, ast.Compare):
-            return self._comparison(node)
+            return self._compile_comparison(node)
         if self._is_column(node):
-            kind = self._kind(node)
+            kind = self._get_kind(node)
             if kind != "true or false":
-                raise self._error(
-                    f"uses column {ast.unparse(node)!r} ({self._type(node)}) alone; compare it with something"
+                raise self._make_error(
+                    f"uses column {ast.unparse(node)!r} ({self._format_type(node)}) alone; compare it with something"
                 )
-            return pc.field(self._field(node).name)
-        raise self._error(f"holds {ast.unparse(node)!r}, which is not a condition. Allowed: {_ALLOWED}")
+            return pc.field(self._get_field(node).name)
+        raise self._make_error(f"holds {ast.unparse(node)!r}, which is not a condition. Allowed: {_ALLOWED}")
 
-    def _comparison(self, node: ast.Compare) -> pc.Expression:
+    def _compile_comparison(self, node: ast.Compare) -> pc.Expression:
         """Compile a chain of comparisons and memberships."""
         parts, left = [], node.left
         for op, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(op, ast.In | ast.NotIn):
-                inside = self._membership(left, right)
+                inside = self._compile_membership(left, right)
                 parts.append(inside if isinstance(op, ast.In) else ~inside)
             elif type(op) in _COMPARE:
-                parts.append(self._compare(left, _COMPARE[type(op)], right))
+                parts.append(self._compile_pair(left, _COMPARE[type(op)], right))
             else:
-                raise self._error("uses `is`; write == or != instead")
+                raise self._make_error("uses `is`; write == or != instead")
             left = right
         return functools.reduce(operator.and_, parts)
 
-    def _compare(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> pc.Expression:
+    def _compile_pair(
+        self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr
+    ) -> pc.Expression:
         """Compile the comparison of two operands, at least one of them a column."""
-        kinds = [self._kind(left), self._kind(right)]
+        kinds = [self._get_kind(left), self._get_kind(right)]
         columns = [side for side in (left, right) if self._is_column(side)]
         if not columns:
-            raise self._error(f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them")
+            raise self._make_error(
+                f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them"
+            )
         if kinds[0] != kinds[1] and kinds != ["a moment", "text"] and kinds != ["text", "a moment"]:
-            raise self._mismatch(columns[0], right if columns[0] is left else left)
-        column_type = self._field(columns[0]).type
-        return compare(self._operand(left, column_type), self._operand(right, column_type))
+            raise self._make_mismatch_error(columns[0], right if columns[0] is left else left)
+        column_type = self._get_field(columns[0]).type
+        return compare(self._compile_operand(left, column_type), self._compile_operand(right, column_type))
 
-    def _membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
+    def _compile_membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
         """Compile `column in (literals)`; a row with null matches neither the condition nor its negation."""
         if not self._is_column(left):
-            raise self._error(f"needs a column before `in`, not {ast.unparse(left)!r}")
+            raise self._make_error(f"needs a column before `in`, not {ast.unparse(left)!r}")
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
-            raise self._error(f"needs a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
+            raise self._make_error(f"needs a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
         for value in right.elts:
             if self._is_column(value):
-                raise self._error(
+                raise self._make_error(
                     f"has column {ast.unparse(value)!r} inside `in`; only literals can stand there"
                 )
-            kinds = (self._kind(left), self._kind(value))
+            kinds = (self._get_kind(left), self._get_kind(value))
             if kinds[0] != kinds[1] and kinds != ("a moment", "text"):
-                raise self._mismatch(left, value)
-        column_type = self._field(left).type
+                raise self._make_mismatch_error(left, value)
+        column_type = self._get_field(left).type
         try:
-            values = pa.array([self._literal(value, column_type) for value in right.elts])
+            values = pa.array([self._read_literal(value, column_type) for value in right.elts])
             if not pa.types.is_integer(column_type) or pa.types.is_integer(values.type):
                 values = values.cast(column_type)
         except (pa.ArrowException, OverflowError):
-            raise self._error(
+            raise self._make_error(
                 f"has values in `in` that do not fit column {ast.unparse(left)!r} ({column_type})"
             ) from None
-        column = pc.field(self._field(left).name)
+        column = pc.field(self._get_field(left).name)
         unknown = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
         return column.isin(values) | unknown
 
-    def _operand(self, node: ast.expr, column_type: pa.DataType) -> Any:
+    def _compile_operand(self, node: ast.expr, column_type: pa.DataType) -> Any:
         """Compile a column or a literal of a comparison."""
         if self._is_column(node):
-            return pc.field(self._field(node).name)
-        value = self._literal(node, column_type)
+            return pc.field(self._get_field(node).name)
+        value = self._read_literal(node, column_type)
         try:
             own = pa.types.is_floating(column_type) or pa.types.is_temporal(column_type)
             return pc.scalar(pa.scalar(value, type=column_type if own else None))
         except (pa.ArrowException, OverflowError):
-            raise self._error(f"has {value!r}, which does not fit a column of {column_type}") from None
+            raise self._make_error(f"has {value!r}, which does not fit a column of {column_type}") from None
 
-    def _literal(self, node: ast.expr, column_type: pa.DataType) -> Any:
+    def _read_literal(self, node: ast.expr, column_type: pa.DataType) -> Any:
         """Return the Python value of a literal, for comparison with a column of `column_type`."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            value = self._literal(node.operand, column_type)
+            value = self._read_literal(node.operand, column_type)
             return -value if isinstance(node.op, ast.USub) else value
         if isinstance(node, ast.Name):
             return node.id.lower() == "true"
         assert isinstance(node, ast.Constant)
         if pa.types.is_temporal(column_type):
-            return self._moment(str(node.value), column_type)
+            return self._parse_timestamp(str(node.value), column_type)
         return node.value
 
-    def _moment(self, text: str, column_type: pa.DataType) -> Any:
+    def _parse_timestamp(self, text: str, column_type: pa.DataType) -> Any:
         """Parse an ISO timestamp or date for comparison with a temporal column."""
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
-            raise self._error(
+            raise self._make_error(
                 f"compares a column of {column_type} with {text!r}, which is not an ISO timestamp such as 2026-11-19"
             ) from None
         return when.date() if pa.types.is_date(column_type) else when
 
-    def _kind(self, node: ast.expr) -> str:
+    def _get_kind(self, node: ast.expr) -> str:
         """Return the kind of an operand: "a number", "text", "true or false" or "a moment".
 
         Raises:
             ConfigError: If the column is unknown or the construct is not allowed.
         """
         if self._is_column(node):
-            return self._column_kind(node)
+            return self._get_column_kind(node)
         if isinstance(node, ast.Name):
             return "true or false"
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            if self._kind(node.operand) == "a number" and not self._is_column(node.operand):
+            if self._get_kind(node.operand) == "a number" and not self._is_column(node.operand):
                 return "a number"
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, bool):
@@ -209,11 +215,11 @@ class _Compiler:
                 return "a number"
             if isinstance(node.value, str):
                 return "text"
-        raise self._error(f"holds {ast.unparse(node)!r}. Allowed: {_ALLOWED}")
+        raise self._make_error(f"holds {ast.unparse(node)!r}. Allowed: {_ALLOWED}")
 
-    def _column_kind(self, node: ast.expr) -> str:
+    def _get_column_kind(self, node: ast.expr) -> str:
         """Return the kind of a column by its type."""
-        kind = self._field(node).type
+        kind = self._get_field(node).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if pa.types.is_boolean(kind):
@@ -224,42 +230,42 @@ class _Compiler:
             return "text"
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             return "a moment"
-        raise self._error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
+        raise self._make_error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
 
     def _is_column(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name):
             return False
         return node.id in self.schema.names or node.id.lower() not in ("true", "false")
 
-    def _field(self, node: ast.expr) -> pa.Field:
+    def _get_field(self, node: ast.expr) -> pa.Field:
         """Return the schema's field of a column."""
         assert isinstance(node, ast.Name)
         if node.id not in self.schema.names:
             near = suggest_sentence(node.id, self.schema.names)
-            raise self._error(
+            raise self._make_error(
                 f"names column {node.id!r}, which is not there.{near} There are: {join_names(self.schema.names)}"
             )
         return self.schema.field(node.id)
 
-    def _type(self, node: ast.expr) -> str:
-        return str(self._field(node).type)
+    def _format_type(self, node: ast.expr) -> str:
+        return str(self._get_field(node).type)
 
-    def _mismatch(self, column: ast.expr, other: ast.expr) -> ConfigError:
+    def _make_mismatch_error(self, column: ast.expr, other: ast.expr) -> ConfigError:
         """Build the error for a column that is compared with another kind of value."""
         shown = ast.unparse(other)
         what = f"column {shown!r}, which is" if self._is_column(other) else f"{shown}, which is"
-        return self._error(
-            f"compares column {ast.unparse(column)!r} ({self._type(column)}, {self._kind(column)}) with "
-            f"{what} {self._kind(other)}. Compare it with {self._kind(column)}"
+        return self._make_error(
+            f"compares column {ast.unparse(column)!r} ({self._format_type(column)}, {self._get_kind(column)}) with "
+            f"{what} {self._get_kind(other)}. Compare it with {self._get_kind(column)}"
         )
 
-    def _error(self, what: str) -> ConfigError:
+    def _make_error(self, what: str) -> ConfigError:
         shown = self.text if len(self.text) <= 200 else self.text[:200] + "..."
         return ConfigError(f"{self.name}: {shown!r} {what}.")
 
 
-def names_in(text: str) -> set[str]:
-    """Return the names that a condition reads; an empty set if it cannot be parsed, which `condition` reports."""
+def list_names(text: str) -> set[str]:
+    """Return the names that a condition reads; an empty set if it cannot be parsed, which `compile_condition` reports."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -269,7 +275,7 @@ def names_in(text: str) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _lone_equals(text: str) -> bool:
+def _has_lone_equals(text: str) -> bool:
     return any(
         char == "=" and text[i - 1 : i] not in ("=", "<", ">", "!") and text[i + 1 : i + 2] != "="
         for i, char in enumerate(text)

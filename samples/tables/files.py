@@ -4,7 +4,7 @@ Path components that begin with `_` or `.` below the folder or wildcard are igno
 their own
 files there. In a glob, `*`, `?` and `[...]` match within one component, and `**` matches any number of components. Folders
 named
-`key=value` become columns (`Partitions`).
+`key=value` become columns (`FolderColumns`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from nonet.errors import DataError
-from nonet.samples.tables.retries import first_line, read_with_retries
+from nonet.samples.tables.retries import get_first_line, read_with_retries
 from nonet.suggest import join_names, suggest_sentence
 
 _WILD = "*?["
@@ -38,7 +38,7 @@ _NOTICES = {
 }
 
 
-def builtin_path(name: str) -> Path:
+def get_builtin_path(name: str) -> Path:
     """Return the path of a built-in file such as `builtin:movielens-small/interactions.parquet`.
 
     Raises:
@@ -52,12 +52,12 @@ def builtin_path(name: str) -> Path:
     return _DATA / name.removeprefix(_PREFIX)
 
 
-def notice(path: str | os.PathLike[str]) -> str | None:
+def get_licence_notice(path: str | os.PathLike[str]) -> str | None:
     """Return one line with the licence of a built-in data set and the path of its terms; None for other data."""
     text = os.fspath(path)
     if not text.startswith(_PREFIX):
         return None
-    folder = builtin_path(text).parent
+    folder = get_builtin_path(text).parent
     return _NOTICES[folder.name].format(terms=folder / "README.txt")
 
 
@@ -74,21 +74,21 @@ class FoundFiles:
     files: list[str]
 
     @cached_property
-    def partitions(self) -> Partitions:
+    def partitions(self) -> FolderColumns:
         """The columns that the folders' names hold."""
-        return Partitions.of(self.files)
+        return FolderColumns.from_files(self.files)
 
 
 def find_parquet(
-    path: str | os.PathLike[str], what: str, ending: str | Sequence[str] = ".parquet"
+    path: str | os.PathLike[str], label: str, ending: str | Sequence[str] = ".parquet"
 ) -> tuple[pafs.FileSystem, list[str]]:
     """Return the filesystem and the files behind `path`; see `find_files`."""
-    found = find_files(path, what, ending)
+    found = find_files(path, label, ending)
     return found.system, found.files
 
 
 def find_files(
-    path: str | os.PathLike[str], what: str, ending: str | Sequence[str] = ".parquet"
+    path: str | os.PathLike[str], label: str, ending: str | Sequence[str] = ".parquet"
 ) -> FoundFiles:
     """Find the files behind a path, glob, folder, URI or builtin name.
 
@@ -103,19 +103,19 @@ def find_files(
     text = os.fspath(path)
     endings = (ending,) if isinstance(ending, str) else tuple(ending)
     if text.startswith(_PREFIX):
-        file = builtin_path(text)
+        file = get_builtin_path(text)
         return FoundFiles(pafs.LocalFileSystem(), [str(file)])
     remote = "://" in text
     try:
-        return read_with_retries(lambda: _found(text, what, endings, remote), f"{what} {text}")
+        return read_with_retries(lambda: _find_without_retry(text, label, endings, remote), f"{label} {text}")
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise DataError(f"{what} {text}: cannot be listed: {first_line(error)}") from None
+        raise DataError(f"{label} {text}: cannot be listed: {get_first_line(error)}") from None
     except DataError as error:
         said = str(error)
         raise (DataError(said.replace("cannot be read", "cannot be listed")) if remote else error) from None
 
 
-def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> FoundFiles:
+def _find_without_retry(text: str, what: str, endings: tuple[str, ...], remote: bool) -> FoundFiles:
     """Find the files behind a path once, without retries."""
     cut = min((text.find(mark) for mark in _WILD if mark in text), default=-1)
     base = text if cut < 0 else text[:cut].rpartition("/")[0]
@@ -129,7 +129,7 @@ def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> Foun
         pattern = "" if cut < 0 else text[len(base) :].lstrip("/")
         root = root or ("/" if text.startswith("/") else ".")
     if cut >= 0:
-        files = _matching(system, root, pattern.split("/"), endings)
+        files = _match_pattern(system, root, pattern.split("/"), endings)
         if not files:
             none = f"no {endings[0]} file is there." if remote else "no file matches this pattern."
             raise DataError(f"{what} {text}: {none}")
@@ -138,7 +138,7 @@ def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> Foun
     if info.type == pafs.FileType.File:
         return FoundFiles(system, [root])
     if info.type == pafs.FileType.Directory or remote:
-        files = _below(system, root, endings)
+        files = _list_data_files(system, root, endings)
         if not files:
             none = f"no {endings[0]} file is there." if remote else f"the folder holds no {endings[0]} file."
             raise DataError(f"{what} {text}: {none}")
@@ -146,12 +146,12 @@ def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> Foun
     raise DataError(f"{what} {text}: no such file or folder (looked in {os.getcwd()}).")
 
 
-def _below(system: pafs.FileSystem, root: str, endings: tuple[str, ...]) -> list[str]:
+def _list_data_files(system: pafs.FileSystem, root: str, endings: tuple[str, ...]) -> list[str]:
     """Return the data files of a folder at any depth."""
     infos = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
     cut = len(root.rstrip("/")) + 1 if root != "/" else 1
     paths = sorted(info.path for info in infos if info.type == pafs.FileType.File)
-    paths = [path for path in paths if not any(map(_hidden, path[cut:].split("/")))]
+    paths = [path for path in paths if not any(map(_is_hidden, path[cut:].split("/")))]
     files = [path for path in paths if path.lower().endswith(endings)]
     if not files and ".parquet" in endings:  # Hive writes parts without an ending
         files = [path for path in paths if "." not in path.rpartition("/")[2] and _is_parquet(system, path)]
@@ -163,29 +163,29 @@ def _is_parquet(system: pafs.FileSystem, path: str) -> bool:
         return source.size() > 8 and source.read_at(4, 0) == b"PAR1"
 
 
-def _matching(
+def _match_pattern(
     system: pafs.FileSystem, root: str, parts: Sequence[str], endings: tuple[str, ...]
 ) -> list[str]:
     """Return the files that a pattern matches; if it matches only folders, return the data files in them."""
-    matched = dict(_expanded(system, root, parts))
+    matched = dict(_expand_pattern(system, root, parts))
     files = sorted(path for path, kind in matched.items() if kind == pafs.FileType.File)
     if files:
         return files
     folders = sorted(path for path, kind in matched.items() if kind == pafs.FileType.Directory)
-    return [file for folder in folders for file in _below(system, folder, endings)]
+    return [file for folder in folders for file in _list_data_files(system, folder, endings)]
 
 
-def _expanded(system: pafs.FileSystem, root: str, parts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _expand_pattern(system: pafs.FileSystem, root: str, parts: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield path and type of everything below a folder that the components of a pattern match."""
     part, rest = parts[0], parts[1:]
     if part == "**":
         if rest:
-            yield from _expanded(system, root, rest)
-        for path, kind in _entries(system, root):
-            if _hidden(path.rpartition("/")[2]):
+            yield from _expand_pattern(system, root, rest)
+        for path, kind in _list_entries(system, root):
+            if _is_hidden(path.rpartition("/")[2]):
                 continue
             if kind == pafs.FileType.Directory:
-                yield from _expanded(system, path, parts)
+                yield from _expand_pattern(system, path, parts)
             elif not rest:
                 yield path, kind
         return
@@ -198,28 +198,28 @@ def _expanded(system: pafs.FileSystem, root: str, parts: Sequence[str]) -> Itera
     else:
         found = [
             (path, kind)
-            for path, kind in _entries(system, root)
+            for path, kind in _list_entries(system, root)
             if fnmatch.fnmatchcase(name := path.rpartition("/")[2], part)
-            and (not _hidden(name) or part[0] == name[0])
+            and (not _is_hidden(name) or part[0] == name[0])
         ]
     for path, kind in found:
         if not rest:
             yield path, kind
         elif kind == pafs.FileType.Directory:
-            yield from _expanded(system, path, rest)
+            yield from _expand_pattern(system, path, rest)
 
 
-def _entries(system: pafs.FileSystem, folder: str) -> list[tuple[str, Any]]:
+def _list_entries(system: pafs.FileSystem, folder: str) -> list[tuple[str, Any]]:
     infos = system.get_file_info(pafs.FileSelector(folder, recursive=False, allow_not_found=True))
     return sorted((info.path, info.type) for info in infos)
 
 
-def _hidden(part: str) -> bool:
+def _is_hidden(part: str) -> bool:
     return part.startswith(("_", "."))
 
 
 @dataclass(frozen=True)
-class Partitions:
+class FolderColumns:
     """The columns that folders named `key=value` stand for.
 
     Attributes:
@@ -231,9 +231,9 @@ class Partitions:
     values: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def of(cls, files: Sequence[str]) -> Partitions:
+    def from_files(cls, files: Sequence[str]) -> FolderColumns:
         """Read the names of the `key=value` folders that each file lies in. All files must have a key, or it is no column."""
-        texts = {file: _pairs(file) for file in files}
+        texts = {file: _parse_pairs(file) for file in files}
         names = [
             name for name in next(iter(texts.values()), {}) if all(name in pairs for pairs in texts.values())
         ]
@@ -247,7 +247,7 @@ class Partitions:
                 values[file][name] = None if text == _NULL else int(text) if whole else text
         return cls(pa.schema(fields), values)
 
-    def added_to(self, table: pa.Table, file: str, only: Sequence[str] | None = None) -> pa.Table:
+    def add_to_table(self, table: pa.Table, file: str, only: Sequence[str] | None = None) -> pa.Table:
         """Return a file's rows with its folders' columns; a column that the file has itself stays as it is."""
         for field in self.schema:
             if field.name not in table.column_names and (only is None or field.name in only):
@@ -255,12 +255,12 @@ class Partitions:
                 table = table.append_column(field, pa.repeat(value, len(table)))
         return table
 
-    def schema_with(self, schema: pa.Schema) -> pa.Schema:
+    def extend_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return a file's schema with the folders' columns behind it."""
         return pa.schema([*schema, *(field for field in self.schema if field.name not in schema.names)])
 
 
-def _pairs(path: str) -> dict[str, str]:
+def _parse_pairs(path: str) -> dict[str, str]:
     """Key and value of the `key=value` folders directly above a file, the outermost first."""
     pairs: list[tuple[str, str]] = []
     for part in reversed(path.split("/")[:-1]):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from nonet.samples.tables.tables import ROLES
-from nonet.samples.tables.times import implausible, unix_seconds
+from nonet.samples.tables.times import convert_to_seconds, find_implausible
 
 NAMES = {
     "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session",
@@ -39,7 +39,7 @@ def guess_roles(
         columns: Columns that the user has assigned; they take precedence over guesses.
     """
     chosen = {role: source for role, source in (columns or {}).items() if source in names}
-    by_plain = {plain_name(name): name for name in reversed(names)}
+    by_plain = {normalise_name(name): name for name in reversed(names)}
     for role in roles:
         if role in chosen or ROLES.get(role, role) in chosen:
             continue
@@ -50,7 +50,7 @@ def guess_roles(
     return chosen
 
 
-def same_item_column(
+def align_item_column(
     roles: Mapping[str, str],
     item_roles: Mapping[str, str],
     names: Sequence[str],
@@ -66,7 +66,7 @@ def same_item_column(
     return dict(roles)
 
 
-def finest_times(table: pa.Table, names: Sequence[str], chosen: str) -> str:
+def choose_time_column(table: pa.Table, names: Sequence[str], chosen: str) -> str:
     """Return which of several columns of times to use: one without gaps, of plausible dates, that tells most moments apart.
 
     Args:
@@ -76,26 +76,26 @@ def finest_times(table: pa.Table, names: Sequence[str], chosen: str) -> str:
     """
     best, best_score = chosen, None
     for name in dict.fromkeys([chosen, *names]):
-        score = _score(table[name], name)
+        score = _score_times(table[name], name)
         if score is not None and (best_score is None or score > best_score):
             best, best_score = name, score
     return best
 
 
-def _score(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] | None:
+def _score_times(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] | None:
     """Rank a time column by completeness, plausibility and distinct seconds; None if it does not hold times."""
     there = column.drop_null()
     try:
-        seconds, _ = unix_seconds(there, name)
+        seconds, _ = convert_to_seconds(there, name)
     except (TypeError, ValueError):
         return None
-    plausible = bool(len(seconds)) and not implausible(seconds).any()
+    plausible = bool(len(seconds)) and not find_implausible(seconds).any()
     return len(there) == len(column), plausible, len(set(seconds.tolist()))
 
 
-def time_candidates(names: Sequence[str]) -> list[str]:
+def list_time_candidates(names: Sequence[str]) -> list[str]:
     """Return the columns whose names say that they hold times, in the order of preference."""
-    by_plain = {plain_name(name): name for name in reversed(names)}
+    by_plain = {normalise_name(name): name for name in reversed(names)}
     return [by_plain[plain] for plain in NAMES["time"].split() if plain in by_plain]
 
 
@@ -116,14 +116,14 @@ def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str
     return full
 
 
-def bare_name(name: str) -> str:
+def strip_type_suffix(name: str) -> str:
     """Return a column's name without RecBole's type suffix."""
     return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
 
 
-def plain_name(name: str) -> str:
+def normalise_name(name: str) -> str:
     """Return a column's name as names are compared: without case, blanks, underscores and RecBole's type."""
-    return re.sub(r"[^a-z0-9]", "", bare_name(name).lower())
+    return re.sub(r"[^a-z0-9]", "", strip_type_suffix(name).lower())
 
 
 def _is_time(kind: pa.DataType) -> bool:

@@ -35,10 +35,10 @@ def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
 
     Unsigned integers above 2^63 keep their bits. Other types raise Arrow's TypeError.
     """
-    array = _arrow(ids)
+    array = _to_arrow(ids)
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         coded = array.dictionary_encode()
-        numbers = _of_texts(coded.dictionary)
+        numbers = _hash_texts(coded.dictionary)
         places = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
         numbers_read = numbers[places] if len(numbers) else np.zeros(len(array), np.int64)
     elif array.type == pa.uint64():
@@ -51,13 +51,13 @@ def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
     return numbers_read
 
 
-def keys_in(space: str, numbers: np.ndarray) -> np.ndarray:
+def compute_keys(space: str, numbers: np.ndarray) -> np.ndarray:
     """Return the keys [N] int64 of integers [N] int64 as ids of a space; the same in every process, version and data set."""
     salt = np.uint64(hash_words(0, "sparse keys", space))
     return splitmix64(np.asarray(numbers, np.int64).view(np.uint64) ^ salt).view(np.int64)
 
 
-def _arrow(ids: Any) -> Any:
+def _to_arrow(ids: Any) -> Any:
     if isinstance(ids, pa.ChunkedArray):
         return ids.combine_chunks()
     if isinstance(ids, np.ndarray):
@@ -65,7 +65,7 @@ def _arrow(ids: Any) -> Any:
     return ids
 
 
-def _of_texts(texts: pa.Array) -> np.ndarray:
+def _hash_texts(texts: pa.Array) -> np.ndarray:
     """Convert texts to int64: canonical integers to their value, other texts to their hash."""
     from nonet.embedding.modules import hash_text  # imports torch, which profiles of tables do without
 

@@ -18,16 +18,16 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import make_folder, replace_file, sync
 from nonet.errors import ConfigError, DataError
-from nonet.samples.tables.files import Partitions, find_files, find_parquet
-from nonet.samples.tables.retries import CorruptDataError, read_with_retries, says_corrupt
-from nonet.samples.tables.unite import conform, unite_schemas
+from nonet.samples.tables.files import FolderColumns, find_files, find_parquet
+from nonet.samples.tables.retries import CorruptDataError, is_corruption, read_with_retries
+from nonet.samples.tables.unite import conform, unify_schemas
 
 Answer = TypeVar("Answer")
 GROUP_ROWS = b"nonet.rows"
 """In the schema's metadata: the rows of each batch, so that a file far away is not read to count them."""
 
 
-def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] | None = None) -> pa.Table:
+def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str] | None = None) -> pa.Table:
     """Read all rows of the Parquet files behind a path.
 
     Args:
@@ -35,41 +35,41 @@ def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] 
         what: Prefix of every error message, such as "interactions".
         only: Columns to read, by their names in the files; missing ones are ignored. None reads all.
     """
-    found = find_files(path, what)
+    found = find_files(path, label)
     tables = []
     for file in found.files:
-        table = _with_file(found.system, file, what, lambda parquet: _read(parquet, only))
-        tables.append(found.partitions.added_to(table, file, None if only is None else list(only)))
+        table = _use_file(found.system, file, label, lambda parquet: _read_columns(parquet, only))
+        tables.append(found.partitions.add_to_table(table, file, None if only is None else list(only)))
     if len(tables) == 1:
         return tables[0]
     facts = [(file, table.schema, len(table)) for file, table in zip(found.files, tables, strict=True)]
-    schema = unite_schemas(facts, f"{what} {path}")
+    schema = unify_schemas(facts, f"{label} {path}")
     pairs = [(file, table) for file, table in zip(found.files, tables, strict=True) if len(table)]
     return pa.concat_tables(
-        [schema.empty_table(), *(conform(table, schema, f"{what} {file}") for file, table in pairs)]
+        [schema.empty_table(), *(conform(table, schema, f"{label} {file}") for file, table in pairs)]
     )
 
 
-def first_rows(path: str | os.PathLike[str], what: str = "table") -> pa.Table:
+def read_first_rows(path: str | os.PathLike[str], label: str = "table") -> pa.Table:
     """Read the first row group that is not empty."""
-    found = find_files(path, what)
+    found = find_files(path, label)
     for file in found.files:
-        footer = parquet_footer(found.system, file, what)
+        footer = read_parquet_footer(found.system, file, label)
         for group in range(footer.num_row_groups):
             if footer.row_group(group).num_rows:
-                table = read_groups(found.system, file, [group], what, footer.schema.to_arrow_schema().names)
-                return found.partitions.added_to(table, file)
-    return parquet_schema(path, what).empty_table()
+                table = read_groups(found.system, file, [group], label, footer.schema.to_arrow_schema().names)
+                return found.partitions.add_to_table(table, file)
+    return read_parquet_schema(path, label).empty_table()
 
 
-def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
+def read_parquet_schema(path: str | os.PathLike[str], label: str) -> pa.Schema:
     """Read names and types of the columns behind a path, without rows."""
-    found = find_files(path, what)
-    return united_schema(found.system, found.files, found.partitions, f"{what} {path}", what)
+    found = find_files(path, label)
+    return read_unified_schema(found.system, found.files, found.partitions, f"{label} {path}", label)
 
 
-def united_schema(
-    system: pafs.FileSystem, files: Collection[str], partitions: Partitions, where: str, what: str
+def read_unified_schema(
+    system: pafs.FileSystem, files: Collection[str], partitions: FolderColumns, where: str, label: str
 ) -> pa.Schema:
     """Return the columns that all files have together, and those of their folders.
 
@@ -83,29 +83,29 @@ def united_schema(
     facts = [
         (
             file,
-            *_with_file(
-                system, file, what, lambda parquet: (parquet.schema_arrow, parquet.metadata.num_rows)
+            *_use_file(
+                system, file, label, lambda parquet: (parquet.schema_arrow, parquet.metadata.num_rows)
             ),
         )
         for file in files
     ]
-    schema = facts[0][1] if len(facts) == 1 else unite_schemas(facts, where)
-    return partitions.schema_with(schema)
+    schema = facts[0][1] if len(facts) == 1 else unify_schemas(facts, where)
+    return partitions.extend_schema(schema)
 
 
-def count_rows(path: str | os.PathLike[str], what: str) -> int:
+def count_rows(path: str | os.PathLike[str], label: str) -> int:
     """Count the rows of the files behind a path from their footers."""
-    found = find_files(path, what)
-    return sum(parquet_footer(found.system, file, what).num_rows for file in found.files)
+    found = find_files(path, label)
+    return sum(read_parquet_footer(found.system, file, label).num_rows for file in found.files)
 
 
-def parquet_footer(system: pafs.FileSystem, file: str, what: str) -> pq.FileMetaData:
+def read_parquet_footer(system: pafs.FileSystem, file: str, label: str) -> pq.FileMetaData:
     """Read the metadata of one file, without rows."""
-    return _with_file(system, file, what, lambda parquet: parquet.metadata)
+    return _use_file(system, file, label, lambda parquet: parquet.metadata)
 
 
 def read_groups(
-    system: pafs.FileSystem, file: str, groups: Collection[int], what: str, only: Collection[str]
+    system: pafs.FileSystem, file: str, groups: Collection[int], label: str, only: Collection[str]
 ) -> pa.Table:
     """Read some row groups of one file, with those columns of `only` that it has.
 
@@ -120,14 +120,14 @@ def read_groups(
             try:
                 tables.append(parquet.read_row_group(group, columns=names, use_threads=False))
             except (pa.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and not says_corrupt(error, system, file):
+                if isinstance(error, OSError) and not is_corruption(error, system, file):
                     raise
                 raise CorruptDataError(
-                    f"{what} {file}: row group {group} cannot be read: {_first(error)}"
+                    f"{label} {file}: row group {group} cannot be read: {_get_first_line(error)}"
                 ) from None
         return pa.concat_tables(tables)
 
-    return _with_file(system, file, what, read)
+    return _use_file(system, file, label, read)
 
 
 def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
@@ -139,13 +139,13 @@ def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _read(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.Table:
+def _read_columns(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.Table:
     if only is None:
         return parquet.read()
     return parquet.read(columns=[name for name in parquet.schema_arrow.names if name in only])
 
 
-def _with_file(
+def _use_file(
     system: pafs.FileSystem, file: str, what: str, use: Callable[[pq.ParquetFile], Answer]
 ) -> Answer:
     """Open a Parquet file, call `use` and close it, with retries if the storage does not respond. Raises DataError."""
@@ -158,20 +158,20 @@ def _with_file(
                 )  # ns would wrap beyond 2262
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise CorruptDataError(
-                    f"{what} {file}: not a Parquet file ({_first(error)}) `nonet import csv SRC DST` makes "
+                    f"{what} {file}: not a Parquet file ({_get_first_line(error)}) `nonet import csv SRC DST` makes "
                     "Parquet of a CSV."
                 ) from None
             return use(parquet)
 
-    return read_with_retries(read, f"{what} {file}", lambda error: says_corrupt(error, system, file))
+    return read_with_retries(read, f"{what} {file}", lambda error: is_corruption(error, system, file))
 
 
-def _first(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def pack_files(
-    source: str, folder: str | os.PathLike[str], done: Callable[[int, int], None] | None = None
+    source: str, folder: str | os.PathLike[str], report_progress: Callable[[int, int], None] | None = None
 ) -> list[Path]:
     """Write each Parquet file behind `source` as packed Arrow with the same row groups; each file is written atomically.
 
@@ -192,7 +192,7 @@ def pack_files(
         )
     make_folder(Path(folder))
     for number, (file, target) in enumerate(zip(files, targets, strict=True)):
-        footer = parquet_footer(system, file, "samples")
+        footer = read_parquet_footer(system, file, "samples")
         rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
         schema = footer.schema.to_arrow_schema().remove_metadata()
         names, marked = schema.names, schema.with_metadata({GROUP_ROWS: ",".join(map(str, rows)).encode()})
@@ -206,14 +206,14 @@ def pack_files(
                         f"{file}, row group {group}: too large for one batch; write smaller row groups"
                     )
                 writer.write_batch(
-                    pa.record_batch(batches[0].columns, schema=marked) if count else _none(marked)
+                    pa.record_batch(batches[0].columns, schema=marked) if count else _make_empty_batch(marked)
                 )
         sync(draft)
         os.replace(draft, target)
-        if done is not None:
-            done(number + 1, len(files))
+        if report_progress is not None:
+            report_progress(number + 1, len(files))
     return targets
 
 
-def _none(schema: pa.Schema) -> pa.RecordBatch:
+def _make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

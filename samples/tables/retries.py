@@ -36,7 +36,7 @@ class CorruptDataError(DataError):
 
 
 def read_with_retries(
-    read: Callable[[], Read], what: str, corrupt: Callable[[OSError], bool] = lambda error: False
+    read: Callable[[], Read], label: str, is_corrupt: Callable[[OSError], bool] = lambda error: False
 ) -> Read:
     """Call `read` until it answers.
 
@@ -53,25 +53,25 @@ def read_with_retries(
         try:
             return read()
         except FileNotFoundError:
-            raise UnreachableDataError(f"{what}: the file is gone") from None
+            raise UnreachableDataError(f"{label}: the file is gone") from None
         except OSError as error:
             if not isinstance(error, (PermissionError, IsADirectoryError)):
-                if corrupt(error):
-                    raise CorruptDataError(f"{what}: cannot be read: {first_line(error)}") from None
+                if is_corrupt(error):
+                    raise CorruptDataError(f"{label}: cannot be read: {get_first_line(error)}") from None
                 if wait_s is not None:
                     time.sleep(wait_s)
                     continue
             attempts = len(WAITS_S) + 1 if wait_s is None else 1
             raise UnreachableDataError(
-                f"{what}: cannot be read after {attempts} attempts: {first_line(error)}. Nothing was skipped; start again when "
+                f"{label}: cannot be read after {attempts} attempts: {get_first_line(error)}. Nothing was skipped; start again when "
                 "the storage responds"
             ) from None
         except pa.ArrowException as error:
-            raise CorruptDataError(f"{what}: cannot be read: {first_line(error)}") from None
+            raise CorruptDataError(f"{label}: cannot be read: {get_first_line(error)}") from None
     raise AssertionError("the last attempt returns or raises")
 
 
-def says_corrupt(error: OSError, system: pafs.FileSystem, path: str) -> bool:
+def is_corruption(error: OSError, system: pafs.FileSystem, path: str) -> bool:
     """Return whether an OSError of a decoder is about the content of a file that can be read.
 
     Arrow raises OSError both for a connection that broke and for bytes that do not decompress. The operating system's own errors
@@ -91,6 +91,6 @@ def says_corrupt(error: OSError, system: pafs.FileSystem, path: str) -> bool:
     return True
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

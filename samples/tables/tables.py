@@ -21,8 +21,8 @@ import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.paths import read_parquet
-from nonet.samples.tables.times import unix_seconds
-from nonet.samples.tables.word_lists import word_lists
+from nonet.samples.tables.times import convert_to_seconds
+from nonet.samples.tables.word_lists import parse_word_lists
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -53,7 +53,7 @@ class TableFormat:
         Raises ConfigError where `missing` is no list of texts: settings are derived from data before a scenario is checked.
         """
         texts: Any = [] if missing is None else missing
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in _listed(texts)):
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in _to_list(texts)):
             raise ConfigError(
                 f"data.missing is {missing!r}; it must be a list of texts. Quote each one, such as missing: ['NA', '?']."
             )
@@ -64,12 +64,12 @@ class TableFormat:
         """The sorted missing texts where they differ from the default, for fingerprints; None where they do not."""
         return None if set(self.missing) == set(MISSING) else sorted(self.missing)
 
-    def with_columns(self, columns: Mapping[str, str]) -> TableFormat:
+    def replace_columns(self, columns: Mapping[str, str]) -> TableFormat:
         """Return a format with other column names and the same missing texts."""
         return TableFormat(dict(columns), self.missing)
 
 
-def _listed(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     """Return the elements of a list or tuple, or the value itself as the only one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
@@ -108,13 +108,13 @@ def read_tables(
     )
 
 
-def check_columns(columns: Columns, there: Collection[str]) -> None:
+def check_columns(columns: Columns, available: Collection[str]) -> None:
     """Raise DataError if `columns` names a column that is not in `there`, the columns of both tables."""
     for name, source in to_table_format(columns).columns.items():
-        if source not in there:
-            near = suggest_sentence(source, there)
+        if source not in available:
+            near = suggest_sentence(source, available)
             raise DataError(
-                f"columns: {name}: {source!r} is in neither table.{near} There are: {join_names(there)}."
+                f"columns: {name}: {source!r} is in neither table.{near} There are: {join_names(available)}."
             )
 
 
@@ -130,7 +130,7 @@ def read_interactions(
         columns: Column names, or the whole table format.
         only: Columns to read, by Nonet's names; None reads all.
     """
-    table = read_parquet(path, "interactions", _given(only, columns))
+    table = read_parquet(path, "interactions", _get_source_names(only, columns))
     return check_interactions(table, columns, f"interactions {path}")
 
 
@@ -140,16 +140,18 @@ def read_items(
     only: Collection[str] | None = None,
 ) -> pa.Table:
     """Read and check the items behind a path, glob, folder, URI or `builtin:` name; arguments as `read_interactions`."""
-    return check_items(read_parquet(path, "items", _given(only, columns)), columns, f"items {path}")
+    return check_items(
+        read_parquet(path, "items", _get_source_names(only, columns)), columns, f"items {path}"
+    )
 
 
-def _given(only: Collection[str] | None, columns: Columns) -> set[str] | None:
+def _get_source_names(only: Collection[str] | None, columns: Columns) -> set[str] | None:
     """Return the names of columns in the files, given Nonet's names."""
-    sources = _sources(columns)
+    sources = _get_sources(columns)
     return None if only is None else {*only, *(sources[name] for name in only if name in sources)}
 
 
-def check_interactions(table: pa.Table, columns: Columns, what: str) -> pa.Table:
+def check_interactions(table: pa.Table, columns: Columns, label: str) -> pa.Table:
     """Rename the columns of interactions, check the values and normalise them; rows with finer times are sorted.
 
     Args:
@@ -157,14 +159,14 @@ def check_interactions(table: pa.Table, columns: Columns, what: str) -> pa.Table
         columns: Column names, or the whole table format.
         what: Prefix of every error message.
     """
-    table = _with_roles(table, columns, what)
-    _not_empty(table, what)
-    table, finer = _checked_events(table, columns, what, None)
+    table = _rename_roles(table, columns, label)
+    _check_not_empty(table, label)
+    table, finer = _check_event_values(table, columns, label, None)
     return table if finer is None else table.take(pa.array(np.argsort(finer, kind="stable")))
 
 
 def check_events(
-    table: pa.Table, columns: Columns, what: str, unit: str | None = None
+    table: pa.Table, columns: Columns, label: str, unit: str | None = None
 ) -> tuple[pa.Table, np.ndarray | None]:
     """Check some of the rows, as `check_interactions`, without reordering them; the table may be empty.
 
@@ -177,37 +179,37 @@ def check_events(
     Returns:
         The table, and times [N] to order its rows by where they are finer than seconds (None otherwise).
     """
-    return _checked_events(_with_roles(table, columns, what), columns, what, unit)
+    return _check_event_values(_rename_roles(table, columns, label), columns, label, unit)
 
 
-def _with_roles(table: pa.Table, columns: Columns, what: str) -> pa.Table:
-    source_of = _sources(columns)
-    table = _plain(_renamed(table, source_of))
+def _rename_roles(table: pa.Table, columns: Columns, what: str) -> pa.Table:
+    source_of = _get_sources(columns)
+    table = _simplify_types(_rename_columns(table, source_of))
     for role in ("user", "item", "time"):
-        _need(table, ROLES[role], role, source_of, what)
+        _require_column(table, ROLES[role], role, source_of, what)
     return table
 
 
-def _checked_events(
+def _check_event_values(
     table: pa.Table, columns: Columns, what: str, unit: str | None
 ) -> tuple[pa.Table, np.ndarray | None]:
     """Check the values of interactions whose columns have been renamed, and normalise them."""
     for name in ("user_id", "item_id", "timestamp"):
-        _no_nulls(table, name, what)
+        _check_no_nulls(table, name, what)
     for name in ("user_id", "item_id"):
-        _no_missing_texts(
-            table, name, _sources(columns).get(name, name), to_table_format(columns).missing, what
+        _check_no_missing_texts(
+            table, name, _get_sources(columns).get(name, name), to_table_format(columns).missing, what
         )
-    table = _with_ids(table, "user_id", what)
-    table = _with_ids(table, "item_id", what)
+    table = _normalise_ids(table, "user_id", what)
+    table = _normalise_ids(table, "item_id", what)
     if "event" in table.column_names:
-        _event_type(table, what)
+        _check_event_type(table, what)
     if "rating" in table.column_names:
-        table = _with_rating(table, what)
-    return _with_seconds(table, _sources(columns).get("timestamp", "timestamp"), what, unit)
+        table = _normalise_rating(table, what)
+    return _normalise_times(table, _get_sources(columns).get("timestamp", "timestamp"), what, unit)
 
 
-def check_items(table: pa.Table, columns: Columns, what: str) -> pa.Table:
+def check_items(table: pa.Table, columns: Columns, label: str) -> pa.Table:
     """Rename the columns of items, check the values and normalise them.
 
     Args:
@@ -215,23 +217,25 @@ def check_items(table: pa.Table, columns: Columns, what: str) -> pa.Table:
         columns: Column names, or the whole table format.
         what: Prefix of every error message.
     """
-    source_of = {name: source for name, source in _sources(columns).items() if source in table.column_names}
-    table = _plain(_renamed(table, source_of))
-    _need(table, "item_id", "item", source_of, what)
-    _not_empty(table, what)
-    _no_nulls(table, "item_id", what)
+    source_of = {
+        name: source for name, source in _get_sources(columns).items() if source in table.column_names
+    }
+    table = _simplify_types(_rename_columns(table, source_of))
+    _require_column(table, "item_id", "item", source_of, label)
+    _check_not_empty(table, label)
+    _check_no_nulls(table, "item_id", label)
     missing = to_table_format(columns).missing
-    _no_missing_texts(table, "item_id", source_of.get("item_id", "item_id"), missing, what)
-    table = _with_ids(table, "item_id", what)
-    _no_duplicates(table, what)
+    _check_no_missing_texts(table, "item_id", source_of.get("item_id", "item_id"), missing, label)
+    table = _normalise_ids(table, "item_id", label)
+    _check_no_duplicates(table, label)
     if "title" in table.column_names:
-        table = _with_title(table, what)
+        table = _normalise_title(table, label)
     if "categories" in table.column_names:
-        table = _with_categories(table, missing, what)
+        table = _normalise_categories(table, missing, label)
     return table
 
 
-def _sources(columns: Columns) -> dict[str, str]:
+def _get_sources(columns: Columns) -> dict[str, str]:
     """Return the column in the files for each of Nonet's names; `user`, `item` and `time` are resolved."""
     sources: dict[str, str] = {}
     for name, source in to_table_format(columns).columns.items():
@@ -243,14 +247,14 @@ def _sources(columns: Columns) -> dict[str, str]:
     return sources
 
 
-def _renamed(table: pa.Table, source_of: Mapping[str, str]) -> pa.Table:
+def _rename_columns(table: pa.Table, source_of: Mapping[str, str]) -> pa.Table:
     """Rename columns to Nonet's names; drop a column that had such a name but was not chosen."""
     name_of = {source: name for name, source in source_of.items() if source in table.column_names}
     columns = [name for name in table.column_names if name in name_of or name not in name_of.values()]
     return table.select(columns).rename_columns([name_of.get(name, name) for name in columns])
 
 
-def _plain(table: pa.Table) -> pa.Table:
+def _simplify_types(table: pa.Table) -> pa.Table:
     """Decode dictionaries, convert large text to text, and remove schema metadata."""
     for i, field in enumerate(table.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -260,7 +264,7 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def _need(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], what: str) -> None:
+def _require_column(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], what: str) -> None:
     """Raise DataError if a required column is missing or occurs twice."""
     if table.column_names.count(name) > 1:
         raise DataError(f"{what}: column {name!r} occurs more than once.")
@@ -275,12 +279,12 @@ def _need(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], w
     )
 
 
-def _not_empty(table: pa.Table, what: str) -> None:
+def _check_not_empty(table: pa.Table, what: str) -> None:
     if not len(table):
         raise DataError(f"{what}: the table is empty (columns {join_names(table.column_names)}, no rows).")
 
 
-def _no_nulls(table: pa.Table, name: str, what: str) -> None:
+def _check_no_nulls(table: pa.Table, name: str, what: str) -> None:
     """Raise DataError if a column has null or non-finite values."""
     column = table[name]
     if pa.types.is_floating(column.type):
@@ -296,7 +300,9 @@ def _no_nulls(table: pa.Table, name: str, what: str) -> None:
         )
 
 
-def _no_missing_texts(table: pa.Table, name: str, source: str, texts: Collection[str], what: str) -> None:
+def _check_no_missing_texts(
+    table: pa.Table, name: str, source: str, texts: Collection[str], what: str
+) -> None:
     """Raise DataError where a text that stands for a missing value is the id of a user or an item."""
     column = table[name]
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
@@ -313,7 +319,7 @@ def _no_missing_texts(table: pa.Table, name: str, source: str, texts: Collection
         )
 
 
-def _with_ids(table: pa.Table, name: str, what: str) -> pa.Table:
+def _normalise_ids(table: pa.Table, name: str, what: str) -> pa.Table:
     """Convert integer ids to int64; text stays as it is."""
     kind = table.schema.field(name).type
     if pa.types.is_string(kind):
@@ -323,32 +329,32 @@ def _with_ids(table: pa.Table, name: str, what: str) -> pa.Table:
             f"{what}: column {name!r} is {kind}; expected whole numbers or text. Cast it before writing."
         )
     try:
-        return _replaced(table, name, table[name].cast(pa.int64()))
+        return _replace_column(table, name, table[name].cast(pa.int64()))
     except pa.ArrowException:
         raise DataError(f"{what}: column {name!r} ({kind}) has ids over 2^63; write them as text.") from None
 
 
-def _event_type(table: pa.Table, what: str) -> None:
+def _check_event_type(table: pa.Table, what: str) -> None:
     kind = table.schema.field("event").type
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise DataError(f"{what}: column 'event' is {kind}; wanted text or whole numbers, such as 'click'.")
     if table["event"].null_count:
-        _no_nulls(table, "event", what)
+        _check_no_nulls(table, "event", what)
 
 
-def _with_rating(table: pa.Table, what: str) -> pa.Table:
+def _normalise_rating(table: pa.Table, what: str) -> pa.Table:
     kind = table.schema.field("rating").type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise DataError(f"{what}: column 'rating' is {kind}; wanted numbers.")
-    return _replaced(table, "rating", table["rating"].cast(pa.float32(), safe=False))
+    return _replace_column(table, "rating", table["rating"].cast(pa.float32(), safe=False))
 
 
-def _with_seconds(
+def _normalise_times(
     table: pa.Table, source: str, what: str, unit: str | None
 ) -> tuple[pa.Table, np.ndarray | None]:
     """Convert timestamps to unix seconds. Also returns the finer values, or None."""
     try:
-        seconds, finer = unix_seconds(table["timestamp"], source, unit)
+        seconds, finer = convert_to_seconds(table["timestamp"], source, unit)
     except TypeError as error:
         raise DataError(
             f"{what}: column {source!r} is {error}; wanted a timestamp, or a number of seconds or "
@@ -358,10 +364,10 @@ def _with_seconds(
         raise DataError(
             f"{what}: column {source!r}: {error}. Write one unit; a name that ends in _s, _ms, _us or _ns says which."
         ) from None
-    return _replaced(table, "timestamp", pa.chunked_array([pa.array(seconds)])), finer
+    return _replace_column(table, "timestamp", pa.chunked_array([pa.array(seconds)])), finer
 
 
-def _no_duplicates(table: pa.Table, what: str) -> None:
+def _check_no_duplicates(table: pa.Table, what: str) -> None:
     """Raise DataError if an item id occurs more than once."""
     counts = table["item_id"].value_counts()
     values, times = counts.field(0), counts.field(1)
@@ -374,11 +380,11 @@ def _no_duplicates(table: pa.Table, what: str) -> None:
         )
 
 
-def _with_title(table: pa.Table, what: str) -> pa.Table:
+def _normalise_title(table: pa.Table, what: str) -> pa.Table:
     """Convert integer titles to text."""
     kind = table.schema.field("title").type
     if pa.types.is_integer(kind):
-        return _replaced(table, "title", table["title"].cast(pa.string()))
+        return _replace_column(table, "title", table["title"].cast(pa.string()))
     if not pa.types.is_string(kind):
         raise DataError(f"{what}: column 'title' is {kind}; wanted text.")
     return table
@@ -389,13 +395,13 @@ def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
     return [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
 
 
-def _with_categories(table: pa.Table, missing: tuple[str, ...], what: str) -> pa.Table:
+def _normalise_categories(table: pa.Table, missing: tuple[str, ...], what: str) -> pa.Table:
     """Convert categories to a list of words per item; see `word_lists`."""
     column = table["categories"].combine_chunks()
     if column.type == pa.list_(pa.string()) and not column.null_count:
-        return _replaced(table, "categories", column)
+        return _replace_column(table, "categories", column)
     try:
-        return _replaced(table, "categories", word_lists(column, missing))
+        return _replace_column(table, "categories", parse_word_lists(column, missing))
     except TypeError as error:
         raise DataError(
             f"{what}: column 'categories' is {error}; wanted a list of text, or text cut by |. Write the names "
@@ -404,5 +410,5 @@ def _with_categories(table: pa.Table, missing: tuple[str, ...], what: str) -> pa
         ) from None
 
 
-def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+def _replace_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, column)

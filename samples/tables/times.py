@@ -23,7 +23,7 @@ _EARLIEST = 631_152_000  # 1990
 _DATES = (19000101, 21001231)
 
 
-def unix_seconds(
+def convert_to_seconds(
     column: pa.ChunkedArray, name: str, unit: str | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Convert a column of times without nulls to unix seconds.
@@ -42,7 +42,7 @@ def unix_seconds(
     """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        column = _from_text(column)
+        column = _parse_text(column)
         kind = column.type
     if pa.types.is_date(kind):
         column, kind = column.cast(pa.timestamp("s")), pa.timestamp("s")
@@ -51,9 +51,13 @@ def unix_seconds(
     elif is_plain(kind):
         raw = column.cast(pa.float64()).to_numpy() if not pa.types.is_integer(kind) else column.to_numpy()
         _check_precision(raw, kind)
-        if unit_by_name(name) is None and unit in (None, "s") and (dates := _calendar_dates(raw)) is not None:
+        if (
+            get_unit_by_name(name) is None
+            and unit in (None, "s")
+            and (dates := _parse_calendar_dates(raw)) is not None
+        ):
             return dates, None
-        found = _unit(raw, name, unit)
+        found = _choose_unit(raw, name, unit)
     else:
         raise TypeError(str(kind))
     if found == "s" and np.issubdtype(raw.dtype, np.integer):
@@ -61,17 +65,17 @@ def unix_seconds(
     return np.floor_divide(raw, _PER_SECOND[found]).astype(np.int64), raw
 
 
-def implausible(seconds: np.ndarray) -> np.ndarray:
+def find_implausible(seconds: np.ndarray) -> np.ndarray:
     """Return which unix seconds [N] are before 1990 or after the end of next year, as no log of users is."""
-    return (seconds < _EARLIEST) | (seconds >= _end_of_next_year())
+    return (seconds < _EARLIEST) | (seconds >= _get_end_of_next_year())
 
 
-def _end_of_next_year() -> int:
+def _get_end_of_next_year() -> int:
     year = time.gmtime().tm_year + 2
     return int(np.datetime64(f"{year}-01-01", "s").astype(np.int64))
 
 
-def _from_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _parse_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Texts as timestamps in UTC: ISO 8601 with or without a zone, or digits. Raises TypeError for other text."""
     trimmed = pc.utf8_trim_whitespace(column)
     if pc.all(pc.match_substring_regex(trimmed, r"^-?\d+$")).as_py():
@@ -103,7 +107,7 @@ def _check_precision(raw: np.ndarray, kind: pa.DataType) -> None:
         )
 
 
-def _calendar_dates(raw: np.ndarray) -> np.ndarray | None:
+def _parse_calendar_dates(raw: np.ndarray) -> np.ndarray | None:
     """Unix seconds [N] of whole numbers that are all dates as YYYYMMDD; None where one of them is not."""
     if not len(raw) or not ((raw >= _DATES[0]) & (raw <= _DATES[1])).all() or (raw != np.floor(raw)).any():
         return None
@@ -123,22 +127,22 @@ def is_plain(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def unit_by_name(name: str) -> str | None:
+def get_unit_by_name(name: str) -> str | None:
     """Return the unit that a column's name ends in, or None."""
     ending = name.lower().rsplit("_", 1)[-1]
     return ending if "_" in name and ending in _PER_SECOND else None
 
 
-def unit_by_size(largest: float) -> str:
+def get_unit_by_size(largest: float) -> str:
     """Return the unit of numbers with this largest absolute value."""
     return next((unit for unit, limit in _LARGEST if largest < limit), "ns")
 
 
-def _unit(raw: np.ndarray, name: str, unit: str | None) -> str:
+def _choose_unit(raw: np.ndarray, name: str, unit: str | None) -> str:
     """Determine the unit of numeric times. Raises ValueError if the values have different units."""
     size = np.abs(raw.astype(np.float64))
-    by_size = unit_by_size(float(size.max(initial=0)))
-    named = unit_by_name(name)
+    by_size = get_unit_by_size(float(size.max(initial=0)))
+    named = get_unit_by_name(name)
     if named:
         _check_named(raw, name, named, by_size)
         return named
@@ -147,7 +151,7 @@ def _unit(raw: np.ndarray, name: str, unit: str | None) -> str:
     if finer:
         other = _LARGEST[finer - 1][0]
         coarse = (size > 0) & (size < _LARGEST[finer - 1][1])
-        coarse &= ~implausible(
+        coarse &= ~find_implausible(
             np.floor_divide(raw, _PER_SECOND[other])
         )  # a small number may be a time near 1970
         if coarse.any():
@@ -165,7 +169,7 @@ def _check_named(raw: np.ndarray, name: str, named: str, by_size: str) -> None:
     if named == by_size or not len(raw):
         return
     as_named, as_sized = (np.floor_divide(raw, _PER_SECOND[unit]) for unit in (named, by_size))
-    if implausible(as_named).all() and not implausible(as_sized).any():
+    if find_implausible(as_named).all() and not find_implausible(as_sized).any():
         raise ValueError(
             f"the name {name!r} says {named}, in which no value is between 1990 and next year; in {by_size} all "
             f"are, so the name or the "

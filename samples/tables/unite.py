@@ -16,7 +16,7 @@ import pyarrow as pa
 from nonet.errors import DataError
 
 
-def unite_schemas(files: Iterable[tuple[str, pa.Schema, int]], what: str) -> pa.Schema:
+def unify_schemas(files: Iterable[tuple[str, pa.Schema, int]], label: str) -> pa.Schema:
     """Return the columns that all files together have, in the order in which they are first seen.
 
     Args:
@@ -30,7 +30,7 @@ def unite_schemas(files: Iterable[tuple[str, pa.Schema, int]], what: str) -> pa.
     kinds: dict[str, tuple[pa.DataType, str, bool]] = {}
     for file, schema, rows in every:
         for field in schema:
-            kind = plain_type(field.type) if rows or not pa.types.is_null(field.type) else pa.null()
+            kind = simplify_type(field.type) if rows or not pa.types.is_null(field.type) else pa.null()
             if field.name not in kinds:
                 kinds[field.name] = kind, file, rows > 0
                 continue
@@ -40,32 +40,32 @@ def unite_schemas(files: Iterable[tuple[str, pa.Schema, int]], what: str) -> pa.
             if rows and not had_rows:
                 kinds[field.name] = kind, file, True
                 continue
-            united = _united(known, kind)
+            united = _unify_types(known, kind)
             if united is None and not rows:
                 continue
             if united is None:
                 raise DataError(
-                    f"{what}: its {len(every)} files have unlike columns: {file}: column {field.name!r} is {kind}, in {first} it "
+                    f"{label}: its {len(every)} files have unlike columns: {file}: column {field.name!r} is {kind}, in {first} it "
                     f"is {known}; write it alike in all files"
                 )
             kinds[field.name] = united, first, had_rows or rows > 0
     return pa.schema([(name, kind) for name, (kind, _, _) in kinds.items()])
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def simplify_type(kind: pa.DataType) -> pa.DataType:
     """Return the type without what only says how it is stored: dictionaries, large offsets, views."""
     if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
+        return simplify_type(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(plain_type(kind.value_type))
+        return pa.list_(simplify_type(kind.value_type))
     return kind
 
 
-def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+def conform(table: pa.Table, schema: pa.Schema, label: str) -> pa.Table:
     """Return the table with exactly these columns and types; a column that it lacks is missing in every row.
 
     Raises:
@@ -81,13 +81,13 @@ def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
             arrays.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
             raise DataError(
-                f"{what}: column {field.name!r} is {column.type} and does not fit {field.type}, the type of the other files: "
+                f"{label}: column {field.name!r} is {column.type} and does not fit {field.type}, the type of the other files: "
                 f"{str(error).splitlines()[0]}"
             ) from None
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _unify_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the type that holds the values of both types, or None."""
     if one == other:
         return one
@@ -95,6 +95,6 @@ def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None  # Arrow would say int64, which does not hold ids above 2^63
     try:
         pair = [pa.schema([("c", kind)]) for kind in (one, other)]
-        return plain_type(pa.unify_schemas(pair, promote_options="permissive").field("c").type)
+        return simplify_type(pa.unify_schemas(pair, promote_options="permissive").field("c").type)
     except pa.ArrowException:
         return None

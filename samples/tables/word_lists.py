@@ -2,7 +2,7 @@
 
 Lists may be lists, lists of lists or of structs, or text: split at `|`, written as JSON or Python, or split at commas. Text
 is
-only taken for a list if that is certain; if it is merely possible, `one_word_lists` reports it and a warning is shown.
+only taken for a list if that is certain; if it is merely possible, `find_uncut_delimiter` reports it and a warning is shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PER_WORD = 2.0
 """In how many different texts a word must be found on average before a comma is taken for a delimiter."""
 
 
-def word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
+def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     """Return a list of words for each row; nothing is an empty list.
 
     Raises:
@@ -32,20 +32,20 @@ def word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     if pa.types.is_null(kind):
         return pa.array([[]] * len(column), pa.list_(pa.string()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        rows = _cut(column.to_pylist())
+        rows = _cut_texts(column.to_pylist())
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        _check(kind.value_type)
-        rows = [list(_flat(row)) for row in column.to_pylist()]
+        _check_value_type(kind.value_type)
+        rows = [list(_flatten_words(row)) for row in column.to_pylist()]
     else:
         raise TypeError(str(kind))
     gone = set(missing)
     return pa.array([[word for word in row if word not in gone] for row in rows], pa.list_(pa.string()))
 
 
-def one_word_lists(texts: list[str | None]) -> str | None:
+def find_uncut_delimiter(texts: list[str | None]) -> str | None:
     """Return the delimiter at which texts might be lists, although each is taken as one word; None if there is no doubt."""
     filled = [text for text in texts if text]
-    if not filled or _parsed(filled) is not None or any("|" in text for text in filled):
+    if not filled or _parse_literal_lists(filled) is not None or any("|" in text for text in filled):
         return None
     for mark in _COMMAS:
         if sum(mark in text for text in filled) >= _SHARE * len(filled):
@@ -53,10 +53,10 @@ def one_word_lists(texts: list[str | None]) -> str | None:
     return None
 
 
-def _cut(texts: list[str | None]) -> list[list[str]]:
+def _cut_texts(texts: list[str | None]) -> list[list[str]]:
     """Split texts into words as JSON or Python lists, at `|`, or at commas if these are certain to be delimiters."""
     filled = [text for text in texts if text]
-    if (lists := _parsed(filled)) is not None:
+    if (lists := _parse_literal_lists(filled)) is not None:
         found = iter(lists)
         return [next(found) if text else [] for text in texts]
     mark = "|"
@@ -67,7 +67,7 @@ def _cut(texts: list[str | None]) -> list[list[str]]:
     return [[part.strip() for part in (text or "").split(mark) if part.strip()] for text in texts]
 
 
-def _parsed(texts: list[str]) -> list[list[str]] | None:
+def _parse_literal_lists(texts: list[str]) -> list[list[str]] | None:
     """Parse texts that are written as JSON or Python lists; None if one of them is not such a list."""
     found = []
     for text in texts:
@@ -82,7 +82,7 @@ def _parsed(texts: list[str]) -> list[list[str]] | None:
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return None
         try:
-            found.append(list(_flat(value)))
+            found.append(list(_flatten_words(value)))
         except TypeError:
             return None
     return found or None
@@ -97,18 +97,18 @@ def _are_lists(texts: list[str], mark: str) -> bool:
     return bool(counts) and counts.total() / len(counts) >= _PER_WORD
 
 
-def _check(kind: pa.DataType) -> None:
+def _check_value_type(kind: pa.DataType) -> None:
     """Raise TypeError if elements of a list of this type hold no words."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
-    if pa.types.is_struct(kind) and _name_in(kind) is None:
+    if pa.types.is_struct(kind) and _find_name_field(kind) is None:
         raise TypeError(f"a list of {kind}")
     plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
     if not (plain or pa.types.is_struct(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind)):
         raise TypeError(f"a list of {kind}")
 
 
-def _name_in(kind: pa.DataType) -> str | None:
+def _find_name_field(kind: pa.DataType) -> str | None:
     """Return the field of a struct that holds a word: one of the usual names, or the only text field; None otherwise."""
     texts = [
         field.name for field in kind if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
@@ -116,12 +116,12 @@ def _name_in(kind: pa.DataType) -> str | None:
     return next((name for name in _NAMES if name in texts), texts[0] if len(texts) == 1 else None)
 
 
-def _flat(value: Any) -> list[str]:
+def _flatten_words(value: Any) -> list[str]:
     """Return the words of a value of any depth in order; words of nested lists are made unique."""
     if value is None:
         return []
     if isinstance(value, (list, tuple, set)):
-        words = [word for part in value for word in _flat(part)]
+        words = [word for part in value for word in _flatten_words(part)]
         nested = any(isinstance(part, (list, tuple, set)) for part in value)
         return list(dict.fromkeys(words)) if nested else words
     if isinstance(value, dict):

@@ -29,8 +29,8 @@ from nonet.errors import ConfigError, DataError
 from nonet.options import StrictModel
 from nonet.samples.sequences import FlatFiles, Sequences
 from nonet.samples.stores import (
-    NoStore,
     Store,
+    StoreNotFoundError,
     check_address,
     create_store,
     explain_creation_refusal,
@@ -78,7 +78,7 @@ class StoredSequences:
     use: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def address(self, folders: Mapping[str, str]) -> str:
+    def make_address(self, folders: Mapping[str, str]) -> str:
         """Return the address for the sequences and semantic ids in these artifact folders."""
         marks = [Path(folders[kind]).name.rpartition("-")[2] for kind in ("sequences", "sids")]
         return "-".join([self.use.rstrip("/"), *marks])
@@ -88,21 +88,23 @@ class StoredSequences:
 
         Semantic ids are not written: whoever reads events has those of the run's own items.
         """
-        use = self.address(folders)
+        use = self.make_address(folders)
         try:
             store = open_store(use, **self.options)
-        except NoStore:
+        except StoreNotFoundError:
             key = pa.string() if seq.user_id.dtype == object else pa.int64()
-            store = create_store(use, _schema(seq), key=key, **self.options)
-        if store.stats()["keys"] < len(seq):  # nothing was written, or a process was killed while writing
-            for start, stop in _parts(seq):
-                store.put(_ids(seq, start, stop), _rows(seq, start, stop))
+            store = create_store(use, _make_schema(seq), key=key, **self.options)
+        if store.collect_stats()["keys"] < len(
+            seq
+        ):  # nothing was written, or a process was killed while writing
+            for start, stop in _iterate_parts(seq):
+                store.put(_get_ids(seq, start, stop), _make_rows(seq, start, stop))
         store.close()
         return use
 
-    def opened(self, folders: Mapping[str, str], seq: Sequences) -> UserEvents:
+    def open_events(self, folders: Mapping[str, str], seq: Sequences) -> UserEvents:
         """Open the store for reading. Raises ConfigError if the tokenise stage has not written it."""
-        return UserEvents(open_store(self.address(folders), **self.options), seq)
+        return UserEvents(open_store(self.make_address(folders), **self.options), seq)
 
 
 class UserEvents:
@@ -115,14 +117,14 @@ class UserEvents:
 
     def __init__(self, store: Store, seq: Sequences):
         self.store, self._seq = store, seq
-        wanted = _schema(seq)
+        wanted = _make_schema(seq)
         if missing := [name for name in wanted.names if name not in store.schema.names]:
             raise DataError(
                 f"{store.name}: it has no {', '.join(missing)}; it holds sequences of another scenario"
             )
         self._columns = wanted.names
 
-    def sequences(self, folder: Path | None = None) -> Sequences:
+    def load_sequences(self, folder: Path | None = None) -> Sequences:
         """Return the run's sequences [U users, N events] as read from the store, memory-mapped.
 
         The events are copied to flat files a few million at a time, so the memory does not grow with the log. What was appended
@@ -136,34 +138,34 @@ class UserEvents:
         """
         if folder is None:
             with tempfile.TemporaryDirectory(prefix="nonet-stored-") as name:
-                self._copy(Path(name))
-                return self._mapped(Path(name))  # the files live as long as their mappings
+                self._copy_events(Path(name))
+                return self._map_sequences(Path(name))  # the files live as long as their mappings
         if not folder.is_dir():
             draft = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
             draft.mkdir(parents=True)
             try:
-                self._copy(draft)
+                self._copy_events(draft)
                 with contextlib.suppress(OSError):  # another process was first
                     os.replace(draft, folder)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
-        return self._mapped(folder)
+        return self._map_sequences(folder)
 
-    def _copy(self, folder: Path) -> None:
+    def _copy_events(self, folder: Path) -> None:
         """Copy every user's events to one .npy file per field."""
         seq = self._seq
-        kinds = {name: self._kind(name).to_pandas_dtype() for name in self._columns}
+        kinds = {name: self._get_value_type(name).to_pandas_dtype() for name in self._columns}
         kinds |= {name: np.bool_ for name in self._columns if name.startswith(_TARGET)}
         files = {name: str(number) for number, name in enumerate(self._columns)}
         flat = FlatFiles(folder, {files[name]: (kinds[name], len(seq.item)) for name in self._columns})
         try:
-            for start, stop in _parts(seq):
-                for name, values in self._part(start, stop).items():
+            for start, stop in _iterate_parts(seq):
+                for name, values in self._read_users(start, stop).items():
                     flat.write(files[name], int(seq.offsets[start]), values)
         finally:
             flat.close()
 
-    def _mapped(self, folder: Path) -> Sequences:
+    def _map_sequences(self, folder: Path) -> Sequences:
         """Map the copied files as sequences."""
         arrays = {
             name: np.load(folder / f"{number}.npy", mmap_mode="r")
@@ -175,10 +177,10 @@ class UserEvents:
         seq.__dict__["targets"] = {name: arrays[_TARGET + name] for name in self._seq.targets}
         return seq
 
-    def of(self, user: Any) -> dict[str, Any] | None:
+    def get_user_events(self, user: Any) -> dict[str, Any] | None:
         """Return all events of a user: item, time, event [n], and columns by name [n]; None for an unknown user."""
         try:
-            values, offsets = self.store.multi_get([self._typed(user)], self._columns)
+            values, offsets = self.store.multi_get([self._convert_user(user)], self._columns)
         except DataError:
             return None  # text that is not an integer, while user ids are integers
         if not offsets[-1]:
@@ -206,7 +208,7 @@ class UserEvents:
         names = [str(users[at]) for at in order]
         cuts = [0, *(at for at in range(1, len(names)) if names[at] != names[at - 1]), len(names)]
         rows: dict[str, list[Any]] = {name: [] for name in self.store.schema.names}
-        keys = [self._typed(users[order[cut]]) for cut in cuts[:-1]]
+        keys = [self._convert_user(users[order[cut]]) for cut in cuts[:-1]]
         values, offsets = self.store.multi_get(keys)
         for at, (start, stop) in enumerate(pairwise(cuts)):
             mine = order[start:stop]
@@ -218,14 +220,14 @@ class UserEvents:
             for name in rows:
                 old = values.column(name)[int(offsets[at])].as_py() if offsets[at + 1] > offsets[at] else []
                 rows[name].append([*old, *new[name].tolist()])
-        schema = pa.schema([pa.field(name, pa.list_(self._kind(name))) for name in rows])
+        schema = pa.schema([pa.field(name, pa.list_(self._get_value_type(name))) for name in rows])
         self.store.put(keys, pa.Table.from_pydict(rows, schema))
         return len(keys)
 
-    def _kind(self, name: str) -> pa.DataType:
+    def _get_value_type(self, name: str) -> pa.DataType:
         return self.store.schema.field(name).type.value_type
 
-    def _typed(self, user: Any) -> Any:
+    def _convert_user(self, user: Any) -> Any:
         """Convert a user id to the type of the store's keys. Raises DataError."""
         if pa.types.is_string(self.store.key):
             return str(user)
@@ -237,9 +239,9 @@ class UserEvents:
             raise DataError(f"{self.store.name}: users are numbers of 64 bits, got {str(user)[:40]}")
         return number
 
-    def _part(self, start: int, stop: int) -> dict[str, np.ndarray]:
+    def _read_users(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Return the events of users [start, stop) that the run was made of, concatenated."""
-        ids = _ids(self._seq, start, stop)
+        ids = _get_ids(self._seq, start, stop)
         values, offsets = self.store.multi_get(ids, self._columns)
         lengths = np.diff(self._seq.offsets[start : stop + 1])
         there = np.diff(offsets) > 0
@@ -267,7 +269,7 @@ class UserEvents:
         return found
 
 
-def _schema(seq: Sequences) -> pa.Schema:
+def _make_schema(seq: Sequences) -> pa.Schema:
     """Return the schema of the store for these sequences."""
     columns = {
         _COLUMN + name: pa.int64() if values.dtype.kind == "i" else pa.float32()
@@ -277,7 +279,7 @@ def _schema(seq: Sequences) -> pa.Schema:
     return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
 
 
-def _rows(seq: Sequences, start: int, stop: int) -> pa.Table:
+def _make_rows(seq: Sequences, start: int, stop: int) -> pa.Table:
     """Return a row of lists for each of users [start, stop)."""
     first, last = int(seq.offsets[start]), int(seq.offsets[stop])
     cut = slice(first, last)
@@ -289,12 +291,12 @@ def _rows(seq: Sequences, start: int, stop: int) -> pa.Table:
         field_.name: pa.ListArray.from_arrays(
             pa.array(bounds), pa.array(flat[field_.name], field_.type.value_type)
         )
-        for field_ in _schema(seq)
+        for field_ in _make_schema(seq)
     }
     return pa.table(arrays)
 
 
-def _ids(seq: Sequences, start: int, stop: int) -> Any:
+def _get_ids(seq: Sequences, start: int, stop: int) -> Any:
     """Return the ids of users [start, stop) as keys of the store."""
     ids = seq.user_id[start:stop]
     return (
@@ -304,7 +306,7 @@ def _ids(seq: Sequences, start: int, stop: int) -> Any:
     )
 
 
-def _parts(seq: Sequences) -> Iterator[tuple[int, int]]:
+def _iterate_parts(seq: Sequences) -> Iterator[tuple[int, int]]:
     """Yield ranges of users with about four million events."""
     start, users = 0, len(seq)
     while start < users:

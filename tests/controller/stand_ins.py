@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from nonet.controller.groups.handles import Prompts
+from nonet.controller.groups.handles import PromptRequest
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
 
@@ -117,7 +117,7 @@ class LoopSession:
 
     def prompts(self, name):
         for step in range(self._at, self.stages[name].steps):
-            yield step, Prompts(name, step, 2)
+            yield step, PromptRequest(name, step, 2)
 
     def publish(self, stage=None):
         self.done.append("publish")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nonet.controller import pipeline
-from nonet.controller.pipeline import Pipeline, evaluation_notes
+from nonet.controller.pipeline import Pipeline, make_evaluation_notes
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.worker_setup import baselines_of
@@ -241,7 +241,7 @@ LARGE = {"users": 900_000, "users_only_trained": 100_000, "items": 60_000}
 )
 def test_drawn_users_and_beams_alone_are_told(changes, data, said):
     scenario, _ = load_scenario("quickstart", changes)
-    notes = list(evaluation_notes(scenario, data))
+    notes = list(make_evaluation_notes(scenario, data))
     assert len(notes) == len(said)
     assert all(words in note for words, note in zip(said, notes, strict=True))
 

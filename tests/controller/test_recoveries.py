@@ -11,7 +11,7 @@ from nonet.controller import single_controller
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.single_controller import MOST_RECOVERIES, SingleController, Task
+from nonet.controller.single_controller import MOST_RECOVERIES, ControllerTask, SingleController
 from nonet.errors import NonetError, WorkerLost
 
 Conductor = SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
@@ -23,7 +23,7 @@ class World:
     def __init__(self, folder: Any, acts: list[Any], *, again: bool = False, resume: bool = False):
         self.run, self.acts, self.log = RunFolder(folder), list(acts), []
         made = object.__new__(Conductor)
-        made._task = Task(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
+        made._task = ControllerTask(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
         made._run, made._again = self.run, again
         made._recorder = SimpleNamespace(event=lambda kind, **body: self.log.append(body["text"]))
         made._stop, made._lease = SimpleNamespace(is_set=lambda: False), SimpleNamespace(over=False)
@@ -31,7 +31,7 @@ class World:
 
     def commit(self, step: int) -> None:
         commits = Checkpoints(self.run.checkpoints)
-        aside = commits.aside(step)
+        aside = commits.create_staging_dir(step)
         commits.commit(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0), {})
 
     def tries(self) -> list[str]:
@@ -82,7 +82,7 @@ def commits_and_dies(world: World) -> bool:
 
 def test_a_run_that_lost_a_worker_clears_up_and_goes_on_from_its_newest_commit(world_of):
     world = world_of(commits_and_dies, ends)
-    assert world.controller._with_recoveries()
+    assert world.controller._run_with_recoveries()
     assert world.log == [
         "from the beginning",
         "cleared away",
@@ -99,7 +99,7 @@ def test_without_a_commit_it_begins_again_and_the_journal_is_void(world_of):
         return dies(world)
 
     world = world_of(notes_and_dies, ends)
-    assert world.controller._with_recoveries()
+    assert world.controller._run_with_recoveries()
     assert world.tries() == ["from the beginning"] * 2
     assert list(read_journal(world.run.journal)) == []
 
@@ -107,17 +107,17 @@ def test_without_a_commit_it_begins_again_and_the_journal_is_void(world_of):
 def test_a_restarted_controller_goes_on_from_the_commit_of_its_forerunner(world_of):
     world = world_of(ends, again=True)
     world.commit(3)
-    assert world.controller._with_recoveries()
+    assert world.controller._run_with_recoveries()
     assert world.log == ["cleared away", "the controller was restarted", "from a commit"]
 
 
 def test_losses_without_progress_end_the_run_and_losses_with_progress_do_not(world_of):
     world = world_of(*[dies] * 9)
     with pytest.raises(WorkerLost):
-        world.controller._with_recoveries()
+        world.controller._run_with_recoveries()
     assert len(world.tries()) == MOST_RECOVERIES
     world = world_of(*[commits_and_dies] * 9, ends)
-    assert world.controller._with_recoveries()
+    assert world.controller._run_with_recoveries()
     assert len(world.tries()) == 10
 
 
@@ -127,5 +127,5 @@ def test_an_error_that_is_no_loss_ends_the_run(world_of):
 
     world = world_of(wrong, ends)
     with pytest.raises(NonetError, match="a wrong turn"):
-        world.controller._with_recoveries()
+        world.controller._run_with_recoveries()
     assert len(world.tries()) == 1

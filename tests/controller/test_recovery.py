@@ -40,7 +40,7 @@ def conduct(monkeypatch):
         conductor._recorder = SimpleNamespace(event=lambda kind, text: notes.append(text))
         conductor._commit = lambda: None
         conductor._clear_away = lambda: False
-        return conductor._with_recoveries(), notes
+        return conductor._run_with_recoveries(), notes
 
     return play
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.record.validations import Validations
+from nonet.controller.record.validations import ValidationRecord
 from nonet.controller.report import make_report
 from nonet.controller.scenario.scenario import make_scenario
 
@@ -138,7 +138,7 @@ def test_rows_and_table_counts_are_summed_over_steps_and_a_step_written_twice_co
 
 
 def test_validations_stand_beside_the_mean_training_loss_since_the_one_before(run):
-    kept = Validations(run, "pretrain")
+    kept = ValidationRecord(run, "pretrain")
     for step, nats in ((20, 6.0), (40, 5.0)):
         kept.add(step, {"metrics": {"ndcg@10": step / 100}, "nats": nats, "events": 3})
     kept.close(metric="ndcg@10", best=40, ran=40, steps=90)

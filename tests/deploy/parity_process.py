@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from nonet.deploy.parity.device_parity import parity
+from nonet.deploy.parity.device_parity import compare_pools
 from nonet.deploy.run import api
 
 STANDIN = Path(__file__).parent.parent / "npu_standin"
@@ -41,14 +41,14 @@ def main(folder: Path, pairs: list[str]) -> None:
         },
     }
     made = made.set("pools", pools)
-    told = {pair: parity(made, pair) for pair in pairs} or {
-        "same": parity(made, "cpu,cpu"),
-        "half": parity(made, "cpu,cpu", "fp32,bf16"),
-        "npu": parity(made, "cpu,npu"),
-        "broken": parity(made, "cpu,broken"),
-        "tight": parity(made, "cpu", "fp32,bf16", limits={"kl": 1e-12}),
+    told = {pair: compare_pools(made, pair) for pair in pairs} or {
+        "same": compare_pools(made, "cpu,cpu"),
+        "half": compare_pools(made, "cpu,cpu", "fp32,bf16"),
+        "npu": compare_pools(made, "cpu,npu"),
+        "broken": compare_pools(made, "cpu,broken"),
+        "tight": compare_pools(made, "cpu", "fp32,bf16", limits={"kl": 1e-12}),
     }
-    print(json.dumps({name: found.as_dict() | {"text": found.text()} for name, found in told.items()}))
+    print(json.dumps({name: found.as_dict() | {"text": found.to_text()} for name, found in told.items()}))
     ray.shutdown()
 
 

@@ -49,11 +49,11 @@ def main(folder: Path) -> None:
     from nonet.controller.scenario.scenario import load_scenario
     from nonet.controller.setup.run_files import data_setup
     from nonet.controller.setup.worker_setup import run_setup, stage_setups
-    from nonet.deploy.parity.compare import compare, limits_for
+    from nonet.deploy.parity.compare import compare, get_limits
     from nonet.models.baselines import Popularity
     from nonet.models.generation.corpus import Corpus
-    from nonet.models.ranking.metrics import tie_order
-    from nonet.samples.batches.prompt_rows import prompts
+    from nonet.models.ranking.metrics import make_tie_order
+    from nonet.samples.batches.prompt_rows import list_prompts
     from nonet.samples.sequences.sequences import TEST
     from nonet.workers.roles.tokenizer import Tokeniser
 
@@ -71,14 +71,14 @@ def main(folder: Path) -> None:
     }
     counts = dict(torch_npu.COUNTS)
     corpus = Corpus.load(folders)
-    users, positions = prompts(corpus.seq, TEST)
-    tie = tie_order(Popularity(len(corpus.items)).fit(corpus.seq).popularity, scenario.seed)
+    users, positions = list_prompts(corpus.seq, TEST)
+    tie = make_tie_order(Popularity(len(corpus.items)).fit(corpus.seq).popularity, scenario.seed)
 
     def pair(*sides: tuple[str, str]) -> dict:
         answers = [asked(setup, stage, folders, folder / "cpu", *side, (users, positions)) for side in sides]
         found = compare(
             answers, corpus.seq, users, positions, tie, metrics=list(scenario.evaluate.metrics),
-            limits=limits_for([precision for _, precision in sides], None), weights="", seed=scenario.seed,
+            limits=get_limits([precision for _, precision in sides], None), weights="", seed=scenario.seed,
         )  # fmt: skip
         return found.as_dict()
 

@@ -27,7 +27,7 @@ def folder_of(ring, path, **ranks):
 def commit(run, world):
     """Put what a world is into the run, as the commit that ends pretrain; its folder."""
     checkpoints = Checkpoints(run.checkpoints)
-    aside = checkpoints.aside(END)
+    aside = checkpoints.create_staging_dir(END)
     world.save(aside)
     files = seal_files(aside, [path for path in aside.rglob("*") if path.is_file()])
     return checkpoints.commit(aside, Manifest("run", END, "pretrain", END, True, 1, "s", {}, {}, 0), files)

@@ -7,8 +7,8 @@ from run_folders import folder_of
 
 from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
-from nonet.deploy.serving.features import OpenRun
-from nonet.models.inference import Events
+from nonet.deploy.serving.features import ServedRun
+from nonet.models.inference import EventHistory
 from nonet.samples.sequences import Transitions
 
 
@@ -45,7 +45,7 @@ class ServedRun:
         self._world.train("pretrain", self._steps, self._steps + steps)
         self._steps += steps
         checkpoints = Checkpoints(self.folder.checkpoints)
-        aside = checkpoints.aside(self._steps)
+        aside = checkpoints.create_staging_dir(self._steps)
         self._world.save(aside)
         files = seal_files(aside, [path for path in aside.rglob("*") if path.is_file()])
         manifest = Manifest("run", self._steps, "pretrain", self._steps, last, 1, "s", {}, {}, 0)
@@ -54,7 +54,7 @@ class ServedRun:
 
     def open(self):
         """Open the run as serving reads it."""
-        return OpenRun.of(self.folder.path)
+        return ServedRun.open(self.folder.path)
 
 
 def events_of(seq, user, stop=None):
@@ -63,7 +63,7 @@ def events_of(seq, user, stop=None):
         int(seq.offsets[user]), int(seq.offsets[user + 1] if stop is None else seq.offsets[user] + stop)
     )
     columns = {name: values[cut] for name, values in seq.columns.items()}
-    return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)
+    return EventHistory(seq.item[cut], seq.time[cut], seq.event[cut], columns)
 
 
 def ask(client, path="/recommend", status=200, **body):

@@ -118,7 +118,7 @@ def schedule(folder, run, server, seed):
             session = nonet.Session(run.path / "scenario.yaml", run=run, resume=True)
         try:
             with session:
-                for step, prompts in session.prompts("rl"):
+                for step, prompts in session.iterate_prompts("rl"):
                     fault = faults.pop(step, "")
                     if fault == "kill rollout":
                         os.kill(pid_of(session, "rollout"), signal.SIGKILL)

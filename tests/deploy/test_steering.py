@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 from tests_ring import make_ring
 
-from nonet.controller.record.commands import Commands
-from nonet.controller.record.run_folder import RunFolder, claim
+from nonet.controller.record.commands import CommandQueue
+from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.session.objectives import SETTABLE, Objectives
-from nonet.controller.session.steering import Steering
+from nonet.controller.session.objectives import SETTABLE, RewardObjectives
+from nonet.controller.session.steering import RewardSteering
 from nonet.deploy.run import steer
-from nonet.deploy.run.driver import Run
+from nonet.deploy.run.driver import DriverRun
 from nonet.errors import ConfigError
 
 
@@ -43,14 +43,14 @@ def verb(monkeypatch, command):
 
 
 def test_stop_asks_the_process_that_runs_a_run_and_waits_for_its_end(run, verb):
-    held, asked = claim(run), []
+    held, asked = lock_run(run), []
     driver = SimpleNamespace(folder=run, stop=lambda: asked.append("stop"))
 
     def drive() -> None:
         requested = False
         while not asked and not requested:
             requested = run.stop_request.exists()
-            Run._take_stop_request(driver)  # pyright: ignore[reportArgumentType]
+            DriverRun._take_stop_request(driver)  # pyright: ignore[reportArgumentType]
             time.sleep(0.01)
         held.close()
 
@@ -71,7 +71,7 @@ def test_stop_refuses_a_run_that_is_over_or_that_nobody_runs(run, verb):
 
 
 def test_a_request_to_stop_that_nobody_takes_is_withdrawn_and_names_the_way(run):
-    with claim(run), pytest.raises(ConfigError, match="set RAY_ADDRESS to that cluster"):
+    with lock_run(run), pytest.raises(ConfigError, match="set RAY_ADDRESS to that cluster"):
         steer.stop(run.path, notice_s=0.05)
     assert not run.stop_request.exists()
 
@@ -80,7 +80,7 @@ def test_attach_and_detach_take_the_name_alike(run, verb, monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text("import nonet\n@nonet.reward\ndef fresh(item): return item")
     ways = [["fresher"], ["--name", "fresher"], ["fresher", "--name", "fresher"]]
-    with claim(run):
+    with lock_run(run):
         for words in ways:
             assert verb("attach", run.path, "--reward", "my.py:fresh", *words, "--wait", 0)[0] == 0
             assert verb("detach", run.path, *words, "--wait", 0)[0] == 0
@@ -93,30 +93,30 @@ def test_attach_and_detach_take_the_name_alike(run, verb, monkeypatch, tmp_path)
         assert (code, "detach needs the name of a reward: nonet detach RUN NAME" in said) == (2, True)
         code, said = verb("attach", run.path, "--reward", "my.py:fresh", "3 x")
         assert (code, "the reward's name is '3 x'; it must consist of letters" in said) == (2, True)
-    assert [each["name"] for each in Commands(run).waiting()] == ["fresher"] * 6
+    assert [each["name"] for each in CommandQueue(run).list_waiting()] == ["fresher"] * 6
 
 
 @pytest.mark.parametrize("path", ["stages.rl.rewards.fresh.weight", "rewards.fresh.weight"])
 def test_set_takes_the_path_that_attach_reports_and_the_short_one(run, path):
-    objectives = Objectives({"hit": RewardOptions()})
+    objectives = RewardObjectives({"hit": RewardOptions()})
     session = SimpleNamespace(
         run=run,
         told=lambda text: None,
         reward=SimpleNamespace(add=lambda *_: None),
         groups=SimpleNamespace(start_reward=lambda *_: None),
     )
-    steering = Steering(session, "rl", objectives)  # pyright: ignore[reportArgumentType]
+    steering = RewardSteering(session, "rl", objectives)  # pyright: ignore[reportArgumentType]
     steering._rehearse = lambda *_: None
-    asked = Commands(run)
+    asked = CommandQueue(run)
     options = {"use": "actor://x/fresh", "weight": 0.2}
     first = asked.ask(verb="attach", name="fresh", stage=None, options=options, original="x", sha256="")
-    steering.at(0)
-    said = asked.answer(first)
+    steering.apply_commands(0)
+    said = asked.read_answer(first)
     assert said is not None
     assert "with stages.rl.rewards.fresh.weight=0.2" in said["text"]
     second = asked.ask(verb="set", name=path, stage=None, value=0.5)
-    steering.at(1)
-    assert (asked.answer(second) or {})["state"] == "taken"
+    steering.apply_commands(1)
+    assert (asked.read_answer(second) or {})["state"] == "taken"
     assert objectives.rewards["fresh"].weight == 0.5
 
 

@@ -31,7 +31,7 @@ def stirred(seed=3, **options):
     """Make a model without zero parts: parameters that begin at zero are drawn, HSTU's biases too."""
     model, generator = model_of(seed, **options), torch.Generator().manual_seed(seed)
     biases = [p for b in model.blocks for p in (getattr(b, "position", None), getattr(b, "time", None))]
-    for weight in [*model.depth.at_zero(), *(p for p in biases if p is not None)]:
+    for weight in [*model.depth.get_zero_weights(), *(p for p in biases if p is not None)]:
         torch.nn.init.normal_(weight, std=0.3, generator=generator)
     return model
 

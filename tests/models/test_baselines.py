@@ -7,8 +7,8 @@ import pytest
 
 from nonet.models.baselines.popularity import Popularity
 from nonet.models.baselines.transition_counter import TransitionCounter
-from nonet.models.ranking.metrics import rank_of_target_np, summarise, tie_order
-from nonet.samples.batches.prompt_rows import masked, prompts
+from nonet.models.ranking.metrics import make_tie_order, rank_of_target_np, summarise
+from nonet.samples.batches.prompt_rows import gather_masked_items, list_prompts
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 
 
@@ -45,7 +45,7 @@ def _prototype(seq: Sequences, items: int, splits, user: int, position: int) -> 
 def test_counter_scores_as_the_prototype_does(splits):
     seq = _sequences()
     counter = TransitionCounter(25).fit(seq, splits)
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     users, positions = np.append(users, [0, 0]), np.append(positions, [0, 2])  # no history, and a short one
     scores = counter.scores(seq, users, positions)
     assert scores.dtype == np.float32
@@ -56,7 +56,7 @@ def test_counter_scores_as_the_prototype_does(splits):
 
 def test_popularity_counts_training_events_only_by_default():
     seq = _sequences()
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     for splits in ((TRAIN,), (TRAIN, RL)):
         wanted = np.bincount(seq.item[np.isin(seq.split, splits)], minlength=25)
         scores = Popularity(25).fit(seq, splits).scores(seq, users, positions)
@@ -89,7 +89,7 @@ def test_counter_answers_by_popularity_where_nobody_votes():
 
 def test_scores_do_not_depend_on_which_prompts_are_asked_together():
     seq = _sequences()
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     counter = TransitionCounter(25).fit(seq)
     whole = counter.scores(seq, users, positions)
     for chunk in (1, 7):
@@ -102,12 +102,12 @@ def test_scores_do_not_depend_on_which_prompts_are_asked_together():
 
 def test_counter_beats_popularity_where_order_matters():
     seq = _sequences(users=100, items=200, events=4000)
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     target, found = seq.item[seq.offsets[users] + positions], []
     for kind in (TransitionCounter, Popularity):
         fitted = kind(200).fit(seq)
-        scores, hidden = fitted.scores(seq, users, positions), masked(seq, users, positions)
-        ranks = rank_of_target_np(scores, target, hidden, tie_order(fitted.popularity, 0))
+        scores, hidden = fitted.scores(seq, users, positions), gather_masked_items(seq, users, positions)
+        ranks = rank_of_target_np(scores, target, hidden, make_tie_order(fitted.popularity, 0))
         found.append(summarise(ranks, ["recall@5"])["recall@5"])
     assert found[0] > 2 * found[1]
 
@@ -125,7 +125,7 @@ def test_counter_fits_and_scores_movielens_sized_data_without_a_call_an_event():
         }
     )
     seq, _ = build_sequences(log, None, split={"test": 5, "valid": 1, "rl": 5})
-    at, positions = prompts(seq, TEST)
+    at, positions = list_prompts(seq, TEST)
     counter, calls = TransitionCounter(items), []
     for work in (lambda: counter.fit(seq), lambda: counter.scores(seq, at, positions)):
         profile = cProfile.Profile()

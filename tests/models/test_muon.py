@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nonet.models.muon import Muon, orthogonal
+from nonet.models.muon import Muon, orthogonalise
 
 
 def parameters(shapes, seed=0):
@@ -21,7 +21,9 @@ def walk(optimizer, params, steps=5, seed=1):
 
 @pytest.mark.parametrize("shape", [(2, 8, 8), (3, 4, 12), (1, 12, 4)])
 def test_orthogonal_brings_every_singular_value_near_one(shape):
-    values = torch.linalg.svdvals(orthogonal(torch.randn(*shape, generator=torch.Generator().manual_seed(0))))
+    values = torch.linalg.svdvals(
+        orthogonalise(torch.randn(*shape, generator=torch.Generator().manual_seed(0)))
+    )
     assert values.min() > 0.3
     assert values.max() < 1.3
 

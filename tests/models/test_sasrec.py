@@ -8,8 +8,8 @@ import torch
 from nonet.models.baselines import _sasrec_training as training
 from nonet.models.baselines import make_baseline
 from nonet.models.baselines._sasrec import SasRecNet
-from nonet.models.ranking.metrics import per_event, rank_of_target_np
-from nonet.samples.batches.prompt_rows import masked, prompts
+from nonet.models.ranking.metrics import compute_per_event, rank_of_target_np
+from nonet.samples.batches.prompt_rows import gather_masked_items, list_prompts
 from nonet.samples.sequences.sequences import TEST, VALID, build_sequences
 from nonet.types import Jagged
 
@@ -35,10 +35,12 @@ def made(items=30, **options):
 
 
 def ndcg(baseline, seq, split=TEST):
-    users, positions = prompts(seq, split)
+    users, positions = list_prompts(seq, split)
     target = seq.item[seq.offsets[users] + positions].astype(np.int64)
-    ranks = rank_of_target_np(baseline.scores(seq, users, positions), target, masked(seq, users, positions))
-    return per_event("ndcg@10", ranks).mean()
+    ranks = rank_of_target_np(
+        baseline.scores(seq, users, positions), target, gather_masked_items(seq, users, positions)
+    )
+    return compute_per_event("ndcg@10", ranks).mean()
 
 
 @pytest.mark.parametrize("most", [5000, 10], ids=["all items", "negatives"])
@@ -54,7 +56,7 @@ def test_it_learns_a_walk(most, monkeypatch):
 
 def test_the_same_seed_gives_the_same_scores_and_leaves_torchs_generator_alone():
     seq = walk()
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     torch.manual_seed(1)
     first = made(epochs=2).fit(seq).scores(seq, users, positions)
     drawn = torch.rand(3)
@@ -97,9 +99,9 @@ def test_without_validation_events_it_trains_to_its_last_epoch():
 def test_histories_that_are_packed_together_do_not_see_each_other():
     net = SasRecNet(9, 8, 2, 2, 0.0).eval()
     item = torch.tensor([1, 2, 3, 4, 5, 1, 2, 3])
-    together = net.scores(Jagged(item, torch.tensor([0, 5, 5, 8])))
+    together = net.score_items(Jagged(item, torch.tensor([0, 5, 5, 8])))
     for row, part in enumerate((item[:5], item[:0], item[5:])):
-        alone = net.scores(Jagged(part, torch.tensor([0, len(part)])))
+        alone = net.score_items(Jagged(part, torch.tensor([0, len(part)])))
         assert torch.allclose(together[row], alone[0], atol=1e-6)
 
 
@@ -107,9 +109,9 @@ def test_negatives_that_are_all_items_are_the_full_softmax_and_fewer_stand_for_m
     net = SasRecNet(7, 8, 1, 1, 0.0).eval()
     item = Jagged(torch.tensor([1, 2, 3, 6, 0]), torch.tensor([0, 3, 5]))
     target = torch.tensor([True, True, False, True, True])
-    full = net.loss(item, target, None)
-    assert net.loss(item, target, torch.arange(7)).item() == pytest.approx(full.item(), abs=1e-6)
+    full = net.compute_loss(item, target, None)
+    assert net.compute_loss(item, target, torch.arange(7)).item() == pytest.approx(full.item(), abs=1e-6)
     with torch.no_grad():
         net.item.weight.zero_()
     drawn = torch.tensor([3, 4, 5])  # none of the targets: 7 / 3 for each of three, and the target
-    assert net.loss(item, target, drawn).item() == pytest.approx(np.log(8), abs=1e-6)
+    assert net.compute_loss(item, target, drawn).item() == pytest.approx(np.log(8), abs=1e-6)

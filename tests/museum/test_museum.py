@@ -16,13 +16,13 @@ from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup, stage_setups
 from nonet.deploy.after import compare_runs, evaluate_run, recommend_for
-from nonet.deploy.report import summary, write_report
+from nonet.deploy.report import format_summary, write_report
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.features import ServedRun
 from nonet.deploy.serving.offline import Exported, export_run
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError
 from nonet.rl.rewards import load_reward
 from nonet.samples.stores import open_store
@@ -50,7 +50,7 @@ def test_a_report_is_written_again(museum, name):
     page = write_report(folder)
     assert page.exists()
     assert before["name"] in page.read_text()
-    assert summary(json.loads((folder / "report.json").read_text()))
+    assert format_summary(json.loads((folder / "report.json").read_text()))
 
 
 def test_a_run_is_compared_with_itself_and_nothing_differs(museum):
@@ -78,9 +78,9 @@ def test_checkpoints_rank_the_test_events_as_they_did(museum, name):
 
 def test_a_run_is_served_with_its_two_versions_and_the_events_that_were_posted(museum):
     run = museum["shop"] / "shop"
-    opened = OpenRun.of(run)
+    opened = ServedRun.open(run)
     assert opened.registry.list_versions() == [1, 2]
-    app = one_process(str(run), ServeConfig(deadline_s=20.0), True)
+    app = build_single_process_app(str(run), ServeConfig(deadline_s=20.0), True)
     try:
         with TestClient(app, raise_server_exceptions=False) as client:
             answer = ask(client, user="user_001", k=3, explain=True)
@@ -112,14 +112,14 @@ def test_a_packed_store_answers(museum):
 def test_a_click_model_is_a_reward_and_no_recommender(museum):
     run = museum["clicks"] / "clicks"
     assert load_reward("ctr", museum["clicks"], {"model": str(run)}, name="click")
-    for verb in (lambda: recommend_for(str(run), [], "user_003", 5), lambda: OpenRun.of(run)):
+    for verb in (lambda: recommend_for(str(run), [], "user_003", 5), lambda: ServedRun.open(run)):
         with pytest.raises(ConfigError, match="clicks"):
             verb()
 
 
 def test_a_run_that_was_stopped_inside_rl_trains_on_from_its_checkpoint(museum):
     folder = RunFolder(museum["stopped"] / "stopped")
-    path, manifest = Checkpoints(folder.checkpoints).newest()
+    path, manifest = Checkpoints(folder.checkpoints).find_newest()
     assert (manifest.stage, manifest.last) == ("rl", False)
     scenario, _ = load_scenario(folder.scenario)
     facts = folder.read_facts()
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_inside_rl_trains_on_from_its_checkpoint(museum):
     trainer.place = Place(role="trainer", peers={"embedding": shard})
     rollout.place = Place(role="rollout", peers={"trainer": trainer, "embedding": shard})
     for role in (trainer, rollout):
-        role.open(folder.artifacts())
+        role.open(folder.find_artifacts())
     trainer.load(str(path), stages["rl"])
     shard.load(str(path))
     rollout.apply(1)
@@ -145,7 +145,7 @@ def test_a_run_works_after_its_folder_was_moved(museum, tmp_path):
     shutil.copytree(museum["shop"], tmp_path / "here")
     shutil.move(tmp_path / "here" / "shop", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "here" / "data")
-    for path in RunFolder(tmp_path / "elsewhere").artifacts().values():
+    for path in RunFolder(tmp_path / "elsewhere").find_artifacts().values():
         assert str(path).startswith(str(tmp_path / "elsewhere"))
     assert recommend_for(str(tmp_path / "elsewhere"), [], "user_003", 5)["columns"]
 
@@ -158,7 +158,9 @@ def test_artifacts_are_written_relative_to_the_run(tmp_path):
     stored = json.loads((run.path / "results" / "tokenise.json").read_text())
     assert stored["artifacts"]["sids"]["path"] == "artifacts/sids-1"
     run.path.rename(tmp_path / "moved")
-    assert RunFolder(tmp_path / "moved").artifacts() == {"sids": str(tmp_path / "moved/artifacts/sids-1")}
+    assert RunFolder(tmp_path / "moved").find_artifacts() == {
+        "sids": str(tmp_path / "moved/artifacts/sids-1")
+    }
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nonet.plugins import load_heavy
-from nonet.rl.algorithms import ALGORITHMS, Policy
+from nonet.rl.algorithms import ALGORITHMS, LossInputs
 
 REWARD = torch.tensor([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]])
 VALID = torch.ones(2, 4, dtype=torch.bool)
@@ -31,7 +31,7 @@ def policy(ratios, advantages, ref=None, old=-1.0, **more):
     logp_UWL = (old_UWL + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
     valid_UW = torch.ones(1, len(ratios), dtype=torch.bool)
     ref_UWL = None if ref is None else torch.tensor([ref], dtype=torch.float64)
-    return Policy(logp_UWL, old_UWL, torch.tensor([advantages]), valid_UW, ref_UWL, **more)
+    return LossInputs(logp_UWL, old_UWL, torch.tensor([advantages]), valid_UW, ref_UWL, **more)
 
 
 def loss(name, policy, **own):
@@ -191,7 +191,7 @@ def test_a_group_without_a_valid_beam_moves_nothing_in_any_algorithm(name):
     group = torch.zeros(2)
     target = torch.full((2, 1), -1.0)
     head = torch.zeros(2, 2, 1)
-    given = Policy(
+    given = LossInputs(
         logp, old, found.value, valid, old, target, target, torch.zeros(2, 2, dtype=torch.bool), head, group
     )
     result = load_heavy(spec.loss)(given, own)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nonet.random import rng
-from nonet.rl import Draws, leave_one_out, weighed
-from nonet.rl.advantage import centred
+from nonet.rl import Draws, leave_one_out, weigh_advantages
+from nonet.rl.advantage import centre_groups
 
 P = np.array([0.5, 0.25, 0.15, 0.1])
 F = np.array([0.0, 2.0, -1.0, 3.0])
@@ -68,7 +68,9 @@ def test_draws_without_replacement_give_it_by_their_inclusion_weights():
 def test_weights_that_are_equal_change_no_advantage():
     reward, valid = torch.tensor([[1.0, 0.0, 0.5, 9.0]]), torch.tensor([[True, True, True, False]])
     draws = Draws(torch.tensor([[0.2, 0.2, 0.2, 7.0]]), torch.zeros(1, 4))
-    plain = centred(reward, valid)
-    assert weighed(plain, draws, valid).value.tolist() == [pytest.approx(plain.value[0].tolist())]
+    plain = centre_groups(reward, valid)
+    assert weigh_advantages(plain, draws, valid).value.tolist() == [pytest.approx(plain.value[0].tolist())]
     twice = Draws(torch.tensor([[0.4, 0.2, 0.2, 7.0]]), torch.zeros(1, 4))
-    assert weighed(plain, twice, valid).value[0, 0].item() == pytest.approx(1.5 * plain.value[0, 0].item())
+    assert weigh_advantages(plain, twice, valid).value[0, 0].item() == pytest.approx(
+        1.5 * plain.value[0, 0].item()
+    )

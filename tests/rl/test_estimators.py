@@ -9,7 +9,7 @@ import torch
 from nonet.bench.rl.estimators import draw_gumbel, draw_independent
 from nonet.plugins import load_heavy
 from nonet.rl import Draws
-from nonet.rl.algorithms import ALGORITHMS, Policy
+from nonet.rl.algorithms import ALGORITHMS, LossInputs
 
 # Shapes: T groups, W beams, I items.
 ITEMS, WIDTH, GROUPS = 60, 8, 4000
@@ -93,7 +93,7 @@ def policy_of(chance, item, draws, reference=None, **more):
     weight = None if draws is None else draws.scaled(valid)
     ref = None if reference is None else reference[torch.from_numpy(item)].unsqueeze(-1)
     given = {"advantage_UW": torch.zeros(item.shape), **more}
-    return logit, Policy(logp, logp.detach(), valid_UW=valid, ref_UWL=ref, weight_UW=weight, **given)
+    return logit, LossInputs(logp, logp.detach(), valid_UW=valid, ref_UWL=ref, weight_UW=weight, **given)
 
 
 def direction(name, policy, logit, **options):

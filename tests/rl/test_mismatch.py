@@ -10,7 +10,7 @@ import torch
 
 from nonet.rl.algorithms.base import ALGORITHMS
 from nonet.rl.draws import Draws
-from nonet.rl.mismatch import corrected, corrections, mismatch_record, stops
+from nonet.rl.mismatch import apply_corrections, compute_corrections, should_skip_step, summarise_mismatch
 
 # Shapes: G groups, W beams, L levels, I items.
 ITEMS, WIDTH, GROUPS, BLOCKS = 24, 6, 4000, 16
@@ -36,7 +36,7 @@ def estimated(correct: str, block: int) -> tuple[torch.Tensor, torch.Tensor]:
         rollout_IL.sum(1).exp().expand(GROUPS, -1), WIDTH, replacement=True, generator=draw
     )
     valid = torch.ones(item_GW.shape, dtype=torch.bool)
-    found = corrections(trainer_IL[item_GW], rollout_IL[item_GW], valid, correct, 50.0)
+    found = compute_corrections(trainer_IL[item_GW], rollout_IL[item_GW], valid, correct, 50.0)
     share = torch.full(item_GW.shape, 1 / WIDTH, dtype=torch.float64)
     weight = found.weight_UW if found.weight_UW is not None else torch.ones_like(share)
     spec = ALGORITHMS.get("rloo")
@@ -66,7 +66,7 @@ def test_a_noisy_rollout_biases_the_gradient_and_importance_weights_take_that_ou
 def three(correct: str, cap: float = 2.0):
     """Corrections of one prompt with three beams of two levels; the last is none."""
     old = torch.tensor([[[0.0, math.log(3.0)], [math.log(0.25), 0.0], [0.0, 9.0]]])
-    return corrections(old, torch.zeros(1, 3, 2), torch.tensor([[True, True, False]]), correct, cap)
+    return compute_corrections(old, torch.zeros(1, 3, 2), torch.tensor([[True, True, False]]), correct, cap)
 
 
 def test_weights_are_those_of_levels_or_of_items_cut_or_left_out_at_the_cap():
@@ -79,17 +79,17 @@ def test_weights_are_those_of_levels_or_of_items_cut_or_left_out_at_the_cap():
 
 def test_a_record_has_the_kl_the_widest_ratios_and_the_share_that_was_cut():
     found = three("sequence_truncate")
-    record = mismatch_record(found.sums.tolist(), 2)
+    record = summarise_mismatch(found.sums.tolist(), 2)
     kl = (3 - math.log(3) - 1 + 0.25 - math.log(0.25) - 1) / 4
     assert record["mismatch/kl"] == pytest.approx(kl)
     assert record["mismatch/masked"] == 0.5
     assert record["mismatch/ratio p99"] == pytest.approx(
         4.0, rel=0.15
     )  # bins of |log ratio| are a tenth of it wide
-    same = corrections(
+    same = compute_corrections(
         torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), torch.ones(1, 2, dtype=torch.bool), "none", 2.0
     )
-    assert mismatch_record(same.sums.tolist(), 2) == {
+    assert summarise_mismatch(same.sums.tolist(), 2) == {
         "mismatch/kl": 0.0,
         "mismatch/ratio p99": 1.0,
         "mismatch/masked": 0.0,
@@ -97,13 +97,15 @@ def test_a_record_has_the_kl_the_widest_ratios_and_the_share_that_was_cut():
 
 
 def test_a_step_stops_above_its_bound_alone():
-    assert stops({"mismatch/kl": 0.03}, {"stop_at_kl": 0.02})
-    assert not stops({"mismatch/kl": 0.01}, {"stop_at_kl": 0.02})
-    assert not stops({"mismatch/kl": 9.0}, {"stop_at_kl": None})
+    assert should_skip_step({"mismatch/kl": 0.03}, {"stop_at_kl": 0.02})
+    assert not should_skip_step({"mismatch/kl": 0.01}, {"stop_at_kl": 0.02})
+    assert not should_skip_step({"mismatch/kl": 9.0}, {"stop_at_kl": None})
 
 
 def test_advantages_count_by_their_weights():
     value = torch.tensor([[1.0, -2.0]])
-    assert corrected(value, None) is value
-    assert corrected(value, torch.tensor([[0.5, 2.0]])).tolist() == [[0.5, -4.0]]
-    assert corrected(value, torch.tensor([[[0.5, 2.0], [1.0, 0.0]]])).tolist() == [[[0.5, 2.0], [-2.0, 0.0]]]
+    assert apply_corrections(value, None) is value
+    assert apply_corrections(value, torch.tensor([[0.5, 2.0]])).tolist() == [[0.5, -4.0]]
+    assert apply_corrections(value, torch.tensor([[[0.5, 2.0], [1.0, 0.0]]])).tolist() == [
+        [[0.5, 2.0], [-2.0, 0.0]]
+    ]

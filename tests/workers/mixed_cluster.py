@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import nonet
-from nonet.controller.groups.binding import Binding, live_view
+from nonet.controller.groups.binding import GroupBinding, live_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.workers.devices.vendors import get_device
@@ -73,7 +73,7 @@ def main() -> None:
     scenario = make_scenario(SCENARIO, "mixed")
     made = plan(scenario, live_view())
     envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-    binding = Binding(
+    binding = GroupBinding(
         made, {role: RoleSpec(Witness) for group in made.groups for role in group.roles}, envs=envs
     )
     told = [

@@ -8,10 +8,10 @@ import torch
 from ring_world import Ring
 
 from nonet.models.generation.memory import MEMORY_WEIGHTS
-from nonet.models.policy import Drawing, catalogue_log_prob
+from nonet.models.policy import ItemSampler, compute_catalogue_log_prob
 from nonet.random import rng
 from nonet.rl import from_wire, to_wire
-from nonet.samples.batches import masked
+from nonet.samples.batches import gather_masked_items
 from nonet.workers.roles import RolloutRequest
 
 KINDS = [
@@ -51,9 +51,11 @@ def policy(world):
     recommender = world.rollout._recommender
     batch = recommender.batch(users, positions)
     votes = recommender.votes(users, positions)
-    logp = catalogue_log_prob(recommender.model, recommender.prefill(batch), recommender.corpus.trie, votes)
+    logp = compute_catalogue_log_prob(
+        recommender.model, recommender.prefill(batch), recommender.corpus.trie, votes
+    )
     chance = logp.double().exp().numpy()
-    hidden = masked(recommender.corpus.seq, users, positions)
+    hidden = gather_masked_items(recommender.corpus.seq, users, positions)
     for user in range(PROMPTS):
         chance[user, hidden[user]] = 0
     return chance / chance.sum(1, keepdims=True), logp.numpy(), users, positions
@@ -86,8 +88,8 @@ def test_weighted_sums_are_the_policy_s_expectation(world, kind):
     users, positions = (np.repeat(each, TIMES) for each in prompts)
     recommender = world.rollout._recommender
     noise = [rng(9, row) for row in range(len(users))]
-    drawing = Drawing(recommender, recommender.batch(users, positions), users, positions, noise)
-    beams = drawing.drawn(WIDTH, kind)
+    drawing = ItemSampler(recommender, recommender.batch(users, positions), users, positions, noise)
+    beams = drawing.draw_items(WIDTH, kind)
     found = np.take_along_axis(np.repeat(value, TIMES, 0), beams.item.clamp_min(0).numpy(), 1)
     sums = (beams.weight.numpy() * found).sum(1).reshape(PROMPTS, TIMES).T
     error = sums.std(0) / np.sqrt(len(sums))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ring_world import Ring, scores_of
 
-from nonet.models.generation import policy_log_prob
+from nonet.models.generation import compute_policy_log_prob
 from nonet.models.generation.exhaustive import score_items
 from nonet.rl.algorithms import ALGORITHMS
 
@@ -50,7 +50,7 @@ def logp(world, beams):
     with torch.no_grad():
         cache = model.prefill(batch, asked.rows(batch))
         return (
-            policy_log_prob(model, cache, torch.from_numpy(beams["sid"]), asked.corpus.trie, None)
+            compute_policy_log_prob(model, cache, torch.from_numpy(beams["sid"]), asked.corpus.trie, None)
             .sum(-1)
             .numpy()
         )

@@ -8,8 +8,8 @@ import torch
 from ring_world import Ring, scores_of
 
 from nonet.errors import ConfigError
-from nonet.models.generation.beams import SubCatalogue, beam_search
-from nonet.samples.batches.prompt_rows import event_at, masked
+from nonet.models.generation.beams import SubCatalogue, search_beams
+from nonet.samples.batches.prompt_rows import gather_masked_items, locate_events
 from nonet.types import Jagged
 from nonet.workers.roles import RolloutRequest, UpdateRequest
 
@@ -34,7 +34,7 @@ def world(ring):
 def ratings(world, beams):
     """Of the events that were asked about."""
     seq = world.trainer.corpus.seq
-    return seq.columns["rating"][event_at(seq, beams["user"], beams["position"])]
+    return seq.columns["rating"][locate_events(seq, beams["user"], beams["position"])]
 
 
 def test_a_scene_is_the_value_of_its_column_at_the_event_that_is_asked_about(world):
@@ -67,8 +67,8 @@ def test_a_sub_catalogue_beam_is_the_best_of_an_exhaustive_list(world):
     allowed = np.arange(40)[None] % 3 > 0
     within = SubCatalogue(trie, allowed)
     scores = asked.scores(batch, users, positions).double()
-    hidden = masked(seq, users, positions)
-    found = beam_search(world.trainer.model, asked.prefill(batch), trie, 40, forbidden=hidden, within=within)
+    hidden = gather_masked_items(seq, users, positions)
+    found = search_beams(world.trainer.model, asked.prefill(batch), trie, 40, forbidden=hidden, within=within)
     for user in range(len(users)):
         there = [item for item in range(40) if allowed[0, item] and item not in set(hidden[user].tolist())]
         got = found.item[user][found.valid[user]].tolist()
@@ -85,10 +85,10 @@ def test_no_item_left_means_no_valid_beam(world):
     all_hidden = Jagged(np.full(4, 7), np.arange(5))
     batch = asked.batch(users, positions)
     cache = asked.prefill(batch)
-    assert not beam_search(
+    assert not search_beams(
         world.trainer.model, cache, asked.corpus.trie, 3, forbidden=all_hidden, within=only
     ).valid.any()
-    found = beam_search(world.trainer.model, cache, asked.corpus.trie, 3, within=only)
+    found = search_beams(world.trainer.model, cache, asked.corpus.trie, 3, within=only)
     assert found.item.tolist() == [[7, -1, -1]] * 4
 
 
@@ -119,7 +119,7 @@ def test_a_scene_without_a_reward_learns_nothing_from_it(ring):
     world.trainer.begin(world.stages["rl"])
     users, positions = world.rollout.lease("rl", 0, 8)
     seq = world.trainer.corpus.seq
-    third = seq.columns["rating"][event_at(seq, users, positions)] == 3
+    third = seq.columns["rating"][locate_events(seq, users, positions)] == 3
     world.beams()
     how = {"stage": "rl", "step": 0, "width": 4, "version": world._version}
     beams = world.rollout.generate(users[third], positions[third], RolloutRequest(**how))

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from nonet.models import Muon, orthogonal
+from nonet.models import Muon, orthogonalise
 from nonet.workers import SaveOptions
 from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, compute_clip_factor, is_reduced, read_masters
 from nonet.workers.engines._shadow import Shadow
@@ -198,7 +198,7 @@ class _DividedMuon(Muon):
             parts = DTensor.from_local(
                 ahead, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
             )
-            move = orthogonal(parts.full_tensor()[None])[0]
+            move = orthogonalise(parts.full_tensor()[None])[0]
             p.mul_(1 - rate * group["weight_decay"])
             p.add_(_shard_rows(move, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
 

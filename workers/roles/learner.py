@@ -63,7 +63,7 @@ class LearnerContext:
     def read_items(self) -> None:
         """Give the nearest-item voter the current rows of its items. All ranks must call this at the same point."""
         if self.voters is not None and self.voters.nearest:
-            keys = torch.from_numpy(self.corpus.seq.keys_of_items(self.voters.items))
+            keys = torch.from_numpy(self.corpus.seq.get_item_keys(self.voters.items))
             rows = self.sparse.pull(self.run.features["item"], keys, train=False)
             self.voters.read(rows.detach().clone())
 

@@ -14,9 +14,24 @@ import numpy as np
 import torch
 
 from nonet.embedding.training import ShardedTables
-from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, Votes, fit, on, remember
+from nonet.models.generation import (
+    MEMORY_WEIGHTS,
+    Corpus,
+    HeldOutVotes,
+    Voters,
+    Votes,
+    fit,
+    move_batch,
+    remember,
+)
 from nonet.random import rng
-from nonet.samples.batches import bounded, event_at, listable_events, prompt_batch, prompts_at
+from nonet.samples.batches import (
+    find_recommendable_events,
+    locate_events,
+    locate_prompts,
+    make_prompt_batch,
+    split_by_size,
+)
 from nonet.samples.sequences import VALID
 from nonet.workers import StepShare
 from nonet.workers.roles.settings import RunSetup
@@ -49,27 +64,28 @@ class MemoryFit:
         if not self.member.sum_over_trainers(float(len(held.target)))[0]:
             return
         found = {
-            share: self._fitted(held.heard(share)) for share in (SHARES if self.voters.nearest else (0.0,))
+            share: self._fitted(held.mix_nearest(share))
+            for share in (SHARES if self.voters.nearest else (0.0,))
         }
         share = max(found, key=lambda share: found[share][0])
         buffer = getattr(self.model, MEMORY_WEIGHTS)
         weights = (*found[share][1], share)[: len(buffer)]
         buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
 
-    def _fitted(self, held: Held) -> tuple[float, tuple[float, float, float]]:
+    def _fitted(self, held: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:
         """The largest log-likelihood, and the weights that have it."""
         weights = fit(lambda candidates: self._summed(held, candidates))
         return float(self._summed(held, [weights])[0]), weights
 
-    def _summed(self, held: Held, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
-        return np.array(self.member.sum_over_trainers(*held.likelihood(candidates).tolist()))
+    def _summed(self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
+        return np.array(self.member.sum_over_trainers(*held.compute_likelihood(candidates).tolist()))
 
-    def _held(self) -> Held:
+    def _held(self) -> HeldOutVotes:
         """This rank's share of the events."""
         users, positions = self._events()
         mine = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
         users, positions = users[mine], positions[mine]
-        parts = bounded(np.ones(len(users), np.int64), _CHUNK)
+        parts = split_by_size(np.ones(len(users), np.int64), _CHUNK)
         share = StepShare(
             [self._prompts(users[p], positions[p]) for p in parts], self.run.features, self.device
         )
@@ -80,12 +96,12 @@ class MemoryFit:
             self._answer(users[part], positions[part], chunk.batch, chunk.spread(rows))
             for part, chunk in zip(parts, share, strict=True)
         ]
-        return Held.joined(answers)
+        return HeldOutVotes.joined(answers)
 
     def _events(self) -> tuple[np.ndarray, np.ndarray]:
         """Those of the validation events that a list may hold."""
         seq = self.corpus.seq
-        users, positions = prompts_at(seq, listable_events(seq, VALID))
+        users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
         if len(users) <= _MOST:
             return users, positions
         drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MOST])
@@ -93,7 +109,7 @@ class MemoryFit:
 
     def _prompts(self, users: np.ndarray, positions: np.ndarray) -> Any:
         return partial(
-            prompt_batch,
+            make_prompt_batch,
             self.corpus.seq,
             self.corpus.sids,
             users,
@@ -102,14 +118,17 @@ class MemoryFit:
             stage="memory",
         )
 
-    def _answer(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> Held:
-        trie, votes = self.corpus.trie, self.voters.votes(self.corpus.seq, users, positions).to(self.device)
-        target = self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+    def _answer(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> HeldOutVotes:
+        trie, votes = (
+            self.corpus.trie,
+            self.voters.compute_votes(self.corpus.seq, users, positions).to(self.device),
+        )
+        target = self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
         leaf_U1 = torch.from_numpy(np.asarray(trie.leaf_of_item)[target].astype(np.int64))[:, None].to(
             self.device
         )
-        cache = self.model.prefill(on(batch, self.device), rows)
-        leaf_UV, transitions_UV, nearest_UV = votes.both(self.model, cache.state)
+        cache = self.model.prefill(move_batch(batch, self.device), rows)
+        leaf_UV, transitions_UV, nearest_UV = votes.merge_voters(self.model, cache.state)
         heard = Votes(leaf_UV, transitions_UV)
         _, voted_UVL, target_U1L = remember(self.model, cache, trie, heard, leaf_U1)
-        return Held.of(target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), heard, leaf_U1, nearest_UV)
+        return HeldOutVotes.of(target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), heard, leaf_U1, nearest_UV)

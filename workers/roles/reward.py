@@ -22,8 +22,8 @@ import numpy as np
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import as_array
 from nonet.rl import from_wire, join
-from nonet.rl.rewards import Attempts, Reward, RunData, Trouble, awaited, load_reward, set_up
-from nonet.samples.stores import Joins, JoinSetup
+from nonet.rl.rewards import PromptFailure, Reward, RewardCalls, RunData, await_result, load_reward, set_up
+from nonet.samples.stores import JoinSetup, StoreJoins
 from nonet.types import Rollouts
 from nonet.workers.runtime import (
     DistributeWorker,
@@ -39,7 +39,7 @@ _CALLS = 256  # calls whose troubles are kept
 
 
 class RewardWorker(DistributeWorker):
-    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario; `timeout_s`: of one call."""
+    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario; `get_timeout_s`: of one call."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class RewardWorker(DistributeWorker):
     ):
         self.name, self._use, self._folder, self._options = name, use, folder, dict(options)
         self._columns: dict[str, np.ndarray] = {}
-        self._joins, self._timeout_s = Joins(joins), timeout_s
+        self._joins, self._timeout_s = StoreJoins(joins), timeout_s
         self._run: RunData | None = None
-        self._troubles: dict[str, list[Trouble]] = {}
+        self._troubles: dict[str, list[PromptFailure]] = {}
         self._turn: AbstractContextManager[Any] = Lock()
         self._shared = Lock()  # of stores and troubles
 
     def setup(self) -> None:
         """Load the reward and let it set itself up."""
-        self._attempts = Attempts(self._made, self.name, self._timeout_s)
+        self._attempts = RewardCalls(self._made, self.name, self._timeout_s)
         if self.reward.concurrent or inspect.iscoroutinefunction(self.reward.score):
             self._turn = nullcontext()
 
@@ -69,7 +69,7 @@ class RewardWorker(DistributeWorker):
         reward.device, reward.timeout_s = self.device, self._timeout_s
         set_up(reward, self.name)
         if self._run is not None:
-            awaited(reward.open(self._run))
+            await_result(reward.open(self._run))
         return reward
 
     @property
@@ -96,7 +96,7 @@ class RewardWorker(DistributeWorker):
                     f"{', '.join([*run.items.column_names, *self._joins.names])}"
                 )
             self._columns[column] = as_array(run.items[column])
-        awaited(self.reward.open(run))
+        await_result(self.reward.open(run))
         self._run = run
 
     @method(collect="concat", rollouts=Shard, idempotent=True, concurrent=True)
@@ -120,7 +120,7 @@ class RewardWorker(DistributeWorker):
         return scores
 
     @method(scores=Shard, idempotent=True)
-    def troubles(self, scores: np.ndarray, call: str = "") -> list[Trouble]:
+    def troubles(self, scores: np.ndarray, call: str = "") -> list[PromptFailure]:
         """Return the rows of a call's scores that have none. `scores` are passed to wait for them."""
         return self._troubles.get(call, [])
 
@@ -146,11 +146,11 @@ class RewardWorker(DistributeWorker):
         """
         prompts = [self._beams(slice_rows(rollouts, row, row + 1)) for row in rows]
         with self._turn:
-            scores, troubles = self._attempts.one_by_one(prompts, budget_s)
+            scores, troubles = self._attempts.score_one_by_one(prompts, budget_s)
         self._note(call, troubles)
         return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
 
-    def _note(self, call: str, troubles: list[Trouble]) -> None:
+    def _note(self, call: str, troubles: list[PromptFailure]) -> None:
         """Keep the troubles of a call; those of old calls are forgotten."""
         with self._shared:
             self._troubles[call] = troubles
@@ -173,7 +173,8 @@ class RewardWorker(DistributeWorker):
         beams = from_wire(rollouts)
         why = f"reward {self.name!r} did not answer and its process was ended"
         troubles = [
-            Trouble(row, str(beams.uid[row]), str(beams.user_id[row]), why) for row in range(len(beams.uid))
+            PromptFailure(row, str(beams.uid[row]), str(beams.user_id[row]), why)
+            for row in range(len(beams.uid))
         ]
         self._note(call, troubles)
         return np.full(beams.valid.shape, np.nan, np.float32)
@@ -184,7 +185,7 @@ class RewardWorker(DistributeWorker):
         if self._joined:
             asked = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
             with self._shared:
-                joined = self._joins.beam_columns(self._joined, *asked)
+                joined = self._joins.read_beam_columns(self._joined, *asked)
             beams = replace(beams, columns=beams.columns | joined)
         return beams
 

@@ -29,13 +29,20 @@ from nonet.embedding.reading import (
 from nonet.errors import StaleVersion
 from nonet.models import build_model
 from nonet.models.generation import Recommender, SubCatalogue
-from nonet.models.policy import Drawing, is_drawn
+from nonet.models.policy import ItemSampler, is_drawn
 from nonet.models.ranking import MISSED
 from nonet.random import rng
 from nonet.rl import to_wire
-from nonet.samples.batches import bounded, event_at, listable_events, prompts_at, rl_events, seen
+from nonet.samples.batches import (
+    find_recommendable_events,
+    find_rl_events,
+    gather_seen_items,
+    locate_events,
+    locate_prompts,
+    split_by_size,
+)
 from nonet.samples.sequences import VALID
-from nonet.samples.sources import RlPrompts, kept_out
+from nonet.samples.sources import RlPrompts, select_held_out_users
 from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import IncomingWeights
 from nonet.workers.devices import claim
@@ -127,7 +134,7 @@ class Rollout(DistributeWorker):
         asked = stage, users
         if self._prompts is None or self._prompts[0] != asked:
             self._prompts = asked, RlPrompts(self._corpus.seq, self.run.seed, *asked)
-        return self._prompts[1].of_step(step)
+        return self._prompts[1].get_step_prompts(step)
 
     @method(collect="first")
     def heldout_prompts(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -136,19 +143,19 @@ class Rollout(DistributeWorker):
         All of them, or `most` drawn by the seed, the same ones whenever they are asked for.
         """
         seq = self._corpus.seq
-        users, positions = prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
+        users, positions = locate_prompts(seq, find_rl_events(seq, np.isin(seq.user, self._held_out())))
         return self._drawn(users, positions, most, "probe")
 
     @method(collect="first", users=Replicate, positions=Replicate)
     def scene_of(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The scene [U] of each prompt of a stage."""
-        return self._scenes(stage, event_at(self._corpus.seq, users, positions))[0]
+        return self._scenes(stage, locate_events(self._corpus.seq, users, positions))[0]
 
     @method(collect="first")
     def validation_prompts(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Validation events as prompts, (users, positions), at most so many, drawn by the seed."""
         seq = self._corpus.seq
-        users, positions = prompts_at(seq, listable_events(seq, VALID))
+        users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
         return self._drawn(users, positions, most, "validation reward")
 
     def _drawn(
@@ -185,7 +192,7 @@ class Rollout(DistributeWorker):
                 f"rollout-{self.rank} has weights of version {self._version}, version {request.version} is published: apply it "
                 "first"
             )
-        parts = bounded(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
+        parts = split_by_size(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
         beams = concat_rows([self._generate_chunk(users[part], positions[part], request) for part in parts])
         if request.blind:
             beams["target"] = Jagged(beams["target"].values[:0], np.zeros(len(users) + 1, np.int64))
@@ -225,7 +232,7 @@ class Rollout(DistributeWorker):
                 value, order_UW.reshape(*order_UW.shape, *[1] * (value.ndim - 2)), 1
             )
         corpus = self._corpus
-        events = event_at(corpus.seq, beams["user"], beams["position"])
+        events = locate_events(corpus.seq, beams["user"], beams["position"])
         taken = corpus.item_id[corpus.seq.item[events]]
         return lists | {"target": Jagged(taken, np.arange(len(taken) + 1))}
 
@@ -260,7 +267,7 @@ class Rollout(DistributeWorker):
     def places(self, lists: Mapping[str, Any]) -> np.ndarray:
         """Return the place of what each user took next in their list [U] int64, from 0; `MISSED` where it is not there."""
         corpus = self._corpus
-        taken = corpus.seq.item[event_at(corpus.seq, lists["user"], lists["position"])]
+        taken = corpus.seq.item[locate_events(corpus.seq, lists["user"], lists["position"])]
         hit_UW = (lists["item"] == taken[:, None]) & lists["valid"]
         return np.where(hit_UW.any(1), hit_UW.argmax(1), MISSED)
 
@@ -282,12 +289,12 @@ class Rollout(DistributeWorker):
         """Answer one chunk of the prompts (`generate`)."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, request.stage)
-        events = event_at(corpus.seq, users, positions)
+        events = locate_events(corpus.seq, users, positions)
         scene, within = self._scenes(request.stage, events)
         with lowered(request.draw.get("precision", "fp32"), self._recommender.device):
             beams, drawn = self._beams(batch, users, positions, request, within)
         item = beams.item.numpy()
-        history = seen(corpus.seq, users, positions)
+        history = gather_seen_items(corpus.seq, users, positions)
         rollouts = Rollouts(
             uid=np.array(batch.uid, dtype=np.str_),
             user_id=np.asarray(corpus.seq.user_id[users]),
@@ -317,7 +324,7 @@ class Rollout(DistributeWorker):
             allowed_CI = setup.allowed(self._corpus.items)
             self._within[stage] = None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
         within = self._within[stage]
-        return scene, None if within is None else within.of(scene)
+        return scene, None if within is None else within.select_prompts(scene)
 
     def _beams(
         self,
@@ -330,10 +337,10 @@ class Rollout(DistributeWorker):
         """Return the beams, and for draws also how they were drawn."""
         width, draw = request.width, request.draw
         if not is_drawn(draw):
-            return self._recommender.beams(batch, width, users, positions, within), {}
+            return self._recommender.generate_beams(batch, width, users, positions, within), {}
         words = request.stage, request.step
         noise = [rng(self.run.seed, *words, uid, "rollout") for uid in batch.uid]
-        beams = Drawing(self._recommender, batch, users, positions, noise, within).drawn(width, draw)
+        beams = ItemSampler(self._recommender, batch, users, positions, noise, within).draw_items(width, draw)
         drawn: dict[str, Any] = {"added": beams.added.numpy()} if draw.get("with_target") else {}
         if draw.get("correct", True):
             drawn |= {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
@@ -371,7 +378,7 @@ class Rollout(DistributeWorker):
 
     def _held_out(self) -> np.ndarray:
         if self._kept_out is None:
-            self._kept_out = kept_out(self._corpus.seq, self.run.seed)
+            self._kept_out = select_held_out_users(self._corpus.seq, self.run.seed)
         return self._kept_out
 
 

@@ -74,14 +74,14 @@ class SceneSetup:
 
 def _allowed(items: Any, text: str | None) -> np.ndarray:
     """Items [I] that a condition holds for, or whose column of this name is true or above 0."""
-    from nonet.samples.tables import matches
+    from nonet.samples.tables import match_rows
 
     if text is None:
         return np.ones(len(items), bool)
     if text in items.column_names:
         values = items[text].to_numpy(zero_copy_only=False)
         return np.array([bool(value) and value == value for value in values], bool)
-    return matches(text, items, name="catalogue")
+    return match_rows(text, items, name="catalogue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class RunSetup:
     def corpus(self, folders: Mapping[str, str]) -> Corpus:
         """The run's artifacts, opened; events of users get what is joined to them."""
         from nonet.models.generation import Corpus
-        from nonet.samples.stores import Joins
+        from nonet.samples.stores import StoreJoins
 
-        corpus = Corpus.load(folders).stored_in(self.stored)
-        return corpus.with_joins(Joins(self.joins)) if self.joins else corpus
+        corpus = Corpus.load(folders).attach_store(self.stored)
+        return corpus.attach_joins(StoreJoins(self.joins)) if self.joins else corpus
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

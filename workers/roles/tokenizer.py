@@ -23,29 +23,35 @@ import pyarrow.parquet as pq
 from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.models.tokenizer import KnownSids
-from nonet.samples.preparation import BuildOptions, Prepared, Report, prepare, sample_of
+from nonet.samples.preparation import (
+    BuildOptions,
+    PreparationReport,
+    PreparedSequences,
+    prepare_sequences,
+    read_sample,
+)
 from nonet.samples.sequences import (
     TEST,
     TRAIN,
-    Compressed,
+    CompressedLog,
     CountOptions,
+    EventTotals,
     LabelSetup,
     Sequences,
-    Sums,
     Transitions,
+    add_labels,
     build_sequences,
-    compress,
-    item_keys,
-    labelled,
-    user_keys,
+    compress_log,
+    load_item_keys,
+    load_user_keys,
 )
 from nonet.samples.tables import (
     MISSING,
     ROLES,
     TableFormat,
-    condition,
+    compile_condition,
     count_rows,
-    notice,
+    get_licence_notice,
     read_interactions,
     read_tables,
 )
@@ -77,7 +83,7 @@ class KnownRun:
 
     def counts(self, seq: Sequences) -> dict[str, int]:
         """How many users and items of other sequences it knows."""
-        users, items = user_keys(Path(self.sequences)), item_keys(Path(self.sequences))
+        users, items = load_user_keys(Path(self.sequences)), load_item_keys(Path(self.sequences))
         assert items is not None  # checked when the run was named
         assert seq.user_key is not None
         assert seq.item_key is not None
@@ -127,7 +133,9 @@ class DataSetup:
             return self.prepare == "disk"
         return count_rows(self.interactions, "interactions") > MEMORY_EVENTS
 
-    def prepared(self, root: Path, tell: Callable[[Report], None] | None = None) -> Prepared:
+    def prepared(
+        self, root: Path, tell: Callable[[PreparationReport], None] | None = None
+    ) -> PreparedSequences:
         """Sequences on disk under root, in memory that does not grow with the events. Raises DataError."""
         options = BuildOptions(
             self.interactions,
@@ -140,13 +148,13 @@ class DataSetup:
             self.repeats,
             self.missing,
         )
-        return prepare(options, root, tell=tell)
+        return prepare_sequences(options, root, report_progress=tell)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
         return self.built()[:2]
 
-    def built(self) -> tuple[Sequences, pa.Table, Compressed | None]:
+    def built(self) -> tuple[Sequences, pa.Table, CompressedLog | None]:
         """`build`, and the log as it was compressed, where it was."""
         interactions, items = read_tables(self.interactions, self.items, self.table_format)
         interactions = self.labelled(interactions)
@@ -168,24 +176,26 @@ class DataSetup:
         if self.labels is None:
             return interactions
         names = {name: source for name, source in self.columns.items() if name in ROLES}
-        return labelled(
+        return add_labels(
             interactions,
-            read_interactions(self.labels.path, self.table_format.with_columns(names)),
+            read_interactions(self.labels.path, self.table_format.replace_columns(names)),
             self.labels,
         )
 
-    def compressed(self, interactions: pa.Table, items: pa.Table | None) -> Compressed | None:
+    def compressed(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
         """Checked interactions that `where` keeps, with their repeats beside; None where they are taken as they are."""
         if self.compress is None:
             return None
         if self.where:
-            interactions = interactions.filter(condition(self.where, interactions.schema, name="data.where"))
-        return compress(interactions, *self.compress, items)
+            interactions = interactions.filter(
+                compile_condition(self.where, interactions.schema, name="data.where")
+            )
+        return compress_log(interactions, *self.compress, items)
 
     def sampled(self) -> tuple[pa.Table, pa.Schema]:
         """Checked interactions of one row group, and the columns of the items, without rows: what a driver looks at where all
         is too much. Raises DataError and ConfigError for files, columns, rows and conditions that cannot be."""
-        return sample_of(
+        return read_sample(
             self.interactions, self.items, self.table_format, (self.where, *self.targets.values())
         )
 
@@ -249,13 +259,13 @@ def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict
                 "repeats",
                 lambda folder: pq.write_table(log.repeats, folder / "repeats.parquet", compression="zstd"),
             )
-            write_whole(root / COMPRESSED, json.dumps(log.facts()).encode())
+            write_whole(root / COMPRESSED, json.dumps(log.measure_savings()).encode())
         return seq, items, keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))
     root.mkdir(parents=True, exist_ok=True)
     told = root / PREPARING
 
-    def tell(report: Report) -> None:
-        write_whole(told, json.dumps({"text": report.text(), "rows": report.rows}).encode())
+    def tell(report: PreparationReport) -> None:
+        write_whole(told, json.dumps({"text": report.format_line(), "rows": report.rows}).encode())
 
     try:
         prepared = data.prepared(root, tell)
@@ -271,7 +281,7 @@ def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict
 
 def _check(seq: Sequences, data: DataSetup) -> None:
     """Raises DataError for what the driver finds in data that it can read whole."""
-    sums = Sums.of(seq)
+    sums = EventTotals.from_sequences(seq)
     if not sums.events[TEST]:
         raise DataError(
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have; "
@@ -287,7 +297,7 @@ def _check(seq: Sequences, data: DataSetup) -> None:
 
 def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]:
     """{"data": what the run's report and predictions say of it, "init": what is known to the run that weights start from}."""
-    sums = Sums.of(seq)
+    sums = EventTotals.from_sequences(seq)
     facts = {
         "users": len(seq),
         "items": len(items),
@@ -295,10 +305,10 @@ def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]
         "trained_events": sums.events[TRAIN],
         "users_only_trained": len(seq) - sums.tested,
         "duplicates": sums.duplicates,
-        **sums.lengths(seq),
-        "held_out": sums.held_out(),
+        **sums.measure_training(seq),
+        "held_out": sums.get_held_out_counts(),
         "dropped": list(seq.dropped),
-        "notice": notice(data.interactions) or "",
+        "notice": get_licence_notice(data.interactions) or "",
     }
     return {"data": facts} | ({"init": data.known.counts(seq)} if data.known else {})
 

@@ -22,7 +22,7 @@ from nonet.embedding.training import ShardedTables, reshard
 from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.plugins import load_heavy
-from nonet.samples.batches import event_at
+from nonet.samples.batches import locate_events
 from nonet.workers import BUCKET_BYTES, SHARD_BYTES, OutgoingWeights, SaveOptions, write_base
 from nonet.workers.devices import claim, get_device
 from nonet.workers.engines import EngineRuntime, StepMeter, make_engine, parse_optimizer_settings
@@ -144,7 +144,7 @@ class Trainer(DistributeWorker):
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
         """[prompts with what their user took next among their beams, prompts]."""
         seq = self.corpus.seq
-        target = seq.item[event_at(seq, beams["user"], beams["position"])]
+        target = seq.item[locate_events(seq, beams["user"], beams["position"])]
         hit = ((beams["item"] == target[:, None]) & beams["valid"]).any(1)
         return np.array([hit.sum(), len(hit)], np.float64)
 

@@ -17,7 +17,7 @@ from nonet.controller.scenario.settings.rule import (
     choose_split,
 )
 from nonet.errors import ConfigError, DataError
-from nonet.samples.profiles import Profile, read_profile
+from nonet.samples.profiles import DataProfile, read_profile
 from nonet.samples.tables import TableFormat
 
 Document = dict[str, Any]
@@ -85,7 +85,7 @@ def take_from(document: Document, stored: Mapping[str, Any], put: Put) -> dict[s
     return reasons
 
 
-def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> Profile:
+def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:
     """The profile of what a document's `data` names, beside the scenario in `folder`."""
     return read_profile(
         _beside(folder, data["interactions"]),
@@ -96,9 +96,9 @@ def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -
     )
 
 
-def _check(profile: Profile, least: int) -> None:
+def _check(profile: DataProfile, least: int) -> None:
     """Raise DataError where nothing can be learnt and tested; least: events that a user needs for that."""
-    most = profile.length(1.0)
+    most = profile.get_length_quantile(1.0)
     if most < least:
         each = "one event" if most == 1 else f"{most} events at most"
         raise DataError(

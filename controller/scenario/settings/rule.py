@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nonet.samples.profiles import Profile
+from nonet.samples.profiles import DataProfile
 
 RARE_ITEM_EVENTS, EVENTS_KEPT = (5, 3, 2), 0.8
 LONG_USER_EVENTS, LONG_TEST = 30, 5  # the median user from which 5 events are tested
@@ -54,27 +54,27 @@ class Setting(NamedTuple):
     reason: str
 
 
-def choose_keep(profile: Profile) -> Setting:
+def choose_keep(profile: DataProfile) -> Setting:
     """`data.keep`, from the profile of all that there is."""
-    least = next((n for n in RARE_ITEM_EVENTS if profile.kept_by(n) >= EVENTS_KEPT), 0)
+    least = next((n for n in RARE_ITEM_EVENTS if profile.compute_kept_share(n) >= EVENTS_KEPT), 0)
     rare = int(profile.items_of[:least].sum())
     reason = (
-        f"{rare:,} items have fewer than {least} events, {1 - profile.kept_by(least):.1%} of all"
+        f"{rare:,} items have fewer than {least} events, {1 - profile.compute_kept_share(least):.1%} of all"
         if least
-        else f"items with fewer than {RARE_ITEM_EVENTS[-1]} events have {1 - profile.kept_by(RARE_ITEM_EVENTS[-1]):.0%} of all"
+        else f"items with fewer than {RARE_ITEM_EVENTS[-1]} events have {1 - profile.compute_kept_share(RARE_ITEM_EVENTS[-1]):.0%} of all"
     )
     single = int(profile.users_of[1:2].sum())
     value = {"item_events": least, **({"user_events": 2} if single or least else {})}
     return Setting("data.keep", value, reason + (f"; {single:,} users have one event" if single else ""))
 
 
-def choose_split(profile: Profile, rolls_out: bool) -> Setting:
+def choose_split(profile: DataProfile, rolls_out: bool) -> Setting:
     """`data.split`, from the profile of what is kept."""
-    median = profile.length(0.5)
+    median = profile.get_length_quantile(0.5)
     test = LONG_TEST if median >= LONG_USER_EVENTS else 1
     rl = test if rolls_out else 0
     value = {"use": "leave_last_out", "test": test, "valid": 1, "rl": rl}
-    tested = profile.users_above(test + 1 + rl)
+    tested = profile.count_users_above(test + 1 + rl)
     return Setting(
         "data.split",
         value,
@@ -83,7 +83,7 @@ def choose_split(profile: Profile, rolls_out: bool) -> Setting:
 
 
 def choose_rest(
-    profile: Profile,
+    profile: DataProfile,
     split: Mapping[str, Any],
     supervised: Sequence[str],
     metrics: Sequence[str] | None,
@@ -104,13 +104,13 @@ def choose_rest(
     yield from _evaluate(profile, metrics)
 
 
-def _history(profile: Profile) -> Setting:
-    covered = profile.length(COVERED)
+def _history(profile: DataProfile) -> Setting:
+    covered = profile.get_length_quantile(COVERED)
     history = next((length for length in HISTORIES if length >= covered), HISTORIES[-1])
     return Setting("data.history", history, f"{COVERED:.0%} of the users have at most {covered} events")
 
 
-def _tokenizer(profile: Profile) -> Iterator[Setting]:
+def _tokenizer(profile: DataProfile) -> Iterator[Setting]:
     of = {column.name: column for column in profile.columns if column.filled >= FILLED}
     vectors = [
         name
@@ -141,8 +141,8 @@ def _tokenizer(profile: Profile) -> Iterator[Setting]:
     yield Setting("tokenizer.codes", codes, f"for {profile.items:,} items")
 
 
-def _model(profile: Profile, held_out: int) -> Iterator[Setting]:
-    trained, median = profile.trained(held_out), profile.length(0.5)
+def _model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
+    trained, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
     is_long = median >= LONG_USER_EVENTS
     yield Setting(
         "model.width", next(w for most, w in WIDTHS if trained < most), f"{trained:,} training events"
@@ -155,21 +155,21 @@ def _model(profile: Profile, held_out: int) -> Iterator[Setting]:
     yield Setting("model.dropout", DENSE_DROPOUT if dense else SPARSE_DROPOUT, said)
 
 
-def _memory(profile: Profile, split: Mapping[str, Any], all_rows: bool) -> Setting:
+def _memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
     validates = split.get("valid", 1) not in (0, None)
     if not validates:
         return Setting("model.memory", "off", "nothing validates what voters count")
-    median = profile.length(0.5)
+    median = profile.get_length_quantile(0.5)
     if median >= LONG_USER_EVENTS or not all_rows:
         return Setting("model.memory", "on", "validation decides what transitions count")
     said = f"the median user has {median} events: the items nearest to a user's state vote too"
     return Setting("model.memory", {"voters": ["transitions", "nearest"]}, said)
 
 
-def _tables(profile: Profile, held_out: int) -> Setting:
-    median = profile.trained_length(held_out)
+def _tables(profile: DataProfile, held_out: int) -> Setting:
+    median = profile.get_median_train_length(held_out)
     has = median >= USER_ROW_EVENTS
-    width = ROW_WIDTH if profile.length(0.5) >= LONG_USER_EVENTS else NEAREST_WIDTH
+    width = ROW_WIDTH if profile.get_length_quantile(0.5) >= LONG_USER_EVENTS else NEAREST_WIDTH
     said = "yes" if has else "none"
     return Setting(
         "sparse.tables",
@@ -178,8 +178,8 @@ def _tables(profile: Profile, held_out: int) -> Setting:
     )
 
 
-def _stages(profile: Profile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
-    trained = profile.trained(held_out)
+def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
+    trained = profile.count_train_events(held_out)
     tokens = LEAST_TOKENS
     while tokens < MOST_TOKENS and 2 * tokens * EPOCH_STEPS <= trained:
         tokens *= 2
@@ -199,7 +199,7 @@ def _stages(profile: Profile, held_out: int, supervised: Sequence[str]) -> Itera
         yield Setting(
             f"{path}.lr", LATER_LR if i else FIRST_LR, "later stages go gently" if i else "the first stage"
         )
-        median = profile.length(0.5)
+        median = profile.get_length_quantile(0.5)
         yield Setting(
             f"{path}.ahead",
             1 if median < SHORT_SESSION else AHEAD,
@@ -208,7 +208,7 @@ def _stages(profile: Profile, held_out: int, supervised: Sequence[str]) -> Itera
         yield Setting(f"{path}.smoothing", SMOOTHING, "a target's siblings are likely too")
 
 
-def _evaluate(profile: Profile, metrics: Sequence[str] | None) -> Iterator[Setting]:
+def _evaluate(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:
     cutoffs = [k for k in CUTOFFS if k <= max(1, profile.items // 2)] or [1]
     ours = [f"{name}@{k}" for name in ("recall", "ndcg") for k in cutoffs]
     yield Setting("evaluate.metrics", ours, f"a catalogue of {profile.items:,}")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, held_out_of
-from nonet.samples.profiles import Profile
+from nonet.samples.profiles import DataProfile
 
 TIED = 0.05  # share of neighbours, or of tested users, from which ties are told
 UNTESTED = 0.5  # share of users that only train
@@ -20,7 +20,9 @@ _ONE_USER, _LONGER, _MANY_USERS = 0.1, 20, 20
 """Share of all events, and times the median user's events, from which one user is implausible among so many."""
 
 
-def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[str, Any]) -> Iterator[str]:
+def data_warnings(
+    profile: DataProfile, split: Mapping[str, Any], features: Mapping[str, Any]
+) -> Iterator[str]:
     """Sentences. profile: of the kept events; split: the scenario's; features: sparse features with a row."""
     p, held_out = profile, held_out_of(split)
     last_out = split.get("use", "leave_last_out") == "leave_last_out"
@@ -30,7 +32,7 @@ def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[
         )
     if last_out and held_out:
         yield from _of_the_end(p, int(split.get("test", 1)), held_out)
-    median = p.trained_length(held_out)
+    median = p.get_median_train_length(held_out)
     if "user" in features and median < USER_ROW_EVENTS:
         yield (
             f"sparse.tables: a row a user, and the median user has {median} training events: under {USER_ROW_EVENTS} such rows "
@@ -43,14 +45,14 @@ def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[
             f"{_day(p.first)}, the last "
             f"{_day(p.last)}: if they are no times since a start of their own, name another column (columns: {{time: NAME}})"
         )
-    longest = p.length(1.0)
+    longest = p.get_length_quantile(1.0)
     if (
         p.users >= _MANY_USERS
         and longest > _ONE_USER * p.events
-        and longest > _LONGER * max(1, p.length(0.5))
+        and longest > _LONGER * max(1, p.get_length_quantile(0.5))
     ):
         yield (
-            f"one user has {longest:,} of {p.events:,} events, and the median user {p.length(0.5):,}: such a "
+            f"one user has {longest:,} of {p.events:,} events, and the median user {p.get_length_quantile(0.5):,}: such a "
             f"user is often the id of "
             "everybody without one; leave it out with data.where"
         )
@@ -70,14 +72,14 @@ def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[
         yield f"{p.drift:.0%} of the newest tenth of the events are of items not seen before: no model knows those"
 
 
-def _of_the_end(p: Profile, test: int, held_out: int) -> Iterator[str]:
-    tied, users = p.tied_tests(test, held_out)
+def _of_the_end(p: DataProfile, test: int, held_out: int) -> Iterator[str]:
+    tied, users = p.count_tied_tests(test, held_out)
     if not p.counted and users and tied > TIED * users:
         yield (
             f"{tied / users:.0%} of the tested users ({tied:,} of {users:,}) have a test event at the second of the event before "
             "it, so what is tested may be known from what is trained: `use: time` cuts between seconds"
         )
-    tested = p.users_above(held_out)
+    tested = p.count_users_above(held_out)
     if tested < (1 - UNTESTED) * p.users:
         yield (
             f"{p.users - tested:,} of {p.users:,} users have under {held_out + 1} events: they are trained on and not tested"

@@ -11,7 +11,7 @@ import time
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half open"
 
 
-class Breaker:
+class CircuitBreaker:
     """A circuit breaker.
 
     Args:
@@ -31,7 +31,7 @@ class Breaker:
             return CLOSED
         return HALF_OPEN if self._trying else OPEN
 
-    def allows(self, now: float | None = None) -> bool:
+    def allow_request(self, now: float | None = None) -> bool:
         """Return whether a request may be made.
 
         After the pause one request is allowed until its outcome is known.
@@ -51,7 +51,7 @@ class Breaker:
             )  # if the outcome is never recorded, another request is allowed after another pause
             return True
 
-    def went(self, well: bool, now: float | None = None) -> None:
+    def record_outcome(self, succeeded: bool, now: float | None = None) -> None:
         """Record the outcome of a request that was allowed.
 
         Args:
@@ -61,7 +61,7 @@ class Breaker:
         now = time.monotonic() if now is None else now
         with self._lock:
             self._trying = False
-            if well:
+            if succeeded:
                 self._failed = 0
                 return
             self._failed += 1

@@ -20,7 +20,7 @@ _LONGEST = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessPolicy:
     """What requests are allowed to do.
 
     Attributes:
@@ -34,31 +34,31 @@ class Access:
     local: bool = True
 
     @classmethod
-    def from_environment(cls, local: bool) -> Access:
+    def from_environment(cls, local: bool) -> AccessPolicy:
         """Create the policy from the process's environment variables."""
         return cls(os.environ.get(WRITE_TOKEN, ""), os.environ.get(READ_TOKEN, ""), local)
 
-    def may_change(self, given: str) -> bool:
+    def may_change(self, request_token: str) -> bool:
         """Return whether a request with this token may post events."""
-        return _same(given, self.token) or (self.local and not self.token)
+        return _is_same_token(request_token, self.token) or (self.local and not self.token)
 
-    def may_read(self, given: str) -> bool:
+    def may_read(self, request_token: str) -> bool:
         """Return whether a request with this token may make queries."""
-        return not self.read_token or self.is_known(given)
+        return not self.read_token or self.is_known(request_token)
 
-    def may_see_histories(self, given: str) -> bool:
+    def may_see_histories(self, request_token: str) -> bool:
         """Return whether a request with this token may see users' events.
 
         Without any configured token, only callers on this machine may.
         """
-        return self.is_known(given) or (self.local and not self.token and not self.read_token)
+        return self.is_known(request_token) or (self.local and not self.token and not self.read_token)
 
-    def is_known(self, given: str) -> bool:
+    def is_known(self, request_token: str) -> bool:
         """Return whether a request has one of the tokens."""
-        return _same(given, self.token) or _same(given, self.read_token)
+        return _is_same_token(request_token, self.token) or _is_same_token(request_token, self.read_token)
 
 
-class Callers:
+class CallerResolver:
     """Resolves the addresses of callers.
 
     Args:
@@ -74,7 +74,7 @@ class Callers:
         except ValueError as error:
             raise ConfigError(f"proxies: {error}; write addresses or networks, such as 10.0.0.0/8") from None
 
-    def address(self, peer: str, forwarded: str) -> str:
+    def resolve_address(self, peer: str, forwarded: str) -> str:
         """Return the address that a request comes from.
 
         Args:
@@ -88,7 +88,7 @@ class Callers:
             address = part[:_LONGEST]
         return address
 
-    def key(self, peer: str, headers: Mapping[str, str], known: bool) -> str:
+    def choose_limit_key(self, peer: str, headers: Mapping[str, str], known: bool) -> str:
         """Return the key by which a request's rate limit is counted.
 
         Args:
@@ -97,7 +97,11 @@ class Callers:
             known: Whether the request has a token. Its caller's name is then the key, else its address.
         """
         name = headers.get("x-caller", "")[:_LONGEST]
-        return f"name {name}" if known and name else self.address(peer, headers.get("x-forwarded-for", ""))
+        return (
+            f"name {name}"
+            if known and name
+            else self.resolve_address(peer, headers.get("x-forwarded-for", ""))
+        )
 
     def _is_trusted(self, address: str) -> bool:
         try:
@@ -107,5 +111,5 @@ class Callers:
         return any(parsed in network for network in self._proxies)
 
 
-def _same(given: str, token: str) -> bool:
+def _is_same_token(given: str, token: str) -> bool:
     return bool(token) and hmac.compare_digest(given.encode(), token.encode())

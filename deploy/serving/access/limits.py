@@ -13,7 +13,7 @@ from collections import OrderedDict
 _MOST_CALLERS = 10_000
 
 
-class Limits:
+class RateLimiter:
     """Token buckets by caller.
 
     Args:
@@ -29,7 +29,7 @@ class Limits:
         )  # tokens, and the time at which they were counted
         self._lock = threading.Lock()
 
-    def take(self, caller: str, now: float | None = None) -> float:
+    def take_token(self, caller: str, now: float | None = None) -> float:
         """Take a token of a caller.
 
         Args:

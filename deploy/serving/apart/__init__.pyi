@@ -1,2 +1,2 @@
-from .deployments import apart as apart
+from .deployments import build_deployments as build_deployments
 from .manifest import write_manifest as write_manifest

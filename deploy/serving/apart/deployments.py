@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.deploy.serving.features import Asked, Features, OpenRun
-from nonet.deploy.serving.service import Deployed, ServeConfig
+from nonet.deploy.serving.features import PreparedQuestion, RequestFeatures, ServedRun
+from nonet.deploy.serving.service import DeploymentConfig, ServeConfig
 from nonet.models.inference import Answer, Question
 
 _ONGOING = 4096
 
 
-def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment: Mapping[str, str]) -> Any:
+def build_deployments(
+    serve: Any, run: str, settings: ServeConfig, local: bool, environment: Mapping[str, str]
+) -> Any:
     """Build the application of a run from three deployments; access calls features and engine.
 
     Args:
@@ -26,7 +28,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
     services = settings.services
     assert services is not None
 
-    def placed(deployed: Deployed) -> dict[str, Any]:
+    def make_options(deployed: DeploymentConfig) -> dict[str, Any]:
         scaling = deployed.autoscaling
         resources = {"num_gpus": deployed.gpus} if deployed.gpus else {}
         replicas: dict[str, Any] = (
@@ -52,46 +54,48 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
             },
         }
 
-    features = serve.deployment(FeaturesService).options(name="Features", **placed(services.features))
-    engine = serve.deployment(EngineService).options(name="Engine", **placed(services.engine))
+    features = serve.deployment(FeaturesService).options(name="Features", **make_options(services.features))
+    engine = serve.deployment(EngineService).options(name="Engine", **make_options(services.engine))
     asked = features.bind(run, settings), engine.bind(run, settings)
 
     def build_access() -> Any:  # Serve calls a function in the replica
         app = serve.get_replica_context().app_name
         handles = [serve.get_deployment_handle(name, app_name=app) for name in ("Features", "Engine")]
-        return app_of(run, settings, local, *handles)
+        return build_access_app(run, settings, local, *handles)
 
     access = serve.deployment(serve.ingress(build_access)())
-    return access.options(name="Access", **placed(services.access)).bind(*asked)
+    return access.options(name="Access", **make_options(services.access)).bind(*asked)
 
 
 class FeaturesService:
     """Converts requests to questions, stores posted events, and publishes newer checkpoints of the run."""
 
     def __init__(self, run: str, settings: ServeConfig):
-        from nonet.deploy.serving.service import Follower
+        from nonet.deploy.serving.service import RunFollower
 
-        opened = OpenRun.of(run, address=settings.registry)
+        opened = ServedRun.open(run, address=settings.registry)
         store = settings.services.features.store if settings.services else None
-        self._features = Features.of(opened, settings.block, store=store, journal=settings.journal_options())
+        self._features = RequestFeatures.from_run(
+            opened, settings.block, store=store, journal=settings.make_journal_options()
+        )
         self._follower = None
         if settings.follow:
-            self._follower = Follower(
+            self._follower = RunFollower(
                 opened, self._features.renew, mid_stage=settings.follow == "checkpoints"
             )
             self._follower.start()
 
-    def list_of(self, *asked: Any, **options: Any) -> Asked:
-        """Call `Features.list_of`."""
-        return self._features.list_of(*asked, **options)
+    def make_list_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
+        """Call `Features.make_list_question`."""
+        return self._features.make_list_question(*asked, **options)
 
-    def scores_of(self, *asked: Any, **options: Any) -> Asked:
-        """Call `Features.scores_of`."""
-        return self._features.scores_of(*asked, **options)
+    def make_score_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
+        """Call `Features.make_score_question`."""
+        return self._features.make_score_question(*asked, **options)
 
-    def journal_facts(self) -> dict[str, Any]:
-        """Call `Features.journal_facts`."""
-        return self._features.journal_facts()
+    def get_journal_facts(self) -> dict[str, Any]:
+        """Call `Features.get_journal_facts`."""
+        return self._features.get_journal_facts()
 
     async def post(
         self, user: str, events: list[dict[str, Any]], id: str | None
@@ -106,11 +110,11 @@ class EngineService:
     def __init__(self, run: str, settings: ServeConfig):
         import torch
 
-        from nonet.deploy.serving.service import Engines
+        from nonet.deploy.serving.service import EnginePool
 
         torch.set_num_threads(settings.threads)
-        self._engines = Engines(
-            OpenRun.of(run, address=settings.registry),
+        self._engines = EnginePool(
+            ServedRun.open(run, address=settings.registry),
             follow=False,  # the features deployment publishes versions
             device=settings.device,
             queue=settings.queue.model_dump(),
@@ -121,12 +125,12 @@ class EngineService:
         """Return the answer and the version that gave it."""
         return await self._engines.ask(question, within_s)
 
-    async def facts(self) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
+    async def get_facts(self) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
         """Return figures of the active versions, and problems by name."""
-        return self._engines.facts(), dict(self._engines.problems)
+        return self._engines.get_facts(), dict(self._engines.problems)
 
 
-def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
+def build_access_app(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
     """Build the HTTP app that calls features and engine through their handles.
 
     Args:
@@ -136,18 +140,18 @@ def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: 
         features: The handle of the features deployment.
         engine: The handle of the engine deployment.
     """
-    from nonet.deploy.serving.apart.remote import RemoteEngines, RemoteFeatures
-    from nonet.deploy.serving.features import Fallback, Items
-    from nonet.deploy.serving.service import Metrics, Service, make_app
+    from nonet.deploy.serving.apart.remote import RemoteEnginePool, RemoteFeatures
+    from nonet.deploy.serving.features import CatalogueItems, FallbackRecommender
+    from nonet.deploy.serving.service import RecommendationService, ServerMetrics, make_app
 
-    opened = OpenRun.of(run, address=settings.registry)
-    newest = opened.catalogues.newest()
-    items = Items(newest, Items(opened.corpus))
-    service = Service(
+    opened = ServedRun.open(run, address=settings.registry)
+    newest = opened.catalogues.get_newest()
+    items = CatalogueItems(newest, CatalogueItems(opened.corpus))
+    service = RecommendationService(
         RemoteFeatures(features, items),
-        RemoteEngines(opened, engine),
-        Fallback(newest, items),
-        settings.service(),
-        Metrics(),
+        RemoteEnginePool(opened, engine),
+        FallbackRecommender(newest, items),
+        settings.make_service_settings(),
+        ServerMetrics(),
     )
     return make_app(service, local=local, proxies=settings.proxies)

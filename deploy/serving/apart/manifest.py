@@ -8,7 +8,7 @@ from typing import Any
 
 from nonet.controller.scenario import yaml
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
-from nonet.deploy.serving.service import Deployed, ServeConfig, Services
+from nonet.deploy.serving.service import DeploymentConfig, ServeConfig, ServicesConfig
 from nonet.errors import ConfigError
 
 _IMAGE = "YOUR-REGISTRY/nonet:{version}"
@@ -30,12 +30,12 @@ def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | No
         ConfigError: A key is wrong, or a service needs a resource that manifests do not support.
     """
     settings = ServeConfig(**config)
-    services = settings.services or Services()
+    services = settings.services or ServicesConfig()
     if any(set(each.resources) - {"NPU"} for each in services.every):
         raise ConfigError(
             "a manifest supports cpus, gpus and the resource NPU; add other resources to its groups by hand"
         )
-    body = yaml.dump(_service(run, config | {"services": services.model_dump()}, services, image))
+    body = yaml.dump(_build_service(run, config | {"services": services.model_dump()}, services, image))
     path.write_text(
         "# A Ray service on Kubernetes, by KubeRay. The image needs nonet[serve]; the volume has the run's folder.\n"
         + body
@@ -43,7 +43,9 @@ def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | No
     return path
 
 
-def _service(run: str, config: dict[str, Any], services: Services, image: str | None) -> dict[str, Any]:
+def _build_service(
+    run: str, config: dict[str, Any], services: ServicesConfig, image: str | None
+) -> dict[str, Any]:
     """Build the RayService."""
     used = image or _IMAGE.format(version=version("nonet"))
     application = {
@@ -54,7 +56,7 @@ def _service(run: str, config: dict[str, Any], services: Services, image: str | 
     }
     serve = {"http_options": {"host": "0.0.0.0", "port": 8000}, "applications": [application]}
     rest = [services.access, services.features]
-    groups = [_group("access", rest, used), _group("engine", [services.engine], used)]
+    groups = [_build_group("access", rest, used), _build_group("engine", [services.engine], used)]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
@@ -65,7 +67,7 @@ def _service(run: str, config: dict[str, Any], services: Services, image: str | 
                 "rayVersion": version("ray"),
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-                    "template": _pod("head", used, {"cpu": "1", "memory": "4Gi"}),
+                    "template": _build_pod("head", used, {"cpu": "1", "memory": "4Gi"}),
                 },
                 "workerGroupSpecs": groups,
             },
@@ -73,7 +75,7 @@ def _service(run: str, config: dict[str, Any], services: Services, image: str | 
     }
 
 
-def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
+def _build_group(name: str, deployed: list[DeploymentConfig], image: str) -> dict[str, Any]:
     """Build a worker group with enough pods for the replicas of some deployments."""
     least = sum(each.least for each in deployed)
     most = sum(each.most for each in deployed)
@@ -88,11 +90,11 @@ def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
         "minReplicas": least,
         "maxReplicas": most,
         "rayStartParams": {},
-        "template": _pod(name, image, wanted),
+        "template": _build_pod(name, image, wanted),
     }
 
 
-def _pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
+def _build_pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
     """Build the template of a pod."""
     keys = {WRITE_TOKEN: "token", READ_TOKEN: "read-token"}
     tokens = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nonet.deploy.serving.features import Asked, Away, Items, OpenRun
+from nonet.deploy.serving.features import Away, CatalogueItems, PreparedQuestion, ServedRun
 from nonet.errors import NonetError
 from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
@@ -22,20 +22,20 @@ _READ_S, _POST_S, _JOURNAL_S = 1.0, 5.0, 3.0
 class RemoteFeatures:
     """Features behind a Serve handle; the items are also known in this process."""
 
-    def __init__(self, handle: Any, items: Items):
+    def __init__(self, handle: Any, items: CatalogueItems):
         self._handle, self.items = handle, items
         self._journal: dict[str, Any] = {}
         threading.Thread(target=self._ask_for_facts, name="journal facts", daemon=True).start()
 
     def renew(self, catalogue: Catalogue) -> None:
         """Use the items of a later version of the catalogue; the other process updates itself."""
-        self.items = Items(catalogue, self.items)
+        self.items = CatalogueItems(catalogue, self.items)
 
-    def journal_facts(self) -> dict[str, Any]:
-        """Return `Features.journal_facts` of the other process, at most a few seconds old; empty before the first answer."""
+    def get_journal_facts(self) -> dict[str, Any]:
+        """Return `Features.get_journal_facts` of the other process, at most a few seconds old; empty before the first answer."""
         return dict(self._journal)
 
-    def example_users(self, count: int) -> list[int | str]:
+    def list_example_users(self, count: int) -> list[int | str]:
         """Return an empty list, because only the other process knows users."""
         return []
 
@@ -43,16 +43,16 @@ class RemoteFeatures:
         """Poll the other process for its facts as long as this process runs."""
         while True:
             with suppress(Exception):  # the service does not answer; try again later
-                self._journal = self._handle.journal_facts.remote().result(timeout_s=5)
+                self._journal = self._handle.get_journal_facts.remote().result(timeout_s=5)
             time.sleep(_JOURNAL_S)
 
-    async def list_of(self, *asked: Any, **options: Any) -> Asked:
-        """Call `Features.list_of`. Raises Refused and Away."""
-        return await _told(self._handle.list_of.remote(*asked, **options), _READ_S)
+    async def make_list_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
+        """Call `Features.make_list_question`. Raises Refused and Away."""
+        return await _await_response(self._handle.make_list_question.remote(*asked, **options), _READ_S)
 
-    async def scores_of(self, *asked: Any, **options: Any) -> Asked:
-        """Call `Features.scores_of`. Raises Refused and Away."""
-        return await _told(self._handle.scores_of.remote(*asked, **options), _READ_S)
+    async def make_score_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
+        """Call `Features.make_score_question`. Raises Refused and Away."""
+        return await _await_response(self._handle.scores_of.remote(*asked, **options), _READ_S)
 
     async def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
@@ -61,20 +61,20 @@ class RemoteFeatures:
 
         After Away it is unknown whether the events were accepted; post them again with an id.
         """
-        return await _told(self._handle.post.remote(user, list(events), id), _POST_S)
+        return await _await_response(self._handle.post.remote(user, list(events), id), _POST_S)
 
 
-class RemoteEngines:
+class RemoteEnginePool:
     """Engines behind a Serve handle; the run's registry says which versions are active, as for the engines."""
 
-    def __init__(self, run: OpenRun, handle: Any):
+    def __init__(self, run: ServedRun, handle: Any):
         self._run, self._handle = run, handle
         self.serving: ServingState = run.registry.serving
         self.problems: dict[str, str] = {}
         self.swaps, self._under_way = 0, 0
         self._facts: dict[int, dict[str, float]] = {}
         self._stopped = threading.Event()
-        self._catalogue = run.catalogues.newest()
+        self._catalogue = run.catalogues.get_newest()
         self._renew: Callable[[Corpus], None] | None = None
         threading.Thread(target=self._watch, name="versions", daemon=True).start()
         threading.Thread(target=self._ask_for_facts, name="facts", daemon=True).start()
@@ -92,19 +92,19 @@ class RemoteEngines:
         """Return the answer and its version. Raises the engine's error, or Away."""
         self._under_way += 1
         try:
-            return await _told(self._handle.answer.remote(question, within_s), within_s)
+            return await _await_response(self._handle.answer.remote(question, within_s), within_s)
         finally:
             self._under_way -= 1
 
-    def facts(self) -> dict[int, dict[str, float]]:
+    def get_facts(self) -> dict[int, dict[str, float]]:
         """Return figures by version from one of the engine's replicas, at most a second old."""
         return dict(self._facts)
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """Return the number of questions of this process that are not answered yet."""
         return self._under_way
 
-    def unready(self) -> str | None:
+    def explain_unready(self) -> str | None:
         """Return why no engine answers, as far as this process knows; None if one does."""
         return self.problems.get("engine")
 
@@ -116,7 +116,7 @@ class RemoteEngines:
         """Poll the registry for the catalogue and the active versions."""
         while not self._stopped.wait(_LOOK_S):
             try:
-                newest = self._run.catalogues.newest()
+                newest = self._run.catalogues.get_newest()
                 if newest is not self._catalogue and self._renew is not None:
                     self._renew(newest)
                     self._catalogue = newest
@@ -138,7 +138,7 @@ class RemoteEngines:
                 self.problems["engine"] = " ".join(str(error).split())[:200]
 
 
-async def _told(response: Any, within_s: float) -> Any:
+async def _await_response(response: Any, within_s: float) -> Any:
     """Wait for another service's response.
 
     Raises what the service raised, or Away if it does not exist or does not answer within `within_s`

@@ -7,7 +7,7 @@ from nonet.controller.scenario import Scenario, joined_features
 from nonet.errors import ConfigError
 
 
-def artifacts_of(folder: RunFolder) -> dict[str, str]:
+def find_artifacts(folder: RunFolder) -> dict[str, str]:
     """Return the folders of a run's artifacts by kind. Raises ConfigError if it has nothing to recommend from."""
     facts = folder.read_facts()
     if facts is None:
@@ -46,9 +46,9 @@ def check_selected(folder: RunFolder) -> None:
         ConfigError: No stage has ended; the message says how to serve the newest checkpoint.
     """
     checkpoints = Checkpoints(folder.checkpoints)
-    if checkpoints.newest_selected() is not None:
+    if checkpoints.find_newest_selected() is not None:
         return
-    newest = checkpoints.newest()
+    newest = checkpoints.find_newest()
     if newest is None:
         raise ConfigError(f"{folder.id} has no checkpoint yet: there is no model to serve")
     step, stage = newest[1].step, newest[1].stage

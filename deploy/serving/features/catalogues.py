@@ -13,7 +13,7 @@ from nonet.controller.record import CATALOGUES, RunFolder
 from nonet.models.generation import Corpus
 
 
-class Catalogues:
+class CatalogueVersions:
     """The catalogue versions of a run.
 
     Args:
@@ -28,21 +28,21 @@ class Catalogues:
         self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
         self._seen: int | None = None
 
-    def of(self, version: str) -> Corpus | None:
+    def get_corpus(self, version: str) -> Corpus | None:
         """Return the corpus of a version of the catalogue; None if the run has no such version."""
         if version not in self._opened:
-            folders = dict(self._names()).get(version)
+            folders = dict(self._list_versions()).get(version)
             if folders is None:
                 return None
             self._opened[version] = Corpus.load(folders)
         return self._opened[version]
 
-    def newest(self) -> Corpus:
+    def get_newest(self) -> Corpus:
         """Return the corpus of the newest catalogue."""
-        corpus = self.of(self._names()[-1][0])
+        corpus = self.get_corpus(self._list_versions()[-1][0])
         return self._first if corpus is None else corpus
 
-    def _names(self) -> list[tuple[str, dict[str, str]]]:
+    def _list_versions(self) -> list[tuple[str, dict[str, str]]]:
         """Return version and artifact folders, oldest first; the file is read again when it changed."""
         path = Path(self._folder.path) / CATALOGUES
         try:
@@ -51,7 +51,7 @@ class Catalogues:
             return self._listed[:1]
         if seen != self._seen:
             later = [
-                (version["version"], _paths(version["artifacts"]))
+                (version["version"], _get_paths(version["artifacts"]))
                 for version in self._folder.read_catalogues()
             ]
             self._listed = [*self._listed[:1], *later]
@@ -59,5 +59,5 @@ class Catalogues:
         return self._listed
 
 
-def _paths(artifacts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _get_paths(artifacts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {kind: artifact["path"] for kind, artifact in artifacts.items()}

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from nonet.deploy.serving.features.items import Items
+from nonet.deploy.serving.features.items import CatalogueItems
 from nonet.models.generation import Corpus, VoteOptions, Voters
-from nonet.models.inference import Answer, FilterCache, Question, events_of_nobody, packed
+from nonet.models.inference import Answer, FilterCache, Question, make_empty_events, pack_questions
 from nonet.types import Jagged
 
 COUNTER, POPULARITY = "transition_counter", "popularity"
 
 
-class Fallback:
+class FallbackRecommender:
     """Answers from the counted transitions of one corpus; without transitions, by popularity."""
 
-    def __init__(self, corpus: Corpus, items: Items):
-        self._popular, self._trie = items.popular(), corpus.trie
-        self._like = corpus.seq.part(0, 0)
+    def __init__(self, corpus: Corpus, items: CatalogueItems):
+        self._popular, self._trie = items.rank_by_popularity(), corpus.trie
+        self._like = corpus.seq.slice_users(0, 0)
         self._voters = None
         self._filters = FilterCache(corpus.trie)
         if "transitions" in corpus.folders:
             self._voters = Voters(corpus.transitions, corpus.trie, VoteOptions())
 
-    def nobody(self, top: int, asked: np.ndarray | None = None) -> Question:
+    def make_empty_question(self, top: int, asked: np.ndarray | None = None) -> Question:
         """Return a question without events, for a user whose events cannot be read.
 
         Args:
             top: Number of items to list.
             asked: Dense indices of items to score.
         """
-        return Question(events_of_nobody(self._like), 0, top=top, asked=asked)
+        return Question(make_empty_events(self._like), 0, top=top, asked=asked)
 
     def answer(self, question: Question) -> tuple[Answer, str]:
         """Answer a question; it does not raise.
@@ -43,26 +43,26 @@ class Fallback:
             The answer, with scores of -inf because there is no model, and the name of the method that made
             it.
         """
-        voted = self._voted(question)
+        voted = self._rank_by_votes(question)
         if question.asked is not None:
             return Answer(question.asked, np.full(len(question.asked), -np.inf, np.float32)), POPULARITY
         hidden = np.zeros(self._trie.n_items, bool)
         hidden[question.hidden] = True
         hidden[voted] = True
         if question.within is not None:
-            hidden |= ~question.within.allowed_of(len(hidden))
+            hidden |= ~question.within.make_mask(len(hidden))
         rest = self._popular[~hidden[self._popular]][: max(0, question.top - len(voted))]
         item = np.concatenate([voted[: question.top], rest])
         return Answer(item, np.full(len(item), -np.inf, np.float32)), COUNTER if len(voted) else POPULARITY
 
-    def _voted(self, question: Question) -> np.ndarray:
+    def _rank_by_votes(self, question: Question) -> np.ndarray:
         """Return the items that transitions vote for, best first."""
         if self._voters is None or not len(question.events):
             return np.empty(0, np.int64)
-        seq = packed([question], self._like)
+        seq = pack_questions([question], self._like)
         hidden = Jagged(question.hidden, np.array([0, len(question.hidden)]))
-        within = self._filters.within([question.within])
-        votes = self._voters.votes(seq, np.zeros(1, np.int64), seq.lengths - 1, hidden, within)
+        within = self._filters.make_batch([question.within])
+        votes = self._voters.compute_votes(seq, np.zeros(1, np.int64), seq.lengths - 1, hidden, within)
         leaf, weight = votes.leaf[0].numpy(), votes.weight[0].numpy()
         best = np.argsort(-weight, kind="stable")
         best = best[leaf[best] >= 0]

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from nonet.deploy.serving.features.histories import Histories
-from nonet.deploy.serving.features.items import Items, Refused
+from nonet.deploy.serving.features.histories import UserHistories
+from nonet.deploy.serving.features.items import CatalogueItems, Refused
 from nonet.deploy.serving.features.journal import JournalOptions
-from nonet.deploy.serving.features.open_run import OpenRun
+from nonet.deploy.serving.features.open_run import ServedRun
 from nonet.deploy.serving.features.posted import check_event
 from nonet.models.generation import Catalogue, Corpus
-from nonet.models.inference import Events, Question, beam_width
+from nonet.models.inference import EventHistory, Question, choose_beam_width
 from nonet.samples.sequences import ALLOW
 
 MOST = 1000
@@ -29,7 +29,7 @@ _LONGEST_HISTORY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreparedQuestion:
     """A question and what was noticed while it was made.
 
     Attributes:
@@ -45,7 +45,7 @@ class Asked:
     history: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-class Features:
+class RequestFeatures:
     """Converts requests to questions.
 
     Args:
@@ -56,22 +56,26 @@ class Features:
         block: Number of events by which a window moves.
     """
 
-    def __init__(self, corpus: Corpus, histories: Histories, window: int, width: int, block: int = 1):
-        self.items, self.histories = Items(corpus), histories
+    def __init__(self, corpus: Corpus, histories: UserHistories, window: int, width: int, block: int = 1):
+        self.items, self.histories = CatalogueItems(corpus), histories
         self._window, self._width, self._block = window, width, max(1, min(block, window))
         self._allow = corpus.seq.repeats == ALLOW
-        self._withdrawn: tuple[tuple[str, ...], Items | None, np.ndarray] = ((), None, np.empty(0, np.int64))
+        self._withdrawn: tuple[tuple[str, ...], CatalogueItems | None, np.ndarray] = (
+            (),
+            None,
+            np.empty(0, np.int64),
+        )
 
     @classmethod
-    def of(
+    def from_run(
         cls,
-        run: OpenRun,
+        run: ServedRun,
         block: int = 1,
         *,
         posts: bool = True,
         store: str | None = None,
         journal: JournalOptions | None = None,
-    ) -> Features:
+    ) -> RequestFeatures:
         """Open the features of a run, including posted events.
 
         Args:
@@ -81,25 +85,25 @@ class Features:
             store: The address of the store of users' events, by default that of the run's scenario.
             journal: Size and age of the journal's segments.
         """
-        stored = run.events if store is None else run.events_in(store)
-        histories = Histories(
+        stored = run.events if store is None else run.open_events(store)
+        histories = UserHistories(
             run.corpus,
             run.beside / "events.jsonl",
             stored=stored,
             window=run.setup.history,
-            n_items=len(run.catalogues.newest().item_id),
+            n_items=len(run.catalogues.get_newest().item_id),
             options=journal,
             read_only=not posts,
         )
         features = cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
-        features.renew(run.catalogues.newest())
+        features.renew(run.catalogues.get_newest())
         return features
 
     def renew(self, catalogue: Catalogue) -> None:
         """Use a later version of the catalogue: new items become known, and removed items are never shown."""
-        self.items = Items(catalogue, self.items)
+        self.items = CatalogueItems(catalogue, self.items)
 
-    def list_of(
+    def make_list_question(
         self,
         user: str | None,
         history: Sequence[Any] | None,
@@ -109,7 +113,7 @@ class Features:
         where: str | None = None,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
-    ) -> Asked:
+    ) -> PreparedQuestion:
         """Make the question for the k best items.
 
         Args:
@@ -128,22 +132,22 @@ class Features:
         most = min(MOST, self.items.legal)
         if not 1 <= k <= most:
             raise Refused("bad_k", f"k is {k}; with this catalogue it must be 1 to {most}")
-        events, seen, key, cold, unknown = self._events(user, history)
-        excluded, not_known = self.items.places(exclude)
-        hidden = [excluded, self._hidden(seen, withdrawn)]
+        events, seen, key, cold, unknown = self._read_user_events(user, history)
+        excluded, not_known = self.items.find_indices(exclude)
+        hidden = [excluded, self._find_hidden_items(seen, withdrawn)]
         question = Question(
-            self._read(events),
+            self._select_window(events),
             key,
             user or "",
             k,
-            beam_width(self._width, k),
+            choose_beam_width(self._width, k),
             np.unique(np.concatenate(hidden)),
             explain=explain,
-            within=self.items.filter(where) if where else None,
+            within=self.items.make_filter(where) if where else None,
         )
-        return Asked(question, cold, [*unknown, *not_known], events.item.astype(np.int64))
+        return PreparedQuestion(question, cold, [*unknown, *not_known], events.item.astype(np.int64))
 
-    def scores_of(
+    def make_score_question(
         self,
         user: str | None,
         history: Sequence[Any] | None,
@@ -151,7 +155,7 @@ class Features:
         *,
         withdrawn: tuple[str, ...] = (),
         explain: bool = False,
-    ) -> Asked:
+    ) -> PreparedQuestion:
         """Make the question for the scores of items; unknown and withdrawn ones are listed in `unknown`.
 
         Args:
@@ -167,14 +171,21 @@ class Features:
         """
         if not 1 <= len(items) <= MOST:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MOST}")
-        events, seen, key, cold, _ = self._events(user, history)
-        gone = {str(item) for item in (*withdrawn, *self.items.ids(self.items.gone))}
-        asked, unknown = self.items.places([item for item in items if str(item) not in gone])
+        events, seen, key, cold, _ = self._read_user_events(user, history)
+        gone = {str(item) for item in (*withdrawn, *self.items.get_ids(self.items.gone))}
+        asked, unknown = self.items.find_indices([item for item in items if str(item) not in gone])
         unknown += [item for item in items if str(item) in gone]
         question = Question(
-            self._read(events), key, user or "", 0, 0, self._hidden(seen, withdrawn), asked, explain
+            self._select_window(events),
+            key,
+            user or "",
+            0,
+            0,
+            self._find_hidden_items(seen, withdrawn),
+            asked,
+            explain,
         )
-        return Asked(question, cold, unknown, events.item.astype(np.int64))
+        return PreparedQuestion(question, cold, unknown, events.item.astype(np.int64))
 
     def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
@@ -192,20 +203,22 @@ class Features:
         Raises:
             Refused: An event is wrong.
         """
-        known, unknown = self.posted(events)
+        known, unknown = self.check_posted_events(events)
         if not known:
             return 0, unknown, True
         return len(known), unknown, self.histories.post(user, known, id)
 
-    def example_users(self, count: int) -> list[int | str]:
+    def list_example_users(self, count: int) -> list[int | str]:
         """Return a few users of the data."""
-        return self.histories.examples(count)
+        return self.histories.list_example_users(count)
 
-    def journal_facts(self) -> dict[str, Any]:
+    def get_journal_facts(self) -> dict[str, Any]:
         """Return what the journal of posted events has, how long it is kept, and how much of it could not be read."""
-        return self.histories.facts()
+        return self.histories.get_facts()
 
-    def posted(self, events: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    def check_posted_events(
+        self, events: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[Any]]:
         """Check posted events.
 
         Returns:
@@ -216,15 +229,15 @@ class Features:
         """
         if not 1 <= len(events) <= MOST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MOST}")
-        places, unknown = self.items.places([event["item"] for event in events])
+        places, unknown = self.items.find_indices([event["item"] for event in events])
         left, known = iter(places.tolist()), []
         for event in events:
             if event["item"] in unknown:
                 continue
-            known.append(self._posted(event, next(left)))
+            known.append(self._make_posted_event(event, next(left)))
         return known, unknown
 
-    def _posted(self, event: Mapping[str, Any], item: int) -> dict[str, Any]:
+    def _make_posted_event(self, event: Mapping[str, Any], item: int) -> dict[str, Any]:
         """Convert one posted event and check it. Raises Refused."""
         moment = event.get("time")
         kept = {
@@ -236,9 +249,9 @@ class Features:
         check_event(kept, self.histories.usual, self.histories.kinds)
         return kept
 
-    def _events(
+    def _read_user_events(
         self, user: str | None, history: Sequence[Any] | None
-    ) -> tuple[Events, np.ndarray, int, bool, list[int | str]]:
+    ) -> tuple[EventHistory, np.ndarray, int, bool, list[int | str]]:
         """Read a user's events.
 
         Returns:
@@ -247,30 +260,30 @@ class Features:
         """
         if user is None and history is None:
             raise Refused("bad_request", "give a `user`, or a `history` of item ids")
-        key = self.histories.key(user or "")
+        key = self.histories.get_key(user or "")
         if history is None:
-            events = self.histories.of(user or "")
-            return events, self.histories.seen(user or "", events), key, not len(events), []
+            events = self.histories.get_events(user or "")
+            return events, self.histories.find_seen_items(user or "", events), key, not len(events), []
         if len(history) > _LONGEST_HISTORY:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_LONGEST_HISTORY}")
-        places, unknown = self.items.places(history)
+        places, unknown = self.items.find_indices(history)
         start = int(time.time()) - len(places)
         made = [{"item": item, "time": start + place} for place, item in enumerate(places.tolist())]
-        return self.histories.made(made), places, key, not len(places), unknown
+        return self.histories.make_events(made), places, key, not len(places), unknown
 
-    def _read(self, events: Events) -> Events:
+    def _select_window(self, events: EventHistory) -> EventHistory:
         """Return the window that the model reads.
 
         Its start moves in blocks, so it has between window - block + 1 and window events.
         """
         total = events.start + len(events)
         over = max(0, total - self._window)
-        return events.last(total - -(-over // self._block) * self._block)
+        return events.select_last(total - -(-over // self._block) * self._block)
 
-    def _hidden(self, seen: np.ndarray, withdrawn: tuple[str, ...]) -> np.ndarray:
+    def _find_hidden_items(self, seen: np.ndarray, withdrawn: tuple[str, ...]) -> np.ndarray:
         """Return the dense indices of items that are hidden from this user."""
         items = self.items
         if self._withdrawn[:2] != (withdrawn, items):
-            self._withdrawn = withdrawn, items, np.concatenate([items.places(withdrawn)[0], items.gone])
+            self._withdrawn = withdrawn, items, np.concatenate([items.find_indices(withdrawn)[0], items.gone])
         masked = np.empty(0, np.int64) if self._allow else seen
         return np.unique(np.concatenate([masked, self._withdrawn[2]]))

@@ -23,9 +23,9 @@ from nonet.deploy.serving.features.journal import EventJournal, JournalOptions
 from nonet.deploy.serving.features.posted import PostedEvents, check_event
 from nonet.errors import ConfigError, StoreError
 from nonet.models.generation import Corpus
-from nonet.models.inference import Events, usual_columns
+from nonet.models.inference import EventHistory, find_default_values
 from nonet.samples.sequences import ALLOW
-from nonet.samples.tables import as_numbers, keys_in
+from nonet.samples.tables import as_numbers, compute_keys
 from nonet.samples.tokenised import UserEvents
 
 _KEPT_IDS = 1 << 17  # number of post ids that are remembered
@@ -33,7 +33,7 @@ _SHOWN = 20  # number of newest events in an explained answer
 _log = logging.getLogger(__name__)
 
 
-class Histories:
+class UserHistories:
     """The events of users of a corpus and of users with posted events.
 
     Args:
@@ -64,7 +64,7 @@ class Histories:
         self._stored = stored
         self._seq = corpus.seq
         self._rows = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
-        self.usual = usual_columns(self._seq) if usual is None else dict(usual)
+        self.usual = find_default_values(self._seq) if usual is None else dict(usual)
         self.kinds = {name: place for place, name in enumerate(self._seq.event_names)}
         self._kept = None if window is None else max(window, _SHOWN)
         self._masks = self._seq.repeats != ALLOW
@@ -78,48 +78,48 @@ class Histories:
             self._replay(self._journal, len(corpus.item_id) if n_items is None else n_items, read_only)
 
     def __contains__(self, user: str) -> bool:
-        return user in self._rows or user in self._posted or self._in_store(user) is not None
+        return user in self._rows or user in self._posted or self._read_from_store(user) is not None
 
-    def key(self, user: str) -> int:
+    def get_key(self, user: str) -> int:
         """Return the sparse key of a user; an unknown user gets the key of a row that was never trained."""
         row = self._rows.get(user)
         if row is not None:
-            return int(self._seq.keys_of_users(np.array([row]))[0])
-        return int(keys_in("user", as_numbers(np.array([user or "nobody"])))[0])
+            return int(self._seq.get_user_keys(np.array([row]))[0])
+        return int(compute_keys("user", as_numbers(np.array([user or "nobody"])))[0])
 
-    def of(self, user: str) -> Events:
+    def get_events(self, user: str) -> EventHistory:
         """Return a user's events in order of time; an unknown user has none.
 
         `start` counts older posted events that memory does not keep because no model reads them.
         """
         row = self._rows.get(user)
-        found = self._in_store(user)
+        found = self._read_from_store(user)
         if found is not None:
-            own = _sorted(Events(found["item"], found["time"], found["event"], found["columns"]))
+            own = _sort_events(EventHistory(found["item"], found["time"], found["event"], found["columns"]))
         elif row is None:
-            own = self.made([])
+            own = self.make_events([])
         else:
             cut = slice(int(self._seq.offsets[row]), int(self._seq.offsets[row + 1]))
-            columns = self._seq.history_columns(cut.start, cut.stop)
-            own = Events(self._seq.item[cut], self._seq.time[cut], self._seq.event[cut], columns)
+            columns = self._seq.get_history_columns(cut.start, cut.stop)
+            own = EventHistory(self._seq.item[cut], self._seq.time[cut], self._seq.event[cut], columns)
         posted = self._posted.get(user)
         if posted is None:
             return own
-        merged = _sorted(_after(own, self.made(posted.events)))
-        return Events(merged.item, merged.time, merged.event, merged.columns, posted.older)
+        merged = _sort_events(_concatenate_events(own, self.make_events(posted.events)))
+        return EventHistory(merged.item, merged.time, merged.event, merged.columns, posted.older)
 
-    def seen(self, user: str, events: Events) -> np.ndarray:
+    def find_seen_items(self, user: str, events: EventHistory) -> np.ndarray:
         """Return the distinct dense items of a user's events.
 
         Args:
             user: The user's id.
-            events: The events that `of` returned. Items of older posted events are added.
+            events: The events that `get_events` returned. Items of older posted events are added.
         """
         posted = self._posted.get(user)
         older = () if posted is None else posted.older_items
         return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older, np.int64)]))
 
-    def examples(self, count: int) -> list[int | str]:
+    def list_example_users(self, count: int) -> list[int | str]:
         """Return a few users of the data, those with the most typical numbers of events."""
         if not len(self._seq):
             return []
@@ -127,18 +127,18 @@ class Histories:
         near = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")[:count]
         return self._seq.user_id[np.sort(near)].tolist()
 
-    def facts(self) -> dict[str, Any]:
+    def get_facts(self) -> dict[str, Any]:
         """Return what the journal has and how much of it could not be read; empty without a journal."""
-        return {} if self._journal is None else self._journal.facts() | {"quarantined": self.quarantined}
+        return {} if self._journal is None else self._journal.get_facts() | {"quarantined": self.quarantined}
 
-    def _in_store(self, user: str) -> dict[str, Any] | None:
+    def _read_from_store(self, user: str) -> dict[str, Any] | None:
         """Read a user's events from the store; None if there are none or no store is used. Raises Away."""
         try:
-            return None if self._stored is None else self._stored.of(user)
+            return None if self._stored is None else self._stored.get_user_events(user)
         except StoreError as error:
             raise Away(f"the store of users' events does not answer: {error}") from None
 
-    def made(self, posted: Sequence[Mapping[str, Any]]) -> Events:
+    def make_events(self, posted: Sequence[Mapping[str, Any]]) -> EventHistory:
         """Convert posted events to arrays.
 
         Args:
@@ -150,7 +150,7 @@ class Histories:
         for name, usual in self.usual.items():
             values = [(each.get("values") or {}).get(name, usual) for each in posted]
             columns[name] = np.array(values, usual.dtype).reshape(count)
-        return Events(
+        return EventHistory(
             np.array([each["item"] for each in posted], np.int32).reshape(count),
             np.array([each["time"] for each in posted], np.int64).reshape(count),
             np.array([self.kinds.get(each.get("event") or "", 0) for each in posted], np.int32).reshape(
@@ -164,7 +164,7 @@ class Histories:
 
         Args:
             user: The user's id.
-            events: Events as `made` takes them.
+            events: Events as `make_events` takes them.
             id: The post's id.
 
         Returns:
@@ -192,7 +192,7 @@ class Histories:
     def _remember(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
         """Add events to a user's events in memory; concurrent readers see the events before or after."""
         before = self._posted.get(user) or PostedEvents([])
-        after = before.extended([dict(event) for event in events], self._kept)
+        after = before.extend([dict(event) for event in events], self._kept)
         if not self._masks:
             after.older_items = frozenset()
         self._posted[user] = after
@@ -204,7 +204,7 @@ class Histories:
     def _replay(self, journal: EventJournal, n_items: int, read_only: bool) -> None:
         """Read the journal; lines and events that do not fit this run are quarantined."""
         refused: list[dict[str, Any]] = []
-        for place, line in journal.lines():
+        for place, line in journal.iterate_lines():
             try:
                 body = json.loads(line)
                 user, events, id = body["user"], list(body["events"]), body["id"]
@@ -217,7 +217,7 @@ class Histories:
                 continue
             readable = []
             for event in events:
-                problem = _unreadable(event, self.usual, self.kinds, n_items)
+                problem = _explain_unreadable(event, self.usual, self.kinds, n_items)
                 if problem is None:
                     readable.append(event)
                 else:
@@ -234,7 +234,9 @@ class Histories:
                 write_whole(at, "".join(f"{json.dumps(each)}\n" for each in refused).encode())
 
 
-def _unreadable(event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], n_items: int) -> str | None:
+def _explain_unreadable(
+    event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], n_items: int
+) -> str | None:
     """Return why an event of the journal cannot be read; None if it can."""
     if not isinstance(event, dict) or not isinstance(event.get("values", {}), dict | None):
         return "not an event: an event is an object with item, time, event and values"
@@ -248,9 +250,9 @@ def _unreadable(event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], 
     return None
 
 
-def _after(events: Events, later: Events) -> Events:
+def _concatenate_events(events: EventHistory, later: EventHistory) -> EventHistory:
     """Concatenate two sequences of events."""
-    return Events(
+    return EventHistory(
         np.concatenate([events.item, later.item]),
         np.concatenate([events.time, later.time]),
         np.concatenate([events.event, later.event]),
@@ -258,10 +260,10 @@ def _after(events: Events, later: Events) -> Events:
     )
 
 
-def _sorted(events: Events) -> Events:
+def _sort_events(events: EventHistory) -> EventHistory:
     """Sort events by time; equal times keep their order."""
     order = np.argsort(events.time, kind="stable")
     if (order == np.arange(len(order))).all():
         return events
     columns = {name: values[order] for name, values in events.columns.items()}
-    return Events(events.item[order], events.time[order], events.event[order], columns)
+    return EventHistory(events.item[order], events.time[order], events.event[order], columns)

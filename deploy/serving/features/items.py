@@ -14,7 +14,7 @@ import pyarrow.compute
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import Catalogue
 from nonet.models.inference import ItemFilter
-from nonet.samples.tables import matches
+from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
@@ -38,7 +38,7 @@ class Away(NonetError):
     """A service that this request needs does not answer."""
 
 
-class Items:
+class CatalogueItems:
     """The items of a run's catalogue.
 
     Args:
@@ -49,7 +49,7 @@ class Items:
         gone: Dense indices of items that an earlier version of the catalogue had and this one lacks.
     """
 
-    def __init__(self, corpus: Catalogue, before: Items | None = None):
+    def __init__(self, corpus: Catalogue, before: CatalogueItems | None = None):
         self._table, self._ids, self._version = corpus.items, corpus.item_id, corpus.trie.version
         self._place = {str(item): place for place, item in enumerate(self._ids.tolist())}
         self._legal = np.asarray(corpus.trie.leaf_of_item) >= 0
@@ -68,7 +68,7 @@ class Items:
         """Number of items in the catalogue."""
         return int(self._legal.sum())
 
-    def places(self, ids: Sequence[int | str]) -> tuple[np.ndarray, list[int | str]]:
+    def find_indices(self, ids: Sequence[int | str]) -> tuple[np.ndarray, list[int | str]]:
         """Return the dense indices of known ids in their order, and the unknown ids."""
         known = [(item, self._place.get(str(item))) for item in ids]
         return (
@@ -76,16 +76,16 @@ class Items:
             [item for item, place in known if place is None],
         )
 
-    def ids(self, places: np.ndarray) -> list[int | str]:
+    def get_ids(self, places: np.ndarray) -> list[int | str]:
         """Return the original ids of dense indices."""
         return self._ids[places].tolist()
 
-    def titles(self, places: np.ndarray) -> list[str]:
+    def get_titles(self, places: np.ndarray) -> list[str]:
         """Return the titles of dense indices; ids if items have no titles."""
         name = "title" if "title" in self._table.column_names else "item_id"
         return [str(text) for text in self._table[name].take(places).to_pylist()]
 
-    def filter(self, where: str) -> ItemFilter:
+    def make_filter(self, where: str) -> ItemFilter:
         """Return the filter of a condition over item columns; the most recent ones are cached. Raises Refused."""
         if len(where) > _LONGEST_FILTER:
             raise Refused(
@@ -96,7 +96,7 @@ class Items:
                 self._filters.move_to_end(where)
                 return self._filters[where]
         try:
-            allowed = matches(where, self._table, name="where")
+            allowed = match_rows(where, self._table, name="where")
         except ConfigError as error:
             raise Refused("bad_filter", str(error)) from None
         made = ItemFilter(where, self._version, allowed)
@@ -111,9 +111,9 @@ class Items:
         """Size of the cached filters in bytes."""
         return sum(each.allowed.nbytes for each in self._filters.values())
 
-    def without(self, where: str) -> np.ndarray:
+    def find_excluded(self, where: str) -> np.ndarray:
         """Return the dense indices of items that a condition over item columns excludes. Raises Refused."""
-        return np.flatnonzero(~self.filter(where).allowed)
+        return np.flatnonzero(~self.make_filter(where).allowed)
 
     def search(self, words: str, count: int) -> np.ndarray:
         """Return dense indices of catalogue items whose title contains these words, most popular first.
@@ -129,7 +129,7 @@ class Items:
         events = self._table["events"].to_numpy()[places]
         return places[np.argsort(-events, kind="stable")[:count]]
 
-    def popular(self) -> np.ndarray:
+    def rank_by_popularity(self) -> np.ndarray:
         """Return the dense indices of catalogue items, most events first."""
         order = np.argsort(-self._table["events"].to_numpy(), kind="stable")
         return order[self._legal[order]]

@@ -66,13 +66,13 @@ class EventJournal:
         if not read_only:
             make_folder(path.parent)
             self._open()
-            with self._locked():
+            with self._hold_lock():
                 self._cut_torn_line()
                 self._drop_old_segments()
 
-    def lines(self) -> Iterator[tuple[str, bytes]]:
+    def iterate_lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield the place (`file:line`) and the content of each complete line, oldest first."""
-        for path in (*self.sealed_segments(), self.path):
+        for path in (*self.list_sealed_segments(), self.path):
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
@@ -90,7 +90,7 @@ class EventJournal:
         """
         if self._file < 0:
             raise ConfigError("these histories are read-only because they were opened without a journal")
-        with self._locked():
+        with self._hold_lock():
             before = os.fstat(self._file).st_size
             if before and before + len(line) + 1 > self.options.segment_bytes:
                 self._seal()
@@ -107,14 +107,14 @@ class EventJournal:
                     ) from None
                 raise
 
-    def sealed_segments(self) -> list[Path]:
+    def list_sealed_segments(self) -> list[Path]:
         """Return the sealed segments, oldest first."""
         paths = self._sealed_folder.glob("*.jsonl") if self._sealed_folder.is_dir() else ()
         return sorted((path for path in paths if path.stem.isdecimal()), key=lambda path: int(path.stem))
 
-    def facts(self) -> dict[str, Any]:
+    def get_facts(self) -> dict[str, Any]:
         """Return what the journal holds, for how long it is kept, and what was cut or dropped."""
-        paths = [path for path in (*self.sealed_segments(), self.path) if path.exists()]
+        paths = [path for path in (*self.list_sealed_segments(), self.path) if path.exists()]
         return {
             "segments": len(paths),
             "bytes": sum(path.stat().st_size for path in paths),
@@ -137,7 +137,7 @@ class EventJournal:
             sync(self.path.parent)  # the directory entry must survive a power failure too
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the lock of the current segment, reopening it if another process sealed it."""
         while True:
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -156,7 +156,7 @@ class EventJournal:
     def _seal(self) -> None:
         """Move the file to the sealed segments, and begin a new one under its lock."""
         make_folder(self._sealed_folder)
-        there = self.sealed_segments()
+        there = self.list_sealed_segments()
         number = int(there[-1].stem) + 1 if there else 1
         os.replace(self.path, self._sealed_folder / f"{number:06d}.jsonl")
         sync(self._sealed_folder)
@@ -184,7 +184,7 @@ class EventJournal:
         if self.options.retention_days is None:
             return
         oldest = time.time() - self.options.retention_days * _DAY_S
-        for path in self.sealed_segments():
+        for path in self.list_sealed_segments():
             if path.stat().st_mtime >= oldest:
                 break
             path.unlink()

@@ -10,8 +10,8 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.deploy.serving.features.artifacts import artifacts_of, check_features, check_selected
-from nonet.deploy.serving.features.catalogues import Catalogues
+from nonet.deploy.serving.features.artifacts import check_features, check_selected, find_artifacts
+from nonet.deploy.serving.features.catalogues import CatalogueVersions
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import StoredSequences, UserEvents
@@ -28,7 +28,7 @@ from nonet.workers.roles import RunSetup
 
 
 @dataclass(frozen=True)
-class OpenRun:
+class ServedRun:
     """A run that has tokenised its data.
 
     Attributes:
@@ -46,7 +46,7 @@ class OpenRun:
     address: str | None = None
 
     @classmethod
-    def of(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> OpenRun:
+    def open(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> ServedRun:
         """Open a run.
 
         Args:
@@ -58,7 +58,7 @@ class OpenRun:
             ConfigError: The run does not exist, or has nothing to recommend from.
         """
         folder = find_run(run)
-        folders = artifacts_of(folder)
+        folders = find_artifacts(folder)
         scenario, _ = load_scenario(folder.scenario)
         return cls(folder, scenario, folders, beside or folder.path / "serving", address)
 
@@ -86,9 +86,9 @@ class OpenRun:
         return Corpus.load(self.folders)
 
     @cached_property
-    def catalogues(self) -> Catalogues:
+    def catalogues(self) -> CatalogueVersions:
         """The versions of the catalogue."""
-        return Catalogues(self.folder, self.folders, self.corpus)
+        return CatalogueVersions(self.folder, self.folders, self.corpus)
 
     @cached_property
     def events(self) -> UserEvents | None:
@@ -96,18 +96,18 @@ class OpenRun:
         stored = self.setup.stored
         return None if stored is None else stored.opened(self.folders, self.corpus.seq)
 
-    def events_in(self, store: str) -> UserEvents:
+    def open_events(self, store: str) -> UserEvents:
         """Return the users' events in a store at an address; they are written there if missing."""
         stored = StoredSequences(store)
         stored.write(self.corpus.seq, self.folders)
-        return stored.opened(self.folders, self.corpus.seq)
+        return stored.open_events(self.folders, self.corpus.seq)
 
     @cached_property
     def registry(self) -> VersionRegistry:
         """The registry of published versions. Raises ConfigError for an address without a filesystem."""
         return open_registry(self.beside, self.address)
 
-    def newest_commit(self, *, mid_stage: bool = False) -> tuple[Path, Manifest]:
+    def find_newest_commit(self, *, mid_stage: bool = False) -> tuple[Path, Manifest]:
         """Return the newest checkpoint that a stage selected.
 
         Args:
@@ -117,7 +117,7 @@ class OpenRun:
             ConfigError: There is none.
         """
         checkpoints = Checkpoints(self.folder.checkpoints)
-        found = checkpoints.newest() if mid_stage else checkpoints.newest_selected()
+        found = checkpoints.find_newest() if mid_stage else checkpoints.find_newest_selected()
         if found is None:
             check_selected(self.folder)
             raise ConfigError(f"{self.folder.id} has no checkpoint yet: there is no model to serve")
@@ -131,22 +131,22 @@ class OpenRun:
     @property
     def has_ended_stage(self) -> bool:
         """Whether a stage has ended and selected a checkpoint."""
-        return Checkpoints(self.folder.checkpoints).newest_selected() is not None
+        return Checkpoints(self.folder.checkpoints).find_newest_selected() is not None
 
-    def contents(self, commit: Path, manifest: Manifest) -> VersionContents:
+    def build_contents(self, commit: Path, manifest: Manifest) -> VersionContents:
         """Describe the contents of the version that a checkpoint would publish."""
         source: dict[str, Any] = {
             "run": self.folder.id,
             "stage": manifest.stage,
             "step": manifest.step,
-            "commit": _name(manifest),
+            "commit": _name_commit(manifest),
         }
         if (base := read_base(commit / "dense")) is not None:
             source["base"] = base
-        newest = self.catalogues.newest()
+        newest = self.catalogues.get_newest()
         return VersionContents.from_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
-    def recommender(self, version: Version, device: str = "cpu") -> Recommender:
+    def load_recommender(self, version: Version, device: str = "cpu") -> Recommender:
         """Load a version's model, with memory-mapped rows.
 
         Args:
@@ -156,7 +156,7 @@ class OpenRun:
         Raises:
             CheckpointError: The version does not fit the run.
         """
-        corpus = self.catalogues.of(version.catalogue)
+        corpus = self.catalogues.get_corpus(version.catalogue)
         if corpus is None:
             raise CheckpointError(
                 f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have"
@@ -183,9 +183,9 @@ class OpenRun:
             StaleVersion: The version before was rolled back.
             ConfigError: There is no such checkpoint.
         """
-        commit, manifest = self.newest_commit(mid_stage=mid_stage)
+        commit, manifest = self.find_newest_commit(mid_stage=mid_stage)
         versions = [self.registry.read_version(number) for number in self.registry.list_versions()]
-        name = _name(manifest)
+        name = _name_commit(manifest)
         before = [
             v for v in versions if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
         ]
@@ -195,7 +195,9 @@ class OpenRun:
             return published[-1]
         base = next((v for v in reversed(before) if followed and v.source.get("commit") == followed), None)
         base = base or (before[-1] if before else None)
-        return self.registry.publish(self.contents(commit, manifest), base=base.number if base else None)
+        return self.registry.publish(
+            self.build_contents(commit, manifest), base=base.number if base else None
+        )
 
     def publish_commit(self, step: int) -> Version:
         """Publish a checkpoint based on the served version, without directing traffic to it.
@@ -210,9 +212,9 @@ class OpenRun:
             ConfigError: The checkpoint does not exist, or `model.path` has another base model than its
                 weights need.
         """
-        commit, manifest = Checkpoints(self.folder.checkpoints).of(step)
+        commit, manifest = Checkpoints(self.folder.checkpoints).find_at_step(step)
         self._check_base_folder(commit, manifest.step)
-        contents = self.contents(commit, manifest)
+        contents = self.build_contents(commit, manifest)
         contents.source["asked"] = True  # later checkpoints of the run are not based on it
         return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
 
@@ -224,7 +226,7 @@ class OpenRun:
         model = self.scenario.model
         try:
             check_base_sha256(
-                model.spec.base_sha256(model.options()),
+                model.spec.hash_base(model.options()),
                 named,
                 f"{self.folder.id}, step {step}, is not published",
             )
@@ -233,14 +235,14 @@ class OpenRun:
 
     def publish_catalogue(self) -> None:
         """Publish the served version with the newest catalogue, unless that was done or no version is served."""
-        newest, serving = self.catalogues.newest(), self.registry.serving
+        newest, serving = self.catalogues.get_newest(), self.registry.serving
         if serving.default is None or newest is self.corpus:
             return
         counts = {} if self.setup.memory is None else list_count_files(newest.folders)
         self.registry.renew(serving.default, newest.trie.version, counts)
 
 
-def _name(manifest: Manifest) -> str:
+def _name_commit(manifest: Manifest) -> str:
     """Return the name of a checkpoint, by which it is published once."""
     whole = manifest.files.get("dense/model.safetensors")
     shards = sorted(digest for name, digest in manifest.files.items() if name.startswith("dense/model-"))

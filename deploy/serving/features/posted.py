@@ -80,12 +80,12 @@ class PostedEvents:
     ):
         self.events, self.older, self.older_items = events, older, older_items
 
-    def extended(self, events: list[dict[str, Any]], kept: int | None) -> PostedEvents:
+    def extend(self, events: list[dict[str, Any]], max_events: int | None) -> PostedEvents:
         """Return a copy with newer arrivals, of which at most `kept` events stay; concurrent readers keep the old object."""
         together = [*self.events, *events]
-        if kept is None or len(together) <= kept:
+        if max_events is None or len(together) <= max_events:
             return PostedEvents(together, self.older, self.older_items)
         together.sort(key=lambda event: event["time"])  # stable
-        left = len(together) - kept
+        left = len(together) - max_events
         items = self.older_items | {event["item"] for event in together[:left]}
         return PostedEvents(together[left:], self.older + left, items)

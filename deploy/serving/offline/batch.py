@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
-from nonet.deploy.serving.features import Features, OpenRun
+from nonet.deploy.serving.features import RequestFeatures, ServedRun
 from nonet.errors import DataError, WorkerLost
-from nonet.models.inference import Engine
+from nonet.models.inference import InferenceEngine
 
 _CHUNK, _MERGED = 4096, 64
 
 
-class Answers:
+class BatchRecommender:
     """The engine of a run's version in one process.
 
     Args:
@@ -40,20 +40,23 @@ class Answers:
         import torch
 
         torch.set_num_threads(1)
-        opened = OpenRun.of(run)
-        self._engine = Engine(opened.recommender(opened.registry.read_version(version)), version)
-        self._features = Features.of(opened, posts=False)
+        opened = ServedRun.open(run)
+        self._engine = InferenceEngine(
+            opened.load_recommender(opened.registry.read_version(version)), version
+        )
+        self._features = RequestFeatures.from_run(opened, posts=False)
         self._withdrawn, self._top = opened.registry.serving.withdrawn, top
 
-    def of(self, users: list[Any]) -> pa.Table:
+    def recommend(self, users: list[Any]) -> pa.Table:
         """Return a table of user_id, item_id and score (lists, best first), cold_start and version."""
         asked = [
-            self._features.list_of(str(user), None, self._top, withdrawn=self._withdrawn) for user in users
+            self._features.make_list_question(str(user), None, self._top, withdrawn=self._withdrawn)
+            for user in users
         ]
         items, scores = [], []
         for start in range(0, len(asked), _MERGED):
             for answer in self._engine.answer([each.question for each in asked[start : start + _MERGED]]):
-                items.append(self._features.items.ids(answer.item))
+                items.append(self._features.items.get_ids(answer.item))
                 scores.append(answer.score.tolist())
         return pa.table(
             {
@@ -87,16 +90,20 @@ def recommend_all(
         ConfigError: The run has no checkpoint.
         WorkerLost: A process died.
     """
-    opened = OpenRun.of(run)
+    opened = ServedRun.open(run)
     opened.check_servable("recommend --users")
     version = opened.registry.serving.default or opened.publish_newest().number
-    chunks = _chunks(users, chunk)
+    chunks = _read_chunks(users, chunk)
     arguments = (str(opened.folder.path), version, top)
     count = max(1, workers if workers is not None else os.cpu_count() or 1)
     written = 0
     with replace_file(out) as draft:
         writer = None
-        for table in _alone(chunks, arguments) if count == 1 else _shared(chunks, arguments, count):
+        for table in (
+            _recommend_in_process(chunks, arguments)
+            if count == 1
+            else _recommend_in_pool(chunks, arguments, count)
+        ):
             writer = writer or pq.ParquetWriter(draft, table.schema)
             writer.write_table(table)
             written += len(table)
@@ -106,20 +113,22 @@ def recommend_all(
     return {"users": written, "version": version, "workers": count, "file": str(out)}
 
 
-def _alone(chunks: Iterator[list[Any]], arguments: tuple[str, int, int]) -> Iterator[pa.Table]:
+def _recommend_in_process(chunks: Iterator[list[Any]], arguments: tuple[str, int, int]) -> Iterator[pa.Table]:
     """Recommend in this process."""
-    answers = Answers(*arguments)
-    return (answers.of(chunk) for chunk in chunks)
+    answers = BatchRecommender(*arguments)
+    return (answers.recommend(chunk) for chunk in chunks)
 
 
-def _shared(chunks: Iterator[list[Any]], arguments: tuple[str, int, int], workers: int) -> Iterator[pa.Table]:
+def _recommend_in_pool(
+    chunks: Iterator[list[Any]], arguments: tuple[str, int, int], workers: int
+) -> Iterator[pa.Table]:
     """Recommend in several processes and yield tables in order, with two chunks per worker in progress."""
     context = get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(workers, context, _open, arguments) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, arguments) as pool:
         under_way: deque[Future[pa.Table]] = deque()
         for chunk in itertools.chain(chunks, itertools.repeat(None, 2 * workers)):
             if chunk is not None:
-                under_way.append(pool.submit(_answered, chunk))
+                under_way.append(pool.submit(_recommend_in_worker, chunk))
             if under_way and (chunk is None or len(under_way) >= 2 * workers):
                 try:
                     yield under_way.popleft().result()
@@ -129,20 +138,20 @@ def _shared(chunks: Iterator[list[Any]], arguments: tuple[str, int, int], worker
                     ) from None
 
 
-_answers: Answers | None = None
+_answers: BatchRecommender | None = None
 
 
-def _open(*arguments: Any) -> None:
+def _start_worker(*arguments: Any) -> None:
     global _answers
-    _answers = Answers(*arguments)
+    _answers = BatchRecommender(*arguments)
 
 
-def _answered(users: list[Any]) -> pa.Table:
+def _recommend_in_worker(users: list[Any]) -> pa.Table:
     assert _answers is not None
-    return _answers.of(users)
+    return _answers.recommend(users)
 
 
-def _chunks(users: Path, size: int) -> Iterator[list[Any]]:
+def _read_chunks(users: Path, size: int) -> Iterator[list[Any]]:
     """Read the users in chunks. Raises DataError."""
     try:
         file = pq.ParquetFile(users)

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.serving.features import Features, Histories, OpenRun
+from nonet.deploy.serving.features import RequestFeatures, ServedRun, UserHistories
 from nonet.embedding.reading import MappedReader, RowLayer, merge_layers
 from nonet.errors import ConfigError, DataError
 from nonet.models import MODELS, build_model
 from nonet.models.generation import Corpus
-from nonet.models.inference import Engine, usual_columns
+from nonet.models.inference import InferenceEngine, find_default_values
 from nonet.plugins import load_heavy
 from nonet.workers import load_weights
 from nonet.workers.registry import COUNTS, load_recommender
@@ -62,12 +62,12 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} already exists; choose a new folder to export to")
-    opened = OpenRun.of(run)
+    opened = ServedRun.open(run)
     opened.check_servable("export")
     number = version or opened.registry.serving.default or opened.publish_newest().number
     published = opened.registry.read_version(number)
     dense, counts = opened.registry.locate_files(published)
-    corpus = opened.catalogues.of(published.catalogue)
+    corpus = opened.catalogues.get_corpus(published.catalogue)
     if corpus is None:
         raise ConfigError(
             f"version {number} is of catalogue {published.catalogue}, which {opened.folder.id} does not have"
@@ -76,7 +76,7 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     shutil.copyfile(dense, target / "model.safetensors")
     for name, path in counts.items():
         make_folder(target / "transitions")
-        shutil.copyfile(path, target / "transitions" / _file(name))
+        shutil.copyfile(path, target / "transitions" / _get_file_name(name))
     for table, layers in opened.registry.map_layers(number).items():
         make_folder(target / "rows" / table)
         for name, array in merge_layers(layers).to_arrays().items():
@@ -84,7 +84,7 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
     seq = corpus.seq
-    seq.part(0, 0).save(target / "sequences")
+    seq.slice_users(0, 0).save(target / "sequences")
     shutil.copyfile(
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
@@ -96,7 +96,7 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
         make_folder(target / OWN_FORM)
         load_heavy(write)(model, opened.setup.model, opened.setup.seed, target / OWN_FORM)
     setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
-    usual = {name: value.item() for name, value in usual_columns(seq).items()}
+    usual = {name: value.item() for name, value in find_default_values(seq).items()}
     body = {"format": FORMAT, "run": opened.folder.id, "version": number, "setup": setup, "usual": usual}
     body["width"] = opened.scenario.evaluate.width
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
@@ -127,15 +127,17 @@ class Exported:
         kinds = ("sequences", "sids", "catalogue", "transitions")
         self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
         counts = (
-            {name: folder / "transitions" / _file(name) for name in (*COUNTS, "meta")} if setup.memory else {}
+            {name: folder / "transitions" / _get_file_name(name) for name in (*COUNTS, "meta")}
+            if setup.memory
+            else {}
         )
-        rows = MappedReader(body["version"], _layers(folder / "rows"), setup.specs())
+        rows = MappedReader(body["version"], _map_layers(folder / "rows"), setup.specs())
         recommender = load_recommender(folder / "model.safetensors", counts, rows, setup, self._corpus)
         seq = self._corpus.seq
         usual = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}
-        self.engine = Engine(recommender, body["version"])
-        self._features = Features(
-            self._corpus, Histories(self._corpus, None, usual), setup.history, body["width"]
+        self.engine = InferenceEngine(recommender, body["version"])
+        self._features = RequestFeatures(
+            self._corpus, UserHistories(self._corpus, None, usual), setup.history, body["width"]
         )
 
     @cached_property
@@ -145,7 +147,7 @@ class Exported:
 
     def titles(self, items: Sequence[int | str]) -> list[str]:
         """Return titles of items; unknown items are left out."""
-        return self._features.items.titles(self._features.items.places(items)[0])
+        return self._features.items.get_titles(self._features.items.find_indices(items)[0])
 
     def recommend(
         self, history: Sequence[int | str], k: int = 10, where: str | None = None
@@ -163,15 +165,15 @@ class Exported:
         Raises:
             ConfigError: An argument is wrong.
         """
-        asked = self._features.list_of(None, list(history), k, where=where)
+        asked = self._features.make_list_question(None, list(history), k, where=where)
         answer = self.engine.answer([asked.question])[0]
         items = self._features.items
         return list(
-            zip(items.ids(answer.item), items.titles(answer.item), answer.score.tolist(), strict=True)
+            zip(items.get_ids(answer.item), items.get_titles(answer.item), answer.score.tolist(), strict=True)
         )
 
 
-def _layers(folder: Path) -> dict[str, list[RowLayer]]:
+def _map_layers(folder: Path) -> dict[str, list[RowLayer]]:
     tables = sorted(path for path in folder.iterdir() if path.is_dir())
     return {
         table.name: [RowLayer.map_files({file.stem: file for file in table.glob("*.npy")})]
@@ -179,5 +181,5 @@ def _layers(folder: Path) -> dict[str, list[RowLayer]]:
     }
 
 
-def _file(name: str) -> str:
+def _get_file_name(name: str) -> str:
     return "meta.json" if name == "meta" else f"{name}.npy"

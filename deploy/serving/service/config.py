@@ -8,14 +8,14 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from nonet.controller.scenario import yaml
-from nonet.deploy.serving.access import Callers
+from nonet.deploy.serving.access import CallerResolver
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.suggest import suggest_sentence
 from nonet.workers.devices import get_device as find_device
 
 
-class Scaling(StrictModel):
+class ScalingConfig(StrictModel):
     """How a deployment scales.
 
     Attributes:
@@ -29,7 +29,7 @@ class Scaling(StrictModel):
     ongoing: float = Field(default=16, gt=0)
 
 
-class Deployed(StrictModel):
+class DeploymentConfig(StrictModel):
     """One service.
 
     Attributes:
@@ -41,13 +41,13 @@ class Deployed(StrictModel):
     """
 
     replicas: int = Field(default=1, ge=1)
-    autoscaling: Scaling | None = None
+    autoscaling: ScalingConfig | None = None
     cpus: float = Field(default=1, ge=0)
     gpus: float = Field(default=0, ge=0)
     resources: dict[str, float] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _one_number(self) -> Deployed:
+    def _check_replicas(self) -> DeploymentConfig:
         """Refuse `replicas` beside `autoscaling`."""
         if self.autoscaling is not None and self.replicas != 1:
             raise ValueError(
@@ -66,7 +66,7 @@ class Deployed(StrictModel):
         return self.autoscaling.max if self.autoscaling else self.replicas
 
 
-class FeaturesDeployed(Deployed):
+class FeaturesDeploymentConfig(DeploymentConfig):
     """The features service.
 
     Attributes:
@@ -77,20 +77,20 @@ class FeaturesDeployed(Deployed):
     store: str | None = None
 
 
-class Services(StrictModel):
+class ServicesConfig(StrictModel):
     """Services as separate deployments. features has the posted events and is therefore a single replica."""
 
-    access: Deployed = Deployed(cpus=0.5)
-    features: FeaturesDeployed = FeaturesDeployed(cpus=0.5)
-    engine: Deployed = Deployed()
+    access: DeploymentConfig = DeploymentConfig(cpus=0.5)
+    features: FeaturesDeploymentConfig = FeaturesDeploymentConfig(cpus=0.5)
+    engine: DeploymentConfig = DeploymentConfig()
 
     @property
-    def every(self) -> tuple[Deployed, ...]:
+    def every(self) -> tuple[DeploymentConfig, ...]:
         """All services."""
         return (self.access, self.features, self.engine)
 
     @model_validator(mode="after")
-    def _one_journal(self) -> Services:
+    def _check_services(self) -> ServicesConfig:
         """Refuse several replicas of features, and GPUs for other services than engine."""
         if self.features.replicas != 1 or self.features.autoscaling:
             raise ValueError("features must be one replica, because it holds the posted events")
@@ -170,7 +170,7 @@ class ServeConfig(StrictModel):
     device: str = "cpu"
     queue: QueueConfig = QueueConfig()
     journal: JournalConfig = JournalConfig()
-    services: Services | None = None
+    services: ServicesConfig | None = None
 
     @field_validator("proxies", mode="before")
     @classmethod
@@ -180,7 +180,7 @@ class ServeConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _device_of_engine(cls, given: Any) -> Any:
+    def _set_engine_device(cls, given: Any) -> Any:
         """Use the device that the engine's replicas reserve if `device` is not set."""
         engine = ((given.get("services") or {}) if isinstance(given, dict) else {}) or {}
         engine = engine.model_dump() if isinstance(engine, StrictModel) else engine
@@ -195,7 +195,7 @@ class ServeConfig(StrictModel):
         return given
 
     @model_validator(mode="after")
-    def _has_effect(self) -> ServeConfig:
+    def _check_effects(self) -> ServeConfig:
         """Refuse keys that would have no effect."""
         kind = self.device.partition(":")[0]
         try:
@@ -209,7 +209,7 @@ class ServeConfig(StrictModel):
                 "set device: cuda, or remove gpus"
             )
         try:
-            Callers(self.proxies)
+            CallerResolver(self.proxies)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if self.burst is not None and self.rate is None:
@@ -220,24 +220,24 @@ class ServeConfig(StrictModel):
             raise ValueError("cpus has no effect beside services, which have their own cpus; remove it")
         return self
 
-    def all_cpus(self) -> float:
+    def count_cpus(self) -> float:
         """Return the maximum number of CPUs of all replicas."""
         if self.services is None:
             return self.cpus
         return sum(each.cpus * each.most for each in self.services.every)
 
-    def journal_options(self) -> Any:
+    def make_journal_options(self) -> Any:
         """Return the options of the `EventJournal`."""
         from nonet.deploy.serving.features import JournalOptions
 
         return JournalOptions(**self.journal.model_dump())
 
-    def service(self) -> Any:
+    def make_service_settings(self) -> Any:
         """Return the settings of the `Service`."""
-        from nonet.deploy.serving.service.service import Settings
+        from nonet.deploy.serving.service.service import ServiceSettings
 
         names = ("deadline_s", "waiting", "rate", "burst", "failures", "pause_s")
-        return Settings(**{name: getattr(self, name) for name in names})
+        return ServiceSettings(**{name: getattr(self, name) for name in names})
 
 
 def read_config(path: Path | None) -> ServeConfig:

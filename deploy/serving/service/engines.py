@@ -18,11 +18,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from nonet.deploy.serving.features import Away, OpenRun
-from nonet.deploy.serving.service.follower import Follower
+from nonet.deploy.serving.features import Away, ServedRun
+from nonet.deploy.serving.service.follower import RunFollower
 from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
-from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
+from nonet.models.inference import Answer, InferenceEngine, PrefixStates, Question, TensorBatch
 from nonet.workers.registry import ServingState
 
 _KEPT = 3  # number of inactive versions that stay built
@@ -35,14 +35,14 @@ class Building(Away):
     """The version was rolled back, and the version to go back to is still being built."""
 
 
-class Lane:
+class ActiveVersion:
     """A built version: its engine and its queue."""
 
-    def __init__(self, engine: Engine, queue: TensorBatch[Question, Answer]):
+    def __init__(self, engine: InferenceEngine, queue: TensorBatch[Question, Answer]):
         self.engine, self.queue = engine, queue
 
 
-class Engines:
+class EnginePool:
     """The versions of a run that receive traffic.
 
     Args:
@@ -60,7 +60,7 @@ class Engines:
 
     def __init__(
         self,
-        run: OpenRun,
+        run: ServedRun,
         *,
         follow: bool | str = True,
         device: str = "cpu",
@@ -71,8 +71,8 @@ class Engines:
         self._run, self._device, self._look_s = run, device, look_s
         self._queue_options = dict(queue or {})
         self._turn, self._state_bytes = threading.Lock(), state_bytes
-        self._lanes: dict[int, Lane] = {}
-        self._now: tuple[ServingState, Mapping[int, Lane]] = (ServingState(), MappingProxyType({}))
+        self._lanes: dict[int, ActiveVersion] = {}
+        self._now: tuple[ServingState, Mapping[int, ActiveVersion]] = (ServingState(), MappingProxyType({}))
         self._wanted = ServingState()
         self._used: dict[int, float] = {}
         self._building: dict[int, threading.Thread] = {}
@@ -81,13 +81,13 @@ class Engines:
         self.problems: dict[str, str] = {}
         self.swaps = 0
         self._stopped = threading.Event()
-        self._catalogue, self._renewing = run.catalogues.newest(), threading.Lock()
+        self._catalogue, self._renewing = run.catalogues.get_newest(), threading.Lock()
         self._renew: Callable[[Corpus], None] | None = None
-        self._follower = Follower(run, mid_stage=follow == CHECKPOINTS) if follow else None
+        self._follower = RunFollower(run, mid_stage=follow == CHECKPOINTS) if follow else None
         self._open()
         self._threads = [
             threading.Thread(target=self._repeat, args=(look, name), name=name, daemon=True)
-            for look, name in ((self._look, "registry"), (self._look_at_catalogue, "catalogue"))
+            for look, name in ((self._follow_registry, "registry"), (self._follow_catalogue, "catalogue"))
         ]
         for thread in self._threads:
             thread.start()
@@ -97,8 +97,8 @@ class Engines:
     def _open(self) -> None:
         """Publish a version if there is none, and build the served ones. Raises ConfigError."""
         if self._follower is not None:
-            self._follower.look()
-            self._note(self._follower.problem)
+            self._follower.check_once()
+            self._record_problem(self._follower.problem)
         elif not self._run.has_version:
             self._run.publish_newest()  # it is served until another one is published
         self._wanted = self._run.registry.serving
@@ -115,7 +115,7 @@ class Engines:
         return self._now[0]
 
     @property
-    def lanes(self) -> Mapping[int, Lane]:
+    def lanes(self) -> Mapping[int, ActiveVersion]:
         """The versions that currently receive traffic."""
         return self._now[1]
 
@@ -148,7 +148,7 @@ class Engines:
         """Call `renew` with every later version of the catalogue, before any version answers with it."""
         self._renew = renew
 
-    def facts(self) -> dict[int, dict[str, float]]:
+    def get_facts(self) -> dict[int, dict[str, float]]:
         """Return figures of each active version: queue, batches and cached states."""
         found = {}
         for version, lane in self.lanes.items():
@@ -167,11 +167,11 @@ class Engines:
             }
         return found
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """Return the number of queued questions."""
         return sum(len(lane.queue) for lane in list(self._lanes.values()))
 
-    def unready(self) -> str | None:
+    def explain_unready(self) -> str | None:
         """Return why no model would answer; None if all queues work."""
         lanes = self.lanes
         if not lanes:
@@ -198,12 +198,12 @@ class Engines:
             except (
                 Exception
             ) as error:  # built versions keep answering; the problem may be gone at the next poll
-                self._note(error, name)
+                self._record_problem(error, name)
 
-    def _look(self) -> None:
+    def _follow_registry(self) -> None:
         """Read the serving state and start to build missing versions. Nothing here is slow."""
         if self._follower is not None:
-            self._note(self._follower.problem)
+            self._record_problem(self._follower.problem)
         wanted = self._run.registry.announced
         if wanted.turn == self._wanted.turn:
             return
@@ -217,19 +217,19 @@ class Engines:
                 ):
                     continue
                 thread = threading.Thread(
-                    target=self._build_aside, args=(version,), name="build", daemon=True
+                    target=self._build_in_background, args=(version,), name="build", daemon=True
                 )
                 self._building[version] = thread
                 thread.start()
         self._activate()
 
-    def _look_at_catalogue(self) -> None:
+    def _follow_catalogue(self) -> None:
         """Announce a newer catalogue.
 
         A version with that catalogue is built afterwards, so the features know the items that it lists.
         """
         with self._renewing:
-            newest = self._run.catalogues.newest()
+            newest = self._run.catalogues.get_newest()
             if newest is not self._catalogue and self._renew is not None:
                 self._renew(newest)
                 self._catalogue = newest
@@ -257,10 +257,10 @@ class Engines:
             self.swaps += (shown.default, shown.shares) != (old.default, old.shares)
             self._retire(set(lanes))
 
-    def _build_aside(self, version: int) -> None:
+    def _build_in_background(self, version: int) -> None:
         """Build a version in a background thread and activate it."""
         try:
-            self._look_at_catalogue()
+            self._follow_catalogue()
             self._build(version)
         finally:
             with self._changing:
@@ -271,8 +271,10 @@ class Engines:
         """Build a version; if that fails, `problems` says why."""
         turn = self._wanted.turn
         try:
-            recommender = self._run.recommender(self._run.registry.read_version(version), self._device)
-            engine = Engine(recommender, version, States(self._state_bytes) if self._state_bytes else None)
+            recommender = self._run.load_recommender(self._run.registry.read_version(version), self._device)
+            engine = InferenceEngine(
+                recommender, version, PrefixStates(self._state_bytes) if self._state_bytes else None
+            )
             if self._state_bytes and engine.states is None:
                 raise ConfigError(
                     f"state_bytes is {self._state_bytes}, but this model keeps no states of users between requests; "
@@ -282,13 +284,13 @@ class Engines:
         except Exception as error:
             with self._changing:
                 self._failed[version] = turn
-            self._note(error, f"version {version}")
+            self._record_problem(error, f"version {version}")
             return
         queue = TensorBatch[Question, Answer](
-            engine.answer, engine.cost, turn=self._turn, **self._queue_options
+            engine.answer, engine.estimate_cost, turn=self._turn, **self._queue_options
         )
         with self._changing:
-            self._lanes[version] = Lane(engine, queue)
+            self._lanes[version] = ActiveVersion(engine, queue)
             self._used[version] = time.monotonic()
             self.problems.pop(f"version {version}", None)
 
@@ -299,7 +301,7 @@ class Engines:
             lane = self._lanes.pop(version)
             threading.Thread(target=lane.queue.close, daemon=True).start()
 
-    def _note(self, problem: Exception | str | None, what: str = "commit") -> None:
+    def _record_problem(self, problem: Exception | str | None, what: str = "commit") -> None:
         """Record a problem under a name, or remove it."""
         if problem is None:
             self.problems.pop(what, None)

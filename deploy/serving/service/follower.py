@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.features import ServedRun
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 from nonet.models.generation import Corpus
 
 _LOOK_S = 0.1
 
 
-class Follower:
-    """Checks a run once (`look`) or periodically in a thread (`start`).
+class RunFollower:
+    """Checks a run once (`check_once`) or periodically in a thread (`start`).
 
     Args:
         run: The run.
@@ -26,19 +26,19 @@ class Follower:
     """
 
     def __init__(
-        self, run: OpenRun, renew: Callable[[Corpus], None] | None = None, *, mid_stage: bool = False
+        self, run: ServedRun, renew: Callable[[Corpus], None] | None = None, *, mid_stage: bool = False
     ):
         self._run, self._renew, self._mid_stage = run, renew, mid_stage
         self._stopped = threading.Event()
-        self._catalogue = run.catalogues.newest()
+        self._catalogue = run.catalogues.get_newest()
         self._seen: Any = None
         self.problem: str | None = None
 
-    def look(self) -> None:
+    def check_once(self) -> None:
         """Publish new checkpoints and catalogues; failures are recorded in `problem`."""
         try:
             newest = max(self._run.folder.checkpoints.glob("step-*/manifest.json"), default=None)
-            catalogue = self._run.catalogues.newest()
+            catalogue = self._run.catalogues.get_newest()
             if catalogue is not self._catalogue and self._renew is not None:
                 self._renew(catalogue)
             self._catalogue = catalogue
@@ -55,18 +55,18 @@ class Follower:
             try:
                 self._run.publish_newest(mid_stage=self._mid_stage)
             except StaleVersion as error:  # based on a version that was rolled back; it is not tried again
-                self._seen, self.problem = seen, _line(error)
+                self._seen, self.problem = seen, _format_error(error)
                 return
             self._seen, self.problem = seen, None
         except (ConfigError, CheckpointError, OSError) as error:
-            self.problem = _line(error)
+            self.problem = _format_error(error)
 
     def start(self) -> None:
         """Check periodically until `stop` or the end of the process."""
 
         def watch() -> None:
             while not self._stopped.wait(_LOOK_S):
-                self.look()
+                self.check_once()
 
         threading.Thread(target=watch, name="checkpoints", daemon=True).start()
 
@@ -75,5 +75,5 @@ class Follower:
         self._stopped.set()
 
 
-def _line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return " ".join(str(error).split())

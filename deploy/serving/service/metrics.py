@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 _SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
-class Metrics:
+class ServerMetrics:
     """Counts of one process; `watch` adds those of queues and versions."""
 
     def __init__(self):
@@ -29,14 +29,14 @@ class Metrics:
 
     def watch(self, engines: Any, breaker: Any) -> None:
         """Add figures of queues and versions."""
-        self.registry.register(_Watched(engines, breaker))
+        self.registry.register(_EngineCollector(engines, breaker))
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """Return the page in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class _Watched:
+class _EngineCollector:
     """A collector of figures of the active versions."""
 
     def __init__(self, engines: Any, breaker: Any):

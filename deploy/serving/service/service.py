@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from nonet.deploy.serving.access import Breaker, Limits
-from nonet.deploy.serving.features import Asked, Away, Fallback, Items, Refused
+from nonet.deploy.serving.access import CircuitBreaker, RateLimiter
+from nonet.deploy.serving.features import Away, CatalogueItems, FallbackRecommender, PreparedQuestion, Refused
 from nonet.deploy.serving.service.engines import Building
-from nonet.deploy.serving.service.metrics import Metrics
+from nonet.deploy.serving.service.metrics import ServerMetrics
 from nonet.deploy.serving.service.requests import (
     EventsRequest,
     Listed,
@@ -39,7 +39,7 @@ _FAIR = 0.8  # share of the default deadline: missing a shorter one does not cou
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServiceSettings:
     """Limits of the service.
 
     Attributes:
@@ -71,7 +71,7 @@ class TooMany(NonetError):
         self.retry_s = retry_s
 
 
-class Service:
+class RecommendationService:
     """Answers requests.
 
     Args:
@@ -82,18 +82,27 @@ class Service:
         metrics: Receives counts.
     """
 
-    def __init__(self, features: Any, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics):
+    def __init__(
+        self,
+        features: Any,
+        engines: Any,
+        fallback: FallbackRecommender,
+        settings: ServiceSettings,
+        metrics: ServerMetrics,
+    ):
         self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
         self._fallback = fallback
-        self._limits = Limits(settings.rate, settings.burst)
-        self.breaker = Breaker(settings.failures, settings.pause_s)
+        self._limits = RateLimiter(settings.rate, settings.burst)
+        self.breaker = CircuitBreaker(settings.failures, settings.pause_s)
         metrics.watch(engines, self.breaker)
         engines.watch_catalogue(self.renew)
 
     def renew(self, corpus: Corpus) -> None:
         """Use a later version of the catalogue here and in the features."""
-        items = Items(corpus, self.features.items)
-        self._fallback = Fallback(corpus, items)  # first, because questions may then have new items
+        items = CatalogueItems(corpus, self.features.items)
+        self._fallback = FallbackRecommender(
+            corpus, items
+        )  # first, because questions may then have new items
         self.features.renew(corpus)
 
     async def recommend(
@@ -114,15 +123,15 @@ class Service:
         """
         self._admit(caller)
         question = partial(
-            self.features.list_of,
-            *_who(request),
+            self.features.make_list_question,
+            *_get_user(request),
             request.k,
             exclude=request.exclude,
             where=request.where,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answered("recommend", request, question, spent_s, named)
+        return await self._answer("recommend", request, question, spent_s, named)
 
     async def score(
         self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, named: str = ""
@@ -131,12 +140,12 @@ class Service:
         self._admit(caller)
         question = partial(
             self.features.scores_of,
-            *_who(request),
+            *_get_user(request),
             request.items,
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answered("score", request, question, spent_s, named)
+        return await self._answer("score", request, question, spent_s, named)
 
     async def post(self, request: EventsRequest, caller: str) -> Posted:
         """Store events of a user; they are on disk when this returns. Raises Refused, TooMany and Away."""
@@ -150,7 +159,7 @@ class Service:
         self.metrics.events.inc(accepted if new else 0)
         return Posted(accepted=accepted, unknown=unknown, again=not new)
 
-    def versions(self) -> dict[str, Any]:
+    def describe_versions(self) -> dict[str, Any]:
         """Describe which versions receive traffic and what could not be served."""
         serving = self.engines.serving
         return {
@@ -160,12 +169,12 @@ class Service:
             "withdrawn": list(serving.withdrawn),
             "answering": sorted(self.engines.lanes),
             "problems": dict(self.engines.problems),
-            "journal": self.features.journal_facts(),
+            "journal": self.features.get_journal_facts(),
         }
 
     def _admit(self, caller: str) -> None:
         """Check the caller's limit and the queue's. Raises TooMany."""
-        wait_s = self._limits.take(caller)
+        wait_s = self._limits.take_token(caller)
         if wait_s:
             self.metrics.refused.labels("limit").inc()
             raise TooMany(f"this caller's limit is {self.settings.rate:g} requests per second", wait_s)
@@ -173,11 +182,11 @@ class Service:
             self.metrics.refused.labels("queue").inc()
             raise TooMany(f"{self.settings.waiting} requests are queued already", 1.0)
 
-    async def _answered(
+    async def _answer(
         self,
         verb: str,
         request: RecommendRequest | ScoreRequest,
-        question: Callable[[], Asked | Awaitable[Asked]],
+        question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         spent_s: float,
         named: str,
     ) -> Listed:
@@ -189,14 +198,14 @@ class Service:
             asked = await self._ask_features(request, question, deadline_s)
         except (Away, TimeoutError) as error:
             asked, unread = (
-                self._unread(request),
+                self._make_fallback_question(request),
                 "deadline" if isinstance(error, TimeoutError) else "features are away",
             )
         if not asked.question.user:  # without a user, traffic is split by the caller's name, else at random
             asked = replace(asked, question=replace(asked.question, traffic=named or secrets.token_hex(8)))
         took_s = time.perf_counter() - began  # the time of the features counts against the deadline
         within_s = deadline_s - took_s
-        answer, version, reason = (None, None, unread) if unread else await self._by_engine(asked, within_s)
+        answer, version, reason = (None, None, unread) if unread else await self._ask_engine(asked, within_s)
         what = None
         if answer is None:
             answer, what = self._fallback.answer(asked.question)
@@ -204,7 +213,7 @@ class Service:
         shown = "none" if version is None else str(version)
         self.metrics.seconds.labels(verb, shown).observe(time.perf_counter() - began)
         return Listed(
-            items=self._shown(asked, answer, request.explain),
+            items=self._list_scored(asked, answer, request.explain),
             version=version,
             fallback=what,
             reason=reason or None,
@@ -217,21 +226,27 @@ class Service:
     async def _ask_features(
         self,
         request: RecommendRequest | ScoreRequest,
-        question: Callable[[], Asked | Awaitable[Asked]],
+        question: Callable[[], PreparedQuestion | Awaitable[PreparedQuestion]],
         within_s: float,
-    ) -> Asked:
+    ) -> PreparedQuestion:
         """Make the question. A filter reads every item, so it runs in a thread. Raises Away and TimeoutError."""
         where = request.where if isinstance(request, RecommendRequest) else None
-        if where is not None and not inspect.iscoroutinefunction(self.features.list_of):
+        if where is not None and not inspect.iscoroutinefunction(self.features.make_list_question):
             return await asyncio.to_thread(cast("Callable[[], Asked]", question))
         asked = question()
-        return asked if isinstance(asked, Asked) else await asyncio.wait_for(asked, max(0.0, within_s))
+        return (
+            asked
+            if isinstance(asked, PreparedQuestion)
+            else await asyncio.wait_for(asked, max(0.0, within_s))
+        )
 
-    async def _by_engine(self, asked: Asked, within_s: float) -> tuple[Answer | None, int | None, str]:
+    async def _ask_engine(
+        self, asked: PreparedQuestion, within_s: float
+    ) -> tuple[Answer | None, int | None, str]:
         """Return the engine's answer and its version, or the reason why there is none."""
         if within_s <= 0:
             return None, None, "deadline"
-        if not self.breaker.allows():
+        if not self.breaker.allow_request():
             return None, None, "engine is left alone"
         try:
             answer, version = await asyncio.wait_for(self.engines.ask(asked.question, within_s), within_s)
@@ -239,48 +254,50 @@ class Service:
             if (
                 within_s >= _FAIR * self.settings.deadline_s
             ):  # a shorter deadline does not mean that the engine failed
-                self.breaker.went(well=False)
+                self.breaker.record_outcome(succeeded=False)
             return None, None, "deadline"
         except Building:  # the engine was not called
             return None, None, "the version is being built"
         except Exception as error:  # on any error the fallback answers, and the reason is counted
-            self.breaker.went(well=False)
+            self.breaker.record_outcome(succeeded=False)
             return None, None, type(error).__name__
-        self.breaker.went(well=True)
+        self.breaker.record_outcome(succeeded=True)
         return answer, version, ""
 
-    def _unread(self, request: RecommendRequest | ScoreRequest) -> Asked:
+    def _make_fallback_question(self, request: RecommendRequest | ScoreRequest) -> PreparedQuestion:
         """Make a question without the user's events; withdrawn and excluded items stay hidden."""
         items = self.features.items
         if isinstance(request, ScoreRequest):
             places, unknown = items.places(request.items)
-            return Asked(self._fallback.nobody(0, places), True, unknown)
+            return PreparedQuestion(self._fallback.make_empty_question(0, places), True, unknown)
         gone = [items.places(some)[0] for some in (request.exclude, self.engines.serving.withdrawn)]
         gone += [items.without(request.where)] if request.where else []
-        question = replace(self._fallback.nobody(request.k), hidden=np.unique(np.concatenate(gone)))
-        return Asked(question, True)
+        question = replace(
+            self._fallback.make_empty_question(request.k), hidden=np.unique(np.concatenate(gone))
+        )
+        return PreparedQuestion(question, True)
 
-    def _shown(self, asked: Asked, answer: Answer, explain: bool) -> list[Scored]:
+    def _list_scored(self, asked: PreparedQuestion, answer: Answer, explain: bool) -> list[Scored]:
         """Convert an answer to rows of the response."""
         items = self.features.items
         titles = items.titles(answer.item) if explain else [None] * len(answer.item)
         rows = []
         for place, item in enumerate(items.ids(answer.item)):
-            row = Scored(item=item, score=_finite(answer.score[place]), title=titles[place])
+            row = Scored(item=item, score=_to_finite(answer.score[place]), title=titles[place])
             if answer.own is not None and answer.vote is not None:
-                row.own, row.vote = _finite(answer.own[place]), _finite(answer.vote[place])
+                row.own, row.vote = _to_finite(answer.own[place]), _to_finite(answer.vote[place])
             rows.append(row)
         return rows
 
 
-def _who(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
+def _get_user(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
     return (None if request.user is None else str(request.user)), request.history
 
 
-def _finite(value: np.floating) -> float | None:
+def _to_finite(value: np.floating) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def refused_status(error: Refused) -> int:
+def get_refused_status(error: Refused) -> int:
     """Return the HTTP status of a refusal."""
     return 422 if error.kind != "bad_request" else 400

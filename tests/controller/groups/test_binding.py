@@ -70,7 +70,7 @@ def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_soon_and_n
     taken,
 ):
     from nonet.controller.groups import binding as placement
-    from nonet.controller.groups.binding import Binding, plan_live
+    from nonet.controller.groups.binding import GroupBinding, plan_live
     from nonet.deadlines import Deadlines
 
     assert placement.NO_ROOM_S + placement._SETTLE_S < 2, "what it waits for by itself"
@@ -78,7 +78,7 @@ def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_soon_and_n
     taken("quick-thief", 2.0)
     before = made_groups()
     with pytest.raises(PlacementError) as caught:
-        Binding(
+        GroupBinding(
             made, SPECS, deadlines=Deadlines(start=1e9)
         )  # it does not wait for Ray to give up, but for its word
     text = str(caught.value)
@@ -107,11 +107,11 @@ def test_actors_outside_placement_groups_are_holders_too(ray_local):
 
 
 def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
-    from nonet.controller.groups.binding import Binding, plan_live
+    from nonet.controller.groups.binding import GroupBinding, plan_live
     from nonet.workers.runtime.actors import GroupLifetime
 
     made = plan_live(scenario(roles={"rollout": {"collocate": "trainer"}, "evaluator": {"fuse": "trainer"}}))
-    binding = Binding(made, SPECS, GroupLifetime(run="r1"))
+    binding = GroupBinding(made, SPECS, GroupLifetime(run="r1"))
     try:
         assert made_groups() == ["r1: trainer"]
         nodes = {
@@ -126,11 +126,11 @@ def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
 
 
 def test_a_re_plan_that_finds_its_room_taken_is_refused_and_leaves_no_group_of_the_run(taken):
-    from nonet.controller.groups.binding import Binding, plan_live
+    from nonet.controller.groups.binding import GroupBinding, plan_live
 
     wide = {"epochs": 1, "roles": {"trainer": {"workers": 14}}}
     made = plan_live(scenario(stages={"pretrain": {"epochs": 1}, "finetune": wide}))
-    binding = Binding(made, SPECS, stage="pretrain")
+    binding = GroupBinding(made, SPECS, stage="pretrain")
     assert [len(hosts.wait_until_ready()) for hosts in binding.hosts.values()] == [1, 1]
     taken("quick-thief", 2.0)
     (change,) = made.changes
@@ -145,11 +145,11 @@ def test_a_re_plan_that_finds_its_room_taken_is_refused_and_leaves_no_group_of_t
 
 @pytest.mark.slow
 def test_a_re_plan_ends_and_starts_what_changes_and_leaves_the_rest_where_it_is(taken):
-    from nonet.controller.groups.binding import Binding, plan_live
+    from nonet.controller.groups.binding import GroupBinding, plan_live
 
     own = {"epochs": 1, "roles": {"rollout": {"workers": 2}}}
     made = plan_live(scenario(stages={"pretrain": {"epochs": 1}, "finetune": own, "last": {"epochs": 1}}))
-    binding = Binding(made, SPECS, stage="pretrain")
+    binding = GroupBinding(made, SPECS, stage="pretrain")
     hosts = binding.hosts
     try:
         before = {name: [found["pid"] for found in each.wait_until_ready()] for name, each in hosts.items()}

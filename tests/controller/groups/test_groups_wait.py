@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from views import RL, gpu_nodes, scenario
 
-from nonet.controller.groups import Prompts
+from nonet.controller.groups import PromptRequest
 from nonet.controller.groups import run_groups as run_groups_module
 from nonet.controller.plan.planner import plan
 from nonet.controller.record.run_folder import RunFolder
@@ -58,7 +58,7 @@ def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch)
         request.chunk
     )
     monkeypatch.setattr(run_groups.rollout, "ensure_on_device", lambda stage: None)
-    run_groups.rollout.generate(Prompts("rl", 0, users=np.empty(0, int), positions=np.empty(0, int)))
+    run_groups.rollout.generate(PromptRequest("rl", 0, users=np.empty(0, int), positions=np.empty(0, int)))
     assert told == [chunk]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nonet.controller.groups.handles import Prompts, RolloutHandle
+from nonet.controller.groups.handles import PromptRequest, RolloutHandle
 from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
@@ -105,5 +105,5 @@ def test_beams_are_as_wide_as_their_stage_says():
     group = SimpleNamespace(generate=lambda users, positions, request: told.append(request.width))
     rollout = RolloutHandle(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
     for stage in ("again", "rl"):
-        rollout.generate(Prompts(stage, 0, 0, np.arange(2), np.arange(2)))
+        rollout.generate(PromptRequest(stage, 0, 0, np.arange(2), np.arange(2)))
     assert told == [9, 4]

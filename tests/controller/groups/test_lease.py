@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.groups import lifetimes as life
-from nonet.controller.groups.lifetimes import Heartbeat, Lease, keep_alive, orphan_timeout_s
+from nonet.controller.groups.lifetimes import Heartbeat, Lease, keep_alive, read_orphan_timeout_s
 from nonet.errors import ConfigError
 
 WAIT_S = 30.0  # far more than any machine needs
@@ -46,10 +46,10 @@ def test_a_pulse_beats_on_after_an_error_and_stops_when_told():
         if thread.name == "heartbeat":
             thread.join(WAIT_S)
     after = len(beats)
-    assert heartbeat.warning() == (
+    assert heartbeat.pop_warning() == (
         f"warning: {after} failed heartbeats: RuntimeError: a worker did not answer ({after})"
     )
-    assert heartbeat.warning() == "", "told once"
+    assert heartbeat.pop_warning() == "", "told once"
     assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
     assert len(beats) == after
 
@@ -66,7 +66,7 @@ def test_workers_that_did_not_answer_are_counted_by_name():
     heartbeat = keep_alive({"trainer": SimpleNamespace(send_heartbeats=beat)}, 0.006)
     assert enough.wait(WAIT_S)
     heartbeat.stop()
-    said = heartbeat.warning()
+    said = heartbeat.pop_warning()
     assert said == "warning: 3 failed heartbeats: trainer-0 did not answer (2), rollout-1 did not answer (1)"
 
 
@@ -74,8 +74,8 @@ def test_workers_that_did_not_answer_are_counted_by_name():
 def test_silence_is_a_number_of_seconds_above_0(monkeypatch, text):
     monkeypatch.setenv("NONET_ORPHAN_TIMEOUT_S", text)
     with pytest.raises(ConfigError, match="not a number of seconds above 0"):
-        orphan_timeout_s()
+        read_orphan_timeout_s()
     monkeypatch.setenv("NONET_ORPHAN_TIMEOUT_S", "7.5")
-    assert orphan_timeout_s() == 7.5
+    assert read_orphan_timeout_s() == 7.5
     monkeypatch.delenv("NONET_ORPHAN_TIMEOUT_S")
-    assert orphan_timeout_s() == 60.0
+    assert read_orphan_timeout_s() == 60.0

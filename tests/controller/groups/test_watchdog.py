@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nonet.controller.groups.watchdog import Watchdog, verdict
+from nonet.controller.groups.watchdog import Watchdog, describe_hang
 from nonet.workers.activity import WorkerActivity, describe_activity, is_peer_timeout
 
 
@@ -104,7 +104,7 @@ SERVES = WorkerActivity(
 
 
 def test_who_hangs_is_named_first_and_who_waits_for_it_after():
-    told = verdict([WAITS, HANGS], [SERVES])
+    told = describe_hang([WAITS, HANGS], [SERVES])
     first, *rest = told.split("; ")
     assert first == (
         "trainer-1@b is in trainer.train for 130 s at workers/roles/trainer.py:310 _lease and waits for nobody: "
@@ -118,17 +118,17 @@ def test_a_shard_that_hangs_is_named_though_the_trainer_is_late():
     shard = WorkerActivity(
         "embedding-0@c", "embedding.serve", 131.0, "embedding/training/sharded_tables.py:310 _lookup"
     )
-    assert verdict([WAITS], [shard]).startswith("embedding-0@c is in embedding.serve")
+    assert describe_hang([WAITS], [shard]).startswith("embedding-0@c is in embedding.serve")
 
 
 def test_where_all_ranks_of_a_group_gave_up_the_one_they_waited_for_is_named():
     shard = WorkerActivity(
         "embedding-0@c", "embedding.serve", 131.0, "embedding/training/sharded_tables.py:310 _lookup"
     )
-    assert verdict([], [WorkerActivity("trainer-0@a"), shard]).startswith(
+    assert describe_hang([], [WorkerActivity("trainer-0@a"), shard]).startswith(
         "embedding-0@c is in embedding.serve"
     )
-    assert verdict([], [WorkerActivity("trainer-0@a")]) == "nobody seems to hang now"
+    assert describe_hang([], [WorkerActivity("trainer-0@a")]) == "nobody seems to hang now"
 
 
 def test_a_collective_that_gave_up_is_told_from_other_errors():
@@ -147,7 +147,7 @@ def test_a_collective_that_gave_up_is_told_from_other_errors():
 
 
 def test_a_rank_that_does_not_even_answer_is_named():
-    told = verdict([WAITS, WorkerActivity("trainer-1", silent=True)])
+    told = describe_hang([WAITS, WorkerActivity("trainer-1", silent=True)])
     assert told.startswith("trainer-1 does not even answer")
     assert "trainer-0@a is in trainer.train" in told
 
@@ -156,10 +156,10 @@ def test_a_late_rank_that_is_idle_is_said_to_be_and_busy_strangers_are_not_blame
     stranger = WorkerActivity(
         "embedding-0@c", "embedding.save", 3.0, "embedding/storage/checkpoint.py:9 save"
     )
-    assert verdict([WorkerActivity("rollout-0@a")], [stranger]) == (
+    assert describe_hang([WorkerActivity("rollout-0@a")], [stranger]) == (
         "rollout-0@a is idle: the call, or what it is to work on, has not reached it"
     )
-    assert "waits for other ranks, all of them" in verdict([WAITS, SERVES])
+    assert "waits for other ranks, all of them" in describe_hang([WAITS, SERVES])
 
 
 def test_ranks_that_train_together_are_looked_at_together_and_their_stacks_are_kept(tmp_path):
@@ -170,11 +170,11 @@ def test_ranks_that_train_together_are_looked_at_together_and_their_stacks_are_k
     shards = group("embedding", SERVES, roles=["embedding"])
     reward = group("rl.reward.hit", HANGS, roles=["rl.reward.hit"])
     watchdog = Watchdog(tmp_path, {each.name: each for each in (trainer, shards, reward)})  # type: ignore[misc]
-    told = watchdog.tell(trainer, [0, 1])  # type: ignore[arg-type]
+    told = watchdog.describe_late(trainer, [0, 1])  # type: ignore[arg-type]
     assert told.startswith("trainer-1@b is in")
     assert "embedding-0@c" in told
     (stacks,) = tmp_path.glob("stacks-*.txt")
     assert str(stacks) in told
     text = stacks.read_text()
     assert all(f"# {who} is in" in text for who in ("trainer-1@b", "trainer-0@a", "embedding-0@c"))
-    assert "embedding" not in watchdog.tell(reward, [0])  # type: ignore[arg-type]
+    assert "embedding" not in watchdog.describe_late(reward, [0])  # type: ignore[arg-type]

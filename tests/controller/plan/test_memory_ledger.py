@@ -10,7 +10,7 @@ from nonet.controller.plan.planner import plan
 from nonet.controller.plan.resolved import hot_row_bytes, model_size, resolve_run, shard_bytes
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
-from nonet.models.sid_decoder.spec import sid_decoder_parameters
+from nonet.models.sid_decoder.spec import count_parameters
 
 GB = 10**9
 QWEN = {"use": "hf", "path": "s3://models/Qwen3-0.6B", "precision": "bf16"}
@@ -41,7 +41,7 @@ def test_parameters_are_those_of_the_real_module():
     ):
         config = {"use": "sid_decoder", "width": width, "layers": layers, "heads": 2, **options}
         model = build_model(config, codes, features, 7)
-        assert sum(p.numel() for p in model.parameters()) == sid_decoder_parameters(
+        assert sum(p.numel() for p in model.parameters()) == count_parameters(
             codes, features, width, layers, heads=2, **options
         )
 
@@ -52,7 +52,7 @@ def test_a_plan_knows_the_size_of_the_model_that_the_scenario_asks_for():
         for options in ({}, {"depth": "attention"}, {"block": "hstu"})
     )
     assert depth.parameters > plain.parameters > hstu.parameters
-    assert depth.activation_bytes(100) > plain.activation_bytes(100)
+    assert depth.estimate_activation_bytes(100) > plain.estimate_activation_bytes(100)
 
 
 def test_collocated_groups_that_fit_stay_resident():

@@ -16,7 +16,7 @@ STAGE = StageSetup(name="pretrain", first=0, steps=100, users=1, lr={"peak": 1e-
 
 
 def commit(commits: CommitLog, done: int) -> None:
-    commits.applied(STAGE, done - 1)
+    commits.note_applied(STAGE, done - 1)
     aside = commits.begin(STAGE, done, 0, {}, {"trainer": 1})
     (aside / "model.bin").write_bytes(b"x" * 10)
     commits.finish(written(aside))
@@ -47,7 +47,7 @@ def test_after_a_resume_the_count_goes_on_where_the_commit_stood(run):
     commits = CommitLog(run, "s", 9)
     for done in (1, 2):
         commit(commits, done)
-    commits.applied(STAGE, 2)
+    commits.note_applied(STAGE, 2)
     commits.close()
     commits = CommitLog(run, "s", 9)
     commits.forget_after(commits.find()[1], ["pretrain"])
@@ -66,10 +66,10 @@ def test_a_resume_reads_the_files_of_the_newest_commit_once(run, monkeypatch):
     read, real = [], hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda *args: (read.append(args), real(*args))[1])
     for _ in range(3):
-        assert Checkpoints(run.checkpoints).newest()[1].step == 1
+        assert Checkpoints(run.checkpoints).find_newest()[1].step == 1
     assert len(read) == 1
     (run.checkpoints / "step-000001" / "model.bin").write_bytes(b"y" * 10)
-    assert Checkpoints(run.checkpoints).newest() is None, "a file that changed is read again"
+    assert Checkpoints(run.checkpoints).find_newest() is None, "a file that changed is read again"
 
 
 def test_a_file_that_is_too_young_to_tell_is_read_every_time(run, monkeypatch):
@@ -77,6 +77,6 @@ def test_a_file_that_is_too_young_to_tell_is_read_every_time(run, monkeypatch):
     commit(commits, 1)
     commits.close()
     monkeypatch.setattr(checkpoint, "_SETTLED_S", 1e9)
-    assert Checkpoints(run.checkpoints).newest() is not None
+    assert Checkpoints(run.checkpoints).find_newest() is not None
     (run.checkpoints / "step-000001" / "model.bin").write_bytes(b"y" * 10)
-    assert Checkpoints(run.checkpoints).newest() is None
+    assert Checkpoints(run.checkpoints).find_newest() is None

@@ -8,7 +8,7 @@ from participant import written
 from nonet.controller.record.commits import CommitLog
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.record.validations import Validations
+from nonet.controller.record.validations import ValidationRecord
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles.settings import StageSetup
 
@@ -50,7 +50,7 @@ def told(run):
 def test_a_commit_says_where_in_the_run_it_is(run):
     past = history(run)
     for step in range(3):
-        past.applied(PRETRAIN, step)
+        past.note_applied(PRETRAIN, step)
     assert past.open_step == (PRETRAIN, 2)
     commit(past, PRETRAIN, 3)
     assert past.open_step is None
@@ -73,7 +73,7 @@ def test_a_commit_says_where_in_the_run_it_is(run):
 def test_a_resume_drops_commits_results_and_records_that_came_later(run):
     past = history(run)
     for step in range(6):
-        past.applied(PRETRAIN, step)
+        past.note_applied(PRETRAIN, step)
     commit(past, PRETRAIN, 3)
     commit(past, PRETRAIN, 6)
     commit(past, RL, 2)
@@ -93,7 +93,7 @@ def test_a_resume_drops_commits_results_and_records_that_came_later(run):
         "pretrain.npz",
     ]
     assert told(run) == [0, 1, 2, 3, 4, 5, 3]  # the commit's own record is written after it
-    again.applied(RL, 0)
+    again.note_applied(RL, 0)
     assert told(run)[-1] == 6
     again.close()
 
@@ -154,7 +154,7 @@ def test_a_commit_that_is_chosen_later_ends_its_stage_and_later_ones_go(run):
     assert not past.find()[1].last
     path, manifest = past.end(PRETRAIN, 4)
     assert (manifest.step, manifest.last) == (4, True)
-    assert past.end_of("pretrain") == history(run).end_of("pretrain") == path
+    assert past.find_stage_end("pretrain") == history(run).find_stage_end("pretrain") == path
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-000002", "step-000004"]
     assert history(run).find()[1] == manifest, "its files are whole as before"
 
@@ -174,21 +174,21 @@ def test_a_resume_forgets_validations_that_came_after_its_commit(run):
     past = history(run)
     commit(past, PRETRAIN, 3)
     for stage, steps in (("pretrain", (2, 3, 4)), ("rl", (1,))):
-        kept = Validations(run, stage)
+        kept = ValidationRecord(run, stage)
         for step in steps:
             kept.add(step, {"metrics": {}, "nats": None, "events": 1})
         kept.close(best=2)
     past.forget_after(past.find()[1], STAGES)
-    assert [entry["step"] for entry in Validations(run, "pretrain").history] == [2, 3]
-    assert Validations(run, "pretrain").end is None
-    assert Validations(run, "rl").history == []
+    assert [entry["step"] for entry in ValidationRecord(run, "pretrain").history] == [2, 3]
+    assert ValidationRecord(run, "pretrain").end is None
+    assert ValidationRecord(run, "rl").history == []
 
 
 def test_validations_of_a_stage_that_is_over_stay(run):
     past = history(run)
     commit(past, PRETRAIN, 6)
-    kept = Validations(run, "pretrain")
+    kept = ValidationRecord(run, "pretrain")
     kept.add(6, {"metrics": {}, "nats": None, "events": 1})
     kept.close(best=6)
     past.forget_after(past.find()[1], STAGES)
-    assert Validations(run, "pretrain").end == {"best": 6}
+    assert ValidationRecord(run, "pretrain").end == {"best": 6}

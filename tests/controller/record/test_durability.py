@@ -47,7 +47,7 @@ def losses(tmp_path, monkeypatch):
 
 def commit(disk, step: int, version: int = 0) -> None:
     checkpoints = Checkpoints(disk.root / "checkpoints")
-    aside = checkpoints.aside(step)
+    aside = checkpoints.create_staging_dir(step)
     for name in ("model", "dense/optimizer", "sparse/item/0-0.seg"):
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_bytes(name.encode() * step)
@@ -58,13 +58,13 @@ def commit(disk, step: int, version: int = 0) -> None:
 
 def newest(folder) -> int:
     """Return the step of the newest complete checkpoint, -1 without any."""
-    found = Checkpoints(folder / "checkpoints").newest()
+    found = Checkpoints(folder / "checkpoints").find_newest()
     return found[1].step if found else -1
 
 
 def version_of(folder) -> int:
     """Return the version of the newest complete checkpoint, -1 without any."""
-    found = Checkpoints(folder / "checkpoints").newest()
+    found = Checkpoints(folder / "checkpoints").find_newest()
     return found[1].version if found else -1
 
 

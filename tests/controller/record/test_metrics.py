@@ -27,7 +27,7 @@ def record(tmp_path, monkeypatch):
         recorder.begin("pretrain", 10, done)
         for step, loss in losses.items():
             monkeypatch.setattr("time.time", lambda at=100.0 * step: at)
-            recorder.step("pretrain", step, {"loss": loss})
+            recorder.record_step("pretrain", step, {"loss": loss})
         return recorder
 
     return recorded

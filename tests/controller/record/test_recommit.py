@@ -18,7 +18,7 @@ class Killed(BaseException):
 
 
 def save(checkpoints: Checkpoints, step: int, content: bytes):
-    aside = checkpoints.aside(step)
+    aside = checkpoints.create_staging_dir(step)
     (aside / "dense").mkdir()
     (aside / "dense" / "model.bin").write_bytes(content)
     manifest = Manifest("run", step, "pretrain", step, False, 0, "s", {}, {"trainer": 1}, 0)
@@ -59,12 +59,12 @@ def test_a_commit_killed_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkey
         aside, manifest, files = save(checkpoints, 3, b"new")
         if not killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest, files)):  # noqa: B023
             break
-        found = Checkpoints(root).newest()
+        found = Checkpoints(root).find_newest()
         assert found is not None, f"killed at call {nth // 2} the run has no commit"
         seen.add((found[0] / "dense" / "model.bin").read_bytes())
-        assert Checkpoints(root).newest()[1].step == 3
+        assert Checkpoints(root).find_newest()[1].step == 3
         Checkpoints(root).prune(1)
-        assert Checkpoints(root).newest() is not None, (
+        assert Checkpoints(root).find_newest() is not None, (
             f"killed at call {nth // 2} prune removes the only commit"
         )
         shutil.rmtree(root)
@@ -80,18 +80,18 @@ def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, mo
     checkpoints.commit(*save(checkpoints, 3, b"old"))
     aside, manifest, files = save(checkpoints, 3, b"new")
     nth = 0
-    while checkpoints.newest()[0].name == "step-000003":
+    while checkpoints.find_newest()[0].name == "step-000003":
         assert killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest, files))
         nth += 1
-    path, found = checkpoints.newest()
+    path, found = checkpoints.find_newest()
     assert path.name.startswith("step-000003.old-")
     assert (path / "dense" / "model.bin").read_bytes() == b"old"
     assert found.step == 3
     checkpoints.drop_after(3)
-    assert checkpoints.newest()[0] == path, "it is of the step to go on from"
+    assert checkpoints.find_newest()[0] == path, "it is of the step to go on from"
     checkpoints.commit(*save(checkpoints, 3, b"again"))
     assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-000002", "step-000003"]
-    assert (checkpoints.newest()[0] / "dense" / "model.bin").read_bytes() == b"again"
+    assert (checkpoints.find_newest()[0] / "dense" / "model.bin").read_bytes() == b"again"
 
 
 def test_what_was_put_aside_and_has_no_successor_counts_when_pruning(tmp_path):

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from nonet.controller.record.run_folder import claim, find_run, list_runs, new_run
+from nonet.controller.record.run_folder import create_run, find_run, list_runs, lock_run
 from nonet.controller.scenario import yaml
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session.session import Session
@@ -36,7 +36,7 @@ def test_unknown_and_ambiguous_runs_list_what_there_is(two_runs):
 def test_ids_carry_name_time_and_chance(two_runs):
     import re
 
-    assert re.fullmatch(r"quickstart-\d{8}-\d{6}-[0-9a-f]{4}", new_run("quickstart").id)
+    assert re.fullmatch(r"quickstart-\d{8}-\d{6}-[0-9a-f]{4}", create_run("quickstart").id)
 
 
 def test_a_new_run_takes_no_folder_that_holds_something(tmp_path):
@@ -45,48 +45,48 @@ def test_a_new_run_takes_no_folder_that_holds_something(tmp_path):
     (tmp_path / "file").touch()
     for name, said in (("photos", "is not empty and holds no run"), ("file", "is a file")):
         with pytest.raises(ConfigError, match=said):
-            new_run("x", tmp_path / name)
+            create_run("x", tmp_path / name)
     (tmp_path / "empty").mkdir()
-    assert new_run("x", tmp_path / "empty").id == "empty"
+    assert create_run("x", tmp_path / "empty").id == "empty"
 
 
 def test_a_run_that_has_commits_or_is_finished_is_not_begun_again(tmp_path):
     run = tmp_path / "aa-1"
     run.mkdir()
     (run / "scenario.yaml").write_text("name: x")
-    assert new_run("x", run).id == "aa-1", "it never got to a commit"
+    assert create_run("x", run).id == "aa-1", "it never got to a commit"
     (run / "checkpoints" / "step-000003").mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds a run with commits; go on with `nonet resume"):
-        new_run("x", run)
+        create_run("x", run)
     (run / "report.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run"):
-        new_run("x", run)
+        create_run("x", run)
 
 
 def test_a_folder_is_held_by_one_run_at_a_time(tmp_path):
-    run = new_run("x", tmp_path / "aa-1")
-    held = claim(run)
+    run = create_run("x", tmp_path / "aa-1")
+    held = lock_run(run)
     with pytest.raises(ConfigError, match="is being run by another process"):
-        claim(run)
+        lock_run(run)
     with pytest.raises(ConfigError, match="is being run by another process"), Session("quickstart", run=run):
         pass
     assert not run.scenario.exists(), "a loop of one's own waits for its turn too"
     held.close()
-    claim(new_run("x", tmp_path / "aa-1")).close()
+    lock_run(create_run("x", tmp_path / "aa-1")).close()
 
 
 def test_a_run_without_a_commit_begins_with_an_empty_journal(tmp_path):
-    run = new_run("x", tmp_path / "aa-1")
+    run = create_run("x", tmp_path / "aa-1")
     run.path.mkdir()
     for path in (run.journal, run.metrics):
         path.write_text("{}")
-    run.begin_anew()
+    run.clear_records()
     assert not run.journal.exists()
     assert not run.metrics.exists()
 
 
 def test_a_folder_that_another_scenario_began_is_refused(tmp_path):
-    run = new_run("x", tmp_path / "aa-1")
+    run = create_run("x", tmp_path / "aa-1")
     scenario, folder = load_scenario("quickstart")
     write_run(scenario, folder, run)
     assert write_run(scenario, folder, run)
@@ -95,7 +95,7 @@ def test_a_folder_that_another_scenario_began_is_refused(tmp_path):
 
 
 def test_a_run_goes_on_with_other_deadlines_and_its_document_stays(tmp_path):
-    run = new_run("x", tmp_path / "aa-1")
+    run = create_run("x", tmp_path / "aa-1")
     before = write_run(*load_scenario("quickstart"), run)
     longer, folder = load_scenario("quickstart", ["deadlines.step=10min"])
     assert write_run(longer, folder, run) == before
@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_other_deadlines_and_its_document_stays(tmp_path):
 
 
 def test_a_run_of_a_version_with_fewer_keys_is_gone_on_with(tmp_path):
-    run = new_run("x", tmp_path / "aa-1")
+    run = create_run("x", tmp_path / "aa-1")
     scenario, folder = load_scenario("quickstart")
     write_run(scenario, folder, run)
     old = {

@@ -9,7 +9,7 @@ from nonet.controller.cluster.view import ClusterView
 from nonet.controller.plan.planner import plan
 from nonet.controller.record import shared_folder
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.record.shared_folder import check_reached, check_shared, leave_token
+from nonet.controller.record.shared_folder import check_reached, check_shared, write_token
 from nonet.errors import PlacementError
 from nonet.workers.reach import explain_unreachable
 
@@ -79,7 +79,7 @@ def test_a_plan_over_several_nodes_says_that_they_must_share_the_run_s_folder():
 
 
 def test_a_controller_that_sees_another_folder_than_its_driver_says_so(run, tmp_path):
-    token = leave_token(run)
+    token = write_token(run)
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(
         PlacementError, match=r"the controller, on n7, sees another folder there.*--run-dir or NONET_RUNS"

@@ -13,13 +13,13 @@ from nonet.controller.scenario import document, load_scenario, make_scenario, ya
 from nonet.controller.scenario.settings import data_warnings, rule
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import PluginFiles
-from nonet.samples.profiles import ItemColumn, measure, read_profile
+from nonet.samples.profiles import ItemColumn, measure_profile, read_profile
 
 
 def profile(users: int, each: int, items: int, columns: tuple[ItemColumn, ...] = ()):
     """Users with `each` events, a minute apart, going round the items."""
     offsets = np.arange(users + 1) * each
-    return measure(
+    return measure_profile(
         offsets,
         np.arange(users * each) % items,
         np.tile(np.arange(each), users) * 60 + 1000,
@@ -265,7 +265,7 @@ LAST = {"use": "leave_last_out", "test": 1, "valid": 1}
 
 def test_ties_and_leaks_are_told_with_their_numbers():
     offsets = np.arange(301) * 4
-    tied = measure(offsets, np.arange(1200) % 50, np.tile([0, 86400, 172800, 172800], 300), 50)
+    tied = measure_profile(offsets, np.arange(1200) % 50, np.tile([0, 86400, 172800, 172800], 300), 50)
     said = list(data_warnings(tied, LAST, {"item": 32}))
     assert any("33% of neighbouring events" in line for line in said)
     assert any(
@@ -282,7 +282,7 @@ def test_users_too_short_and_too_few_are_told():
     lengths = np.array([1] * 900 + [5] * 100)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     time = np.arange(offsets[-1]) * 60
-    said = list(data_warnings(measure(offsets, np.arange(offsets[-1]) % 50, time, 50), LAST, {}))
+    said = list(data_warnings(measure_profile(offsets, np.arange(offsets[-1]) % 50, time, 50), LAST, {}))
     assert any("900 of 1,000 users have under 3 events" in line for line in said)
     assert any("100 users are tested" in line for line in said)
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.record.validations import Validations, selection_text
+from nonet.controller.record.validations import ValidationRecord, describe_selection
 from nonet.controller.scenario.replaceable import RewardOptions
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.scenario.validation import ValidationRule, check_validation, validation_rule
-from nonet.controller.session.objectives import Objectives
+from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.errors import ConfigError
 
@@ -32,7 +32,7 @@ class Answer:
 
 def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None, compare=None):
     """Validate a stage of 40 steps with these metrics and rewards, and record how its start was evaluated."""
-    kept = Validations(RunFolder(tmp_path), "rl")
+    kept = ValidationRecord(RunFolder(tmp_path), "rl")
     answers = {"start": before} | {f"step-{step}": value for step, value in metrics.items()}
     asked = []
 
@@ -46,7 +46,7 @@ def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None, c
     )
     validation.begin(tmp_path / "start")
     for step, reward in rewards.items():
-        kept.rewarded(step, reward, (missing or {}).get(step, 0.0))
+        kept.add_rewards(step, reward, (missing or {}).get(step, 0.0))
     validation.settle(40)
     return validation, asked
 
@@ -54,7 +54,7 @@ def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None, c
 def test_the_highest_reward_among_steps_that_keep_the_metric_goes_on(tmp_path):
     metrics = {10: 0.101, 20: 0.0985, 30: 0.0979, 40: 0.05}
     validation, asked = judged(tmp_path, metrics, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.9})
-    assert validation.best()["step"] == 20
+    assert validation.find_best()["step"] == 20
     assert [Path(folder).name for folder in asked] == ["start", "step-10", "step-20", "step-30", "step-40"]
 
 
@@ -62,24 +62,26 @@ def test_where_no_step_keeps_the_metric_the_one_that_ranks_best_goes_on(tmp_path
     validation, _ = judged(
         tmp_path, {10: 0.08, 20: 0.09, 30: 0.07, 40: 0.06}, {10: 0.2, 20: 0.1, 30: 0.9, 40: 1.0}
     )
-    assert validation.best()["step"] == 20
+    assert validation.find_best()["step"] == 20
 
 
 def test_a_metric_that_is_better_when_low_may_rise_as_far(tmp_path):
     rule = ValidationRule("ndcg@10", lower=True, reward=True, least=0.98, apart=10)
     metrics = {10: 0.1, 20: 0.102, 30: 0.103, 40: 0.2}
     validation, _ = judged(tmp_path, metrics, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.9}, rule=rule)
-    assert validation.best()["step"] == 20
+    assert validation.find_best()["step"] == 20
 
 
 def test_a_step_below_a_floor_goes_on_only_where_none_holds_it(tmp_path):
     metrics, rewards = {10: 0.1, 20: 0.1, 30: 0.1, 40: 0.09}, {10: 0.9, 20: 0.3, 30: 0.4, 40: 0.5}
     held, _ = judged(tmp_path / "a", metrics, rewards, missing={10: 0.1, 30: 0.001})
-    assert held.best()["step"] == 20, "and a metric that is lost counts more than a reward, less than a floor"
+    assert held.find_best()["step"] == 20, (
+        "and a metric that is lost counts more than a reward, less than a floor"
+    )
     missed, _ = judged(tmp_path / "b", metrics, rewards, missing={10: 0.1, 20: 0.05, 30: 0.001, 40: 0.02})
-    assert missed.best()["step"] == 30
+    assert missed.find_best()["step"] == 30
     metric_lost, _ = judged(tmp_path / "c", metrics, rewards, missing={10: 0.1, 20: 0.1, 30: 0.1})
-    assert metric_lost.best()["step"] == 40
+    assert metric_lost.find_best()["step"] == 40
 
 
 def test_the_last_step_goes_on_where_that_is_asked_for(tmp_path):
@@ -87,15 +89,15 @@ def test_the_last_step_goes_on_where_that_is_asked_for(tmp_path):
     validation, _ = judged(
         tmp_path, {10: 0.1, 20: 0.1, 30: 0.1, 40: 0.01}, {10: 0.9, 20: 0.3, 30: 0.4, 40: 0.1}, rule=rule
     )
-    assert validation.best()["step"] == 40
+    assert validation.find_best()["step"] == 40
 
 
 def test_a_resume_knows_start_and_rewards_up_to_its_commit_and_asks_no_start_again(tmp_path):
     metrics, rewards = {10: 0.101, 20: 0.1, 30: 0.1, 40: 0.1}, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.5}
-    assert judged(tmp_path, metrics, rewards)[0].best()["step"] == 40
-    kept = Validations(RunFolder(tmp_path), "rl")
+    assert judged(tmp_path, metrics, rewards)[0].find_best()["step"] == 40
+    kept = ValidationRecord(RunFolder(tmp_path), "rl")
     kept.cut(20)
-    again = Validations(RunFolder(tmp_path), "rl")
+    again = ValidationRecord(RunFolder(tmp_path), "rl")
     assert [entry["reward"] for entry in again.history] == [0.2, 0.3]
     assert {step: entry["reward"] for step, entry in again.rewards.items()} == {"10": 0.2, "20": 0.3}
     assert again.start["metrics"] == {"ndcg@10": 0.1}
@@ -178,7 +180,7 @@ def test_a_loss_that_is_not_significant_selects_the_step_and_names_guard_and_fal
     selected = validation.select()
     assert not selected.start
     found = {"best": 20, "ran": 40, "steps": 40, "metric": "ndcg@10", "guard": selected.guard}
-    text = selection_text("RL", found | {"history": validation.kept.history})
+    text = describe_selection("RL", found | {"history": validation.kept.history})
     assert text == (
         "RL: no step passed the guard, 98% of ndcg@10 of validation (0.1000 before the stage); by the fallback, the highest "
         "ndcg@10, step 20 of 40 was best (0.0900; its reward is 0.1000, the highest 1.0000 at step 40); its last 20 steps are "
@@ -224,14 +226,14 @@ def test_candidates_are_judged_by_the_rewards_and_weights_that_are_in_force_at_t
     parts = {10: {"hit": [0.3], "new": [0.1]}, 20: {"hit": [0.2], "new": [0.9]}, 30: {"hit": [0.9]}}
     kept = validation.kept
     for step, each in parts.items():
-        kept.rewarded(step, each["hit"][0], 0.0, each)
-    objectives = Objectives({"hit": RewardOptions(), "new": RewardOptions(weight=2.0)})
-    kept.rejudge(lambda each: (objectives.total(each, 39), 0.0))
+        kept.add_rewards(step, each["hit"][0], 0.0, each)
+    objectives = RewardObjectives({"hit": RewardOptions(), "new": RewardOptions(weight=2.0)})
+    kept.recompute_rewards(lambda each: (objectives.compute_total(each, 39), 0.0))
     assert [entry.get("reward") for entry in kept.history] == [0.5, 2.0, None, None]
-    assert validation.best()["step"] == 20  # step 30 was never scored by the reward attached since
+    assert validation.find_best()["step"] == 20  # step 30 was never scored by the reward attached since
     objectives.apply({"verb": "set", "name": "stages.rl.rewards.new.weight", "value": 0.0})
-    kept.rejudge(lambda each: (objectives.total(each, 39), 0.0))
-    assert validation.best()["step"] == 30
+    kept.recompute_rewards(lambda each: (objectives.compute_total(each, 39), 0.0))
+    assert validation.find_best()["step"] == 30
 
 
 def test_rewards_as_earlier_versions_kept_them_are_read(tmp_path):
@@ -239,5 +241,5 @@ def test_rewards_as_earlier_versions_kept_them_are_read(tmp_path):
     folder.write_json(
         "results/rl.validation.json", {"history": [], "end": None, "rewards": {"10": [0.2, 0.1], "20": 0.3}}
     )
-    rewards = Validations(folder, "rl").rewards
+    rewards = ValidationRecord(folder, "rl").rewards
     assert [(each["reward"], each["missing"]) for each in rewards.values()] == [(0.2, 0.1), (0.3, 0.0)]

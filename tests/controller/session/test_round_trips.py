@@ -7,7 +7,7 @@ from tests_ring import make_ring
 
 import nonet
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.stages._loops import reinforced
+from nonet.controller.stages._loops import run_reinforced
 from nonet.workers.runtime import future
 
 APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
@@ -69,7 +69,7 @@ def test_an_rl_step_waits_three_times(ray_local, tmp_path, monkeypatch):
         folder / "ring.yaml", changes=[APART, *SHORT], run=RunFolder(tmp_path / "run")
     ) as session:
         steps = Steps(Trips(ray_local, monkeypatch))
-        assert reinforced(session, "rl", steps, lambda: False)
+        assert run_reinforced(session, "rl", steps, lambda: False)
     assert len(steps.counts) == 6
     assert max(steps.counts[1:-1]) <= 3  # the first settles what the stage begins with, the last commits
     assert min(steps.counts) >= 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stand_ins import Group, Now, Trace
 
-from nonet.controller.groups.handles import EmbeddingHandle, Prompts, RolloutHandle, TrainerHandle
+from nonet.controller.groups.handles import EmbeddingHandle, PromptRequest, RolloutHandle, TrainerHandle
 from nonet.controller.groups.publishing import publish
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
@@ -347,7 +347,7 @@ def test_rows_move_only_to_shards_there_are(world):
 def test_prompts_are_cut_over_the_rollouts(world):
     users, positions = np.arange(5), np.arange(5) + 3
     world.rollout.version = 9
-    world.rollout.generate(Prompts("rl", 2, 0, users, positions))
+    world.rollout.generate(PromptRequest("rl", 2, 0, users, positions))
     (first, second, request), _ = world.call("rollout.generate")
     assert first.value is users
     assert second.value is positions

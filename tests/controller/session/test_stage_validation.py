@@ -142,7 +142,7 @@ class World:
 
     def end(self, stage: str = "pretrain") -> list[str]:
         """Return the weights that a stage ended with."""
-        return _weights(Checkpoints(self.run.checkpoints).end_of(stage))
+        return _weights(Checkpoints(self.run.checkpoints).find_stage_end(stage))
 
     def _validate(self, name: str, folder: str) -> Late:
         manifest = read_manifest(Path(folder))
@@ -213,7 +213,7 @@ def test_the_next_stage_counts_its_steps_on_from_the_best_commit(tmp_path):
     world.play("finetune")
     assert world.end("finetune") == [*steps(4), "finetune begins at 4", *(f"finetune {n}" for n in range(4))]
     assert world.commits["step-000008"]
-    assert Checkpoints(world.run.checkpoints).newest()[1].stage == "finetune"
+    assert Checkpoints(world.run.checkpoints).find_newest()[1].stage == "finetune"
 
 
 @pytest.mark.parametrize("delay", [1, 3, 1000])
@@ -288,13 +288,13 @@ def test_a_resume_from_an_earlier_commit_forgets_what_was_found_later(tmp_path):
 def test_the_best_commit_and_those_not_validated_yet_outlive_all_that_is_kept(tmp_path):
     seen = []
     world = World(tmp_path, delay=1000, stop="off")
-    applied = world.session.commits.applied
+    applied = world.session.commits.note_applied
 
     def noted(stage, step):
         seen.append((step + 1, {int(name[-6:]) for name in world.commits}))
         applied(stage, step)
 
-    world.session.commits.applied = noted
+    world.session.commits.note_applied = noted
     world.play()
     for step, there in seen:
         assert step < 7 or 4 in there, "the best one of the first two points"

@@ -84,7 +84,7 @@ def test_an_edited_original_does_not_reach_a_run_that_has_begun(beside, tmp_path
     (tmp_path / "a" / "own.py").write_text(REWARD.format(9))
     write_run(scenario, beside, run)
     assert scores(run, scenario) == [1.0]
-    run.begin_anew()
+    run.clear_records()
     write_run(scenario, beside, run)
     assert scores(run, scenario) == [9.0], "a start that never got to a commit begins with what is there now"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from nonet.controller.stages._overlap import overlapped
+from nonet.controller.stages._overlap import run_overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
 
 
@@ -38,7 +38,7 @@ def test_a_rollout_answers_the_next_group_while_its_last_one_is_scored():
         learned.append(answers)
         return done({})
 
-    (applied,) = overlapped(PromptGroups(2, 1, 0), 1, ask, train)
+    (applied,) = run_overlapped(PromptGroups(2, 1, 0), 1, ask, train)
     assert learned == [["answer 0", "answer 1"]]
     assert applied.groups == [(0, 0), (1, 0)]
 
@@ -53,5 +53,5 @@ def test_a_rollout_has_one_group_at_a_time():
         given[-1].set_result(None)
         return given[-1], done(number)
 
-    list(overlapped(PromptGroups(3, 2, 1), 1, ask, lambda step, groups, answers: done({})))
+    list(run_overlapped(PromptGroups(3, 2, 1), 1, ask, lambda step, groups, answers: done({})))
     assert sorted(asked) == [0, 1, 2, 3, 4, 5]

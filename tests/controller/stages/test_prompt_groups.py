@@ -32,16 +32,16 @@ def run(seed: int) -> PromptGroups:
             learning = clock + draw.lognormvariate(0, 1.0)
         if learning is not None and (not arrivals or learning <= arrivals[0][0]):
             clock, learning = learning, None
-            groups.applied()
+            groups.advance_step()
             if draw.random() < 0.05:  # a resume: all but what was trained is forgotten
                 groups = PromptGroups(batch, steps, staleness, step=groups.step, trained=trained)
             continue
         clock, _, number, version = heapq.heappop(arrivals)
         if number in groups.running and draw.random() < 0.05:
-            groups.lost(number)  # its worker died; the answer still comes, late
+            groups.cancel_group(number)  # its worker died; the answer still comes, late
             heapq.heappush(arrivals, (clock + draw.random(), tick, number, version))
             continue
-        groups.answered(number, version)
+        groups.accept_answer(number, version)
     assert sorted(trained) == list(range(batch * steps)), "lost or doubled"
     return groups
 
@@ -55,12 +55,12 @@ def test_in_a_thousand_random_schedules_nothing_is_lost_doubled_or_trained_stale
 def test_without_staleness_a_step_is_asked_trained_and_only_then_the_next_is_asked():
     groups = PromptGroups(2, 2, 0)
     assert [groups.ask(), groups.ask(), groups.ask()] == [0, 1, None]
-    assert groups.answered(1, 0) == "accepted"
+    assert groups.accept_answer(1, 0) == "accepted"
     assert (groups.ask(), groups.take()) == (None, None)
-    assert groups.answered(0, 0) == "accepted"
+    assert groups.accept_answer(0, 0) == "accepted"
     assert groups.take() == [(0, 0), (1, 0)]
     assert groups.ask() is None
-    groups.applied()
+    groups.advance_step()
     assert groups.ask() == 2
 
 
@@ -68,13 +68,13 @@ def test_a_group_that_was_overtaken_is_asked_again_under_the_newest_version():
     groups = PromptGroups(1, 4, 1)
     assert [groups.ask(), groups.ask()] == [0, 1]
     for number in (1, 2):  # group 0 is slow
-        assert groups.answered(number, groups.running[number]) == "accepted"
+        assert groups.accept_answer(number, groups.running[number]) == "accepted"
         groups.take()
-        groups.applied()
+        groups.advance_step()
         groups.ask()
-    assert groups.answered(0, 0) == "stale"
+    assert groups.accept_answer(0, 0) == "stale"
     assert groups.aborted == 1
-    assert groups.answered(3, groups.running[3]) == "accepted"
+    assert groups.accept_answer(3, groups.running[3]) == "accepted"
     assert groups.ask() == 0
     assert groups.running == {0: 2}
 
@@ -83,8 +83,8 @@ def test_a_group_that_was_overtaken_is_asked_again_under_the_newest_version():
 def test_the_first_fresh_answer_of_a_group_counts_and_the_second_is_dropped(version):
     groups = PromptGroups(2, 2, 1)
     assert groups.ask() == 0
-    groups.lost(0)
+    groups.cancel_group(0)
     assert groups.ask() == 0
-    assert groups.answered(0, version) == "accepted"
-    assert groups.answered(0, 0) == "dropped"
+    assert groups.accept_answer(0, version) == "accepted"
+    assert groups.accept_answer(0, 0) == "dropped"
     assert (groups.aborted, groups.dropped) == (1, 1)

@@ -6,7 +6,7 @@ import pytest
 from tests_ring import make_ring
 
 from nonet.controller.scenario import load_scenario
-from nonet.controller.stages._rerank import metric_of_lists
+from nonet.controller.stages._rerank import choose_list_metric
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ def test_lists_are_judged_by_a_metric_of_lists_whatever_chooses_checkpoints(tmp_
     changes = ["evaluate.metrics=[recall@5, coverage@5]"]
     changes += [f"checkpoint.keep.best={best}"] if best else []
     scenario, _ = load_scenario(make_ring(tmp_path) / "ring.yaml", changes)
-    assert metric_of_lists(scenario) == expected
+    assert choose_list_metric(scenario) == expected

@@ -11,11 +11,11 @@ from tests_ring import make_ring
 
 from nonet.controller.groups.handles import RolloutHandle
 from nonet.controller.groups.reward_handles import RewardHandles
-from nonet.controller.report import _rewards
+from nonet.controller.report import _compare_rewards
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import reward_options, run_setup, stage_setups
-from nonet.controller.stages._loops import probe_rewards, smoke_test_rewards
+from nonet.controller.stages._loops import probe_rewards, try_rewards
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.reward import RewardWorker
@@ -104,7 +104,7 @@ def test_the_report_says_how_many_of_how_many_prompts_rewards_were_compared_on(m
     session = session_of(made, "stages.rl.probe=7")
     for when in ("before", "after"):
         np.savez(tmp_path / f"rl.rewards.{when}.npz", **probe_rewards(session, "rl"))  # type: ignore[arg-type]
-    report = _rewards(SimpleNamespace(results=tmp_path), session.scenario)  # type: ignore[arg-type]
+    report = _compare_rewards(SimpleNamespace(results=tmp_path), session.scenario)  # type: ignore[arg-type]
     assert set(report["rewards"]) == {"hit", "own", "total"}
     of = len(made.rollout.heldout_prompts()[0])
     assert report["rewards_on"].startswith(f"7 prompts of {of}, drawn by the seed, of ")
@@ -112,5 +112,5 @@ def test_the_report_says_how_many_of_how_many_prompts_rewards_were_compared_on(m
 
 def test_a_rehearsal_asks_a_few_prompts(made):
     session = session_of(made)
-    smoke_test_rewards(session)  # type: ignore[arg-type]
+    try_rewards(session)  # type: ignore[arg-type]
     assert sizes(session) == [8]

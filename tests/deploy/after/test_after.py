@@ -11,12 +11,12 @@ from ring_world import Ring
 from run_folders import commit, folder_of
 
 from nonet.deploy.after import (
+    combine_seeds,
     compare_runs,
-    comparison_text,
     evaluate_run,
-    evaluation_text,
-    pool_seeds,
-    seeds_text,
+    format_comparison,
+    format_evaluation,
+    format_seeds,
 )
 from nonet.errors import ConfigError, DataError
 
@@ -51,10 +51,10 @@ def test_two_runs_are_compared_event_by_event(ring, events, tmp_path):
     for row in answer["metrics"].values():
         assert row["a"] == row["diff"] == row["low"] == 1.0
         assert row["b"] == 0.0
-    assert "better in" in comparison_text(answer)
+    assert "better in" in format_comparison(answer)
     same = compare_runs(str(a.path), str(b.path), stage_b="popularity")
     assert all(row["diff"] == 0 for row in same["metrics"].values())
-    assert "No difference" in comparison_text(same)
+    assert "No difference" in format_comparison(same)
 
 
 def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_path_factory):
@@ -78,7 +78,7 @@ def test_a_run_is_evaluated_again_with_other_metrics(run):
     answer = evaluate_run(str(run.path), metrics=["recall@3", "mrr@5"])
     assert set(answer["subjects"]) == {"popularity", "transition_counter", "pretrain"}
     assert all(set(values) == {"recall@3", "mrr@5"} for values in answer["subjects"].values())
-    assert "transition_counter" in evaluation_text(answer)
+    assert "transition_counter" in format_evaluation(answer)
     with pytest.raises(ConfigError, match="unknown metric 'hits@3'"):
         evaluate_run(str(run.path), metrics=["hits@3"])
 
@@ -112,13 +112,13 @@ def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tm
         return True
 
     tmp_path /= "many"
-    pooled = pool_seeds([7, 8], tmp_path, start)
+    pooled = combine_seeds([7, 8], tmp_path, start)
     metric = next(iter(pooled["subjects"]["pretrain"]))
     assert pooled["subjects"]["pretrain"][metric]["values"] == [1.0, 0.0]
     assert pooled["paired"]["pretrain-popularity"][metric]["diff"] == 0.5
-    pool_seeds([7, 8, 9], tmp_path, start)
+    combine_seeds([7, 8, 9], tmp_path, start)
     assert started == [7, 8, 9]
     assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [7, 8, 9]
-    assert "3 seeds (7, 8, 9)" in seeds_text(json.loads((tmp_path / "seeds.json").read_text()))
+    assert "3 seeds (7, 8, 9)" in format_seeds(json.loads((tmp_path / "seeds.json").read_text()))
     with pytest.raises(ConfigError, match="--seeds must be different numbers"):
-        pool_seeds([7, 7], tmp_path, start)
+        combine_seeds([7, 7], tmp_path, start)

@@ -47,7 +47,7 @@ def test_new_items_stand_behind_and_old_ones_keep_places_and_ids(run, tmp_path):
     leaf = np.asarray(after.trie.leaf_of_item)
     assert np.flatnonzero(leaf < 0).tolist() == [3]
     assert after.trie.version == made["version"] != before.trie.version
-    assert after.seq.keys_of_items(np.arange(40)).tolist() == before.seq.keys_of_items(np.arange(40)).tolist()
+    assert after.seq.get_item_keys(np.arange(40)).tolist() == before.seq.get_item_keys(np.arange(40)).tolist()
 
 
 def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tmp_path):
@@ -56,7 +56,7 @@ def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tm
     corpus = world.run.corpus(run.artifacts())
     asked = load_recommender(world.run, corpus, Path(folder))
     users, positions = np.arange(4), np.full(4, 10)
-    beams = asked.beams(asked.batch(users, positions), 42, users, positions)
+    beams = asked.generate_beams(asked.batch(users, positions), 42, users, positions)
     item = beams.item.numpy()
     assert not (item == 3).any()
     assert ((item == 40).any(1) & (item == 41).any(1)).all()

@@ -7,7 +7,7 @@ import pytest
 from ring_world import Ring
 from run_folders import commit, folder_of
 
-from nonet.deploy.after.recommend import columns, recommend_for
+from nonet.deploy.after.recommend import format_columns, recommend_for
 from nonet.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ def test_the_order_is_that_of_popularity_for_the_popular(run):
 
 def test_the_answer_is_a_table_of_text(run):
     folder, _, _ = run
-    text = columns(recommend_for(str(folder.path), ["item b1", "item c2"], None, 3))
+    text = format_columns(recommend_for(str(folder.path), ["item b1", "item c2"], None, 3))
     lines = text.splitlines()
     assert lines[0] == "after 2 events, the newest: item b1; item c2"
     assert [line.split()[0] for line in lines[3:]] == ["1", "2", "3"]

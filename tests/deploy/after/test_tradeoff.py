@@ -6,7 +6,7 @@ import pytest
 from ring_world import Ring
 from run_folders import folder_of
 
-from nonet.deploy.after.tradeoff import _curve, curve_text, picture, trade_off
+from nonet.deploy.after.tradeoff import _build_curve, draw_curve, format_curve, run_tradeoff
 from nonet.errors import ConfigError
 
 
@@ -28,27 +28,27 @@ KEY = "stages.rl.rewards.novelty.weight"
 
 def test_the_most_of_a_reward_that_keeps_the_metric_is_chosen():
     points = [point(0.0, 0.2, 0.101), point(0.2, 0.3, 0.0981), point(0.5, 0.4, 0.0979)]
-    curve = _curve(points, KEY, "novelty", 0.98)
+    curve = _build_curve(points, KEY, "novelty", 0.98)
     assert (curve["chosen"], curve["monotone"]) == (0.2, True)
-    assert "0.2" in curve_text(curve).split(" *")[0].splitlines()[-1]
-    assert 'class="best"' in picture(curve)
+    assert "0.2" in format_curve(curve).split(" *")[0].splitlines()[-1]
+    assert 'class="best"' in draw_curve(curve)
 
 
 def test_a_metric_that_is_better_when_low_may_rise_as_far():
     points = [point(0.0, 0.2, 0.1, lower=True), point(0.2, 0.3, 0.103, lower=True)]
-    assert _curve(points, KEY, "novelty", 0.98)["chosen"] == 0.0
+    assert _build_curve(points, KEY, "novelty", 0.98)["chosen"] == 0.0
 
 
 def test_no_point_is_chosen_where_none_keeps_enough_and_a_fall_is_told():
-    curve = _curve([point(0.0, 0.3, 0.09), point(0.2, 0.2, 0.09)], KEY, "novelty", 0.98)
+    curve = _build_curve([point(0.0, 0.3, 0.09), point(0.2, 0.2, 0.09)], KEY, "novelty", 0.98)
     assert curve["chosen"] is None
-    assert "no point keeps 98% of ndcg@10" in curve_text(curve)
-    assert "does not rise" in curve_text(curve)
+    assert "no point keeps 98% of ndcg@10" in format_curve(curve)
+    assert "does not rise" in format_curve(curve)
 
 
 def test_a_sweep_of_floors_tells_where_they_held_for_held_out_users():
     points = [point(0.3, 0.31, 0.1), point(0.33, 0.324, 0.1), point(0.36, 0.352, 0.1)]
-    told = curve_text(_curve(points, "stages.rl.rewards.novelty.at_least", "novelty", 0.98))
+    told = format_curve(_build_curve(points, "stages.rl.rewards.novelty.at_least", "novelty", 0.98))
     assert told.endswith("floors held within 2 % for held-out users: 2 of 3: 0.3, 0.33")
 
 
@@ -64,4 +64,4 @@ def test_a_sweep_of_floors_tells_where_they_held_for_held_out_users():
 def test_what_cannot_be_swept_is_told_before_anything_runs(tmp_path, sweep, told):
     run = folder_of(Ring(tmp_path), tmp_path / "run")
     with pytest.raises(ConfigError, match=told):
-        trade_off(str(run.path), sweep)
+        run_tradeoff(str(run.path), sweep)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from tests_ring import make_ring
 
-from nonet.deploy.after.trial import trial_facts, trial_text, try_reward
+from nonet.deploy.after.trial import format_trial, summarise_trial, try_reward
 from nonet.deploy.run import api
 from nonet.samples.stores import PackedStore
 
@@ -61,10 +61,10 @@ def test_a_reward_is_compared_with_those_of_the_scenario(tmp_path, monkeypatch):
     (folder / "own.py").write_text(OWN)
     monkeypatch.chdir(folder)
     found = try_reward(api.scenario(folder / "ring.yaml"), "own.py:odd", 0.5, {}, 8)
-    facts = trial_facts(found)
+    facts = summarise_trial(found)
     assert (facts["reward"], len(facts["users"]), facts["troubles"]) == ("odd", 8, [])
     assert "hit" in facts["correlation"]
-    assert "share of the weighted spread" in trial_text(found)
+    assert "share of the weighted spread" in format_trial(found)
 
 
 def test_a_reward_of_the_scenario_is_not_compared_with_itself_under_another_name(tmp_path, monkeypatch):
@@ -74,8 +74,8 @@ def test_a_reward_of_the_scenario_is_not_compared_with_itself_under_another_name
         folder / "ring.yaml", ["stages.rl.rewards.mine={use: rewards/own.py, weight: 0.1, ceiling: 9}"]
     )
     found = try_reward(scenario, "own.py", 0.5, {"ceiling": 20}, 8)
-    assert set(trial_facts(found)["correlation"]) == {"hit"}
-    assert "not compared with mine: it is the same reward" in trial_text(found)
+    assert set(summarise_trial(found)["correlation"]) == {"hit"}
+    assert "not compared with mine: it is the same reward" in format_trial(found)
 
 
 def test_a_reward_sees_joined_columns_as_of_each_prompts_time(tmp_path, monkeypatch):

@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.deploy.doctor import doctor
-from nonet.deploy.doctor.doctor import FAILURE, OK, WARNING, Check, _fits, examine, text
+from nonet.deploy.doctor.doctor import (
+    FAILURE,
+    OK,
+    WARNING,
+    MachineCheck,
+    _is_within_bounds,
+    examine,
+    format_checks,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +26,7 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def found() -> dict[str, Check]:
+def found() -> dict[str, MachineCheck]:
     return {check.name: check for check in examine()}
 
 
@@ -59,13 +67,19 @@ def test_a_busy_port_of_serve_is_a_warning(monkeypatch):
 
 
 def test_versions_are_compared_as_numbers():
-    assert _fits("2.13.0+cpu", ">=2.9,<2.14")
-    assert not _fits("2.14.0", ">=2.9,<2.14")
-    assert not _fits("2.8.9", ">=2.9,<2.14")
-    assert _fits("2.60.0", "<2.61,>=2.56")
+    assert _is_within_bounds("2.13.0+cpu", ">=2.9,<2.14")
+    assert not _is_within_bounds("2.14.0", ">=2.9,<2.14")
+    assert not _is_within_bounds("2.8.9", ">=2.9,<2.14")
+    assert _is_within_bounds("2.60.0", "<2.61,>=2.56")
 
 
 def test_the_verdict_counts_failures_and_warnings():
-    lines = text([Check("a", OK, "1"), Check("b", WARNING, "2", "do this"), Check("c", FAILURE, "3")])
+    lines = format_checks(
+        [
+            MachineCheck("a", OK, "1"),
+            MachineCheck("b", WARNING, "2", "do this"),
+            MachineCheck("c", FAILURE, "3"),
+        ]
+    )
     assert "warning  b  2: do this" in lines
     assert lines.endswith("not ready: 1 failure, 1 warning")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests_ring import make_ring
 
-from nonet.deploy.parity.device_parity import parity
+from nonet.deploy.parity.device_parity import compare_pools
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, PlacementError
 
@@ -78,10 +78,10 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(tmp_path):
         ("cpu,cpu", "fp32,fp8", "--precision 'fp8' is not one of fp32, bf16, fp16"),
     ):
         with pytest.raises(ConfigError, match=said):
-            parity(made, pools, precision)
+            compare_pools(made, pools, precision)
 
 
 def test_a_device_that_the_cluster_lacks_is_said_before_anything_is_trained(ray_local, tmp_path):
     made = api.scenario(make_ring(tmp_path) / "ring.yaml")
     with pytest.raises(PlacementError, match="pool 'npu' needs 1 NPU, the cluster has 0: use a cluster"):
-        parity(made, "cpu,npu")
+        compare_pools(made, "cpu,npu")

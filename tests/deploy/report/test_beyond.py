@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from nonet.deploy.report.beyond import (
-    list_note,
-    list_table,
-    memory_table,
-    sampled_note,
-    segment_note,
-    segment_table,
+    build_list_table,
+    build_memory_table,
+    build_segment_table,
+    format_list_note,
+    format_sampled_note,
+    format_segment_note,
 )
-from nonet.deploy.report.page import page
-from nonet.deploy.report.several import seeds_page
+from nonet.deploy.report.page import render_page
+from nonet.deploy.report.several import render_seeds_page
 
 LISTS = {"coverage@10": 0.01, "gini@10": 0.99, "novelty@10": 9.5}
 
@@ -59,36 +59,36 @@ def texts(table):
 
 
 def test_lists_have_a_row_a_subject_and_a_dash_where_nothing_was_measured():
-    table = list_table(report())
+    table = build_list_table(report())
     assert table.head == ["", "coverage@10", "gini@10", "novelty@10", "diversity@10", "calibration@10"]
     assert texts(table) == [
         ["popularity", "0.010", "0.990", "9.500", "–", "–"],
         ["pretrain", "0.010", "0.990", "9.500", "0.800", "0.400"],
     ]
-    assert "calibration" in list_note(report())
-    assert "calibration" not in list_note({"lists": {"popularity": LISTS}})
+    assert "calibration" in format_list_note(report())
+    assert "calibration" not in format_list_note({"lists": {"popularity": LISTS}})
 
 
 def test_segments_set_the_last_stage_beside_the_strongest_baseline_and_leave_empty_ones_out():
-    table = segment_table(report())
+    table = build_segment_table(report())
     assert table.head == ["", "test events", "pretrain", "transition counter"]
     assert texts(table) == [
         ["short histories", "50", "0.2500", "0.2000"],
         ["tail items", "20", "0.0700", "0.0200"],
     ]
     assert table.rows[1][0].small == "1,234 items"
-    assert "(42)" in segment_note(report())
-    assert "12.5 % of the users have no test event" in segment_note(report())
+    assert "(42)" in format_segment_note(report())
+    assert "12.5 % of the users have no test event" in format_segment_note(report())
 
 
 def test_a_memory_has_one_row_a_stage_with_its_weights_and_what_it_adds():
-    table = memory_table(report())
+    table = build_memory_table(report())
     assert texts(table) == [["pretrain", "0.250", "0.500", "1.200", "0.3000", "0.2100", "+0.0900"]]
     assert table.rows[0][-1].tone == 1
 
 
 def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():
-    markup = page(report())
+    markup = render_page(report())
     for text in (
         "Beyond accuracy",
         "Properties of lists",
@@ -99,16 +99,16 @@ def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():
         assert text in markup
     voters = report()
     next(iter(voters["memory"].values()))["m"] = 0.25
-    with_share = memory_table(voters)
+    with_share = build_memory_table(voters)
     assert with_share.head[:5] == ["", "l", "b", "c", "m"]
     assert with_share.rows[0][4] == "0.250"
     plain = {key: value for key, value in report().items() if key not in ("lists", "segments", "memory")}
-    assert "Beyond accuracy" not in page(plain)
+    assert "Beyond accuracy" not in render_page(plain)
 
 
 def test_the_page_of_seeds_tells_means_what_is_certain_and_where_each_seed_is():
     row = {"recall@10": {"mean": 0.3, "sd": 0.01, "values": [0.29, 0.31]}}
-    markup = seeds_page(
+    markup = render_seeds_page(
         {
             "name": "<ring>",
             "command": "nonet run ring --seeds 7,8",
@@ -131,8 +131,8 @@ def test_the_page_of_seeds_tells_means_what_is_certain_and_where_each_seed_is():
 
 
 def test_a_report_of_drawn_users_says_how_many_and_what_that_leaves_uncertain():
-    assert sampled_note(report()) == ""
+    assert format_sampled_note(report()) == ""
     drawn = {"users": 20_000, "of": 4_861_193, "half_width": {"recall@10": 0.0041}}
     whole = {**report(), "sampled": {"popularity": drawn, "pretrain": drawn}}
-    assert "20,000 of 4,861,193 test users" in sampled_note(whole)
-    assert "recall@10 ± 0.0041" in page(whole)
+    assert "20,000 of 4,861,193 test users" in format_sampled_note(whole)
+    assert "recall@10 ± 0.0041" in render_page(whole)

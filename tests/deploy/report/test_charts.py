@@ -3,7 +3,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nonet.deploy.report.charts import forest_plot, line_chart, moving_average, thin, tick_labels, ticks
+from nonet.deploy.report.charts import (
+    choose_ticks,
+    compute_moving_average,
+    draw_forest_plot,
+    draw_line_chart,
+    format_ticks,
+    reduce_points,
+)
 from nonet.deploy.report.scores import Difference
 
 
@@ -24,7 +31,7 @@ def points(path):
     ],
 )
 def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
-    assert ticks(low, high) == pytest.approx(expected)
+    assert choose_ticks(low, high) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +45,11 @@ def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
     ],
 )
 def test_tick_labels_tell_neighbours_apart(values, expected):
-    assert tick_labels(values) == expected
+    assert format_ticks(values) == expected
 
 
 def test_a_line_stays_in_its_frame_and_goes_the_way_of_its_values():
-    chart = svg(line_chart("loss", range(10), [9.0 - step for step in range(10)]))
+    chart = svg(draw_line_chart("loss", range(10), [9.0 - step for step in range(10)]))
     (path,) = [element.attrib["d"] for element in chart.iter("path")]
     drawn = points(path)
     assert [x for x, _ in drawn] == sorted(x for x, _ in drawn)
@@ -51,12 +58,12 @@ def test_a_line_stays_in_its_frame_and_goes_the_way_of_its_values():
 
 
 def test_a_long_curve_is_thinned_to_means_and_gets_a_moving_average():
-    assert thin([(float(at), float(at)) for at in range(700)])[:2] == [(1.0, 1.0), (4.0, 4.0)]
-    assert len(thin([(0.0, 0.0)] * 100_000)) <= 300
-    assert moving_average([1.0] * 29) == []
-    smooth = moving_average([float(at % 2) for at in range(100)])
+    assert reduce_points([(float(at), float(at)) for at in range(700)])[:2] == [(1.0, 1.0), (4.0, 4.0)]
+    assert len(reduce_points([(0.0, 0.0)] * 100_000)) <= 300
+    assert compute_moving_average([1.0] * 29) == []
+    smooth = compute_moving_average([float(at % 2) for at in range(100)])
     assert all(abs(value - 0.5) < 0.1 for value in smooth)
-    chart = svg(line_chart("loss", range(100), [float(at % 2) for at in range(100)]))
+    chart = svg(draw_line_chart("loss", range(100), [float(at % 2) for at in range(100)]))
     assert [element.attrib["class"] for element in chart.iter("path")] == ["line faint", "line"]
 
 
@@ -64,7 +71,7 @@ def test_a_long_curve_is_thinned_to_means_and_gets_a_moving_average():
     "values", [[], [1.0], [2.0, 2.0], [0.0, 0.0], [float("nan"), 1.0], [-3.0, float("inf"), 5.0]]
 )
 def test_curves_of_few_equal_or_broken_values_are_drawn_or_told(values):
-    drawn = line_chart("a <b>", range(len(values)), values)
+    drawn = draw_line_chart("a <b>", range(len(values)), values)
     assert "nan" not in drawn
     assert "inf" not in drawn
     assert "a &lt;b&gt;" in drawn
@@ -76,7 +83,7 @@ def test_a_forest_places_zero_and_colours_only_what_is_significant():
         Difference("rl", "popularity", "recall@10", 0.09, 0.07, 0.11),
         Difference("rl", "pretrain", "recall@10", -0.05, -0.08, -0.02),
     ]
-    plot = svg(forest_plot(found))
+    plot = svg(draw_forest_plot(found))
     groups = list(plot.iter("g"))
     assert [group.attrib["class"] for group in groups] == ["even", "good", "bad"]
     zero = next(float(line.attrib["x1"]) for line in plot.iter("line") if line.attrib["class"] == "zero")
@@ -92,8 +99,8 @@ def test_a_forest_places_zero_and_colours_only_what_is_significant():
 
 
 def test_a_curve_beside_another_shares_its_axes():
-    chart = line_chart("loss", [1, 2, 3], [5.0, 4.0, 3.0], beside=[(2, 9.0), (4, 8.0)])
-    alone = line_chart("loss", [1, 2, 3], [5.0, 4.0, 3.0])
+    chart = draw_line_chart("loss", [1, 2, 3], [5.0, 4.0, 3.0], dashed_points=[(2, 9.0), (4, 8.0)])
+    alone = draw_line_chart("loss", [1, 2, 3], [5.0, 4.0, 3.0])
     assert chart.count("<path") == 2
     assert 'class="line beside"' in chart
     assert ">8<" in chart, "the axis reaches it"

@@ -6,9 +6,9 @@ import pytest
 
 from nonet.bench.runs.feed import FeedWorld
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.report import headline, make_report
-from nonet.deploy.report.page import page
-from nonet.deploy.report.summaries import summary
+from nonet.controller.report import make_report, select_headline
+from nonet.deploy.report.page import render_page
+from nonet.deploy.report.summaries import format_summary
 from nonet.deploy.run.driver import EventView
 from nonet.deploy.run.panel import Panel
 
@@ -33,7 +33,7 @@ def test_the_panel_shows_coverage_and_nothing_breaks_over_it(answers):
                 {
                     "kind": "result",
                     "name": name,
-                    "metrics": headline(found),
+                    "metrics": select_headline(found),
                     "shown": found["shown"],
                     "users": users,
                 }
@@ -56,6 +56,6 @@ def test_the_report_holds_coverage_by_beam_and_exhaustively_and_compares_nobody(
     assert 0 < report["stages"]["pretrain"]["coverage@10"] <= 1
     assert set(report["detail"]["pretrain"]["test"]["beam"]["all"]) == {"coverage@10"}
     assert report["paired"] == {"pretrain-popularity": {}}
-    for text in (page(report), summary(report)):
+    for text in (render_page(report), format_summary(report)):
         assert " coverage@10" in text or ">coverage@10" in text
         assert "0.2500" in text

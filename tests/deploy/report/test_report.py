@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nonet.deploy.report.page import page
+from nonet.deploy.report.page import render_page
 from nonet.deploy.report.report import write_report
-from nonet.deploy.report.summaries import summary
-from nonet.deploy.report.tables import made_tables
+from nonet.deploy.report.summaries import format_summary
+from nonet.deploy.report.tables import build_run_tables
 from nonet.errors import ConfigError
 
 
@@ -198,7 +198,7 @@ def test_the_stage_table_holds_both_searches_and_both_kinds_of_events(run_dir):
 
 
 def test_texts_of_the_run_are_escaped_and_hits_are_marked():
-    markup = page(report(), scenario="<b>&")
+    markup = render_page(report(), scenario="<b>&")
     assert "<script>" not in markup
     assert '<li class="hit">&lt;script&gt;alert(1)&lt;/script&gt;' in markup
     assert '<li class="hit">Heat (1995)' in markup
@@ -211,7 +211,7 @@ def test_texts_of_the_run_are_escaped_and_hits_are_marked():
 
 def test_users_after_the_third_are_folded_away():
     users = [{"user_id": number, "recommended": {"rl": ["Up (2009)"]}} for number in range(5)]
-    markup = page(report(users=users))
+    markup = render_page(report(users=users))
     assert markup.index("User 2<") < markup.index("2 more users") < markup.index("User 3<")
 
 
@@ -219,11 +219,11 @@ def test_a_single_point_is_no_curve():
     from nonet.deploy.report.curves import Curve
 
     scored = Curve("evaluate", "rl/recall@10", "1", {(0.0, "evaluator", 0): 0.1})
-    assert "Curves" not in Page(page(report(), curves=[scored])).text
+    assert "Curves" not in Page(render_page(report(), curves=[scored])).text
 
 
 def test_a_long_history_shows_its_newest_items():
-    text = Page(page(report())).text
+    text = Page(render_page(report())).text
     assert "12 earlier" in text
     assert "Film 19" in text
     assert "Film 11" not in text
@@ -244,7 +244,7 @@ def test_curves_average_ranks_add_throughputs_and_take_a_resumed_steps_last_valu
 
 @pytest.mark.parametrize("missing", sorted(report()))
 def test_a_report_without_any_one_part_is_still_a_page(missing):
-    shown = Page(page(report(**{missing: None})))
+    shown = Page(render_page(report(**{missing: None})))
     assert "Verdict" in shown.text
     assert not re.search(r"\b(None|nan)\b", shown.text)
 
@@ -258,7 +258,7 @@ def test_a_run_that_only_pretrained_has_its_page_too():
         users=None,
         detail=None,
     )
-    text = Page(page(only)).text
+    text = Page(render_page(only)).text
     assert "recall@10: popularity 0.0450, transition counter 0.1180, pretrain 0.1200" in text
     assert "Significance of the differences" not in text
     assert "Rewards before" not in text
@@ -268,7 +268,7 @@ def test_each_of_two_rl_stages_shows_its_own_rewards_under_its_name():
     on = "40 prompts of 8 users that RL never trained on"
     first = {"rewards": {"hit": [0.021, 0.034]}, "rewards_on": on}
     second = {"rewards": {"novelty": [0.51, 0.62]}, "rewards_on": on}
-    markup = page(report(**second, stage_rewards={"rl": first, "rl_long": second}))
+    markup = render_page(report(**second, stage_rewards={"rl": first, "rl_long": second}))
     tables = re.findall(r"<table>.*?</table>", markup, re.DOTALL)
     named = {
         caption[1]: Page(table).text
@@ -285,11 +285,11 @@ def test_each_of_two_rl_stages_shows_its_own_rewards_under_its_name():
 
 def test_one_rl_stage_needs_no_name_above_its_rewards():
     only = {"rewards": {"hit": [0.021, 0.034]}, "rewards_on": "40 prompts"}
-    assert page(report(**only, stage_rewards={"rl": only})) == page(report(**only))
+    assert render_page(report(**only, stage_rewards={"rl": only})) == render_page(report(**only))
 
 
 def test_an_empty_report_is_a_page_that_says_so():
-    assert "No stage has been evaluated" in Page(page({})).text
+    assert "No stage has been evaluated" in Page(render_page({})).text
 
 
 def test_numbers_that_are_missing_or_not_finite_show_as_a_dash():
@@ -300,7 +300,7 @@ def test_numbers_that_are_missing_or_not_finite_show_as_a_dash():
         tokenizer={"codes": [64, 64], "used": [64], "perplexity": []},
         rewards={"hit": [float("nan"), 0.1]},
     )
-    text = Page(page(holes)).text
+    text = Page(render_page(holes)).text
     assert not re.search(r"\b(None|nan)\b", text)
     assert "–" in text
 
@@ -324,10 +324,10 @@ def test_a_folder_without_a_report_is_named_and_left_alone(tmp_path):
 
 def test_the_page_says_what_holds_of_seen_items_and_in_how_many_events_it_matters():
     data = report()["data"]
-    assert "Full ranking of the catalogue. The best value of each column" in Page(page(report())).text
+    assert "Full ranking of the catalogue. The best value of each column" in Page(render_page(report())).text
     share = {"train": 0.2213, "rl": 0.3486, "test": 0.4459}
     found = {"repeats": {"policy": "allow", "chosen_by": "data", "share": share}}
-    text = Page(page(report(data=data | found))).text
+    text = Page(render_page(report(data=data | found))).text
     assert text.count("Seen items may be recommended again (data.repeats: allow, chosen by the data)") == 2
     for split, told in (("train", "22.1 %"), ("rl", "34.9 %"), ("test", "44.6 %")):
         assert re.search(rf"{split} events of an item seen before\s+{told}", text)
@@ -342,7 +342,7 @@ def test_coverage_stands_in_the_stage_table_beside_the_other_metrics_and_alone()
             detail={name: {"test": {"exhaustive": {"all": row}}} for name, row in rows.items()},
             paired={"rl-popularity": {}},
         )
-        text = Page(page(made)).text
+        text = Page(render_page(made)).text
         assert "coverage@10" in text
         assert "0.7700" in text
 
@@ -356,16 +356,16 @@ def test_the_machine_of_every_stage_is_a_table():
         "tokens_per_s": 1234.5,
         "shares": shares,
     }
-    (table,) = made_tables({"machine": {"pretrain": stage}})
+    (table,) = build_run_tables({"machine": {"pretrain": stage}})
     assert table.rows == [["pretrain", "25.0 %", "5 of 20", "1,234", "10.0 %", "70.0 %", "20.0 %"]]
 
 
 def test_a_report_says_how_many_rows_each_join_found():
     trainer = {"rows": 1000, "found": 800, "seconds": 0.5}
     joins = {"item": {"trainer": trainer, "evaluator": {"rows": 500, "found": 100, "seconds": 0.1}}}
-    (table,) = made_tables({"joins": joins})
+    (table,) = build_run_tables({"joins": joins})
     assert [row[:5] for row in table.rows] == [
         ["item", "trainer", "1,000", "800", "80.0 %"],
         ["item", "evaluator", "500", "100", "20.0 %"],
     ]
-    assert "join item: found 900 of 1,500 rows (60.0%)" in summary({"joins": joins})
+    assert "join item: found 900 of 1,500 rows (60.0%)" in format_summary({"joins": joins})

@@ -8,7 +8,7 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.after.recommend import recommend_for
-from nonet.deploy.report.summaries import suggestion
+from nonet.deploy.report.summaries import suggest_command
 from nonet.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def run_of(tmp_path, monkeypatch):
 
 
 def test_two_popular_items_of_the_data_are_suggested(run_of):
-    assert suggestion(run_of(["Rare", "Red shoes", "Blue hat"])) == (
+    assert suggest_command(run_of(["Rare", "Red shoes", "Blue hat"])) == (
         "nonet recommend shop-1 --like 'Blue hat' 'Red shoes'"
     )
 
@@ -43,25 +43,25 @@ def test_two_popular_items_of_the_data_are_suggested(run_of):
     "title", ["it's", 'say "hi"', "$(rm -rf /)", "a; b `c`", "* ? ~", "back\\slash", "naïve ♥"]
 )
 def test_a_shell_gives_the_titles_back_whatever_they_hold(run_of, title):
-    words = shlex.split(suggestion(run_of(["Rare", title, "Blue hat"])))
+    words = shlex.split(suggest_command(run_of(["Rare", title, "Blue hat"])))
     assert words == ["nonet", "recommend", "shop-1", "--like", "Blue hat", title]
 
 
 def test_titles_that_cannot_be_typed_are_passed_over(run_of):
     titles = ["Rare", "Fine", "--top", "two\nlines", "Twice", "Twice", "  ", "long " * 30, "Best"]
-    assert shlex.split(suggestion(run_of(titles)))[4:] == ["Best", "Fine"]
+    assert shlex.split(suggest_command(run_of(titles)))[4:] == ["Best", "Fine"]
 
 
 def test_without_titles_a_user_is_suggested(run_of):
-    assert suggestion(run_of(["0", "1", "2"])) == "nonet recommend shop-1 '--user=u 1'"
+    assert suggest_command(run_of(["0", "1", "2"])) == "nonet recommend shop-1 '--user=u 1'"
 
 
 def test_a_run_elsewhere_is_named_by_its_folder(run_of, tmp_path):
-    assert suggestion(run_of(["A", "B"], folder="mine")) == f"nonet recommend {tmp_path}/mine --like B A"
+    assert suggest_command(run_of(["A", "B"], folder="mine")) == f"nonet recommend {tmp_path}/mine --like B A"
 
 
 def test_a_run_that_predicts_clicks_suggests_nothing_and_says_why(run_of):
     run = run_of(["A", "B"], kinds=("sequences",))
-    assert suggestion(run) == ""
+    assert suggest_command(run) == ""
     with pytest.raises(ConfigError, match="predicts clicks"):
         recommend_for(str(run.path), ["A"], None, 3)

@@ -1,7 +1,7 @@
 import pytest
 
-from nonet.deploy.report.scores import metrics_of, number, stage_table
-from nonet.deploy.report.verdicts import findings, verdict
+from nonet.deploy.report.scores import format_number, list_metrics, select_scores
+from nonet.deploy.report.verdicts import collect_findings, get_verdict
 
 
 def compared(diff, low, high, left="finetune", right="popularity", **others):
@@ -18,11 +18,11 @@ def compared(diff, low, high, left="finetune", right="popularity", **others):
 
 
 def test_a_difference_whose_interval_leaves_out_zero_is_told_as_better_or_worse():
-    assert verdict(compared(0.1, 0.05, 0.15)) == [
+    assert get_verdict(compared(0.1, 0.05, 0.15)) == [
         "Finetune beats popularity: recall@10 0.2000 against 0.1000, 2.0 times as much "
         "(+0.1000, 95 % interval +0.0500 to +0.1500)."
     ]
-    assert verdict(compared(-0.02, -0.03, -0.01)) == [
+    assert get_verdict(compared(-0.02, -0.03, -0.01)) == [
         "Finetune loses to popularity: recall@10 0.0800 against 0.1000 "
         "(−0.0200, 95 % interval −0.0300 to −0.0100)."
     ]
@@ -30,10 +30,10 @@ def test_a_difference_whose_interval_leaves_out_zero_is_told_as_better_or_worse(
 
 @pytest.mark.parametrize(("low", "high"), [(-0.01, 0.09), (0.0, 0.08), (-0.08, 0.0)])
 def test_a_difference_whose_interval_holds_zero_is_called_not_significant(low, high):
-    (sentence,) = verdict(compared(0.04, low, high))
+    (sentence,) = get_verdict(compared(0.04, low, high))
     assert sentence.startswith("Finetune against popularity: the difference is not significant: recall@10")
     assert "beats" not in sentence
-    assert findings(compared(0.04, low, high))[0].tone == 0
+    assert collect_findings(compared(0.04, low, high))[0].tone == 0
 
 
 @pytest.mark.parametrize(
@@ -51,24 +51,28 @@ def test_a_difference_whose_interval_holds_zero_is_called_not_significant(low, h
     ],
 )
 def test_rl_against_the_stage_before_helped_or_hurt_or_neither(diff, low, high, words, tone):
-    (found,) = findings(compared(diff, low, high, left="rl", right="finetune"))
+    (found,) = collect_findings(compared(diff, low, high, left="rl", right="finetune"))
     assert found.text.startswith(words)
     assert found.tone == tone
 
 
 def test_a_stage_against_the_one_before_improves_on_it_or_is_worse():
     stages = {"pretrain": {"recall@10": 0.1}, "finetune": {"recall@10": 0.2}}
-    (up,) = findings(compared(0.1, 0.05, 0.15, left="finetune", right="pretrain") | {"stages": stages})
+    (up,) = collect_findings(
+        compared(0.1, 0.05, 0.15, left="finetune", right="pretrain") | {"stages": stages}
+    )
     assert up.text.startswith("Finetune improves on pretrain: recall@10")
     assert up.tone == 1
-    (down,) = findings(compared(-0.1, -0.15, -0.05, left="finetune", right="pretrain") | {"stages": stages})
+    (down,) = collect_findings(
+        compared(-0.1, -0.15, -0.05, left="finetune", right="pretrain") | {"stages": stages}
+    )
     assert down.text.startswith("Finetune is worse than pretrain: recall@10")
     assert down.tone == -1
 
 
 def test_ndcg_is_told_where_it_judges_differently():
-    (agree,) = verdict(compared(0.1, 0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
-    (differ,) = verdict(compared(0.1, -0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
+    (agree,) = get_verdict(compared(0.1, 0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
+    (differ,) = get_verdict(compared(0.1, -0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
     assert "ndcg" not in agree
     assert differ.endswith(
         "in ndcg@10 the difference is significant and up (+0.0500, 95 % interval +0.0200 to +0.0800)."
@@ -78,34 +82,34 @@ def test_ndcg_is_told_where_it_judges_differently():
 def test_the_trained_reward_is_told_with_its_objectives_and_where():
     rewards = {"hit": [0.01, 0.015], "novelty": [0.4, 0.3], "rank": [0.2, 0.2], "total": [0.1, 0.12]}
     made = {**compared(0.1, 0.05, 0.15), "rewards": rewards, "rewards_on": "9 prompts; mean score a beam"}
-    assert findings(made)[-1].tone == 1
-    assert verdict(made)[-1] == (
+    assert collect_findings(made)[-1].tone == 1
+    assert get_verdict(made)[-1] == (
         "The trained reward rose from 0.1000 to 0.1200 (+20 %) on 9 prompts: "
         "hit rose from 0.0100 to 0.0150 (+50 %); "
         "novelty fell from 0.4000 to 0.3000 (−25 %); rank stayed at 0.2000."
     )
     made["rewards"] = {"total": [0.00093, 0.00141]}
-    assert "rose from 0.000930 to 0.001410 (+52 %)" in verdict(made)[-1]
+    assert "rose from 0.000930 to 0.001410 (+52 %)" in get_verdict(made)[-1]
     made["rewards"] = {"total": [0.12, 0.1]}
-    assert verdict(made)[-1] == "The trained reward fell from 0.1200 to 0.1000 (−17 %) on 9 prompts."
-    assert findings(made)[-1].tone == -1
+    assert get_verdict(made)[-1] == "The trained reward fell from 0.1200 to 0.1000 (−17 %) on 9 prompts."
+    assert collect_findings(made)[-1].tone == -1
 
 
 def test_a_reward_with_an_interval_that_holds_zero_is_not_called_up():
     made = {**compared(0.1, 0.05, 0.15), "rewards": {"total": [0.1, 0.12, -0.01, 0.05]}}
-    assert findings(made)[-1].tone == 0
+    assert collect_findings(made)[-1].tone == 0
     assert (
         "did not change significantly (0.1000 to 0.1200, 95 % interval −0.0100 to +0.0500)"
-        in verdict(made)[-1]
+        in get_verdict(made)[-1]
     )
     made["rewards"] = {"total": [0.1, 0.12, 0.01, 0.03]}
-    assert findings(made)[-1].tone == 1
+    assert collect_findings(made)[-1].tone == 1
 
 
 def test_without_paired_differences_nothing_is_called_better():
     made = compared(0.1, 0.05, 0.15)
     del made["paired"]
-    (sentence,) = verdict(made)
+    (sentence,) = get_verdict(made)
     assert sentence == (
         "recall@10: popularity 0.1000, finetune 0.2000, RL 0.3000. "
         "No pairs were compared, so no stage is called better."
@@ -114,7 +118,7 @@ def test_without_paired_differences_nothing_is_called_better():
 
 @pytest.mark.parametrize("made", [{}, {"baselines": {"popularity": {"recall@10": 0.1}}}, {"stages": {}}])
 def test_a_report_without_stages_says_that_there_is_nothing_to_compare(made):
-    assert verdict(made) == ["No stage has been evaluated, so there is nothing to compare."]
+    assert get_verdict(made) == ["No stage has been evaluated, so there is nothing to compare."]
 
 
 def test_of_many_comparisons_the_verdict_tells_the_ones_that_decide():
@@ -129,7 +133,7 @@ def test_of_many_comparisons_the_verdict_tells_the_ones_that_decide():
         "mine-other": interval,
     }
     made = {"baselines": baselines, "stages": {name: {"recall@10": 0.13} for name in names}, "paired": pairs}
-    assert [sentence.partition(":")[0] for sentence in verdict(made)] == [
+    assert [sentence.partition(":")[0] for sentence in get_verdict(made)] == [
         "Finetune beats popularity",
         "Finetune beats transition counter",
         "Finetune improves on pretrain",
@@ -145,7 +149,7 @@ def test_a_stage_whose_name_holds_a_hyphen_is_still_found_in_its_pair():
         "stages": {"fine-tune": {"recall@10": 0.2}, "warm-up": {"recall@10": 0.1}},
         "paired": {"fine-tune-warm-up": {"recall@10": {"diff": 0.1, "low": 0.05, "high": 0.15}}},
     }
-    assert verdict(made)[0].startswith("Fine-tune improves on warm-up: recall@10 0.2000 against 0.1000")
+    assert get_verdict(made)[0].startswith("Fine-tune improves on warm-up: recall@10 0.2000 against 0.1000")
 
 
 def test_the_stage_table_lists_baselines_first_and_takes_details_over_the_summary():
@@ -154,22 +158,22 @@ def test_the_stage_table_lists_baselines_first_and_takes_details_over_the_summar
         "baselines": {"popularity": {"recall@10": 0.1}},
         "detail": {"rl": {"test": {"exhaustive": {"all": {"recall@10": 0.31, "ndcg@10": 0.2}}, "beam": {}}}},
     }
-    rows = stage_table(made)
+    rows = select_scores(made)
     assert [(row.name, row.kind) for row in rows] == [
         ("popularity", "baseline"),
         ("pretrain", "stage"),
         ("rl", "stage"),
     ]
     assert [row.scores["recall@10"] for row in rows] == [0.1, 0.2, 0.31]
-    assert metrics_of(rows) == ["recall@10", "ndcg@10"]
-    assert stage_table(made, search="beam") == []
-    assert stage_table(made, split="valid") == []
+    assert list_metrics(rows) == ["recall@10", "ndcg@10"]
+    assert select_scores(made, search="beam") == []
+    assert select_scores(made, split="valid") == []
 
 
 def test_numbers_have_fixed_digits_and_a_dash_for_what_is_missing():
-    assert number(0.12345) == "0.1235"
-    assert number(-0.5, 2, sign=True) == "−0.50"
-    assert [number(value) for value in (None, float("nan"), float("inf"), "x", True)] == ["–"] * 5
+    assert format_number(0.12345) == "0.1235"
+    assert format_number(-0.5, 2, sign=True) == "−0.50"
+    assert [format_number(value) for value in (None, float("nan"), float("inf"), "x", True)] == ["–"] * 5
 
 
 def repeats(policy, chosen_by="data", **share):
@@ -178,16 +182,16 @@ def repeats(policy, chosen_by="data", **share):
 
 def test_what_repeats_mean_is_told_where_there_are_some():
     made = compared(0.1, 0.05, 0.15)
-    assert len(verdict(made | {"data": repeats("mask", train=0.0, test=0.0)})) == 1
-    assert verdict(made | {"data": repeats("allow", train=0.2213, test=0.4459)})[-1] == (
+    assert len(get_verdict(made | {"data": repeats("mask", train=0.0, test=0.0)})) == 1
+    assert get_verdict(made | {"data": repeats("allow", train=0.2213, test=0.4459)})[-1] == (
         "Seen items may be recommended again (data.repeats: allow, chosen by the data): "
         "44.6 % of the test events return to one, 22.1 % of the training events."
     )
-    assert verdict(made | {"data": repeats("mask", "scenario", train=0.2, test=0.4459)})[-1] == (
+    assert get_verdict(made | {"data": repeats("mask", "scenario", train=0.2, test=0.4459)})[-1] == (
         "Seen items are recommended to nobody again (data.repeats: mask, set by the scenario); "
         "44.6 % of the test events return to one and are missed by everybody."
     )
-    few = verdict(made | {"data": repeats("mask", train=0.0, test=0.0001)})[-1]
+    few = get_verdict(made | {"data": repeats("mask", train=0.0, test=0.0001)})[-1]
     assert "less than 0.1 % of the test events return" in few
 
 
@@ -197,7 +201,7 @@ def test_a_run_whose_only_metric_is_coverage_has_a_verdict():
         "stages": {"finetune": {"coverage@10": 0.5}},
         "paired": {"finetune-popularity": {}},
     }
-    assert verdict(made) == [
+    assert get_verdict(made) == [
         "coverage@10: popularity 0.0500, finetune 0.5000. No pairs were compared, so no stage is "
         "called better."
     ]
@@ -214,16 +218,16 @@ def validated(*points, best=2, ran=3, steps=3):
 
 
 def test_which_commit_went_on_is_told_and_where_the_stage_stopped():
-    assert verdict(validated((7.0, 7.5), (6.0, 6.5), (6.1, 6.2), steps=9))[1:] == [
+    assert get_verdict(validated((7.0, 7.5), (6.0, 6.5), (6.1, 6.2), steps=9))[1:] == [
         "Pretrain was best at step 2 of 9 by ndcg@10 of validation (0.2000); stopped after 3; its last 1 steps are not used."
     ]
-    assert verdict(validated((7.0, 7.5), (6.0, 6.5), (6.1, 6.2), best=3))[1:] == [
+    assert get_verdict(validated((7.0, 7.5), (6.0, 6.5), (6.1, 6.2), best=3))[1:] == [
         "Pretrain was best at step 3 of 3 by ndcg@10 of validation (0.3000)."
     ]
 
 
 def test_a_stage_overfits_where_validation_rises_while_the_training_loss_lies_far_below_it():
-    (*_, told) = findings(validated((7.0, 7.5), (6.0, 6.0), (6.5, 4.0)))
+    (*_, told) = collect_findings(validated((7.0, 7.5), (6.0, 6.0), (6.5, 4.0)))
     assert told.tone == -1
     assert told.text == (
         "Pretrain overfits: validation is 6.50 nats per event at step 3, 6.00 at step 2, while the training loss fell to 4.00; "
@@ -242,7 +246,7 @@ def test_a_stage_overfits_where_validation_rises_while_the_training_loss_lies_fa
     ],
 )
 def test_what_does_not_rise_or_is_not_far_below_is_not_called_overfitting(points):
-    assert not [found for found in findings(validated(*points)) if "overfits" in found.text]
+    assert not [found for found in collect_findings(validated(*points)) if "overfits" in found.text]
 
 
 def test_a_floor_is_told_by_users_that_rl_never_trained_on():
@@ -250,7 +254,8 @@ def test_a_floor_is_told_by_users_that_rl_never_trained_on():
 
     def told(facts):
         found = [
-            each.text for each in findings(compared(0.1, 0.05, 0.15) | {"floors": {"rl.novelty": facts}})
+            each.text
+            for each in collect_findings(compared(0.1, 0.05, 0.15) | {"floors": {"rl.novelty": facts}})
         ]
         return next(text for text in found if text.startswith("The floor"))
 
@@ -265,14 +270,14 @@ def test_a_floor_is_told_by_users_that_rl_never_trained_on():
 def test_copies_of_events_and_items_that_share_codes_are_part_of_the_verdict():
     scores = {"stages": {"pretrain": {"recall@10": 0.1}}, "baselines": {}}
     data = {"events": 3200, "items": 60, "duplicates": 1600}
-    said = " ".join(verdict({**scores, "data": data, "tokenizer": {"largest_collision": 50}}))
+    said = " ".join(get_verdict({**scores, "data": data, "tokenizer": {"largest_collision": 50}}))
     assert "1,600 of 3,200 events are there twice" in said
     assert "50 of 60 items (83.3 %) share the same codes" in said or "50 of 60 items (83" in said
     assert "tokenizer.vectors" in said
     few = {"events": 3200, "items": 200, "duplicates": 32}
-    said = " ".join(verdict({**scores, "data": few, "tokenizer": {"largest_collision": 19}}))
+    said = " ".join(get_verdict({**scores, "data": few, "tokenizer": {"largest_collision": 19}}))
     assert "twice" not in said
     assert "share" not in said
     assert "share" not in " ".join(
-        verdict({**scores, "data": {"events": 5, "items": 12}, "tokenizer": {"largest_collision": 9}})
+        get_verdict({**scores, "data": {"events": 5, "items": 12}, "tokenizer": {"largest_collision": 9}})
     )

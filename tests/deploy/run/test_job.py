@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nonet.controller.record.run_folder import new_run, runs_root
+from nonet.controller.record.run_folder import create_run, find_runs_root
 from nonet.deploy import cli
 from nonet.deploy.run import api, submit
 from nonet.deploy.run.panel import Panel
@@ -36,33 +36,33 @@ def job(request, tmp_path, monkeypatch):
 
 
 def test_runs_of_a_job_go_to_the_home_directory_of_its_node(job):
-    assert runs_root() == job / "nonet-runs"
-    assert new_run("quickstart").path.parent == job / "nonet-runs"
+    assert find_runs_root() == job / "nonet-runs"
+    assert create_run("quickstart").path.parent == job / "nonet-runs"
 
 
 def test_a_job_follows_the_variable_for_runs_and_never_into_its_package(job, tmp_path, monkeypatch):
     monkeypatch.setenv("NONET_RUNS", str(tmp_path / "shared"))
-    assert runs_root() == tmp_path / "shared"
+    assert find_runs_root() == tmp_path / "shared"
     monkeypatch.setenv("NONET_RUNS", "mine")
-    assert runs_root() == job / "mine"
+    assert find_runs_root() == job / "mine"
 
 
 def test_elsewhere_runs_are_below_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.delenv("NONET_RUNS", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert runs_root() == tmp_path / "runs"
+    assert find_runs_root() == tmp_path / "runs"
 
 
 @pytest.mark.parametrize("job", ["the folder", "both"], indirect=True)
 def test_a_run_dir_inside_the_package_is_refused(job, tmp_path):
     with pytest.raises(ConfigError, match="in the job's package, which Ray deletes"):
-        new_run("x", "out")
-    assert new_run("x", tmp_path / "out").path == tmp_path / "out"
+        create_run("x", "out")
+    assert create_run("x", tmp_path / "out").path == tmp_path / "out"
 
 
 def test_a_job_says_at_its_start_and_its_end_where_its_run_is(job, monkeypatch, capsys):
     class Started:
-        folder, state, report, warnings = new_run("quickstart"), "done", {}, ()
+        folder, state, report, warnings = create_run("quickstart"), "done", {}, ()
 
         def wait(self, panel):
             return self
@@ -71,7 +71,7 @@ def test_a_job_says_at_its_start_and_its_end_where_its_run_is(job, monkeypatch, 
     shown = io.StringIO()
     api.run("quickstart", panel=Panel(shown, live=False))
     assert f"this run's folder: {Started.folder.path} on " in shown.getvalue()
-    cli._finished(Started(), as_json=True)
+    cli._print_result(Started(), as_json=True)
     assert f"this run's folder: {Started.folder.path} on " in capsys.readouterr().err
 
 
@@ -130,7 +130,7 @@ def staged(folder, named=()):
     """Names of what travels with a job of a scenario in this folder."""
     place = folder.parent / "staged"
     place.mkdir()
-    files = submit._named({"a": list(named)}, folder)
+    files = submit._find_named_files({"a": list(named)}, folder)
     submit.stage_files(folder, folder / "s.yaml", sorted(files), place)
     return place, sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
 
@@ -166,5 +166,5 @@ def test_a_relative_path_that_leaves_the_folder_is_refused_and_an_absolute_one_i
     with pytest.raises(
         ConfigError, match=r"\.\./shared.py is outside of .*move it there, or give an absolute"
     ):
-        submit._named({"use": "../shared.py"}, work)
-    assert not submit._named({"path": str(tmp_path / "shared.py"), "far": "s3://bucket/x"}, work)
+        submit._find_named_files({"use": "../shared.py"}, work)
+    assert not submit._find_named_files({"path": str(tmp_path / "shared.py"), "far": "s3://bucket/x"}, work)

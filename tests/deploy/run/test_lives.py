@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from tests_ring import make_ring
 
-from nonet.controller.groups.lifetimes import left_of
-from nonet.controller.record.run_folder import RunFolder, claim
+from nonet.controller.groups.lifetimes import list_remains
+from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.errors import ConfigError
 
 TIMEOUT_S = 12.0  # of leases: a busy machine may hold a process up for some seconds
@@ -100,7 +100,7 @@ def actor_pids(run: str) -> dict[str, int]:
 
 
 def nothing_left(run: str) -> bool:
-    return not any(left_of(run)) and not actor_pids(run)
+    return not any(list_remains(run)) and not actor_pids(run)
 
 
 def metrics(run: Path) -> dict[str, Any]:
@@ -157,14 +157,14 @@ def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
     assert "controller" in actor_pids("left")
     left = RunFolder(tmp_path / "left")
     with pytest.raises(ConfigError, match="is being run by another process"):
-        claim(left)
+        lock_run(left)
     env = os.environ | {"RAY_ADDRESS": cluster, "NONET_ORPHAN_TIMEOUT_S": str(TIMEOUT_S)}
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "stop", "left"]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
     assert ended.stdout.strip() == "stopped left", ended.stderr
     until(lambda: nothing_left("left"))
     assert list((tmp_path / "left" / "checkpoints").glob("step-*/manifest.json"))
-    claim(left).close()
+    lock_run(left).close()
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import sys
 
 from rich.console import Console
 
-from nonet.deploy.run.panel import Panel, Progress, line
-from nonet.deploy.run.panel_live import LiveFace
+from nonet.deploy.run.panel import Panel, StageProgress, format_progress
+from nonet.deploy.run.panel_live import LiveDisplay
 
 USERS = [
     {
@@ -67,7 +67,7 @@ def test_the_plain_face_writes_one_line_at_a_stages_start_and_end_and_every_five
 
 def test_a_table_without_columns_is_its_title():
     stream = io.StringIO()
-    Panel(stream).table("popularity (test, full ranking)", [], [[]])
+    Panel(stream).print_table("popularity (test, full ranking)", [], [[]])
     assert stream.getvalue() == "popularity (test, full ranking)\n"
 
 
@@ -80,22 +80,22 @@ def test_every_plain_line_is_flushed():
 
     stream = Stream()
     panel = Panel(stream)
-    panel.stage("pretrain", 10)
-    panel.note("hello")
+    panel.begin_stage("pretrain", 10)
+    panel.print_note("hello")
     assert stream.flushed == len("pretrain starts: 10 steps\nhello\n")
 
 
 def test_what_a_stream_cannot_encode_does_not_end_the_run():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    Panel(stream).users("after rl", USERS)
+    Panel(stream).print_users("after rl", USERS)
     assert b"42: Heat (1995) (+2) ? Alien (1979) ? ?" in raw.getvalue()
 
 
 def test_a_step_of_a_stage_that_was_not_begun_begins_it():
     stream = io.StringIO()
     with Panel(stream, interval_s=0.0) as panel:
-        panel.step("warmup", 3, {})
+        panel.update_step("warmup", 3, {})
     first, second, third = stream.getvalue().splitlines()
     assert first == "warmup starts"
     assert second == "warmup 3  0 s"
@@ -105,10 +105,10 @@ def test_a_step_of_a_stage_that_was_not_begun_begins_it():
 def test_a_resumed_stage_counts_its_own_steps_and_speed():
     stream, clock = io.StringIO(), Clock()
     panel = Panel(stream, clock=clock)
-    panel.stage("rl", 60, done=40)
+    panel.begin_stage("rl", 60, done=40)
     clock.now += 10.0
-    panel.step("rl", 50, {})
-    panel.done()
+    panel.update_step("rl", 50, {})
+    panel.close()
     assert stream.getvalue().splitlines() == [
         "rl starts: 60 steps, resumed after step 40",
         "rl 50/60  10 s, about 10 s left",
@@ -117,16 +117,16 @@ def test_a_resumed_stage_counts_its_own_steps_and_speed():
 
 
 def test_time_left_is_not_guessed_without_a_total_or_a_step():
-    assert Progress("rl", None, 0.0, step=5, elapsed_s=9.0).left_s is None
-    assert Progress("rl", 10, 0.0, step=0, elapsed_s=9.0).left_s is None
-    assert Progress("rl", 10, 0.0, step=4, elapsed_s=8.0).left_s == 12.0
-    assert line(Progress("rl", 10, 0.0, step=10, elapsed_s=8.0)) == "rl 10/10  8 s"
+    assert StageProgress("rl", None, 0.0, step=5, elapsed_s=9.0).left_s is None
+    assert StageProgress("rl", 10, 0.0, step=0, elapsed_s=9.0).left_s is None
+    assert StageProgress("rl", 10, 0.0, step=4, elapsed_s=8.0).left_s == 12.0
+    assert format_progress(StageProgress("rl", 10, 0.0, step=10, elapsed_s=8.0)) == "rl 10/10  8 s"
 
 
 def test_the_live_face_shows_everything_and_takes_no_title_for_markup():
     clock = Clock()
     console = Console(record=True, force_terminal=True, width=100, file=io.StringIO())
-    play(Panel(face=LiveFace(io.StringIO(), clock, console), clock=clock), clock)
+    play(Panel(display=LiveDisplay(io.StringIO(), clock, console), clock=clock), clock)
     shown = console.export_text()
     for expected in (
         "transition counter",
@@ -141,17 +141,17 @@ def test_the_live_face_shows_everything_and_takes_no_title_for_markup():
 
 def test_the_live_panel_draws_stage_steps_time_and_metrics():
     clock, console = Clock(), Console(width=100, file=io.StringIO())
-    face = LiveFace(io.StringIO(), clock, console)
-    panel = Panel(face=face, clock=clock)
-    panel.stage("pretrain", 440)
+    face = LiveDisplay(io.StringIO(), clock, console)
+    panel = Panel(display=face, clock=clock)
+    panel.begin_stage("pretrain", 440)
     try:
         clock.now += 10.0
-        panel.step("pretrain", 110, {"loss": 7.25})
+        panel.update_step("pretrain", 110, {"loss": 7.25})
         clock.now += 2.0
         with console.capture() as drawn:
-            console.print(face._view())
+            console.print(face._render())
     finally:
-        panel.done()
+        panel.close()
     assert "pretrain" in drawn.get()
     assert "110/440  12 s, about 36 s left" in drawn.get()
     assert "loss 7.25" in drawn.get()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nonet.deploy.run.planning import view as view_of
+from nonet.deploy.run.planning import choose_view as view_of
 from nonet.errors import ConfigError
 
 NONET = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
@@ -54,10 +54,10 @@ def test_a_search_says_what_to_set():
 
 
 def test_a_report_of_an_earlier_version_with_a_receipt_is_still_summed_up():
-    from nonet.deploy.report.summaries import summary
+    from nonet.deploy.report.summaries import format_summary
 
     report = {
         "receipt": {"source": "measured <today>", "stages": {"pretrain": {}}},
         "stages": {"pretrain": {}},
     }
-    assert "predicted" not in summary(report)
+    assert "predicted" not in format_summary(report)

@@ -13,9 +13,9 @@ import pytest
 import nonet
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.journal import read_journal
-from nonet.controller.record.run_folder import RunFolder, claim
+from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.deploy.after.recommend import columns, recommend_for
+from nonet.deploy.after.recommend import format_columns, recommend_for
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError, WorkerFailed
@@ -30,7 +30,7 @@ def run(folder, name, *changes):
 
 
 def last_commit(run) -> dict[str, str]:
-    path, _ = Checkpoints(run.folder.checkpoints).newest()
+    path, _ = Checkpoints(run.folder.checkpoints).find_newest()
     return read_manifest(path).files
 
 
@@ -206,7 +206,7 @@ def test_recommendations_come_from_every_stage(whole):
     assert all(
         len(titles) == 5 and not {"item b1", "item c2"} & set(titles) for titles in answer["columns"].values()
     )
-    assert "popularity" in columns(answer)
+    assert "popularity" in format_columns(answer)
     assert len(recommend_for(str(finished.folder.path), [], "103", 3)["history"]) == 16
     for like, user, said in (
         (["itm b1"], None, "close: item b1"),
@@ -260,17 +260,17 @@ def test_a_loop_of_ones_own_has_the_same_guarantees(whole):
     _, beside = load_scenario(folder / "ring.yaml")
     seen = []
     with nonet.Session(folder / "ring.yaml", folder=beside, run=RunFolder(folder / "own")) as s:
-        for step, prompts in s.prompts("rl"):
+        for step, prompts in s.iterate_prompts("rl"):
             beams = s.rollout.generate(prompts)
             record = s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()
             s.commit(step)
             seen.append(record["prompts"])
         with pytest.raises(ConfigError, match="is being run by another process"):
-            claim(s.run)
-    claim(s.run).close()
+            lock_run(s.run)
+    lock_run(s.run).close()
     assert seen == [8.0] * 4
-    assert Checkpoints(folder / "own" / "checkpoints").end_of("rl").name.startswith("step-")
+    assert Checkpoints(folder / "own" / "checkpoints").find_stage_end("rl").name.startswith("step-")
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_rewards_come_and_go_while_rollouts_do_not_wait(ring):
 
         assert run_stage(session, "rl", recorder, stopped)
     for command in (attached, *detached):
-        assert steer.wait(folder, command, 0.0)["state"] == "taken"
+        assert steer.wait_for_answer(folder, command, 0.0)["state"] == "taken"
     metrics = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     fresh = {each["step"] for each in metrics if each["name"] == "reward.fresh" and each["role"] == "trainer"}
     hits = {each["step"] for each in metrics if each["name"] == "reward.hit" and each["role"] == "trainer"}

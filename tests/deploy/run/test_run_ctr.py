@@ -19,7 +19,7 @@ from nonet.models.deepfm.model import ClickModel
 from nonet.models.generation.corpus_items import read_items
 from nonet.rl.rewards.api import load_reward
 from nonet.rl.rewards.checks import score_checked
-from nonet.samples.batches.clicks import Clicks
+from nonet.samples.batches.clicks import ClickRows
 from nonet.samples.sequences.sequences import TEST, Sequences
 from nonet.types import Jagged, Rollouts
 
@@ -36,7 +36,7 @@ def whole(ray_local, tmp_path_factory):
 
 
 def newest(finished):
-    return Checkpoints(finished.folder.checkpoints).newest()[0]
+    return Checkpoints(finished.folder.checkpoints).find_newest()[0]
 
 
 def test_a_click_model_learns_what_a_sum_of_weights_cannot(whole):
@@ -120,12 +120,12 @@ def test_the_reward_says_what_the_model_says_of_the_same_question(whole):
     artifacts = finished.folder.read_facts()["artifacts"]
     folders = {"sequences": artifacts["sequences"]["path"]}
     seq, model = Sequences.load(folders["sequences"]), ClickModel(newest(finished))
-    rows = Clicks.of(
+    rows = ClickRows.from_labels(
         seq, read_items(folders), seq.targets["train"], list(model.setup.features), model.setup.history
     )
-    first = rows.rows(TEST)[::4]  # the history of a user's first test row ends in two validation events
+    first = rows.find_rows(TEST)[::4]  # the history of a user's first test row ends in two validation events
     first = first - 2  # the first validation row: all its history was trained on
-    expected = model.chances(rows.batch(first, timeless=np.ones(len(first), bool)))
+    expected = model.predict(rows.batch(first, without_moment=np.ones(len(first), bool)))
     item_id = model.known.item_id
     history = [item_id[seq.item[seq.offsets[seq.user[at]] : at]] for at in first]
     reward = load_reward("ctr", ".", {"model": str(finished.folder.path)}, name="click")

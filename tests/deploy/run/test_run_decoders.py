@@ -95,5 +95,5 @@ def _stop_after_a_commit(started):
 
 
 def _last_commit(run):
-    path, _ = Checkpoints(run.folder.checkpoints).newest()
+    path, _ = Checkpoints(run.folder.checkpoints).find_newest()
     return read_manifest(path).files

@@ -13,7 +13,7 @@ import pytest
 from tests_ring import make_ring
 
 import nonet
-from nonet.controller.record.commands import Commands
+from nonet.controller.record.commands import CommandQueue
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.run import steer
@@ -109,7 +109,7 @@ def test_rewards_that_fail_cost_their_own_rows_and_the_loop_goes_on(ray_local, t
     )
     run, seen = RunFolder(tmp_path / "run"), []
     with session_of(folder, run, rewards) as session:
-        for step, prompts in session.prompts("rl"):
+        for step, prompts in session.iterate_prompts("rl"):
             if step == 4:
                 once.touch()
             if step == 5:
@@ -147,7 +147,7 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
         asked[name] = command[1]
 
     with session_of(folder, run, rewards) as session:
-        for step, prompts in session.prompts("rl"):
+        for step, prompts in session.iterate_prompts("rl"):
             records[step] = stepped(session, step, session.rollout.generate(prompts))[1]
             session.commit(step)
             if step == 0:
@@ -160,7 +160,7 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
                 ask("detach", steer.detach(run.path, "fresh"))
             if step == 4:
                 break
-    answers = {name: steer.wait(run, command, 0.0) for name, command in asked.items()}
+    answers = {name: steer.wait_for_answer(run, command, 0.0) for name, command in asked.items()}
     assert {name: answer["state"] for name, answer in answers.items()} == {
         "attach": "taken",
         "broken": "refused",
@@ -174,9 +174,9 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
     assert ["reward.fresh" in records[step] for step in range(5)] == [False, True, True, True, False]
     multipliers = [records[step]["multiplier.low"] for step in range(5)]
     assert multipliers[0] == 0 < multipliers[1] < multipliers[2]
-    assert [each.get("step") for each in Commands(run).taken()] == [1, None, None, None, 4, 4]
+    assert [each.get("step") for each in CommandQueue(run).list_taken()] == [1, None, None, None, 4, 4]
     with session_of(folder, run, rewards, resume=True) as session:
-        for step, prompts in session.prompts("rl"):
+        for step, prompts in session.iterate_prompts("rl"):
             assert step >= 3, "the commit after three steps is the newest"
             again = stepped(session, step, session.rollout.generate(prompts))[1]
             session.commit(step)
@@ -202,7 +202,7 @@ def test_an_actor_that_runs_already_scores_and_a_scene_has_weights_of_its_own(ra
     with session_of(
         folder, RunFolder(tmp_path / "run"), rewards, scenes, "stages.rl.mismatch={correct: none}"
     ) as session:
-        for step, prompts in session.prompts("rl"):
+        for step, prompts in session.iterate_prompts("rl"):
             beams = session.rollout.generate(prompts)
             sent = beams.get(60.0)
             values, record = stepped(session, step, beams)
@@ -244,7 +244,7 @@ def test_a_worker_that_is_frozen_is_ended_and_its_prompts_are_scored_again(ray_l
     with session_of(
         folder, RunFolder(tmp_path / "run"), "{hit: {}, later: {use: 'odd.py:later', timeout_s: 2}}"
     ) as session:
-        for step, prompts in session.prompts("rl"):
+        for step, prompts in session.iterate_prompts("rl"):
             beams = session.rollout.generate(prompts)
             if step == 1:
                 _stop(session, "later", signal.SIGSTOP)

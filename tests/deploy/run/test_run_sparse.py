@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nonet
-from nonet.controller.groups.handles import Prompts
+from nonet.controller.groups.handles import PromptRequest
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
@@ -52,7 +52,7 @@ def quiet():
 
 
 def files_of(finished):
-    path, _ = Checkpoints(finished.folder.checkpoints).newest()
+    path, _ = Checkpoints(finished.folder.checkpoints).find_newest()
     return read_manifest(path).files
 
 
@@ -65,7 +65,7 @@ def found_by(finished):
 
 def states_of(finished):
     """Table -> hash of the rows in the newest commit, whatever the shards that wrote them."""
-    path, _ = Checkpoints(finished.folder.checkpoints).newest()
+    path, _ = Checkpoints(finished.folder.checkpoints).find_newest()
     found = {}
     for name, spec in run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).specs().items():
         table = make_table(name, spec, 5)
@@ -200,7 +200,7 @@ def _trained_and_published(s):
     s.trainer.train(s.stage, 0, 6)
     s.publish()
     users, positions = s.rollout.group.heldout_prompts().get(WAIT_S)
-    return Prompts("rl", 0, 0, users, positions, served=True)
+    return PromptRequest("rl", 0, 0, users, positions, served=True)
 
 
 def _beams(s, asked):

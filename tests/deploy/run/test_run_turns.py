@@ -100,14 +100,14 @@ def test_what_a_fused_trainer_alone_holds_takes_turns_with_the_rollout_bit_for_b
         made = api.scenario(ring / "ring.yaml", []).scenario
         with nonet.Session(made, folder=ring, run=RunFolder(ring / name)) as s:
             records = []
-            for step, prompts in s.prompts("rl"):
+            for step, prompts in s.iterate_prompts("rl"):
                 beams = s.rollout.generate(prompts)
                 records.append(s.trainer.update(s.stage, step, beams, s.reward.score(beams)))
                 s.publish()
                 s.commit(step)
             return [
                 {k: v for k, v in r.items() if k not in MEASURED} for r in records
-            ], s.groups.offloader.counted()
+            ], s.groups.offloader.list_counts()
 
     plain, none = by_hand("fused")
     real = sessions.plan_live
@@ -144,9 +144,9 @@ def test_two_trainers_then_one_with_a_rollout_apart_ends_as_a_run_resumed_with_t
     changed, _ = run(ring, "two-one", f"roles={TWO}", f"stages.rl.roles={ONE}")
     rebound = [r for r in read_journal(changed.folder.journal) if "rebound" in r]
     assert [(r["rebound"], r["starts"]) for r in rebound] == [("rl", {"trainer": 1, "rollout": 1})]
-    path, manifest = Checkpoints(changed.folder.checkpoints).newest()
+    path, manifest = Checkpoints(changed.folder.checkpoints).find_newest()
     assert manifest.participants == {"trainer": 1, "embedding": 1}
-    start = read_manifest(Checkpoints(changed.folder.checkpoints).end_of("finetune"))
+    start = read_manifest(Checkpoints(changed.folder.checkpoints).find_stage_end("finetune"))
     assert start.participants == {"trainer": 2, "embedding": 2}
 
     shutil.copytree(changed.folder.path, ring / "resumed")
@@ -185,7 +185,7 @@ def test_a_run_stopped_in_a_stage_of_its_own_roles_resumes_in_it_and_roles_come_
         for step in range(s.begin("finetune"), stage.steps):
             s.trainer.train(stage, step, step + 1)
             s.commit(step)
-    end = Checkpoints(stopped.checkpoints).end_of("finetune")
+    end = Checkpoints(stopped.checkpoints).find_stage_end("finetune")
     assert read_manifest(end).files == commits(calm.folder.path)[end.name]
 
 

@@ -12,10 +12,10 @@ from tests_ring import make_ring
 from torch import equal
 
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
-from nonet.deploy.report import summary
+from nonet.deploy.report import format_summary
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.features import ServedRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,7 +34,9 @@ def run(folder, name, *changes):
 
 def commits(finished) -> dict[str, dict[str, str]]:
     root = Checkpoints(finished.folder.checkpoints)
-    return {stage: read_manifest(root.end_of(stage)).files for stage in ("pretrain", "finetune", "rl")}
+    return {
+        stage: read_manifest(root.find_stage_end(stage)).files for stage in ("pretrain", "finetune", "rl")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def test_a_stage_stops_early_and_what_follows_goes_on_from_its_best_commit(whole
     assert found["best"] == steps[int(np.argmin(nats))] < found["ran"] < found["steps"] == 240
     assert steps == list(range(10, found["ran"] + 1, 10))
     ends = Checkpoints(finished.folder.checkpoints)
-    pretrain, finetune = (read_manifest(ends.end_of(stage)) for stage in ("pretrain", "finetune"))
+    pretrain, finetune = (read_manifest(ends.find_stage_end(stage)) for stage in ("pretrain", "finetune"))
     assert pretrain.step == pretrain.stage_step == found["best"]
     assert finetune.step - finetune.stage_step == found["best"]
     assert finished.report["detail"]["pretrain"]["valid"]["exhaustive"]["all"] == pytest.approx(
@@ -114,18 +116,18 @@ def test_rl_that_hurts_selects_its_start_and_by_last_keeps_the_last_step(ray_loc
     hurt, kept = hurt_run(folder, "hurt"), hurt_run(folder, "kept", "stages.rl.best={by: last}")
     for finished, start in ((hurt, True), (kept, False)):
         ends = Checkpoints(finished.folder.checkpoints)
-        newest, manifest = ends.newest()
+        newest, manifest = ends.find_newest()
         assert (manifest.stage, manifest.last, manifest.stage_step) == ("rl", True, 20)
-        before, after = weights(ends.end_of("finetune")), weights(newest)
+        before, after = weights(ends.find_stage_end("finetune")), weights(newest)
         assert all(equal(before[name], after[name]) for name in before) is start
-        published = OpenRun.of(finished.folder.path).publish_newest()
+        published = ServedRun.open(finished.folder.path).publish_newest()
         assert published.source["step"] == manifest.step
     report = hurt.report
     assert report["validation"]["rl"]["start"]
     assert report["validation"]["rl"]["guard"]["kept"] is False
     assert report["stages"]["rl"] == report["stages"]["finetune"]
     assert report["baselines"]["rl_unselected"]["recall@5"] < report["stages"]["rl"]["recall@5"]
-    text = summary(report)
+    text = format_summary(report)
     assert "no step passed the guard" in text
     assert "the checkpoint that the stage began from was selected" in text
     assert "start" not in kept.report["validation"]["rl"]

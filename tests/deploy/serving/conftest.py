@@ -7,7 +7,7 @@ from served_run import ServedRun
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def app(served):
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     yield app
     app.state.service.engines.close()
 

@@ -13,8 +13,8 @@ import yaml
 from killed_services import Processes, schedule
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.apart import apart, write_manifest
-from nonet.deploy.serving.service import Scaling, ServeConfig, Services
+from nonet.deploy.serving.apart import build_deployments, write_manifest
+from nonet.deploy.serving.service import ScalingConfig, ServeConfig, ServicesConfig
 from nonet.errors import ConfigError
 
 NAMES = ("Access", "Features", "Engine")
@@ -31,10 +31,14 @@ def url(served, ray_local):
     served.open().publish_newest()
     small = {"cpus": 0.1}
     settings = ServeConfig(
-        deadline_s=2.0, services=Services(access=small, features=small, engine={"cpus": 0.1, "replicas": 2})
+        deadline_s=2.0,
+        services=ServicesConfig(access=small, features=small, engine={"cpus": 0.1, "replicas": 2}),
     )
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "ERROR"})
-    serve.run(apart(serve, str(served.folder.path), settings, True, {"OMP_NUM_THREADS": "1"}), name="nonet")
+    serve.run(
+        build_deployments(serve, str(served.folder.path), settings, True, {"OMP_NUM_THREADS": "1"}),
+        name="nonet",
+    )
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
 
@@ -53,9 +57,9 @@ def asked(url, path="/recommend", within=20.0, **body):
 
 @pytest.mark.slow
 def test_services_apart_answer_as_one_process_does(url, served):
-    from nonet.deploy.serving.start import one_process
+    from nonet.deploy.serving.start import build_single_process_app
 
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     with TestClient(app) as client:
         for user in (101, 105, "nobody"):
             here = client.post("/recommend", json={"user": user, "k": 5}).json()
@@ -106,9 +110,9 @@ def processes(served, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def access(served, processes):
-    from nonet.deploy.serving.apart.deployments import app_of
+    from nonet.deploy.serving.apart.deployments import build_access_app
 
-    app = app_of(
+    app = build_access_app(
         str(served.folder.path),
         ServeConfig(deadline_s=2.0),
         True,
@@ -144,7 +148,7 @@ def test_a_manifest_names_the_run_and_the_services(tmp_path):
     assert body["kind"] == "RayService"
     app = yaml.safe_load(body["spec"]["serveConfigV2"])["applications"][0]
     assert app["args"]["run"] == "/runs/r1"
-    assert ServeConfig(**app["args"]["config"]).services.engine.autoscaling == Scaling(min=1, max=4)
+    assert ServeConfig(**app["args"]["config"]).services.engine.autoscaling == ScalingConfig(min=1, max=4)
     from ray.serve.schema import ServeDeploySchema
 
     ServeDeploySchema.model_validate(yaml.safe_load(body["spec"]["serveConfigV2"]))
@@ -158,4 +162,4 @@ def test_a_manifest_names_the_run_and_the_services(tmp_path):
 
 def test_features_is_one_replica():
     with pytest.raises(ValueError, match="features must be one replica"):
-        Services(features={"replicas": 2})
+        ServicesConfig(features={"replicas": 2})

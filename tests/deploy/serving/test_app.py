@@ -10,7 +10,7 @@ from served_run import ask, items
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 def error(client, status, path="/recommend", **body):
@@ -136,7 +136,7 @@ def test_metrics_and_the_page_of_the_api_are_there(client):
 
 def test_what_changes_things_wants_the_token(served, monkeypatch, tmp_path):
     monkeypatch.setenv("NONET_TOKEN", "secret")
-    app = one_process(str(served.folder.path), ServeConfig(follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), True)
     body = {"user": 1, "events": [{"item": 1001}]}
     with TestClient(app) as client:
         assert client.post("/events", json=body).json()["error"]["kind"] == "no_token"
@@ -145,7 +145,7 @@ def test_what_changes_things_wants_the_token(served, monkeypatch, tmp_path):
         assert client.post("/recommend", json={"user": 1}).status_code == 200
     app.state.service.engines.close()
     monkeypatch.delenv("NONET_TOKEN")
-    open_app = one_process(str(served.folder.path), ServeConfig(follow=False), False)
+    open_app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), False)
     with TestClient(open_app) as client:  # bound beyond this machine, no token: nothing can be changed
         assert client.post("/events", json=body).status_code == 401
     open_app.state.service.engines.close()
@@ -201,14 +201,14 @@ def test_versions_swap_and_roll_back_under_load_without_a_failed_or_mixed_answer
     assert engines.serving.default == newest - 1
     assert not failed
     run = served.open()
-    from nonet.models.inference import Engine
+    from nonet.models.inference import InferenceEngine
 
     seen = {answer["version"] for _, answer in answers}
     assert len(seen) >= 2
     for version in seen:
-        engine = Engine(run.recommender(registry.read_version(version)), version)
+        engine = InferenceEngine(run.recommender(registry.read_version(version)), version)
         for user, answer in [pair for pair in answers if pair[1]["version"] == version][:40]:
-            asked = app.state.service.features.list_of(str(user), None, 5)
+            asked = app.state.service.features.make_list_question(str(user), None, 5)
             alone = engine.answer([asked.question])[0]
             np.testing.assert_allclose([row["score"] for row in answer["items"]], alone.score, atol=1e-5)
 

@@ -6,9 +6,9 @@ import pytest
 from served_run import ServedRun
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.access import Access, Callers
+from nonet.deploy.serving.access import AccessPolicy, CallerResolver
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError
 
 WRITE, READ = {"authorization": "Bearer write"}, {"authorization": "Bearer read"}
@@ -28,7 +28,7 @@ def opened(served, monkeypatch):
     def make(local=True, write="", read="", peer="127.0.0.1", **settings):
         monkeypatch.setenv("NONET_TOKEN", write)
         monkeypatch.setenv("NONET_READ_TOKEN", read)
-        app = one_process(
+        app = build_single_process_app(
             str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False, **settings), local
         )
         apps.append(app)
@@ -111,20 +111,20 @@ def test_behind_a_trusted_proxy_each_address_has_its_own_limit(opened):
 
 
 def test_addresses_are_taken_from_the_last_untrusted_one():
-    callers = Callers(["10.0.0.0/8", "::1"])
-    assert callers.address("5.5.5.5", "1.1.1.1") == "5.5.5.5"
-    assert callers.address("10.0.0.1", "") == "10.0.0.1"
-    assert callers.address("10.0.0.1", "1.1.1.1, 2.2.2.2, 10.0.0.7") == "2.2.2.2"
-    assert callers.address("::1", "10.0.0.7") == "10.0.0.7"
-    assert callers.address("10.0.0.1", "not an address, 10.0.0.2") == "not an address"
+    callers = CallerResolver(["10.0.0.0/8", "::1"])
+    assert callers.resolve_address("5.5.5.5", "1.1.1.1") == "5.5.5.5"
+    assert callers.resolve_address("10.0.0.1", "") == "10.0.0.1"
+    assert callers.resolve_address("10.0.0.1", "1.1.1.1, 2.2.2.2, 10.0.0.7") == "2.2.2.2"
+    assert callers.resolve_address("::1", "10.0.0.7") == "10.0.0.7"
+    assert callers.resolve_address("10.0.0.1", "not an address, 10.0.0.2") == "not an address"
     with pytest.raises(ConfigError, match="proxies"):
-        Callers(["somewhere"])
+        CallerResolver(["somewhere"])
     with pytest.raises(Exception, match="proxies"):
         ServeConfig(proxies=["10.0.0.0/99"])
 
 
 def test_an_empty_token_allows_nothing():
-    access = Access("", "read", local=False)
+    access = AccessPolicy("", "read", local=False)
     assert not access.may_change("")
     assert not access.may_read("")
     assert not access.may_see_histories("")

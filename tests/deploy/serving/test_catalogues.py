@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from nonet.deploy.after import add_items
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 def new_catalogue(served, folder, title, withdrawn):
@@ -73,7 +73,7 @@ def test_a_version_of_before_answers_those_who_saw_items_that_came_later(served,
 
 def test_a_server_that_starts_later_serves_the_newest_catalogue(served):
     other = ServeConfig(deadline_s=20.0, follow=False)
-    app = one_process(str(served.folder.path), other, True)
+    app = build_single_process_app(str(served.folder.path), other, True)
     with TestClient(app) as client:
         assert ask(client, "/score", user=110, items=[5000])["unknown"] == []
     app.state.service.engines.close()

@@ -9,21 +9,21 @@ from served_run import ServedRun, ask
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 @pytest.fixture
 def app(tmp_path):
     served = ServedRun(tmp_path, memory=False)
     served.commit(1)
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     yield app
     app.state.service.engines.close()
 
 
 def test_what_the_features_took_counts_against_the_deadline(app, monkeypatch):
     features = app.state.service.features
-    right = features.list_of
+    right = features.make_list_question
 
     def slow(*arguments, **options):
         time.sleep(0.2)

@@ -7,8 +7,15 @@ from redis_server import REDIS, RedisServer
 from served_run import ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.features import Fallback, Features
-from nonet.deploy.serving.service import Engines, Metrics, ServeConfig, Service, Services, make_app
+from nonet.deploy.serving.features import FallbackRecommender, RequestFeatures
+from nonet.deploy.serving.service import (
+    EnginePool,
+    RecommendationService,
+    ServeConfig,
+    ServerMetrics,
+    ServicesConfig,
+    make_app,
+)
 
 pytestmark = pytest.mark.skipif(not REDIS, reason="no redis-server")
 
@@ -22,10 +29,13 @@ def redis(tmp_path):
 
 def test_histories_out_of_a_store_answer_alike_and_its_end_is_a_marked_fall_back(client, served, redis):
     opened = served.open()
-    features = Features.of(opened, posts=False, store=redis.address)
-    engines = Engines(opened, follow=False)
-    fallback, settings = Fallback(opened.corpus, features.items), ServeConfig(deadline_s=20.0).service()
-    app = make_app(Service(features, engines, fallback, settings, Metrics()))
+    features = RequestFeatures.from_run(opened, posts=False, store=redis.address)
+    engines = EnginePool(opened, follow=False)
+    fallback, settings = (
+        FallbackRecommender(opened.corpus, features.items),
+        ServeConfig(deadline_s=20.0).make_service_settings(),
+    )
+    app = make_app(RecommendationService(features, engines, fallback, settings, ServerMetrics()))
     with TestClient(app) as stored:
         for user in (101, 105, "nobody"):
             assert ask(stored, user=user, k=5) == ask(client, user=user, k=5)
@@ -41,4 +51,4 @@ def test_histories_out_of_a_store_answer_alike_and_its_end_is_a_marked_fall_back
 
 
 def test_the_store_is_named_in_the_services():
-    assert Services(features={"store": "redis://h:1/n"}).features.store == "redis://h:1/n"
+    assert ServicesConfig(features={"store": "redis://h:1/n"}).features.store == "redis://h:1/n"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from served_run import ServedRun
 
-from nonet.deploy.serving.features import Histories, append_events
+from nonet.deploy.serving.features import UserHistories, append_events
 from nonet.errors import ConfigError
 from nonet.samples.tokenised import StoredSequences
 
@@ -42,12 +42,12 @@ def event(item, time):
 
 
 def test_posted_events_come_after_those_of_the_data_in_order_of_time(served, tmp_path):
-    histories = Histories(served.ring.corpus(), tmp_path / "events.jsonl")
-    before = histories.of("100")
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
+    before = histories.get_events("100")
     last = int(before.time[-1])
     histories.post("100", [event(3, last + 10)])
     histories.post("100", [event(4, last + 5), event(5, 0)])
-    after = histories.of("100")
+    after = histories.get_events("100")
     assert after.item.tolist() == [
         int(before.item[0]),
         5,
@@ -56,8 +56,8 @@ def test_posted_events_come_after_those_of_the_data_in_order_of_time(served, tmp
         3,
     ]  # events of one moment in order of arrival
     assert all(len(values) == len(after) for values in after.columns.values())
-    assert histories.of("101").item.tolist() == before_of(served, 1)
-    assert not len(histories.of("nobody"))
+    assert histories.get_events("101").item.tolist() == before_of(served, 1)
+    assert not len(histories.get_events("nobody"))
     histories.close()
 
 
@@ -68,17 +68,17 @@ def before_of(served, row):
 
 def test_what_was_posted_is_there_after_a_restart_and_half_a_line_is_not(served, tmp_path):
     journal = tmp_path / "events.jsonl"
-    histories = Histories(served.ring.corpus(), journal)
+    histories = UserHistories(served.ring.corpus(), journal)
     histories.post("new", [event(1, 1), event(2, 2)], "first")
     histories.close()
     with journal.open("ab") as file:
         file.write(b'{"user": "new", "id": null, "ev')
-    again = Histories(served.ring.corpus(), journal)
-    assert again.of("new").item.tolist() == [1, 2]
+    again = UserHistories(served.ring.corpus(), journal)
+    assert again.get_events("new").item.tolist() == [1, 2]
     assert not again.post("new", [event(1, 1)], "first")
     assert again.post("new", [event(3, 3)], "second")
     again.close()
-    assert Histories(served.ring.corpus(), journal).of("new").item.tolist() == [1, 2, 3]
+    assert UserHistories(served.ring.corpus(), journal).get_events("new").item.tolist() == [1, 2, 3]
 
 
 def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_answer(served, tmp_path):
@@ -86,39 +86,41 @@ def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_ans
     folders = {"sequences": "sequences-1", "sids": "sids-2"}
     stored = StoredSequences(f"lmdb:{tmp_path / 's'}")
     stored.write(corpus.seq, folders)
-    events = stored.opened(folders, corpus.seq)
-    histories, plain = Histories(corpus, None, stored=events), Histories(corpus, None)
-    before = plain.of("100")
-    assert histories.of("100").item.tolist() == before.item.tolist()
+    events = stored.open_events(folders, corpus.seq)
+    histories, plain = UserHistories(corpus, None, stored=events), UserHistories(corpus, None)
+    before = plain.get_events("100")
+    assert histories.get_events("100").item.tolist() == before.item.tolist()
     new = {"item": np.array([3]), "time": before.time[:1] - 1, "event": np.array([0])}
     new |= {f"column:{name}": values[:1] for name, values in corpus.seq.columns.items()}
     events.append(["100"], new, corpus.sids)
-    assert histories.of("100").item.tolist() == [3, *before.item.tolist()]
-    assert not len(histories.of("nobody"))
+    assert histories.get_events("100").item.tolist() == [3, *before.item.tolist()]
+    assert not len(histories.get_events("nobody"))
     for user in (str(2**70), str(-(2**63) - 1), "é" * 512, "", "1.5", "\0"):
-        assert not len(histories.of(user)), "no key of the store, and nobody it knows"
-        assert isinstance(histories.key(user), int)
+        assert not len(histories.get_events(user)), "no key of the store, and nobody it knows"
+        assert isinstance(histories.get_key(user), int)
 
 
 def test_events_are_appended_to_the_store_that_serving_reads_them_from(served, tmp_path):
     opened, address = served.open(), f"lmdb:{tmp_path / 's'}"
-    before = len(Histories(opened.corpus, None, stored=opened.events_in(address)).of("100").item)
+    before = len(
+        UserHistories(opened.corpus, None, stored=opened.open_events(address)).get_events("100").item
+    )
     table = pa.table({"user_id": ["100"], "item_id": [1001], "timestamp": [9_000_000_000], "event": ["view"]})
     pq.write_table(table, tmp_path / "new.parquet")
     with pytest.raises(ConfigError, match="or --store"):
         append_events(str(served.folder.path), str(tmp_path / "new.parquet"))
     done = append_events(str(served.folder.path), str(tmp_path / "new.parquet"), address)
     assert (done["events"], done["unknown_items"]) == (1, 0)
-    after = Histories(opened.corpus, None, stored=opened.events_in(address)).of("100")
+    after = UserHistories(opened.corpus, None, stored=opened.open_events(address)).get_events("100")
     assert len(after.item) == before + 1
 
 
 def test_a_user_s_key_is_that_of_its_id_whoever_it_is(served, tmp_path):
-    histories = Histories(served.ring.corpus(), tmp_path / "events.jsonl")
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
     seq = served.ring.corpus().seq
-    assert histories.key("100") == int(seq.user_key[0])
-    assert histories.key("999") not in set(seq.user_key.tolist())
-    assert histories.key("999") == histories.key("999") != histories.key("998")
+    assert histories.get_key("100") == int(seq.user_key[0])
+    assert histories.get_key("999") not in set(seq.user_key.tolist())
+    assert histories.get_key("999") == histories.get_key("999") != histories.get_key("998")
     assert "100" in histories
     assert "999" not in histories
 
@@ -131,5 +133,5 @@ def test_a_kill_loses_no_event_that_was_acknowledged(served, tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         acknowledged += process.stdout.readlines()
     last = int([line for line in acknowledged if line.endswith(b"\n")][-1])
-    there = Histories(served.ring.corpus(), journal).of("killed").time.tolist()
+    there = UserHistories(served.ring.corpus(), journal).get_events("killed").time.tolist()
     assert there[: last + 1] == list(range(last + 1))

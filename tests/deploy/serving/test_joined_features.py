@@ -16,7 +16,7 @@ from nonet.controller.scenario import joined_features, load_scenario
 from nonet.deploy.serving.features import check_features
 from nonet.deploy.serving.offline import export_run, recommend_all
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process, serve_run
+from nonet.deploy.serving.start import build_single_process_app, serve_run
 from nonet.errors import ConfigError
 
 JOIN = {"item": {"use": "lmdb:prices", "columns": ["discount", "now_price"]}}
@@ -40,7 +40,7 @@ def test_a_run_with_joined_features_is_refused_and_nothing_is_written(run, tmp_p
     before = sorted(Path(run.path).rglob("*"))
     ask = {
         "serve": lambda: serve_run(str(run.path)),
-        "build": lambda: one_process(str(run.path), ServeConfig(), True),
+        "build": lambda: build_single_process_app(str(run.path), ServeConfig(), True),
         "export": lambda: export_run(str(run.path), tmp_path / "out"),
         "recommend --users": lambda: recommend_all(str(run.path), users, tmp_path / "out.parquet", 3, 1),
     }[verb]

@@ -12,9 +12,9 @@ import pytest
 from served_run import ServedRun, ask, items
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.features import Features, Histories, JournalOptions, StorageFull
+from nonet.deploy.serving.features import JournalOptions, RequestFeatures, StorageFull, UserHistories
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def fill_disk(monkeypatch, room):
 @pytest.mark.parametrize("room", [0, 20])
 def test_a_post_on_a_full_disk_is_refused_and_leaves_no_half_a_line(served, tmp_path, monkeypatch, room):
     journal = tmp_path / "events.jsonl"
-    histories = Histories(served.ring.corpus(), journal)
+    histories = UserHistories(served.ring.corpus(), journal)
     histories.post("first", [event(1)], "a")
     before = journal.read_bytes()
     with monkeypatch.context() as full:
@@ -53,11 +53,11 @@ def test_a_post_on_a_full_disk_is_refused_and_leaves_no_half_a_line(served, tmp_
         with pytest.raises(StorageFull, match="is full"):
             histories.post("second", [event(2)], "b")
     assert journal.read_bytes() == before
-    assert not len(histories.of("second"))
+    assert not len(histories.get_events("second"))
     assert histories.post("second", [event(2)], "b"), "the id of a refused post may be sent again"
     assert histories.post("third", [event(3)], "c")
-    again = Histories(served.ring.corpus(), journal)
-    assert [again.of(user).item.tolist() for user in ("first", "second", "third")] == [[1], [2], [3]]
+    again = UserHistories(served.ring.corpus(), journal)
+    assert [again.get_events(user).item.tolist() for user in ("first", "second", "third")] == [[1], [2], [3]]
 
 
 def test_an_acknowledged_event_is_on_a_disk_that_loses_what_was_not_synced(served, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_an_acknowledged_event_is_on_a_disk_that_loses_what_was_not_synced(serve
         kept["content"] = journal.read_bytes()
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    histories = Histories(served.ring.corpus(), journal)
+    histories = UserHistories(served.ring.corpus(), journal)
     for number in range(3):
         histories.post("new", [event(number)])
         assert kept["content"] == journal.read_bytes()
@@ -79,22 +79,25 @@ def test_an_acknowledged_event_is_on_a_disk_that_loses_what_was_not_synced(serve
 def test_a_short_write_is_continued_until_all_of_the_line_is_on_disk(served, tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, content: write(file, bytes(content)[:7]))
-    histories = Histories(served.ring.corpus(), tmp_path / "events.jsonl")
+    histories = UserHistories(served.ring.corpus(), tmp_path / "events.jsonl")
     histories.post("new", [event(1), event(2)])
-    assert Histories(served.ring.corpus(), tmp_path / "events.jsonl").of("new").item.tolist() == [1, 2]
+    assert UserHistories(served.ring.corpus(), tmp_path / "events.jsonl").get_events("new").item.tolist() == [
+        1,
+        2,
+    ]
 
 
 def test_a_torn_line_is_cut_and_reported_and_a_reader_changes_nothing(served, tmp_path, caplog):
     journal = tmp_path / "events.jsonl"
-    Histories(served.ring.corpus(), journal).post("new", [event(1)])
+    UserHistories(served.ring.corpus(), journal).post("new", [event(1)])
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"user": "ne')
-    reader = Histories(served.ring.corpus(), journal, read_only=True)
-    assert reader.of("new").item.tolist() == [1]
+    reader = UserHistories(served.ring.corpus(), journal, read_only=True)
+    assert reader.get_events("new").item.tolist() == [1]
     assert journal.read_bytes() != whole, "another process may be writing that line"
     with caplog.at_level(logging.WARNING):
-        writer = Histories(served.ring.corpus(), journal)
-    assert writer.facts()["cut_bytes"] == 12
+        writer = UserHistories(served.ring.corpus(), journal)
+    assert writer.get_facts()["cut_bytes"] == 12
     assert "removed an incomplete line of 12 bytes" in caplog.text
     assert journal.read_bytes() == whole
 
@@ -106,22 +109,22 @@ def test_what_reads_a_journal_leaves_it_as_it_is(served):
     journal = run.beside / "events.jsonl"
     before = journal.read_bytes() if journal.exists() else b""
     journal.write_bytes(before + b'{"user": "103", "id"')
-    Features.of(run, posts=False)
+    RequestFeatures.from_run(run, posts=False)
     assert journal.read_bytes() == before + b'{"user": "103", "id"'
     journal.write_bytes(before)
 
 
 def test_segments_are_sealed_numbered_and_never_rewritten(served, tmp_path):
     journal, options = tmp_path / "events.jsonl", JournalOptions(segment_bytes=200)
-    histories = Histories(served.ring.corpus(), journal, options=options)
+    histories = UserHistories(served.ring.corpus(), journal, options=options)
     for number in range(9):
         histories.post("new", [event(number)], f"post {number}")
     sealed = {path.name: path.read_bytes() for path in sorted((tmp_path / "events").iterdir())}
     assert list(sealed) == [f"{number:06d}.jsonl" for number in range(1, len(sealed) + 1)]
     assert len(sealed) >= 3
-    assert histories.facts()["segments"] == len(sealed) + 1
-    again = Histories(served.ring.corpus(), journal, options=options)
-    assert again.of("new").item.tolist() == list(range(9))
+    assert histories.get_facts()["segments"] == len(sealed) + 1
+    again = UserHistories(served.ring.corpus(), journal, options=options)
+    assert again.get_events("new").item.tolist() == list(range(9))
     for number in range(9, 20):
         again.post("new", [event(number)], f"post {number}")
     histories.post(
@@ -129,21 +132,23 @@ def test_segments_are_sealed_numbered_and_never_rewritten(served, tmp_path):
     )  # a process that has the sealed file open appends to the new one
     for name, content in sealed.items():
         assert (tmp_path / "events" / name).read_bytes() == content
-    assert Histories(served.ring.corpus(), journal, read_only=True).of("new").item.tolist() == list(range(21))
+    assert UserHistories(served.ring.corpus(), journal, read_only=True).get_events(
+        "new"
+    ).item.tolist() == list(range(21))
 
 
 def test_sealed_segments_beyond_the_retention_are_dropped_and_reported(served, tmp_path):
     journal = tmp_path / "events.jsonl"
-    histories = Histories(served.ring.corpus(), journal, options=JournalOptions(segment_bytes=1))
+    histories = UserHistories(served.ring.corpus(), journal, options=JournalOptions(segment_bytes=1))
     for number in range(4):
         histories.post("new", [event(number)])
     old = time.time() - 3 * 86_400
     os.utime(tmp_path / "events" / "000001.jsonl", (old, old))
-    assert Histories(served.ring.corpus(), journal).facts()["segments"] == 4, (
+    assert UserHistories(served.ring.corpus(), journal).get_facts()["segments"] == 4, (
         "without a retention all are kept"
     )
-    kept = Histories(served.ring.corpus(), journal, options=JournalOptions(1, retention_days=2))
-    assert kept.facts() | {"bytes": 0} == {
+    kept = UserHistories(served.ring.corpus(), journal, options=JournalOptions(1, retention_days=2))
+    assert kept.get_facts() | {"bytes": 0} == {
         "segments": 3,
         "bytes": 0,
         "retention_days": 2,
@@ -151,26 +156,26 @@ def test_sealed_segments_beyond_the_retention_are_dropped_and_reported(served, t
         "dropped_segments": 1,
         "quarantined": 0,
     }
-    assert kept.of("new").item.tolist() == [1, 2, 3]
+    assert kept.get_events("new").item.tolist() == [1, 2, 3]
 
 
 def test_memory_keeps_the_newest_events_and_the_items_of_all(served, tmp_path):
     """A bounded history reads and hides what one that keeps everything does, whatever the order of arrival."""
     corpus = served.ring.corpus()
-    every = Histories(corpus, tmp_path / "all" / "events.jsonl")
-    bounded = Histories(corpus, tmp_path / "bounded" / "events.jsonl", window=20)
+    every = UserHistories(corpus, tmp_path / "all" / "events.jsonl")
+    bounded = UserHistories(corpus, tmp_path / "bounded" / "events.jsonl", window=20)
     times = np.random.default_rng(0).permutation(200)
-    base = int(every.of("100").time[-2])
+    base = int(every.get_events("100").time[-2])
     for number, place in enumerate(times.tolist()):
         for histories in (every, bounded):
             for user, start in (("100", base), ("new", 0)):
                 histories.post(user, [event(number % 30, start + place)], None)
-    for histories in (bounded, Histories(corpus, tmp_path / "bounded" / "events.jsonl", window=20)):
+    for histories in (bounded, UserHistories(corpus, tmp_path / "bounded" / "events.jsonl", window=20)):
         for user in ("100", "new"):
-            assert len(histories.of(user)) <= 20 + len(Histories(corpus, None).of(user))
+            assert len(histories.get_events(user)) <= 20 + len(UserHistories(corpus, None).get_events(user))
             for block in (1, 8):
                 asked = [
-                    Features(corpus, each, 20, 20, block).list_of(user, None, 3)
+                    RequestFeatures(corpus, each, 20, 20, block).make_list_question(user, None, 3)
                     for each in (every, histories)
                 ]
                 read = [
@@ -202,7 +207,9 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
     home.mkdir(exist_ok=True)
     (home / "events.jsonl").write_text("".join(f"{line}\n" for line in UNREADABLE))
     for _ in range(2):
-        app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+        app = build_single_process_app(
+            str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True
+        )
         with TestClient(app, raise_server_exceptions=False) as client:
             assert ask(client, user=103, k=5, explain=True)["fallback"] is None
             assert ask(client, user=104, k=5)["fallback"] is None
@@ -213,13 +220,13 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
         assert len(kept) == 12
         assert kept[0]["place"] == "events.jsonl:1"
         assert "does not fit in 32 bits" in kept[0]["reason"]
-    history = Features.of(served.open(), posts=False).histories
-    own = Histories(served.ring.corpus(), None).of("103")
-    assert len(history.of("103")) == len(own) + 1, "the readable event of a post is read"
+    history = RequestFeatures.from_run(served.open(), posts=False).histories
+    own = UserHistories(served.ring.corpus(), None).get_events("103")
+    assert len(history.get_events("103")) == len(own) + 1, "the readable event of a post is read"
 
 
 def test_a_full_disk_is_507_over_http_and_the_event_is_in_no_answer(served, monkeypatch):
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     with TestClient(app, raise_server_exceptions=False) as client:
         with monkeypatch.context() as full:
             fill_disk(full, 10)
@@ -244,7 +251,7 @@ BAD_POSTS = [
 
 
 def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(served):
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     journal = served.open().beside / "events.jsonl"
     before = journal.read_bytes()
     header = {"content-type": "application/json"}

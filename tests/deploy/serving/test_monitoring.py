@@ -12,8 +12,8 @@ import pytest
 
 from nonet.controller.scenario import yaml
 from nonet.deploy.serving import write_monitoring
-from nonet.deploy.serving.service import Metrics
-from nonet.deploy.serving.top import figures, parse
+from nonet.deploy.serving.service import ServerMetrics
+from nonet.deploy.serving.top import compute_figures, parse_metrics
 
 
 class Nothing:
@@ -30,24 +30,24 @@ class Nothing:
 
 @pytest.fixture
 def metrics():
-    made = Metrics()
+    made = ServerMetrics()
     made.watch(Nothing, Nothing)
     return made
 
 
 def test_figures_are_of_what_came_between_two_looks(metrics):
-    before = parse(metrics.text().decode())
+    before = parse_metrics(metrics.text().decode())
     for number in range(100):
         metrics.requests.labels("recommend", "200", "3").inc()
         metrics.seconds.labels("recommend", "3").observe(0.004 if number < 98 else 0.18)
     metrics.fallbacks.labels("popularity", "deadline").inc(2)
-    found = figures(parse(metrics.text().decode()), before, 2.0)
+    found = compute_figures(parse_metrics(metrics.text().decode()), before, 2.0)
     assert found["requests/s"] == 50
     assert 0 < found["p50 ms"] <= 5
     assert 150 < found["p99 ms"] <= 200
     assert (found["fallbacks"], found["version"]) == (2, 3)
-    after = parse(metrics.text().decode())
-    assert figures(after, after, 1.0)["p99 ms"] == 0
+    after = parse_metrics(metrics.text().decode())
+    assert compute_figures(after, after, 1.0)["p99 ms"] == 0
 
 
 def test_the_dashboard_and_the_rules_ask_for_metrics_that_a_server_has(metrics, tmp_path):

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from served_run import ServedRun
 
-from nonet.deploy.serving.features import Features, Histories
+from nonet.deploy.serving.features import RequestFeatures, UserHistories
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
 from nonet.errors import ConfigError, DataError
-from nonet.models.inference import Engine
+from nonet.models.inference import InferenceEngine
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,14 @@ def served(tmp_path_factory):
 
 def answers(served, users, top):
     run = served.open()
-    engine = Engine(run.recommender(run.registry.read_version(1)), 1)
-    features = Features(
-        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    engine = InferenceEngine(run.recommender(run.registry.read_version(1)), 1)
+    features = RequestFeatures(
+        run.corpus, UserHistories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )
-    asked = [features.list_of(str(user), None, top) for user in users]
+    asked = [features.make_list_question(str(user), None, top) for user in users]
     return [
-        (features.items.ids(a.item), a.score) for a in (engine.answer([each.question])[0] for each in asked)
+        (features.items.get_ids(a.item), a.score)
+        for a in (engine.answer([each.question])[0] for each in asked)
     ]
 
 
@@ -67,13 +68,13 @@ def test_an_export_answers_as_the_server_does_and_its_example_runs_without_ray(s
     export_run(str(served.folder.path), target)
     exported = Exported(target)
     run = served.open()
-    engine = Engine(run.recommender(run.registry.read_version(1)), 1)
-    features = Features(
-        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    engine = InferenceEngine(run.recommender(run.registry.read_version(1)), 1)
+    features = RequestFeatures(
+        run.corpus, UserHistories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )
-    answer = engine.answer([features.list_of(None, [1001, 1002], 5).question])[0]
+    answer = engine.answer([features.make_list_question(None, [1001, 1002], 5).question])[0]
     found = exported.recommend([1001, 1002], k=5)
-    assert [item for item, _, _ in found] == features.items.ids(answer.item)
+    assert [item for item, _, _ in found] == features.items.get_ids(answer.item)
     np.testing.assert_allclose([score for _, _, score in found], answer.score, atol=1e-5)
     example = str(target / "example.py")
     code = (

@@ -7,7 +7,7 @@ from served_run import ask
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 def test_example_users_are_of_the_data_and_can_be_asked_about(client, served):
@@ -59,7 +59,7 @@ def test_a_body_that_is_no_json_object_says_what_to_send(client):
 
 def test_where_users_are_no_callers_business_there_are_no_examples(served, monkeypatch):
     monkeypatch.setenv("NONET_READ_TOKEN", "read")
-    app = one_process(str(served.folder.path), ServeConfig(follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), True)
     with TestClient(app) as client:
         assert client.get("/examples").status_code == 401
         assert client.get("/items", params={"title": "a"}).status_code == 401
@@ -67,7 +67,7 @@ def test_where_users_are_no_callers_business_there_are_no_examples(served, monke
         assert client.get("/examples", headers=right).json()["users"]
     app.state.service.engines.close()
     monkeypatch.delenv("NONET_READ_TOKEN")
-    beyond = one_process(str(served.folder.path), ServeConfig(follow=False), False)
+    beyond = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), False)
     with TestClient(beyond) as client:
         assert client.get("/examples").json() == {"users": []}
     beyond.state.service.engines.close()

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nonet.deploy.after import recommend_for
 from nonet.deploy.cli import app as commands
 from nonet.deploy.serving.service import ServeConfig
-from nonet.deploy.serving.start import one_process
+from nonet.deploy.serving.start import build_single_process_app
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(served):
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     with TestClient(app) as client:
         yield client
     app.state.service.engines.close()
@@ -45,11 +45,11 @@ def test_every_user_gets_the_list_of_the_server(served, client):
 
 def test_ratings_and_kinds_of_events_are_those_of_the_data(served):
     """The columns of a user's events are read, where they used to be set to the largest value."""
-    from nonet.deploy.after.recommend import _events_of
+    from nonet.deploy.after.recommend import _read_events
 
     corpus = served.ring.corpus()
     seq = corpus.seq
-    events = _events_of(corpus, str(seq.user_id[2]), 2)
+    events = _read_events(corpus, str(seq.user_id[2]), 2)
     cut = slice(int(seq.offsets[2]), int(seq.offsets[3]))
     np.testing.assert_array_equal(events.event, seq.event[cut])
     assert set(events.columns) == set(seq.columns)

@@ -11,9 +11,9 @@ from served_run import ServedRun, ask, items
 from starlette.testclient import TestClient
 
 from nonet.controller.record import Checkpoints
-from nonet.deploy.serving.features import OpenRun, open_run
-from nonet.deploy.serving.service import Engines, ServeConfig
-from nonet.deploy.serving.start import one_process, serve_run
+from nonet.deploy.serving.features import ServedRun, open_run
+from nonet.deploy.serving.service import EnginePool, ServeConfig
+from nonet.deploy.serving.start import build_single_process_app, serve_run
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers import write_base
 from nonet.workers.registry import RemoteRegistry
@@ -44,7 +44,7 @@ class SlowBuilds:
 
     def __init__(self, monkeypatch, *versions):
         self.begun, self.go_on = threading.Event(), threading.Event()
-        build = OpenRun.recommender
+        build = ServedRun.load_recommender
 
         def recommender(run, version, device="cpu"):
             if version.number in versions:
@@ -52,12 +52,12 @@ class SlowBuilds:
                 assert self.go_on.wait(20)
             return build(run, version, device)
 
-        monkeypatch.setattr(OpenRun, "recommender", recommender)
+        monkeypatch.setattr(ServedRun, "recommender", recommender)
 
 
 def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(served):
     served.commit(2)
-    engines = Engines(served.open())
+    engines = EnginePool(served.open())
     assert engines.serving.default == 1
     best = served.commit(1, last=False)
     served.commit(1, last=False)
@@ -75,7 +75,7 @@ def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(
 def test_a_server_that_follows_checkpoints_ends_on_what_the_stage_selected(served):
     best = served.commit(1, last=False)
     run = served.open()
-    engines = Engines(run, follow="checkpoints")
+    engines = EnginePool(run, follow="checkpoints")
     served.commit(1, last=False)
     until(lambda: engines.serving.default == 2)
     checkpoints = Checkpoints(served.folder.checkpoints)
@@ -114,10 +114,10 @@ def test_a_run_in_the_middle_of_its_first_stage_says_how_to_serve_it(served):
     with pytest.raises(
         ConfigError, match=rf"no stage has ended yet.*nonet publish --step {step} run, then nonet promote"
     ):
-        Engines(served.open())
+        EnginePool(served.open())
     version = served.open().publish_commit(step).number
     served.open().registry.promote(version)
-    engines = Engines(served.open())
+    engines = EnginePool(served.open())
     assert engines.serving.default == version
     served.commit(1)
     until(lambda: engines.serving.default == version + 1)
@@ -126,7 +126,7 @@ def test_a_run_in_the_middle_of_its_first_stage_says_how_to_serve_it(served):
 
 def test_a_run_without_versions_is_served_where_it_is_not_followed(served):
     served.commit(1)
-    engines = Engines(served.open(), follow=False)
+    engines = EnginePool(served.open(), follow=False)
     assert engines.serving.default == 1
     served.commit(1)
     time.sleep(0.3)
@@ -137,7 +137,7 @@ def test_a_run_without_versions_is_served_where_it_is_not_followed(served):
 def test_a_rollback_during_a_build_counts_at_once_and_the_build_is_not_activated(served, monkeypatch):
     served.commit(1)
     run = served.open()
-    engines = Engines(run)
+    engines = EnginePool(run)
     slow = SlowBuilds(monkeypatch, 2)
     served.commit(1)
     assert slow.begun.wait(10)
@@ -156,7 +156,7 @@ def test_a_rollback_during_a_build_counts_at_once_and_the_build_is_not_activated
 def test_promotions_and_rollbacks_between_built_versions_do_not_wait_for_a_build(served, monkeypatch):
     served.commit(1)
     run = served.open()
-    engines = Engines(run)
+    engines = EnginePool(run)
     for number in (2, 3):
         served.commit(1)
         until(lambda number=number: engines.serving.default == number)
@@ -181,7 +181,7 @@ def test_a_version_that_was_rolled_back_answers_nobody_while_the_one_before_is_b
     served.open().publish_newest()
     served.commit(1)
     served.open().publish_newest()
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     slow = SlowBuilds(monkeypatch, 1)
     with TestClient(app) as client:
         assert ask(client, user=103, k=3)["version"] == 2
@@ -239,7 +239,7 @@ def test_an_anonymous_share_is_drawn_by_the_caller_s_name_else_by_the_request(se
     second = served.commit(1, last=False)
     run.publish_commit(second)
     run.registry.promote(2, 0.5)
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     with TestClient(app) as client:
 
         def versions(count, **options):
@@ -262,7 +262,9 @@ def test_the_address_of_versions_is_used_by_the_server_and_remembered(served, tm
     (tmp_path / "bucket").mkdir()
     address = f"file://{tmp_path}/bucket/versions"
     served.commit(1)
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, registry=address), True)
+    app = build_single_process_app(
+        str(served.folder.path), ServeConfig(deadline_s=20.0, registry=address), True
+    )
     with TestClient(app) as client:
         assert ask(client, user=103, k=3)["version"] == 1
         assert (tmp_path / "bucket" / "versions" / "serving.json").exists()
@@ -281,13 +283,13 @@ def test_versions_published_before_an_address_was_named_are_pushed_there(served,
     served.open().publish_newest()
     (tmp_path / "bucket").mkdir()
     address = f"file://{tmp_path}/bucket/versions"
-    assert OpenRun.of(served.folder.path, address=address).registry.serving.default == 1
+    assert ServedRun.open(served.folder.path, address=address).registry.serving.default == 1
     assert RemoteRegistry(tmp_path / "another host", address).serving.default == 1
     other = ServedRun(_folder(tmp_path, "other"), memory=False)
     other.commit(2)
     other.open().publish_newest()
     with pytest.raises(ConfigError, match="has another version 1"):
-        _ = OpenRun.of(other.folder.path, address=address).registry
+        _ = ServedRun.open(other.folder.path, address=address).registry
 
 
 def test_states_of_users_are_refused_where_the_model_keeps_none(served, monkeypatch):
@@ -296,7 +298,7 @@ def test_states_of_users_are_refused_where_the_model_keeps_none(served, monkeypa
 
     monkeypatch.setattr(SidDecoder, "extends", False)
     with pytest.raises(ConfigError, match="state_bytes is 100, but this model keeps no states"):
-        Engines(served.open(), state_bytes=100)
+        EnginePool(served.open(), state_bytes=100)
 
 
 def _written(folder, text):
@@ -312,7 +314,7 @@ def _folder(parent, name):
 
 def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refused(served, monkeypatch):
     served.commit(6)
-    commit, manifest = served.open().newest_commit()
+    commit, manifest = served.open().find_newest_commit()
     write_base("a" * 64, commit)
     run = served.open()
     version = run.registry.publish(run.contents(commit, manifest), base=None, serve=False)
@@ -334,7 +336,7 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
 
 def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
     served.commit(6)
-    commit, manifest = served.open().newest_commit()
+    commit, manifest = served.open().find_newest_commit()
     write_base("a" * 64, commit)
     run = served.open()
     before = run.registry.list_versions()

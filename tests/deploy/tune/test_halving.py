@@ -6,20 +6,20 @@ import json
 
 import pytest
 
-from nonet.deploy.tune.halving import Halving, Result, shares
-from nonet.deploy.tune.ledger import Ledger
-from nonet.deploy.tune.picture import importances, picture
-from nonet.deploy.tune.results import last_rungs, progress_line, result_text
-from nonet.deploy.tune.sampler import new_values
-from nonet.deploy.tune.space import Key, Space
+from nonet.deploy.tune.halving import SuccessiveHalving, TrialResult, compute_rung_shares
+from nonet.deploy.tune.ledger import SearchLedger
+from nonet.deploy.tune.picture import compute_importances, draw_search
+from nonet.deploy.tune.results import format_progress, format_search_result, select_last_rungs
+from nonet.deploy.tune.sampler import sample_values
+from nonet.deploy.tune.space import SearchKey, SearchSpace
 from nonet.errors import ConfigError
 
-SPACE = Space(
+SPACE = SearchSpace(
     (
-        Key("stages.pretrain.lr", "log", (), 1e-4, 1e-1),
-        Key("model.width", "int", (), 16, 64, 16),
-        Key("model.block", "choice", (["a"], "b", True, 1)),
-        Key("model.dropout", "range", (), 0.0, 0.5),
+        SearchKey("stages.pretrain.lr", "log", (), 1e-4, 1e-1),
+        SearchKey("model.width", "int", (), 16, 64, 16),
+        SearchKey("model.block", "choice", (["a"], "b", True, 1)),
+        SearchKey("model.dropout", "range", (), 0.0, 0.5),
     ),
     None,
     "space.yaml",
@@ -36,9 +36,9 @@ def _score(values, rung):
 
 
 def _halving(trials=12, parallel=1, lower=False, ask=None):
-    rungs = shares(trials, lambda share: share)
-    ask = ask or (lambda number, told: new_values(SPACE, 7, trials, lower, number, told))
-    return Halving(trials, len(rungs), lower, parallel, ask)
+    rungs = compute_rung_shares(trials, lambda share: share)
+    ask = ask or (lambda number, told: sample_values(SPACE, 7, trials, lower, number, told))
+    return SuccessiveHalving(trials, len(rungs), lower, parallel, ask)
 
 
 def _finish(halving, results=(), score=_score, last_first=False):
@@ -48,24 +48,24 @@ def _finish(halving, results=(), score=_score, last_first=False):
         for job in reversed(jobs) if last_first else jobs:
             value = score(job.values, job.rung)
             results.append(
-                Result(job.number, job.rung, job.values, value, None if value is not None else "NaN")
+                TrialResult(job.number, job.rung, job.values, value, None if value is not None else "NaN")
             )
     return results
 
 
 def test_small_searches_have_fewer_rungs_and_equal_ones_are_one():
-    assert [str(share) for share in shares(12, lambda share: share)] == ["1/4", "1/2", "1"]
-    assert [str(share) for share in shares(8, lambda share: share)] == ["1/4", "1/2", "1"]
-    assert [str(share) for share in shares(7, lambda share: share)] == ["1/2", "1"]
-    assert [str(share) for share in shares(3, lambda share: share)] == ["1"]
-    assert [str(share) for share in shares(1, lambda share: share)] == ["1"]
+    assert [str(share) for share in compute_rung_shares(12, lambda share: share)] == ["1/4", "1/2", "1"]
+    assert [str(share) for share in compute_rung_shares(8, lambda share: share)] == ["1/4", "1/2", "1"]
+    assert [str(share) for share in compute_rung_shares(7, lambda share: share)] == ["1/2", "1"]
+    assert [str(share) for share in compute_rung_shares(3, lambda share: share)] == ["1"]
+    assert [str(share) for share in compute_rung_shares(1, lambda share: share)] == ["1"]
     epochs = lambda share: -(-2 * share.numerator // share.denominator)  # noqa: E731  of a stage of two epochs
-    assert [str(share) for share in shares(12, epochs)] == ["1/2", "1"]
+    assert [str(share) for share in compute_rung_shares(12, epochs)] == ["1/2", "1"]
 
 
 def test_the_better_half_goes_on_and_the_winner_trained_longest():
     halving = _halving()
-    assert halving.sizes() == [12, 6, 3]
+    assert halving.compute_sizes() == [12, 6, 3]
     results = _finish(halving)
     by_rung = [[each for each in results if each.rung == rung] for rung in range(3)]
     assert [len(each) for each in by_rung] == [12, 6, 3]
@@ -78,7 +78,7 @@ def test_the_better_half_goes_on_and_the_winner_trained_longest():
             for each in by_rung[rung - 1]
             if each.number not in {e.number for e in by_rung[rung]}
         )
-    winner = halving.winner(results)
+    winner = halving.find_winner(results)
     assert winner is not None
     assert winner.rung == 2
     assert winner.score == max(each.score for each in by_rung[2])
@@ -90,7 +90,7 @@ def test_of_equals_the_lower_number_goes_on_and_less_can_be_better():
     lower = _halving(4, lower=True, ask=lambda number, told: {"n": number})
     results = _finish(lower, score=lambda values, rung: float(values["n"]))
     assert [each.number for each in results][4:] == [0, 1]
-    assert lower.winner(results).number == 0  # type: ignore[union-attr]
+    assert lower.find_winner(results).number == 0  # type: ignore[union-attr]
 
 
 def test_a_search_that_was_cut_anywhere_goes_on_as_it_would_have():
@@ -99,7 +99,9 @@ def test_a_search_that_was_cut_anywhere_goes_on_as_it_would_have():
     for cut in range(len(whole)):
         assert _finish(halving, whole[:cut]) == whole
     other = _finish(
-        Halving(12, 3, False, 1, lambda number, told: new_values(SPACE, 8, 12, False, number, told))
+        SuccessiveHalving(
+            12, 3, False, 1, lambda number, told: sample_values(SPACE, 8, 12, False, number, told)
+        )
     )
     assert other != whole
 
@@ -108,12 +110,12 @@ def test_with_trials_at_once_the_order_of_their_ends_decides_nothing():
     halving = _halving(parallel=3)
     key = lambda each: (each.rung, each.number)  # noqa: E731
     assert sorted(_finish(halving), key=key) == sorted(_finish(halving, last_first=True), key=key)
-    begun = halving.jobs([])
+    begun = halving.list_jobs([])
     assert [job.number for job in begun] == [0, 1, 2]
     before = [each for each in _finish(halving) if each.rung == 0][:9]
-    batch = halving.jobs(before)
-    one = Result(10, 0, batch[1].values, 0.5)
-    assert halving.jobs([*before, one]) == [batch[0], batch[2]]
+    batch = halving.list_jobs(before)
+    one = TrialResult(10, 0, batch[1].values, 0.5)
+    assert halving.list_jobs([*before, one]) == [batch[0], batch[2]]
 
 
 def test_a_failed_trial_loses_and_ends_nothing():
@@ -125,12 +127,12 @@ def test_a_failed_trial_loses_and_ends_nothing():
     failed = {each.number for each in results if each.score is None}
     assert failed
     assert not failed & {each.number for each in results if each.rung}
-    assert halving.winner(results) is not None
+    assert halving.find_winner(results) is not None
     none = _finish(halving, score=lambda values, rung: None)
     assert len(none) == 12
-    assert halving.winner(none) is None
+    assert halving.find_winner(none) is None
     late = _finish(halving, score=lambda values, rung: None if rung == 2 else _score(values, rung))
-    assert halving.winner(late).rung == 1  # type: ignore[union-attr]
+    assert halving.find_winner(late).rung == 1  # type: ignore[union-attr]
 
 
 def test_proposals_stay_in_the_space_and_learn():
@@ -150,25 +152,25 @@ def test_proposals_stay_in_the_space_and_learn():
 
 
 def test_a_ledger_keeps_results_and_refuses_another_search(tmp_path):
-    ledger = Ledger(tmp_path, {"trials": 4, "scenario": {"name": "a"}})
+    ledger = SearchLedger(tmp_path, {"trials": 4, "scenario": {"name": "a"}})
     assert not ledger.begun
     results = [
-        Result(1, 0, {"x": 0.1, "y": [1]}, 0.25, None, 0.5),
-        Result(0, 0, {"x": 1e-5, "y": None}, None, "NaN"),
+        TrialResult(1, 0, {"x": 0.1, "y": [1]}, 0.25, None, 0.5),
+        TrialResult(0, 0, {"x": 1e-5, "y": None}, None, "NaN"),
     ]
     for each in results:
         ledger.add(each)
-    again = Ledger(tmp_path, {"trials": 4, "scenario": {"name": "a"}})
+    again = SearchLedger(tmp_path, {"trials": 4, "scenario": {"name": "a"}})
     assert again.begun
     assert again.results == results[::-1]
     with pytest.raises(
         ConfigError,
         match=r"a search with another trials \(there 4, here 5\), scenario; use the original options",
     ):
-        Ledger(tmp_path, {"trials": 5, "scenario": {"name": "b"}})
+        SearchLedger(tmp_path, {"trials": 5, "scenario": {"name": "b"}})
     (tmp_path / "tune.json").write_text("{")
     with pytest.raises(ConfigError, match="is not the ledger of a search"):
-        Ledger(tmp_path, {})
+        SearchLedger(tmp_path, {})
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------
@@ -189,21 +191,21 @@ def _search(halving):
 def test_the_table_has_each_trial_once_best_first_and_says_why_one_failed():
     halving = _halving()
     results = _finish(halving)
-    results[0] = Result(0, 0, results[0].values, None, "its validation is not a number")
-    rows = last_rungs([each for each in results if each.number or not each.rung], lower=False)
+    results[0] = TrialResult(0, 0, results[0].values, None, "its validation is not a number")
+    rows = select_last_rungs([each for each in results if each.number or not each.rung], lower=False)
     assert [each.number for each in rows][-1] == 0
     assert sorted(each.number for each in rows) == list(range(12))
     found = {
         "search": _search(halving),
         "results": json.loads(json.dumps([_plain(each) for each in results])),
-        "best": _plain(halving.winner(results)),
+        "best": _plain(halving.find_winner(results)),
         "scenario": "best.yaml",
         "picture": "tune.svg",
     }
-    text = result_text(found)
+    text = format_search_result(found)
     assert "12 with 1/4, 6 with 1/2, 3 with all" in text
     assert "best       trial" in text
-    assert "1/4 of the length" in progress_line(results[1], found["search"], 1, 21)
+    assert "1/4 of the length" in format_progress(results[1], found["search"], 1, 21)
 
 
 def _plain(result):
@@ -217,10 +219,10 @@ def test_the_key_that_scores_follow_has_the_importance():
     results = _finish(
         halving, score=lambda values, rung: {16: 0.0, 32: 1.0, 48: 4.0, 64: 9.0}[values["model.width"]]
     )
-    found = importances(SPACE, results)
+    found = compute_importances(SPACE, results)
     assert found["model.width"] == max(found.values()) > 0.7
     assert all(0 <= share <= 1 for share in found.values())
-    assert importances(SPACE, results[:1]) == dict.fromkeys(found, 0.0)
+    assert compute_importances(SPACE, results[:1]) == dict.fromkeys(found, 0.0)
 
 
 def test_the_picture_is_whole_svg_and_marks_the_best():
@@ -228,8 +230,8 @@ def test_the_picture_is_whole_svg_and_marks_the_best():
 
     halving = _halving()
     results = _finish(halving)
-    results.append(Result(99, 0, results[0].values, None, "failed"))
-    svg = picture(SPACE, results, _search(halving))
+    results.append(TrialResult(99, 0, results[0].values, None, "failed"))
+    svg = draw_search(SPACE, results, _search(halving))
     tags = [each.tag.rpartition("}")[2] for each in ElementTree.fromstring(svg).iter()]
     assert tags.count("circle") == 21 * len(SPACE.keys)
     assert svg.count("dot best") == len(SPACE.keys)

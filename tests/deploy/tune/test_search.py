@@ -19,11 +19,11 @@ import pytest
 from tests_ring import make_ring
 from typer.testing import CliRunner
 
-from nonet.controller.record import RunFolder, Validations
+from nonet.controller.record import RunFolder, ValidationRecord
 from nonet.deploy.cli import app
 from nonet.deploy.run import api
 from nonet.deploy.tune import sampler, search, tune_scenario
-from nonet.deploy.tune.subject import Subject
+from nonet.deploy.tune.subject import TunedScenario
 from nonet.deploy.tune.trial import NO_NUMBER, run_trial
 from nonet.errors import ConfigError, WorkerFailed, WorkerLost
 
@@ -54,16 +54,16 @@ class Runs:
         if pretrain.lr > self.fails:
             raise WorkerFailed("the loss is not a number")
         value = 1 - abs(math.log10(pretrain.lr) + 2) / 4 + pretrain.epochs / 100
-        kept = Validations(run, "finetune")
+        kept = ValidationRecord(run, "finetune")
         for step, less in ((1, 0.1), (2, 0.0), (3, 0.2)):
             kept.add(step, {"metrics": {"ndcg@10": value - less}, "nats": 3.0, "events": 60})
         run.write_json("report.json", {})
         return SimpleNamespace(state="done")
 
     def _run_all(self, subject, halving, ledger, folder, say) -> None:
-        jobs = search._Jobs(halving, ledger, folder, say)
-        while job := jobs.next("job"):
-            jobs.ended("job", run_trial(subject, json.loads(job)))
+        jobs = search._JobQueue(halving, ledger, folder, say)
+        while job := jobs.get_next("job"):
+            jobs.end_job("job", run_trial(subject, json.loads(job)))
         if jobs.broken:
             raise WorkerLost(jobs.broken)
 
@@ -122,21 +122,23 @@ def test_trials_that_fail_lose_after_a_second_try(folder, tmp_path, monkeypatch)
 
 
 def test_a_validation_that_is_no_number_is_a_failure(folder, tmp_path):
-    subject, run = Subject.read(folder / "ring.yaml"), RunFolder(tmp_path / "run")
+    subject, run = TunedScenario.read(folder / "ring.yaml"), RunFolder(tmp_path / "run")
     for step in (1, 2):
-        Validations(run, "finetune").add(step, {"metrics": {"ndcg@10": None}, "nats": None, "events": 60})
+        ValidationRecord(run, "finetune").add(
+            step, {"metrics": {"ndcg@10": None}, "nats": None, "events": 60}
+        )
     run.write_json("report.json", {})
     answer = run_trial(subject, {"values": {}, "share": "1", "folder": str(run.path)})
     assert (answer["score"], answer["failed"], answer["broken"]) == (None, NO_NUMBER, None)
-    Validations(run, "finetune").add(3, {"metrics": {"ndcg@10": 0.5}, "nats": 2.0, "events": 60})
-    Validations(run, "finetune").add(4, {"metrics": {"ndcg@10": 0.25}, "nats": 2.5, "events": 60})
-    assert subject.score(run) == 0.5
-    assert Subject.read(folder / "ring.yaml", metric="nats").score(run) == 2.0
+    ValidationRecord(run, "finetune").add(3, {"metrics": {"ndcg@10": 0.5}, "nats": 2.0, "events": 60})
+    ValidationRecord(run, "finetune").add(4, {"metrics": {"ndcg@10": 0.25}, "nats": 2.5, "events": 60})
+    assert subject.read_score(run) == 0.5
+    assert TunedScenario.read(folder / "ring.yaml", metric="nats").read_score(run) == 2.0
 
 
 def test_values_that_are_no_scenario_lose_without_a_run(folder, tmp_path):
     job = {"values": {"model.width": 17}, "share": "1", "folder": str(tmp_path / "run")}
-    answer = run_trial(Subject.read(folder / "ring.yaml"), job)
+    answer = run_trial(TunedScenario.read(folder / "ring.yaml"), job)
     assert answer["score"] is None
     assert answer["broken"] is None
     assert "17" in answer["failed"]

@@ -8,8 +8,8 @@ import pytest
 from tests_ring import make_ring
 
 from nonet.controller.scenario import load_scenario
-from nonet.deploy.tune.space import MOST_CORNERS, Key, Space, read_space
-from nonet.deploy.tune.subject import Subject
+from nonet.deploy.tune.space import MOST_CORNERS, SearchKey, SearchSpace, read_space
+from nonet.deploy.tune.subject import TunedScenario
 from nonet.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def _space(folder, text):
 
 
 def _subject(folder, *changes, metric=None):
-    return Subject.read(folder / "ring.yaml", list(changes), metric)
+    return TunedScenario.read(folder / "ring.yaml", list(changes), metric)
 
 
 def test_a_file_says_choices_ranges_logarithms_and_whole_numbers(folder):
@@ -36,10 +36,10 @@ def test_a_file_says_choices_ranges_logarithms_and_whole_numbers(folder):
     )
     assert space.metric == "recall@5"
     assert space.keys == (
-        Key("stages.pretrain.lr", "log", (), 1e-3, 1e-2),
-        Key("model.dropout", "choice", (0.1, 0.3)),
-        Key("model.width", "int", (), 32, 128, 32),
-        Key("x.y", "range", (), 0.0, 1.0),
+        SearchKey("stages.pretrain.lr", "log", (), 1e-3, 1e-2),
+        SearchKey("model.dropout", "choice", (0.1, 0.3)),
+        SearchKey("model.width", "int", (), 32, 128, 32),
+        SearchKey("x.y", "range", (), 0.0, 1.0),
     )
 
 
@@ -101,10 +101,12 @@ def test_a_space_that_fits_is_accepted(folder):
 
 
 def test_corners_are_all_combinations_and_pairs_where_those_are_too_many():
-    few = Space((Key("a", "choice", (1, 2, 3)), Key("b", "range", (), 0.0, 1.0)), None, "space.yaml")
-    assert len(list(few.corners())) == 6
-    many = Space(tuple(Key(f"k{at}", "int", (), 0, 1, 1) for at in range(10)), None, "space.yaml")
-    corners = list(many.corners())
+    few = SearchSpace(
+        (SearchKey("a", "choice", (1, 2, 3)), SearchKey("b", "range", (), 0.0, 1.0)), None, "space.yaml"
+    )
+    assert len(list(few.iterate_corners())) == 6
+    many = SearchSpace(tuple(SearchKey(f"k{at}", "int", (), 0, 1, 1) for at in range(10)), None, "space.yaml")
+    corners = list(many.iterate_corners())
     assert len(corners) == 45 * 4 < 2**10
     assert MOST_CORNERS < 2**10
     assert {(each["k3"], each["k7"]) for each in corners} == {(0, 0), (0, 1), (1, 0), (1, 1)}
@@ -125,12 +127,12 @@ def test_a_scenario_without_validation_cannot_be_searched(folder):
 def test_a_trial_ends_with_the_stage_that_is_judged_and_trains_its_share(folder):
     subject = _subject(folder, "evaluate.every=9", "evaluate.baselines=[sasrec]")
     assert subject.judged == "finetune"
-    quarter = subject.trial({"model.width": 32}, Fraction(1, 4)).scenario
+    quarter = subject.build_trial({"model.width": 32}, Fraction(1, 4)).scenario
     assert list(quarter.stages) == ["pretrain", "finetune"]
     assert [getattr(body, "epochs", None) for body in quarter.stages.values()] == [1, 1]
     assert quarter.evaluate.every == 3
     assert quarter.evaluate.baselines is None
-    whole = subject.trial({}).scenario
+    whole = subject.build_trial({}).scenario
     assert [getattr(body, "epochs", None) for body in whole.stages.values()] == [3, 1]
 
 
@@ -138,7 +140,7 @@ def test_the_metric_of_a_search_is_what_names_the_best_commit_of_its_trials(fold
     subject = _subject(folder, metric="nats")
     assert subject.rule.metric == "nats"
     assert subject.rule.lower
-    assert subject.trial({}).scenario.checkpoint.keep.best == "nats"
+    assert subject.build_trial({}).scenario.checkpoint.keep.best == "nats"
     assert _subject(folder).rule.metric == "ndcg@10"
 
 
@@ -147,8 +149,8 @@ def test_what_settings_leave_to_the_data_is_settled_once(folder):
         "name: open\nsettings: data\ndata: {interactions: interactions.parquet, items: items.parquet}\n"
         "stages: {pretrain: {}}\n"
     )
-    subject = Subject.read(folder / "open.yaml")
-    settings = subject.scenario({"model.width": 16}).settings
+    subject = TunedScenario.read(folder / "open.yaml")
+    settings = subject.build_scenario({"model.width": 16}).settings
     assert isinstance(settings, dict)
     assert "model.width" not in settings
     assert settings.items() <= subject.document["settings"].items()
@@ -156,7 +158,7 @@ def test_what_settings_leave_to_the_data_is_settled_once(folder):
 
 def test_the_winner_loads_from_any_folder(folder, tmp_path):
     subject = _subject(folder, "model.dropout=0.2")
-    (tmp_path / "best.yaml").write_text(subject.written({"stages.pretrain.lr": 0.007}))
+    (tmp_path / "best.yaml").write_text(subject.to_yaml({"stages.pretrain.lr": 0.007}))
     best, _ = load_scenario(tmp_path / "best.yaml")
     assert best.stages["pretrain"].lr == 0.007
     assert best.data.interactions == str(folder / "interactions.parquet")
@@ -167,4 +169,4 @@ def test_the_winner_loads_from_any_folder(folder, tmp_path):
 def test_a_scenario_whose_data_is_not_there_is_refused_by_its_data(folder):
     space = _space(folder, "model.dropout: [0.0, 0.2]")
     with pytest.raises(ConfigError, match="amazon-sid is shipped without data"):
-        Subject.read("amazon-sid").check(space)
+        TunedScenario.read("amazon-sid").check(space)

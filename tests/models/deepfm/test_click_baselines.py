@@ -7,9 +7,15 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.models.deepfm.baselines import PENALTIES, LogisticRegression, _matrix, _solve, baseline_chances
+from nonet.models.deepfm.baselines import (
+    PENALTIES,
+    LogisticRegression,
+    _build_matrix,
+    _solve,
+    predict_baseline,
+)
 from nonet.random import rng
-from nonet.samples.batches.clicks import Clicks
+from nonet.samples.batches.clicks import ClickRows
 from nonet.samples.sequences.sequences import TEST, TRAIN, build_sequences
 
 
@@ -31,13 +37,13 @@ def clicks():
     catalogue = pa.table({"item_id": np.arange(items), "title": ["t"] * items, "categories": [["a"]] * items})
     split = {"use": "leave_last_out", "test": 2, "valid": 2}
     seq, catalogue = build_sequences(interactions, catalogue, split=split, targets={"s": "rating >= 4"})
-    return Clicks.of(seq, catalogue, seq.targets["s"], ("user", "item", "liked"), 5)
+    return ClickRows.from_labels(seq, catalogue, seq.targets["s"], ("user", "item", "liked"), 5)
 
 
 def test_the_regression_stands_where_its_gradient_is_zero(clicks):
     rows = clicks.rows(TRAIN)
     found = LogisticRegression.fit(clicks)
-    matrix = _matrix(clicks.batch(rows), found.keys).to_dense()
+    matrix = _build_matrix(clicks.batch(rows), found.keys).to_dense()
     weight = found.weight.clone().requires_grad_()
     bias = torch.tensor(found.bias, dtype=torch.float64, requires_grad=True)
     label = torch.from_numpy(clicks.label[rows]).double()
@@ -52,12 +58,12 @@ def test_its_penalty_is_the_best_of_all_on_validation(clicks):
     valid = clicks.batch(np.flatnonzero(clicks.seq.split == 2))
     label = torch.from_numpy(clicks.label[clicks.seq.split == 2]).double()
     rows = clicks.rows(TRAIN)
-    train = _matrix(clicks.batch(rows), found.keys)
+    train = _build_matrix(clicks.batch(rows), found.keys)
     want = torch.from_numpy(clicks.label[rows]).double()
     losses = {}
     for penalty in PENALTIES:
         solved = _solve(train, want, penalty, torch.zeros(train.shape[1] + 1, dtype=torch.float64))
-        logits = _matrix(valid, found.keys) @ solved[:-1] + solved[-1]
+        logits = _build_matrix(valid, found.keys) @ solved[:-1] + solved[-1]
         losses[penalty] = float(torch.nn.functional.binary_cross_entropy_with_logits(logits, label))
     assert found.penalty == min(losses, key=lambda penalty: losses[penalty])
 
@@ -68,13 +74,13 @@ def test_a_key_that_was_never_trained_on_counts_nothing(clicks):
     bags["user"].values[:] = 12345
     without = dict(bags)
     without["user"] = type(bags["user"])(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
-    assert found.chances(bags) == found.chances(without)
+    assert found.predict(bags) == found.predict(without)
 
 
 def test_popularity_is_the_smoothed_like_rate_of_the_training_rows(clicks):
     rows, test = clicks.rows(TRAIN), clicks.rows(TEST)
     label, item = clicks.label[rows], clicks.seq.item[rows]
-    chance = baseline_chances("popularity", clicks, test)
+    chance = predict_baseline("popularity", clicks, test)
     for at, found in zip(test[:10], chance[:10], strict=True):
         mine = label[item == clicks.seq.item[at]]
         assert found == pytest.approx((mine.sum() + 5 * label.mean()) / (len(mine) + 5))

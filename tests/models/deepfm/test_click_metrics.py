@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.deepfm.metrics import auc, check_metric, log_losses, paired_clicks, summarise_clicks
+from nonet.models.deepfm.metrics import auc, check_metric, compare_clicks, log_losses, summarise_clicks
 from nonet.random import rng
 
 
@@ -34,23 +34,25 @@ def test_log_loss_is_that_of_torch():
 
 
 def test_a_bootstrap_weighting_is_the_auc_of_the_repeated_rows():
-    from nonet.models.deepfm.metrics import _aucs
+    from nonet.models.deepfm.metrics import _compute_weighted_aucs
 
     draw = rng(3, "weights")
     score, label, times = draw.integers(0, 9, 60) / 9, draw.integers(0, 2, 60), draw.integers(0, 4, 60)
     repeated = slow_auc(np.repeat(score, times), np.repeat(label, times))
-    assert _aucs(score, label, times[None].astype(float))[0] == pytest.approx(repeated, abs=1e-12)
+    assert _compute_weighted_aucs(score, label, times[None].astype(float))[0] == pytest.approx(
+        repeated, abs=1e-12
+    )
 
 
 def test_a_better_model_differs_significantly_and_a_noisy_copy_does_not():
     draw = rng(5, "models")
     user, truth = np.repeat(np.arange(200), 10), draw.random(2000)
     label = draw.random(2000) < truth
-    better = paired_clicks(truth, np.full(2000, 0.5), label, user, 7, 300)
+    better = compare_clicks(truth, np.full(2000, 0.5), label, user, 7, 300)
     assert better["auc"]["low"] > 0
     assert better["log_loss"]["high"] < 0
     copy = np.clip(truth + draw.normal(0, 1e-4, 2000), 0, 1)
-    same = paired_clicks(truth, copy, label, user, 7, 300)
+    same = compare_clicks(truth, copy, label, user, 7, 300)
     assert same["auc"]["low"] <= 0 <= same["auc"]["high"]
 
 

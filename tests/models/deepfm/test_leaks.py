@@ -7,7 +7,7 @@ import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError
-from nonet.models.deepfm.leaks import columns_in, separating_columns
+from nonet.models.deepfm.leaks import find_columns, find_separating_columns
 
 
 def clicks(tables, target="clicked == 1", **data):
@@ -40,8 +40,8 @@ def test_the_column_of_late_labels_is_refused_and_labels_of_earlier_events_are_n
 
 
 def test_columns_of_a_condition_are_its_names():
-    assert columns_in("rating >= 4 and event in ('cart', 'order')") == {"rating", "event"}
-    assert columns_in("rating >=") == set()
+    assert find_columns("rating >= 4 and event in ('cart', 'order')") == {"rating", "event"}
+    assert find_columns("rating >=") == set()
 
 
 def test_a_column_that_separates_the_labels_is_found_and_a_good_feature_is_not():
@@ -54,4 +54,4 @@ def test_a_column_that_separates_the_labels_is_found_and_a_good_feature_is_not()
         "unique": np.arange(2000),
         "noise": draw.integers(0, 20, 2000),
     }
-    assert set(separating_columns(columns, label)) == {"copy", "refined"}
+    assert set(find_separating_columns(columns, label)) == {"copy", "refined"}

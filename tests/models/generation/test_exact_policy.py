@@ -8,7 +8,7 @@ import torch
 
 from nonet.models.generation import MEMORY_WEIGHTS, Trie, Votes, attach
 from nonet.models.generation.logprob import log_prob_from
-from nonet.models.policy import expected_reward
+from nonet.models.policy import compute_expected_reward
 from nonet.random import rng
 
 CODES, ITEMS, USERS = (5, 4, 3), 40, 6
@@ -31,7 +31,7 @@ def test_the_expected_reward_and_its_gradient_are_those_of_every_item_by_itself(
     brute = (chance * reward).sum(1) / chance.sum(1)
     parameters = [p for p in model.parameters() if p.requires_grad]
     wanted = torch.autograd.grad(brute.sum(), parameters, allow_unused=True)
-    exact = expected_reward(model, cache, trie, None, reward, allowed)
+    exact = compute_expected_reward(model, cache, trie, None, reward, allowed)
     got = torch.autograd.grad(exact.sum(), parameters, allow_unused=True)
     assert exact.detach().numpy() == pytest.approx(brute.detach().numpy(), abs=1e-9)
     whole = [torch.cat([g.reshape(-1) for g in grads if g is not None]) for grads in (wanted, got)]
@@ -47,5 +47,5 @@ def test_what_is_expected_of_a_constant_is_the_constant_whatever_is_voted_or_all
     votes = Votes(torch.from_numpy(leaf).repeat(USERS, 1), torch.full((USERS, 7), 1 / 7))
     allowed = torch.ones(USERS, ITEMS, dtype=torch.bool)
     allowed[0], allowed[1, 3:] = False, False
-    found = expected_reward(model, cache, trie, votes, torch.full((USERS, ITEMS), 2.5), allowed)
+    found = compute_expected_reward(model, cache, trie, votes, torch.full((USERS, ITEMS), 2.5), allowed)
     assert found.tolist() == pytest.approx([0.0, *[2.5] * (USERS - 1)], abs=1e-5)

@@ -8,10 +8,10 @@ import torch
 
 from nonet.errors import DataError
 from nonet.models.generation import exhaustive
-from nonet.models.generation.exhaustive import score_items, top_items
+from nonet.models.generation.exhaustive import score_items, select_top_items
 from nonet.models.generation.logprob import log_prob_from
 from nonet.models.generation.trie import Trie
-from nonet.models.ranking.metrics import MISSED, rank_of_target_np, tie_order
+from nonet.models.ranking.metrics import MISSED, make_tie_order, rank_of_target_np
 from nonet.models.sid_decoder import SidDecoder, depth
 from nonet.random import rng
 
@@ -62,7 +62,7 @@ def test_top_items_equal_a_sort(jagged):
         scores = g.integers(0, 8, (users, items)).astype(np.float32)  # many ties
         scores[:, g.random(items) < 0.2] = -np.inf
         seen = [g.integers(0, items, int(g.integers(0, items))).tolist() for _ in range(users)]
-        tops = top_items(torch.from_numpy(scores), 7, jagged(seen))
+        tops = select_top_items(torch.from_numpy(scores), 7, jagged(seen))
         for user in range(users):
             order = sorted(range(items), key=lambda item, row=scores[user]: (-row[item], item))
             left = [item for item in order if item not in seen[user] and scores[user, item] > -np.inf][:7]
@@ -72,9 +72,9 @@ def test_top_items_equal_a_sort(jagged):
 def test_the_best_items_by_a_tie_order_are_those_that_rank_first(jagged):
     g = rng(5, "lists and ranks")
     scores = g.integers(0, 3, (30, 20)).astype(np.float32)  # many ties
-    tie = tie_order(g.integers(0, 4, 20), seed=1)
+    tie = make_tie_order(g.integers(0, 4, 20), seed=1)
     masked = jagged([g.integers(0, 20, 6).tolist() for _ in range(30)])
-    tops = top_items(torch.from_numpy(scores), 20, masked, tie).numpy()
+    tops = select_top_items(torch.from_numpy(scores), 20, masked, tie).numpy()
     for item in range(20):
         ranks = rank_of_target_np(scores, np.full(30, item), masked, tie)
         for user, place in enumerate(ranks.tolist()):
@@ -83,10 +83,10 @@ def test_the_best_items_by_a_tie_order_are_those_that_rank_first(jagged):
 
 def test_top_items_leave_the_scores_as_they_are_and_want_a_row_a_user(jagged):
     scores = torch.tensor([[0.1, 0.2, 0.3]])
-    top_items(scores, 2, jagged([[2]]))
+    select_top_items(scores, 2, jagged([[2]]))
     assert scores.tolist() == [pytest.approx([0.1, 0.2, 0.3])]
     with pytest.raises(DataError, match="2 rows for 1 users"):
-        top_items(torch.zeros(1, 3), 2, jagged([[], []]))
+        select_top_items(torch.zeros(1, 3), 2, jagged([[], []]))
 
 
 @pytest.fixture

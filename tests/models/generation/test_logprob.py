@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nonet.errors import DataError
-from nonet.models.generation.beams import beam_search
+from nonet.models.generation.beams import search_beams
 from nonet.models.generation.logprob import legal_log_softmax, log_prob, log_prob_from
 from nonet.models.generation.trie import Trie
 
@@ -40,7 +40,7 @@ def test_log_prob_of_a_beam_is_the_beam_s_own(make_model, make_cache, make_sids)
     trie = Trie.build(make_sids(codes, 3000), codes)
     model = make_model(codes, width=32, dtype=torch.float32)
     cache = make_cache(64, width=32, dtype=torch.float32)
-    beams = beam_search(model, cache, trie, 16)
+    beams = search_beams(model, cache, trie, 16)
     again = log_prob(model, None, {"user": cache.state}, beams.sid, trie).detach()
     assert beams.logp.dtype == again.dtype == torch.float32
     relative = (again - beams.logp).abs() / beams.logp.abs().clamp_min(1.0)

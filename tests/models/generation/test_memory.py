@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.models.generation.beams import beam_search
-from nonet.models.generation.exhaustive import score_items, top_items, with_votes
-from nonet.models.generation.fitting import Held, fit
-from nonet.models.generation.logprob import Leaves, leaves_of, log_prob_from, path_log_probs
+from nonet.models.generation.beams import search_beams
+from nonet.models.generation.exhaustive import mix_votes, score_items, select_top_items
+from nonet.models.generation.fitting import HeldOutVotes, fit
+from nonet.models.generation.logprob import SortedLeaves, compute_path_log_probs, find_leaves, log_prob_from
 from nonet.models.generation.memory import MEMORY_WEIGHTS, attach, remember
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
@@ -67,7 +67,7 @@ def _expected(logp_UI: torch.Tensor, votes: Votes, trie: Trie, l, b, c) -> np.nd
 def test_scores_are_the_formula_and_sum_to_one(remembering, make_cache, trie, weights):
     model, cache, votes = remembering(weights), make_cache(USERS), _votes(trie)
     plain = score_items(model, cache, trie)
-    scores = with_votes(model, trie, plain, votes)
+    scores = mix_votes(model, trie, plain, votes)
     weights = [float(x) for x in np.float32(weights)]
     assert scores.numpy() == pytest.approx(_expected(plain, votes, trie, *weights), abs=1e-6)
     assert scores.exp().sum(1).tolist() == pytest.approx([1.0] * USERS, abs=1e-6)
@@ -78,13 +78,13 @@ def test_levels_sum_to_the_score_of_the_item_and_each_is_a_distribution(remember
     model, cache, votes = remembering(), make_cache(USERS), _votes(trie)
     every = torch.arange(trie.n_leaves).expand(USERS, -1)
     memory, _, logp_UIL = remember(model, cache, trie, votes, every)
-    mixed = memory.levels(trie, every, logp_UIL)
+    mixed = memory.mix_levels(trie, every, logp_UIL)
     item = torch.from_numpy(trie.item_of_leaf)
-    scores = with_votes(model, trie, score_items(model, cache, trie), votes)[:, item]
+    scores = mix_votes(model, trie, score_items(model, cache, trie), votes)[:, item]
     assert torch.allclose(mixed.sum(-1), scores, atol=1e-6, rtol=0)
     for level in range(trie.levels):
-        first = trie.first_leaf(level)[:-1]
-        child_first = trie.first_leaf(level + 1)[:-1]
+        first = trie.get_first_leaf(level)[:-1]
+        child_first = trie.get_first_leaf(level + 1)[:-1]
         for node in range(0, trie.n_nodes[level], 7):
             children = np.arange(trie.first_child[level][node], trie.first_child[level][node + 1])
             leaves = child_first[children]
@@ -101,10 +101,10 @@ def test_paths_are_scored_as_log_prob_scores_them_each_node_once(remembering, ma
     codes = trie.prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
     expected = log_prob_from(model, cache, codes.masked_fill(leaf.unsqueeze(-1) < 0, -1), trie)
     model.steps = 0
-    logp = path_log_probs(model, cache, trie, Leaves.of(trie, leaf))
+    logp = compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf))
     assert torch.allclose(logp, expected, atol=1e-12, rtol=0)
     assert model.steps <= USERS * sum(int((np.diff(first) > 1).sum()) for first in trie.first_child)
-    assert torch.equal(leaves_of(codes.masked_fill(leaf.unsqueeze(-1) < 0, -1), trie), leaf)
+    assert torch.equal(find_leaves(codes.masked_fill(leaf.unsqueeze(-1) < 0, -1), trie), leaf)
 
 
 @pytest.mark.parametrize("width", [1, 5, 130])
@@ -119,11 +119,11 @@ def test_merged_beams_are_the_best_of_all_items(remembering, make_cache, trie, j
     order = leaf.masked_fill(leaf < 0, 1 << 30).argsort(1)
     votes = Votes(leaf.gather(1, order), weight.gather(1, order))
     forbidden = jagged(hidden)
-    scores = with_votes(model, trie, score_items(model, cache, trie), votes)
-    best = top_items(scores, width, forbidden)
-    beams = beam_search(model, cache, trie, width, forbidden=forbidden, votes=votes)
-    alone = beam_search(model, cache, trie, width, forbidden=forbidden)
-    exact = alone.item == top_items(score_items(model, cache, trie), width, forbidden)
+    scores = mix_votes(model, trie, score_items(model, cache, trie), votes)
+    best = select_top_items(scores, width, forbidden)
+    beams = search_beams(model, cache, trie, width, forbidden=forbidden, votes=votes)
+    alone = search_beams(model, cache, trie, width, forbidden=forbidden)
+    exact = alone.item == select_top_items(score_items(model, cache, trie), width, forbidden)
     users = exact.all(1)
     assert int(users.sum()) >= 3
     assert torch.equal(beams.item[users], best[users])
@@ -138,7 +138,7 @@ def test_gradients_go_through_the_model_and_through_what_it_remembers(rememberin
 
     def loss() -> torch.Tensor:
         memory, _, logp = remember(model, cache, trie, votes, leaf)
-        return memory.levels(trie, leaf, logp).sum()
+        return memory.mix_levels(trie, leaf, logp).sum()
 
     parameters = [p for p in model.parameters() if p.requires_grad]
     gradient = torch.autograd.grad(loss(), parameters, allow_unused=True)
@@ -165,15 +165,15 @@ def test_the_fit_finds_the_weights_that_made_the_events():
     chance[:, :12] += l * q / q.sum(1, keepdims=True)
     target = np.array([draw.choice(items, p=row / row.sum()) for row in chance])
     place = np.where(target < 12, target, -1)
-    held = Held(logp[np.arange(users), target], logp[:, :12], votes, place, np.zeros_like(votes))
-    found = fit(held.likelihood)
-    assert held.likelihood([found])[0] >= held.likelihood([(l, b, c)])[0]
+    held = HeldOutVotes(logp[np.arange(users), target], logp[:, :12], votes, place, np.zeros_like(votes))
+    found = fit(held.compute_likelihood)
+    assert held.compute_likelihood([found])[0] >= held.compute_likelihood([(l, b, c)])[0]
     assert found[0] == pytest.approx(l, abs=0.06)
     halves = [
-        Held(held.target[s], held.leaves[s], held.votes[s], held.place[s], held.nearest[s])
+        HeldOutVotes(held.target[s], held.leaves[s], held.votes[s], held.place[s], held.nearest[s])
         for s in (slice(0, 999), slice(999, None))
     ]
-    summed = fit(lambda candidates: sum(half.likelihood(candidates) for half in halves))
+    summed = fit(lambda candidates: sum(half.compute_likelihood(candidates) for half in halves))
     assert summed == found
-    joined = Held.joined(halves)
-    assert joined.likelihood([found])[0] == held.likelihood([found])[0]
+    joined = HeldOutVotes.joined(halves)
+    assert joined.compute_likelihood([found])[0] == held.compute_likelihood([found])[0]

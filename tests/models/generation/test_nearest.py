@@ -7,10 +7,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nonet.models.generation.beams import beam_search
-from nonet.models.generation.exhaustive import score_items, top_items, with_votes
+from nonet.models.generation.beams import search_beams
+from nonet.models.generation.exhaustive import mix_votes, score_items, select_top_items
 from nonet.models.generation.memory import MEMORY_WEIGHTS, attach, remember
-from nonet.models.generation.nearest import ItemRows, Nearest, mixed_votes, nearest_loss, query, union
+from nonet.models.generation.nearest import (
+    ItemRows,
+    NearestItems,
+    compute_nearest_loss,
+    merge_votes,
+    mix_vote_shares,
+    query,
+)
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.random import rng
@@ -49,7 +56,7 @@ def votes(trie, hidden) -> Votes:
         leaf[user] = np.sort(rng(2, user).choice(allowed, 6, replace=False))
         weight[user] = rng(2, user, "weight").dirichlet(np.ones(6))
     rows = ItemRows(torch.arange(ITEMS - 10), torch.from_numpy(rng(4).standard_normal((ITEMS - 10, ROW))))
-    nearest = Nearest.of(rows, np.asarray(trie.leaf_of_item), hidden, WIDTH)
+    nearest = NearestItems.of(rows, np.asarray(trie.leaf_of_item), hidden, WIDTH)
     return Votes(torch.from_numpy(leaf), torch.from_numpy(weight), nearest)
 
 
@@ -72,7 +79,7 @@ def test_a_leaf_that_both_vote_for_is_there_once(model, make_cache, votes):
     near, vote = votes.nearest.votes(model, make_cache(USERS).state)
     near[1, 0] = votes.leaf[1, 2]  # now both have it
     near[1, 1:][near[1, 1:] == near[1, 0]] = -1
-    leaf, transitions, nearest = union(votes, near, vote)
+    leaf, transitions, nearest = merge_votes(votes, near, vote)
     for user in range(USERS):
         there = leaf[user] >= 0
         assert len(set(leaf[user][there].tolist())) == int(there.sum())
@@ -89,7 +96,7 @@ def test_a_leaf_that_both_vote_for_is_there_once(model, make_cache, votes):
                 if x >= 0:
                     expected[x][each] += w
         assert {x: said[x] for x in expected} == {x: pytest.approx(tuple(w)) for x, w in expected.items()}
-    mixed = mixed_votes(transitions, nearest, 0.3)
+    mixed = mix_vote_shares(transitions, nearest, 0.3)
     assert mixed.sum(1)[2:].tolist() == pytest.approx([1.0] * (USERS - 2))
     assert torch.equal(mixed[0], nearest[0])  # transitions say nothing of the first user
 
@@ -97,20 +104,20 @@ def test_a_leaf_that_both_vote_for_is_there_once(model, make_cache, votes):
 def test_scores_sum_to_one_and_levels_sum_to_scores(model, make_cache, votes, trie):
     cache = make_cache(USERS)
     plain = score_items(model, cache, trie)
-    scores = with_votes(model, trie, plain, votes, cache.state)
+    scores = mix_votes(model, trie, plain, votes, cache.state)
     assert scores.exp().sum(1).tolist() == pytest.approx([1.0] * USERS, abs=1e-6)
     assert not torch.allclose(scores[0], plain[0], atol=1e-3)  # the nearest vote where transitions do not
     every = torch.arange(trie.n_leaves).expand(USERS, -1)
     memory, _, logp = remember(model, cache, trie, votes, every)
     item = torch.from_numpy(np.asarray(trie.item_of_leaf))
-    assert torch.allclose(memory.levels(trie, every, logp).sum(-1), scores[:, item], atol=1e-6, rtol=0)
+    assert torch.allclose(memory.mix_levels(trie, every, logp).sum(-1), scores[:, item], atol=1e-6, rtol=0)
 
 
 def test_beams_are_the_best_of_all_items_and_none_is_hidden(model, make_cache, votes, trie, hidden):
     cache = make_cache(USERS)
-    scores = with_votes(model, trie, score_items(model, cache, trie), votes, cache.state)
-    beams = beam_search(model, cache, trie, 60, forbidden=hidden, votes=votes)
-    assert torch.equal(beams.item[:, :12], top_items(scores, 12, hidden))
+    scores = mix_votes(model, trie, score_items(model, cache, trie), votes, cache.state)
+    beams = search_beams(model, cache, trie, 60, forbidden=hidden, votes=votes)
+    assert torch.equal(beams.item[:, :12], select_top_items(scores, 12, hidden))
     for user in range(USERS):
         assert not set(hidden[user].tolist()) & set(beams.item[user].tolist())
 
@@ -121,7 +128,7 @@ def test_gradients_reach_the_matrix_of_the_voter(model, make_cache, votes, trie)
 
     def loss() -> torch.Tensor:
         memory, _, logp = remember(model, cache, trie, votes, leaf)
-        return memory.levels(trie, leaf, logp).sum()
+        return memory.mix_levels(trie, leaf, logp).sum()
 
     weight = model.nearest.weight
     (gradient,) = torch.autograd.grad(loss(), [weight])
@@ -150,10 +157,10 @@ def test_the_loss_is_the_softmax_over_all_items_where_all_are_drawn_and_near_it_
     state = torch.from_numpy(rng(7).standard_normal((40, 8)))
     exact = functional.cross_entropy(query(model, state) @ rows.T, keys, reduction="sum")
     every = torch.arange(ITEMS)
-    loss = nearest_loss(model, _batch(keys), state, rows[keys], every, rows, ITEMS)
+    loss = compute_nearest_loss(model, _batch(keys), state, rows[keys], every, rows, ITEMS)
     assert float(loss) == pytest.approx(float(exact), rel=1e-9)
     drawn = [
-        float(nearest_loss(model, _batch(keys), state, rows[keys], some, rows[some], ITEMS))
+        float(compute_nearest_loss(model, _batch(keys), state, rows[keys], some, rows[some], ITEMS))
         for some in (torch.from_numpy(np.sort(rng(8, i).choice(ITEMS, 45, replace=False))) for i in range(60))
     ]
     assert np.mean(drawn) == pytest.approx(float(exact), rel=0.01)

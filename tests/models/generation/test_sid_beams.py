@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from nonet.attention import beams as beam_cache
-from nonet.models.generation.beams import beam_search
+from nonet.models.generation.beams import search_beams
 from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob, log_prob_from
 from nonet.models.generation.trie import Trie
 from nonet.models.spec import build_model
 from nonet.random import rng
-from nonet.rl.loss import policy_loss
+from nonet.rl.loss import compute_policy_loss
 from nonet.types import Jagged, SampleBatch
 
 CODES = (8, 7, 6, 3)
@@ -33,7 +33,7 @@ TOLERANCE = 1e-5  # nats in float32: a shared prompt is summed apart from a beam
 def model_of(options, dtype=torch.float32):
     model = build_model({"width": 16, "layers": 2, "heads": 2, **options}, CODES, {"user": 4}, 5).eval()
     generator = torch.Generator().manual_seed(5)
-    for weight in model.depth.at_zero():
+    for weight in model.depth.get_zero_weights():
         torch.nn.init.normal_(weight, std=0.5, generator=generator)
     return model.to(dtype)
 
@@ -64,14 +64,14 @@ def test_beams_scores_and_log_prob_agree(options, make_sids):
         cache = model.prefill(batch, rows)
         scores = score_items(model, cache, trie)
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(len(LENGTHS)), atol=1e-5, rtol=0)
-    beams = beam_search(model, cache, trie, 9)
+    beams = search_beams(model, cache, trie, 9)
     assert bool(beams.valid.all())
     best = beams.logp.sum(-1)
     torch.testing.assert_close(best, scores.gather(1, beams.item), atol=TOLERANCE, rtol=0)
     again = log_prob(model, batch, rows, beams.sid, trie)  # with gradients: another way through attention
     assert again.requires_grad
     torch.testing.assert_close(again.detach(), beams.logp, atol=TOLERANCE, rtol=0)
-    whole = beam_search(model, cache, trie, 150)  # as wide as the catalogue: every item, best first
+    whole = search_beams(model, cache, trie, 150)  # as wide as the catalogue: every item, best first
     order = scores.sort(1, descending=True)
     torch.testing.assert_close(whole.logp.sum(-1), order.values, atol=TOLERANCE, rtol=0)
     every = log_prob_from(model, cache, torch.from_numpy(sids).expand(len(LENGTHS), -1, -1), trie).sum(-1)
@@ -100,7 +100,7 @@ def test_a_beam_search_reads_a_prompt_s_history_once_for_all_its_beams(make_sids
 
     monkeypatch.setattr(beam_cache, "uni_attention", counted)
     cache = model.prefill(batch, rows)
-    beam_search(model, cache, trie, 9)
+    search_beams(model, cache, trie, 9)
     tokens, prompts = sum(LENGTHS) + len(LENGTHS), len(LENGTHS)
     assert read == [(prompts, tokens), (prompts * 8, tokens), (prompts * 9, tokens), (prompts * 9, tokens)]
 
@@ -111,13 +111,13 @@ def test_gradients_of_the_policy_loss_are_those_of_finite_differences(make_sids)
         world(make_sids, torch.float64),
     )
     with torch.no_grad():
-        beams = beam_search(model, model.prefill(batch, rows), trie, 6)
+        beams = search_beams(model, model.prefill(batch, rows), trie, 6)
     advantage = torch.from_numpy(rng(1, "advantage").standard_normal(beams.item.shape))
     reference = beams.logp - 0.1
 
     def loss():
         logp = log_prob(model, batch, rows, beams.sid, trie)
-        return policy_loss(logp, beams.logp, advantage, beams.valid, ref_UWL=reference, kl=0.1).loss
+        return compute_policy_loss(logp, beams.logp, advantage, beams.valid, ref_UWL=reference, kl=0.1).loss
 
     loss().backward()
     parts = [
@@ -143,11 +143,11 @@ def test_gradients_of_the_policy_loss_are_those_of_finite_differences(make_sids)
 
 def test_an_unchanged_model_has_ratio_one_and_no_kl(make_sids):
     model, (_, trie, batch, rows) = model_of(KINDS["attention"]), world(make_sids)
-    beams = beam_search(model, model.prefill(batch, rows), trie, 6)
+    beams = search_beams(model, model.prefill(batch, rows), trie, 6)
     logp = log_prob(model, batch, rows, beams.sid, trie)
     with torch.no_grad():
         reference = log_prob(model, batch, rows, beams.sid, trie)
-    found = policy_loss(
+    found = compute_policy_loss(
         logp, beams.logp, torch.ones(beams.item.shape), beams.valid, ref_UWL=reference, kl=0.1
     )
     assert float(found.ratio / found.count) == pytest.approx(1.0, abs=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nonet.errors import DataError
-from nonet.models.generation.topk import top_k
+from nonet.models.generation.topk import select_top_k
 from nonet.random import rng
 
 
@@ -19,7 +19,7 @@ def test_top_k_equals_a_stable_sort_whatever_the_ties():
         scores = generator.integers(0, 6, (users, size)).astype(np.float32)
         scores[generator.random(scores.shape) < 0.3] = -np.inf
         expected = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        values, index = top_k(torch.from_numpy(scores), k)
+        values, index = select_top_k(torch.from_numpy(scores), k)
         assert index.tolist() == expected.tolist()
         assert values.tolist() == np.take_along_axis(scores, expected, 1).tolist()
 
@@ -28,4 +28,4 @@ def test_top_k_equals_a_stable_sort_whatever_the_ties():
 def test_nan_is_refused_and_its_row_named(k):
     scores = torch.tensor([[1.0, 2.0, 3.0], [1.0, torch.nan, 3.0]])
     with pytest.raises(DataError, match="NaN for 1 of 2 prompts, the first is row 1"):
-        top_k(scores, k)
+        select_top_k(scores, k)

@@ -23,7 +23,7 @@ def paths(trie: Trie) -> dict[tuple[int, ...], int]:
         if level == trie.levels:
             found[prefix] = int(trie.item_of_leaf[node])
             return
-        for code, child in enumerate(trie.children(level, torch.tensor([node]))[0].tolist()):
+        for code, child in enumerate(trie.find_children(level, torch.tensor([node]))[0].tolist()):
             if child >= 0:
                 walk(level + 1, child, (*prefix, code))
 
@@ -45,15 +45,15 @@ def test_nodes_are_counted_and_numbered_in_lexicographic_order():
     assert trie.leaf_of_item.tolist() == [2, 1, 3, 0]
     assert [first.tolist() for first in trie.first_child] == [[0, 2], [0, 2, 4]]
     assert [code.tolist() for code in trie.code] == [[0, 1], [1, 2, 0, 2]]
-    assert trie.first_leaf(0).tolist() == [0, 4]
-    assert trie.first_leaf(1).tolist() == [0, 2, 4]
+    assert trie.get_first_leaf(0).tolist() == [0, 4]
+    assert trie.get_first_leaf(1).tolist() == [0, 2, 4]
 
 
 def test_prefixes_are_the_codes_on_the_way(make_sids):
     sids = make_sids(CODES, 60)
     trie = Trie.build(sids, CODES)
     for level in range(trie.levels + 1):
-        prefixes = trie.prefixes(level, torch.arange(trie.n_nodes[level]))
+        prefixes = trie.decode_prefixes(level, torch.arange(trie.n_nodes[level]))
         assert prefixes.tolist() == sorted(map(list, {tuple(sid[:level]) for sid in sids.tolist()}))
 
 
@@ -73,7 +73,7 @@ def test_a_restricted_catalogue_may_leave_duplicates_out():
 def test_memory_grows_with_nodes_and_not_with_the_code_space(make_sids):
     codes = (4096, 4096, 4096)
     trie = Trie.build(make_sids(codes, 1000), codes)
-    held = sum(array.nbytes for array in trie._files().values())
+    held = sum(array.nbytes for array in trie._list_arrays().values())
     assert held < 1000 * (3 * 12 + 16) + 3 * 8  # below one row of a dense [nodes, K] table per ten nodes
 
 
@@ -83,7 +83,7 @@ def test_save_and_load_give_the_same_trie_mapped_from_disk(make_sids, tmp_path):
     loaded = Trie.load(tmp_path / "catalogue", verify=True)
     assert paths(loaded) == paths(trie)
     assert (loaded.version, loaded.codes, loaded.n_items) == (trie.version, CODES, 70)
-    assert all(isinstance(array, np.memmap) for array in loaded._files().values())
+    assert all(isinstance(array, np.memmap) for array in loaded._list_arrays().values())
     meta = json.loads((tmp_path / "catalogue" / "meta.json").read_text())
     assert meta == {"format": 2, "codes": list(CODES), "n_items": 70, "version": trie.version}
 
@@ -100,7 +100,7 @@ def test_version_follows_the_content(make_sids):
 
 def test_pickling_carries_no_torch_object(make_sids):
     trie = Trie.build(make_sids(CODES, 30), CODES)
-    trie.children(0, torch.zeros(1, dtype=torch.int64))
+    trie.find_children(0, torch.zeros(1, dtype=torch.int64))
     data = pickle.dumps(trie)
     assert b"torch" not in data.replace(b"nonet.models.generation.trie", b"")
     assert paths(pickle.loads(data)) == paths(trie)

@@ -12,7 +12,7 @@ from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import VoteOptions, Voters
 from nonet.random import rng
-from nonet.samples.batches import masked, prompts
+from nonet.samples.batches import gather_masked_items, list_prompts
 from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, CountOptions, Sequences, Transitions
 
 ITEMS = 40
@@ -53,10 +53,10 @@ def _dense(cells, prompts_: int) -> np.ndarray:
 
 def test_votes_are_those_of_the_transition_counter():
     seq = _sequences()
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     counter = TransitionCounter(ITEMS).fit(seq)
     voters = Voters(Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS)), _trie())
-    dense = _dense(voters.cells(seq, users, positions), len(users))
+    dense = _dense(voters.count_votes(seq, users, positions), len(users))
     said = counter.votes(seq, users, positions)
     assert dense == pytest.approx(
         _dense((said.prompt, said.item, said.weight), len(users)), rel=1e-6, abs=1e-6
@@ -67,12 +67,12 @@ def test_votes_are_those_of_the_transition_counter():
 def test_nobody_votes_with_their_own_future(options):
     """At training positions, repeats among them: the votes of counts refitted without the user's events from there on."""
     seq, count = _sequences(), CountOptions(neighbours=ITEMS, **options)
-    every_user, every_position = prompts(seq, TRAIN)
+    every_user, every_position = list_prompts(seq, TRAIN)
     table = Transitions.fit(seq, ITEMS, count)
     newest = seq.time == table.until  # the end that ages are told from stays in
     chosen = rng(2, "chosen").choice(len(every_user), 200, replace=False)
     users, positions = every_user[chosen], every_position[chosen]
-    told = _dense(Voters(table, _trie()).cells(seq, users, positions), len(users))
+    told = _dense(Voters(table, _trie()).count_votes(seq, users, positions), len(users))
     repeats = 0
     for row, (user, position) in enumerate(zip(users, positions, strict=True)):
         first, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
@@ -81,7 +81,7 @@ def test_nobody_votes_with_their_own_future(options):
         split = seq.split.copy()
         split[first + position : end] = TEST
         without = Transitions.fit(replace(seq, split=split), ITEMS, count)
-        expected = Voters(without, _trie()).cells(
+        expected = Voters(without, _trie()).count_votes(
             replace(seq, split=split), np.array([user]), np.array([position])
         )
         assert told[row] == pytest.approx(_dense(expected, 1)[0], abs=1e-6), (user, position)
@@ -92,12 +92,12 @@ def test_nobody_votes_with_their_own_future(options):
 
 def test_masked_items_and_those_outside_the_catalogue_get_no_votes():
     seq = _sequences(repeats=MASK)
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     sids = np.stack(np.unravel_index(np.arange(ITEMS), CODES), 1).astype(np.int32)
     listed = np.arange(0, ITEMS, 2)
     trie = Trie.build(sids, CODES, items=listed)
-    votes = Voters(Transitions.fit(seq, ITEMS), trie).votes(seq, users, positions)
-    hidden = masked(seq, users, positions)
+    votes = Voters(Transitions.fit(seq, ITEMS), trie).compute_votes(seq, users, positions)
+    hidden = gather_masked_items(seq, users, positions)
     some = 0
     for row in range(len(users)):
         leaves = votes.leaf[row][votes.leaf[row] >= 0].numpy()
@@ -110,10 +110,10 @@ def test_masked_items_and_those_outside_the_catalogue_get_no_votes():
 
 def test_the_cut_keeps_the_best_and_ties_go_to_the_lower_leaf():
     seq, trie = _sequences(), _trie()
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     table = Transitions.fit(seq, ITEMS)
-    whole = Voters(table, trie, VoteOptions(width=ITEMS)).votes(seq, users, positions)
-    few = Voters(table, trie, VoteOptions(width=4)).votes(seq, users, positions)
+    whole = Voters(table, trie, VoteOptions(width=ITEMS)).compute_votes(seq, users, positions)
+    few = Voters(table, trie, VoteOptions(width=4)).compute_votes(seq, users, positions)
     assert few.leaf.shape[1] == 4
     for row in range(len(users)):
         order = sorted(
@@ -127,7 +127,9 @@ def test_the_cut_keeps_the_best_and_ties_go_to_the_lower_leaf():
 
 def test_a_prompt_without_history_has_no_votes():
     seq = _sequences()
-    votes = Voters(Transitions.fit(seq, ITEMS), _trie()).votes(seq, np.array([0, 1]), np.array([0, 3]))
+    votes = Voters(Transitions.fit(seq, ITEMS), _trie()).compute_votes(
+        seq, np.array([0, 1]), np.array([0, 3])
+    )
     assert (votes.leaf[0] == -1).all()
     assert float(votes.weight[0].sum()) == 0.0
     assert (votes.leaf[1] >= 0).any()

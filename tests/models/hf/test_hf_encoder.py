@@ -10,7 +10,7 @@ from backbones import folder_of
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf.encoder import encode
-from nonet.models.tokenizer.vectors import check_sources, item_vectors
+from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors
 
 ITEMS = pa.table(
     {
@@ -36,10 +36,10 @@ def test_a_text_has_the_vector_that_it_has_alone(tmp_path):
 def test_items_of_the_same_words_have_the_same_vector(tmp_path):
     folder_of(tmp_path / "encoder")
     entry = {"use": "hf", "path": "encoder"}
-    vectors = item_vectors(ITEMS, None, [entry], dim=8, seed=0, folder=tmp_path)
+    vectors = compute_item_vectors(ITEMS, None, [entry], dim=8, seed=0, folder=tmp_path)
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
     assert not np.allclose(vectors[0], vectors[2])
-    both = item_vectors(
+    both = compute_item_vectors(
         ITEMS, None, [{**entry, "columns": ["title", "kinds"], "weight": 2.0}], dim=8, seed=0, folder=tmp_path
     )
     assert not np.allclose(both[0], both[1])

@@ -12,7 +12,7 @@ from backbones import QWEN3, WORDS, batch_of, catalogue, folder_of, recommender
 from nonet.errors import ConfigError
 from nonet.models.hf.export import write_folder
 from nonet.models.hf.spec import SPEC
-from nonet.models.spec import Surroundings, build_model
+from nonet.models.spec import ModelContext, build_model
 
 TIED = {**QWEN3, "tie_word_embeddings": True}
 
@@ -93,7 +93,7 @@ def test_a_tokenizer_of_more_words_than_rows_is_refused(tmp_path):
 
 def test_a_plan_knows_the_parameters(tmp_path):
     """The backbone's own are counted; codes are added, read and written."""
-    around = Surroundings(4, 7, 10, {})
+    around = ModelContext(4, 7, 10, {})
     size = SPEC.size({"config": QWEN3, "precision": "fp32"}, around)
     model = recommender(features={})
     backbone = (

@@ -8,11 +8,11 @@ pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 from backbones import CODES, FEATURES, QWEN3, batch_of, catalogue, folder_of, recommender
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.generation.beams import beam_search
+from nonet.models.generation.beams import search_beams
 from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob, log_prob_from
 from nonet.models.protocol import SidModel
-from nonet.models.sid_decoder.loss import sid_loss
+from nonet.models.sid_decoder.loss import compute_sid_loss
 from nonet.models.spec import build_model
 
 CLOSE = 1e-5
@@ -39,7 +39,7 @@ def test_the_beam_s_log_probability_is_the_trainer_s(world, attention):
     assert isinstance(model, SidModel)
     assert model.caches
     with torch.no_grad():
-        beams = beam_search(model, model.prefill(batch, rows), trie, 16)
+        beams = search_beams(model, model.prefill(batch, rows), trie, 16)
         again = log_prob(model, batch, rows, beams.sid, trie)
     assert bool(beams.valid.all())
     assert beams.logp.sum(-1).std() > 0.3
@@ -57,7 +57,7 @@ def test_an_item_follows_its_history_as_it_is_taught(world):
     asked.sid, asked.context["rating"].values = batch.sid[before], batch.context["rating"].values[before]
     model = recommender(features={})
     with torch.no_grad():
-        loss, count = sid_loss(model, batch, {}, trie)
+        loss, count = compute_sid_loss(model, batch, {}, trie)
         logp = log_prob(model, asked, {}, batch.sid[:, None], trie)
     assert count == 6
     assert float(loss) == pytest.approx(-float(logp.sum()), abs=1e-4)
@@ -70,7 +70,7 @@ def test_reading_everything_again_says_the_same_as_the_cache(world):
         "a cache that says otherwise is not chosen, so it must have been tried and found right"
     )
     with torch.no_grad():
-        beams = beam_search(model, model.prefill(batch, rows), trie, 8)
+        beams = search_beams(model, model.prefill(batch, rows), trie, 8)
         model.caches = False
         again = log_prob(model, batch, rows, beams.sid, trie)
     assert float((again - beams.logp).abs().max()) <= CLOSE
@@ -111,7 +111,7 @@ def test_the_rows_of_an_event_are_read_after_its_codes(world):
 def test_gradients_reach_every_weight_that_is_no_word(world):
     _, trie, batch, rows = world
     model = recommender()
-    sid_loss(model, batch, rows, trie)[0].backward()
+    compute_sid_loss(model, batch, rows, trie)[0].backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
     assert not [name for name in model.state_dict() if "embed_tokens" in name or "writes" in name]
 
@@ -129,9 +129,13 @@ def test_dropout_is_off_in_answers_and_on_in_training(world):
     _, trie, batch, rows = world
     model = recommender(GPT2)
     with torch.no_grad():
-        assert float(sid_loss(model, batch, rows, trie)[0]) == float(sid_loss(model, batch, rows, trie)[0])
+        assert float(compute_sid_loss(model, batch, rows, trie)[0]) == float(
+            compute_sid_loss(model, batch, rows, trie)[0]
+        )
         model.train()
-        assert float(sid_loss(model, batch, rows, trie)[0]) != float(sid_loss(model, batch, rows, trie)[0])
+        assert float(compute_sid_loss(model, batch, rows, trie)[0]) != float(
+            compute_sid_loss(model, batch, rows, trie)[0]
+        )
 
 
 def test_lora_learns_differences_and_commits_nothing_else(world):
@@ -139,14 +143,14 @@ def test_lora_learns_differences_and_commits_nothing_else(world):
     whole = recommender()
     model = recommender(lora={"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj"]})
     with torch.no_grad():
-        same = sid_loss(model, batch, rows, trie)[0], sid_loss(whole, batch, rows, trie)[0]
+        same = compute_sid_loss(model, batch, rows, trie)[0], compute_sid_loss(whole, batch, rows, trie)[0]
     assert float(same[0]) != pytest.approx(0.0)
     learned = {name for name, _ in model.named_parameters() if name.startswith("backbone")}
     assert {name.rsplit(".", 2)[-2] for name in learned} == {"q_proj", "v_proj"}
     assert {name.rsplit(".", 1)[-1] for name in learned} == {"a", "b"}
     assert set(dict(model.named_parameters())) == set(model.state_dict())
     assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in whole.parameters())
-    sid_loss(model, batch, rows, trie)[0].backward()
+    compute_sid_loss(model, batch, rows, trie)[0].backward()
     moved = [
         name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)
     ]
@@ -160,7 +164,7 @@ def test_a_prompt_stands_around_the_history(world, tmp_path):
     assert len(model.layout.head) == 5
     assert len(model.layout.lead) == 2
     with torch.no_grad():
-        beams = beam_search(model, model.prefill(batch, rows), trie, 8)
+        beams = search_beams(model, model.prefill(batch, rows), trie, 8)
         again = log_prob(model, batch, rows, beams.sid, trie)
     assert float((again - beams.logp).abs().max()) <= CLOSE
     other = recommender(path=path, prompt="old {history} next :")
@@ -219,11 +223,11 @@ def test_half_precision_is_the_backbone_s_alone(world):
     model = recommender(precision="bf16")
     assert {p.dtype for p in model.backbone.parameters()} == {torch.bfloat16}
     assert model.token.weight.dtype == torch.float32
-    loss, count = sid_loss(model, batch, rows, trie)
-    exact, _ = sid_loss(recommender(), batch, rows, trie)
+    loss, count = compute_sid_loss(model, batch, rows, trie)
+    exact, _ = compute_sid_loss(recommender(), batch, rows, trie)
     assert float(loss.detach()) / count == pytest.approx(float(exact.detach()) / count, rel=0.05)
     with torch.no_grad():
-        beams = beam_search(model, model.prefill(batch, rows), trie, 8)
+        beams = search_beams(model, model.prefill(batch, rows), trie, 8)
         again = log_prob(model, batch, rows, beams.sid, trie)
     assert beams.logp.dtype == torch.float32
     assert (
@@ -243,7 +247,7 @@ def test_a_folder_that_is_torn_is_one_line(tmp_path):
 def test_codes_of_later_events_cannot_be_taught_ahead(world):
     _, trie, batch, rows = world
     with pytest.raises(ConfigError, match="set ahead: 1"):
-        sid_loss(recommender(), batch, rows, trie, ahead=2)
+        compute_sid_loss(recommender(), batch, rows, trie, ahead=2)
 
 
 def test_missing_rows_are_an_error(world):

@@ -10,7 +10,7 @@ from backbones import QWEN3, folder_of
 
 from nonet.controller.scenario import check_runnable, load_scenario, make_scenario
 from nonet.errors import ConfigError
-from nonet.models import Surroundings
+from nonet.models import ModelContext
 from nonet.models.hf.spec import SPEC
 
 PATH_OF_WORDS = "films a user liked : {history} next :"
@@ -50,7 +50,9 @@ def test_a_backbone_of_a_config_or_a_folder_runs(tmp_path):
         made = scenario(model, stage)
         check_runnable(made)
         SPEC.check(made)
-    assert made.stages["pretrain"].kind.lengths(made.stages["pretrain"], 10, 100)["align"]["items"] == 8
+    assert (
+        made.stages["pretrain"].kind.compute_lengths(made.stages["pretrain"], 10, 100)["align"]["items"] == 8
+    )
 
 
 def test_what_a_run_cannot_do_is_said_before_it_starts(tmp_path, monkeypatch):
@@ -119,4 +121,4 @@ def test_histories_that_fit_are_the_longest_that_do():
     """14 events and the one that leads them in, of 4 codes, and START: 61 of 64 positions."""
     short = {**QWEN3, "max_position_embeddings": 64}
     SPEC.check(scenario({"config": short}, history=14))
-    assert SPEC.size({"config": short}, Surroundings(4, 8, 14)).layers == 2
+    assert SPEC.size({"config": short}, ModelContext(4, 8, 14)).layers == 2

@@ -7,8 +7,8 @@ import pytest
 import torch
 from served_run import ServedRun, events_of
 
-from nonet.models.inference import Engine, Question, packed
-from nonet.samples.batches import prompt_batch
+from nonet.models.inference import InferenceEngine, Question, pack_questions
+from nonet.samples.batches import make_prompt_batch
 
 MANY = 24
 
@@ -18,7 +18,7 @@ def world(request, tmp_path_factory):
     served = ServedRun(tmp_path_factory.mktemp("served"), memory=request.param)
     served.commit(6)
     run = served.open()
-    return run, Engine(run.recommender(run.publish_newest()), 1)
+    return run, InferenceEngine(run.recommender(run.publish_newest()), 1)
 
 
 def question(seq, user, **options):
@@ -102,14 +102,14 @@ def test_features_online_are_the_bytes_of_those_offline(world):
     seq, history = run.corpus.seq, run.setup.history
     users = np.tile(np.arange(len(seq)), 17)[:1000]
     positions = np.arange(1000) % (seq.lengths[users] - 1)
-    offline = prompt_batch(seq, run.corpus.sids, users, positions, history=history, stage="serve")
+    offline = make_prompt_batch(seq, run.corpus.sids, users, positions, history=history, stage="serve")
     questions = [
         Question(events_of(seq, user, position).last(history), int(seq.user_key[user]))
         for user, position in zip(users.tolist(), positions.tolist(), strict=True)
     ]
-    made = packed(questions, seq.part(0, 0))
+    made = pack_questions(questions, seq.part(0, 0))
     rows = np.arange(len(questions))
-    online = prompt_batch(made, run.corpus.sids, rows, made.lengths - 1, history=history, stage="serve")
+    online = make_prompt_batch(made, run.corpus.sids, rows, made.lengths - 1, history=history, stage="serve")
     for name in ("item", "time", "event"):
         assert torch.equal(getattr(online, name).values, getattr(offline, name).values)
         assert torch.equal(getattr(online, name).offsets, getattr(offline, name).offsets)

@@ -10,9 +10,15 @@ import pytest
 import torch
 from served_run import ServedRun
 
-from nonet.deploy.serving.features import Fallback, Features, Histories, Items, Refused
+from nonet.deploy.serving.features import (
+    CatalogueItems,
+    FallbackRecommender,
+    Refused,
+    RequestFeatures,
+    UserHistories,
+)
 from nonet.models.generation import SubCatalogue, Trie
-from nonet.models.inference import Engine, FilterCache, ItemFilter
+from nonet.models.inference import FilterCache, InferenceEngine, ItemFilter
 from nonet.models.inference import filters as filters_module
 
 WHERES = ["title != 'item a0'", "title >= 'item p'", "title < 'item c'", "events > 17", "title == 'item d3'"]
@@ -23,15 +29,15 @@ def world(request, tmp_path_factory):
     served = ServedRun(tmp_path_factory.mktemp("served"), memory=request.param)
     served.commit(6)
     run = served.open()
-    engine = Engine(run.recommender(run.publish_newest()), 1)
-    features = Features(
-        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    engine = InferenceEngine(run.recommender(run.publish_newest()), 1)
+    features = RequestFeatures(
+        run.corpus, UserHistories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )
     return engine, features
 
 
 def asked(features, where, user="103", k=8):
-    return features.list_of(user, None, k, where=where).question
+    return features.make_list_question(user, None, k, where=where).question
 
 
 def by_name(features, where, user="103", k=8):
@@ -64,7 +70,7 @@ def test_questions_with_other_filters_and_without_one_merge(world):
 
 def test_a_fall_back_keeps_to_the_filter(world):
     _, features = world
-    fallback = Fallback(_corpus(world), features.items)
+    fallback = FallbackRecommender(_corpus(world), features.items)
     for where in WHERES:
         answer, _ = fallback.answer(asked(features, where))
         assert features.items.filter(where).allowed[answer.item].all()
@@ -86,25 +92,29 @@ def _corpus(world):
 def test_filters_count_in_the_queue_s_cost_and_hidden_items_do(world):
     _, features = world
     plain, filtered = asked(features, None), asked(features, WHERES[0])
-    assert Engine.cost(filtered) > Engine.cost(plain)
+    assert InferenceEngine.estimate_cost(filtered) > InferenceEngine.estimate_cost(plain)
     many = replace(plain, hidden=np.arange(500_000))
-    assert Engine.cost(many) > Engine.cost(plain) + 5_000
+    assert InferenceEngine.estimate_cost(many) > InferenceEngine.estimate_cost(plain) + 5_000
     large = replace(plain, within=ItemFilter("x", "c", np.ones(1_000_000, bool)))
-    assert Engine.cost(plain) + 50 < Engine.cost(large) < Engine.cost(plain) + 500
+    assert (
+        InferenceEngine.estimate_cost(plain) + 50
+        < InferenceEngine.estimate_cost(large)
+        < InferenceEngine.estimate_cost(plain) + 500
+    )
 
 
 def test_masks_are_bounded_in_bytes_and_shared_by_condition(world):
     engine, features = world
     one = FilterCache(engine._recommender.corpus.trie)
     questions = [asked(features, WHERES[0], user) for user in ("103", "104", "105")]
-    within = one.within([question.within for question in questions])
+    within = one.make_batch([question.within for question in questions])
     assert len(within._bits.filters) == 1
     size = one.nbytes
     small = FilterCache(engine._recommender.corpus.trie, most_bytes=2 * size)
     for number in range(20):
-        small.within([ItemFilter(f"filter {number}", "c", np.arange(40) % 20 == number)])
+        small.make_batch([ItemFilter(f"filter {number}", "c", np.arange(40) % 20 == number)])
         assert small.nbytes <= 3 * size
-    assert one.within([None, None]) is None
+    assert one.make_batch([None, None]) is None
 
 
 @pytest.mark.parametrize("count", [3, 70])
@@ -119,35 +129,37 @@ def test_bits_of_all_filters_say_what_a_mask_of_each_says(monkeypatch, count, fe
     allowed_CI = draw.random((count, 200)) < shares[:, None]
     filters = [ItemFilter(f"{number:02d}", "c", mask) for number, mask in enumerate(allowed_CI)]
     which = draw.permutation(np.append(np.arange(count), [0, 1]))
-    bits = FilterCache(trie).within([filters[number] for number in which])
+    bits = FilterCache(trie).make_batch([filters[number] for number in which])
     masks = SubCatalogue(trie, allowed_CI, which)
     assert bits is not None
     for level in range(1, trie.levels + 1):
         every = torch.arange(trie.n_nodes[level]).expand(len(which), -1)
         node = every[:, :, None]
-        assert torch.equal(bits.dead(level, node), masks.dead(level, node))
+        assert torch.equal(bits.mask_dead_nodes(level, node), masks.mask_dead_nodes(level, node))
         user = torch.arange(len(which))[:, None].expand_as(every).flatten()
         for number in (0, 1, 5, 200):
             counts = torch.full_like(user, number)
             wanted = masks.are_all(level, user, every.flatten(), counts, len(which))
             found = bits.are_all(level, user, every.flatten(), counts, len(which))
-            possible = masks._closed_CN(level, "cpu")[torch.from_numpy(which)[user], every.flatten()]
-            left = trie.leaves_below(level, every.flatten()) - possible.long() >= number
+            possible = masks._count_excluded_CN(level, "cpu")[torch.from_numpy(which)[user], every.flatten()]
+            left = trie.count_leaves(level, every.flatten()) - possible.long() >= number
             assert torch.equal(found & left, wanted)  # more forbidden ones than there are do not occur
     leaf = torch.arange(trie.n_leaves).expand(len(which), -1)
-    assert torch.equal(bits.out(leaf), masks.out(leaf))
-    for mine, theirs in zip(bits.out_items(len(which)), masks.out_items(len(which)), strict=True):
+    assert torch.equal(bits.mask_excluded(leaf), masks.mask_excluded(leaf))
+    for mine, theirs in zip(
+        bits.list_excluded_items(len(which)), masks.list_excluded_items(len(which)), strict=True
+    ):
         np.testing.assert_array_equal(mine, theirs)
 
 
 def test_filters_of_features_are_bounded_in_bytes(world, monkeypatch):
     monkeypatch.setattr("nonet.deploy.serving.features.items._FILTER_BYTES", 100)
-    items = Items(_corpus(world))
+    items = CatalogueItems(_corpus(world))
     for number in range(20):
-        items.filter(f"events > {number}")
+        items.make_filter(f"events > {number}")
         assert items.filter_bytes <= 100
     with pytest.raises(Refused, match="where"):
-        items.filter("colour == 1")
+        items.make_filter("colour == 1")
 
 
 def test_a_filter_travels_as_bits_and_fits_catalogues_of_other_sizes():
@@ -157,5 +169,5 @@ def test_a_filter_travels_as_bits_and_fits_catalogues_of_other_sizes():
     again = pickle.loads(content)
     np.testing.assert_array_equal(again.allowed, allowed)
     assert again.key == ("c", "price < 5")
-    np.testing.assert_array_equal(again.allowed_of(10), allowed[:10])
-    assert not again.allowed_of(1_000_010)[1_000_003:].any()
+    np.testing.assert_array_equal(again.make_mask(10), allowed[:10])
+    assert not again.make_mask(1_000_010)[1_000_003:].any()

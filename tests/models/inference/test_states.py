@@ -9,7 +9,7 @@ import pytest
 import torch
 from served_run import ServedRun, events_of
 
-from nonet.models.inference import Engine, Question, States
+from nonet.models.inference import InferenceEngine, PrefixStates, Question
 
 
 @pytest.fixture(scope="module", params=["mlp", "attention"])
@@ -22,8 +22,8 @@ def run(request, tmp_path_factory):
 
 
 def engines(run):
-    with_states = Engine(run.recommender(run.registry.read_version(1)), 1, States())
-    return with_states, Engine(run.recommender(run.registry.read_version(1)), 1)
+    with_states = InferenceEngine(run.recommender(run.registry.read_version(1)), 1, PrefixStates())
+    return with_states, InferenceEngine(run.recommender(run.registry.read_version(1)), 1)
 
 
 def question(run, user, stop, start=0):
@@ -55,8 +55,8 @@ def test_only_new_events_are_computed(run):
     kept, _ = engines(run)
     rows = []
     recommender = kept._recommender
-    reading = recommender.rows
-    recommender.rows = lambda batch: rows.append(len(batch.item.values)) or reading(batch)
+    reading = recommender.read_rows
+    recommender.read_rows = lambda batch: rows.append(len(batch.item.values)) or reading(batch)
     for stop in (5, 6, 6, 8):
         kept.answer([question(run, 3, stop)])
     assert rows == [5, 1, 0, 2]
@@ -91,6 +91,6 @@ def test_hstu_computes_everything(tmp_path):
     served = ServedRun(tmp_path, changes=["model.block=hstu"])
     served.commit(1)
     opened = served.open()
-    engine = Engine(opened.recommender(opened.publish_newest()), 1, States())
+    engine = InferenceEngine(opened.recommender(opened.publish_newest()), 1, PrefixStates())
     assert engine.states is None
     assert torch.isfinite(torch.from_numpy(engine.answer([question(opened, 1, 5)])[0].score)).all()

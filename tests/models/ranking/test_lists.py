@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from nonet.models.ranking.lists import Categories, ListQuality
+from nonet.models.ranking.lists import ItemCategories, ListQuality
 from nonet.types import Jagged
 
 NAMES = [["a"], ["a"], ["b"], ["a", "b"], [], ["c"]]
@@ -19,9 +19,9 @@ def _jagged(*rows) -> Jagged:
 
 
 def _quality(lists, histories, k=2, names=NAMES, occurs=(8, 4, 2, 1, 0, 1)):
-    quality = ListQuality(np.array(occurs), k, Categories.of(names))
+    quality = ListQuality(np.array(occurs), k, ItemCategories.from_names(names))
     quality.add(np.array(lists), _jagged(*histories))
-    return quality.summary()
+    return quality.summarise()
 
 
 def test_coverage_and_gini_count_what_anybody_was_shown():

@@ -4,16 +4,16 @@ import pytest
 from nonet.errors import ConfigError, DataError
 from nonet.models.ranking.metrics import (
     MISSED,
-    Reach,
+    CoverageCounter,
+    compare_paired,
+    compute_per_event,
+    is_significant,
     list_depth,
-    of_events,
-    paired,
+    make_tie_order,
     parse_metric,
-    per_event,
     rank_of_target_np,
-    significant,
+    select_event_metrics,
     summarise,
-    tie_order,
 )
 from nonet.types import Jagged
 
@@ -44,11 +44,11 @@ def test_a_target_outside_the_catalogue_is_missed():
 
 def test_equal_scores_stand_by_popularity_then_by_chance_never_by_index():
     popularity = np.array([1, 5, 1, 5, 9, 1])
-    tie = tie_order(popularity, seed=3)
+    tie = make_tie_order(popularity, seed=3)
     order = np.argsort(tie)
     assert popularity[order].tolist() == [9, 5, 5, 1, 1, 1]
-    assert len({tuple(np.argsort(tie_order(popularity, seed))) for seed in range(30)}) > 6
-    assert tie_order(popularity, 3).tolist() == tie.tolist()
+    assert len({tuple(np.argsort(make_tie_order(popularity, seed))) for seed in range(30)}) > 6
+    assert make_tie_order(popularity, 3).tolist() == tie.tolist()
     scores = np.zeros((6, 6), np.float32)
     ranks = rank_of_target_np(scores, np.arange(6), _jagged(*[[]] * 6), tie)
     np.testing.assert_array_equal(ranks, tie)
@@ -68,7 +68,7 @@ def test_ranks_equal_a_sort_of_every_row(seed):
     scores = rng.integers(0, 6, (prompts, items)).astype(np.float32)
     scores[rng.random((prompts, items)) < 0.1] = -np.inf
     seen = [rng.integers(0, items, rng.integers(0, 12)).tolist() for _ in range(prompts)]
-    target, tie = rng.integers(0, items, prompts), tie_order(rng.integers(0, 4, items), seed)
+    target, tie = rng.integers(0, items, prompts), make_tie_order(rng.integers(0, 4, items), seed)
     ranks = rank_of_target_np(scores, target, _jagged(*seen), tie)
     for i in range(prompts):
         left = [x for x in range(items) if x not in seen[i] and scores[i, x] > -np.inf]
@@ -85,22 +85,22 @@ def test_scores_that_are_nan_are_refused_with_their_count():
 
 def test_metrics_of_known_ranks():
     ranks = np.array([0, 1, 4, 5, 100])
-    assert per_event("recall@5", ranks).tolist() == [1, 1, 1, 0, 0]
-    np.testing.assert_allclose(per_event("ndcg@5", ranks), [1, 1 / np.log2(3), 1 / np.log2(6), 0, 0])
-    np.testing.assert_allclose(per_event("mrr@10", ranks), [1, 0.5, 0.2, 1 / 6, 0])
+    assert compute_per_event("recall@5", ranks).tolist() == [1, 1, 1, 0, 0]
+    np.testing.assert_allclose(compute_per_event("ndcg@5", ranks), [1, 1 / np.log2(3), 1 / np.log2(6), 0, 0])
+    np.testing.assert_allclose(compute_per_event("mrr@10", ranks), [1, 0.5, 0.2, 1 / 6, 0])
     assert summarise(ranks, ["recall@1", "recall@10"]) == {"recall@1": 0.2, "recall@10": 0.8}
 
 
 def test_coverage_counts_distinct_recommended_items():
     lists = np.array([[0, 1, -1], [1, 2, 3]])
-    whole, parts = Reach(10), Reach(10)
+    whole, parts = CoverageCounter(10), CoverageCounter(10)
     whole.add(lists)
     for row in lists:
         parts.add(row[None])
     for reach in (whole, parts):
         assert [reach.coverage(k) for k in (None, 1, 2, 3)] == [0.4, 0.2, 0.3, 0.4]
     assert summarise(np.array([0]), ["coverage@2"], whole) == {"coverage@2": 0.3}
-    assert Reach(10).coverage() == 0
+    assert CoverageCounter(10).coverage() == 0
 
 
 def test_metrics_say_how_long_lists_they_need_and_which_of_them_an_event_has():
@@ -108,7 +108,7 @@ def test_metrics_say_how_long_lists_they_need_and_which_of_them_an_event_has():
     assert list_depth(names, 20) == 5
     assert list_depth([*names, "coverage"], 20) == 20
     assert list_depth(["recall@10"], 20) == 0
-    assert of_events([*names, "coverage"]) == ["recall@10"]
+    assert select_event_metrics([*names, "coverage"]) == ["recall@10"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_coverage_of_ranks_alone_and_an_empty_evaluation_are_refused():
     with pytest.raises(ConfigError, match="needs the recommended items"):
         summarise(np.array([1]), ["coverage"])
     with pytest.raises(ConfigError, match="of a whole list"):
-        per_event("coverage@5", np.array([1]))
+        compute_per_event("coverage@5", np.array([1]))
     with pytest.raises(DataError, match="no held-out event"):
         summarise(np.array([], int), ["recall@5"])
 
@@ -143,21 +143,21 @@ def test_bootstrap_is_paired_seeded_and_brackets_the_difference():
     user = np.repeat(np.arange(300), 5)
     hard = rng.random(1500)
     a, b = (hard < 0.30).astype(float), (hard < 0.25).astype(float)
-    found = paired(a, b, user, seed=7)
-    assert found == paired(a, b, user, seed=7) != paired(a, b, user, seed=8)
+    found = compare_paired(a, b, user, seed=7)
+    assert found == compare_paired(a, b, user, seed=7) != compare_paired(a, b, user, seed=8)
     assert found["diff"] == pytest.approx((a - b).mean())
     assert found["low"] < found["diff"] < found["high"]
-    assert significant(found)
-    assert not significant(paired(a, a, user, seed=7))
-    back = paired(b, a, user, seed=7)
+    assert is_significant(found)
+    assert not is_significant(compare_paired(a, a, user, seed=7))
+    back = compare_paired(b, a, user, seed=7)
     assert back["low"] == pytest.approx(-found["high"])
 
 
 def test_bootstrap_draws_users_so_repeated_events_do_not_shrink_the_interval():
     rng = np.random.default_rng(1)
     gain = rng.normal(0.0, 1.0, 200)
-    once = paired(gain, np.zeros(200), np.arange(200), seed=0)
-    many = paired(np.repeat(gain, 50), np.zeros(10_000), np.repeat(np.arange(200), 50), seed=0)
+    once = compare_paired(gain, np.zeros(200), np.arange(200), seed=0)
+    many = compare_paired(np.repeat(gain, 50), np.zeros(10_000), np.repeat(np.arange(200), 50), seed=0)
     assert many["high"] - many["low"] == pytest.approx(once["high"] - once["low"], rel=1e-9)
 
 
@@ -166,7 +166,7 @@ def test_interval_covers_the_true_difference_about_95_times_in_100():
     inside = 0
     for seed in range(300):
         user = np.arange(150)
-        found = paired(rng.normal(0.2, 1.0, 150), np.zeros(150), user, seed=seed)
+        found = compare_paired(rng.normal(0.2, 1.0, 150), np.zeros(150), user, seed=seed)
         inside += found["low"] <= 0.2 <= found["high"]
     assert (
         270 <= inside <= 297
@@ -175,4 +175,4 @@ def test_interval_covers_the_true_difference_about_95_times_in_100():
 
 def test_unlike_lengths_are_refused():
     with pytest.raises(ValueError, match="one a, b and user an event"):
-        paired(np.zeros(3), np.zeros(2), np.zeros(3), seed=0)
+        compare_paired(np.zeros(3), np.zeros(2), np.zeros(3), seed=0)

@@ -13,7 +13,7 @@ def test_groups_are_summed_up_alone_and_chunks_change_nothing():
         for start in range(0, 5, size):
             board.add(ranks[start : start + size], lists[start : start + size])
         assert board.ranks.tolist() == ranks.tolist()
-        assert board.summary() == {
+        assert board.summarise() == {
             "all": {"recall@2": 0.6, "coverage@1": 0.3, "coverage": 0.5},
             "target": {"recall@2": 1.0, "coverage@1": 0.1, "coverage": 0.3},
         }
@@ -22,4 +22,4 @@ def test_groups_are_summed_up_alone_and_chunks_change_nothing():
 def test_a_group_without_events_is_left_out():
     board = Scoreboard(["recall@1"], 3, {"all": np.ones(1, bool), "target": np.zeros(1, bool)})
     board.add(np.array([0]))
-    assert board.summary() == {"all": {"recall@1": 1.0}}
+    assert board.summarise() == {"all": {"recall@1": 1.0}}

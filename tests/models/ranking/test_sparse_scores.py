@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.models.generation.exhaustive import top_items
-from nonet.models.ranking.metrics import rank_of_target_np, tie_order
-from nonet.models.ranking.sparse_scores import Shared, SparseScores
+from nonet.models.generation.exhaustive import select_top_items
+from nonet.models.ranking.metrics import make_tie_order, rank_of_target_np
+from nonet.models.ranking.sparse_scores import SharedScores, SparseScores
 from nonet.types import Jagged
 
 P, ITEMS = 40, 60
@@ -25,9 +25,11 @@ def test_sparse_scores_rank_and_list_as_the_dense_ones(seed):
     dense.reshape(-1)[cell] = score
     hidden = dice.integers(0, 8, P)
     masked = Jagged(dice.integers(0, ITEMS, hidden.sum()), np.concatenate([[0], np.cumsum(hidden)]))
-    tie = tie_order(dice.integers(0, 5, ITEMS), seed)
+    tie = make_tie_order(dice.integers(0, 5, ITEMS), seed)
     target = dice.integers(0, ITEMS, P)
-    sparse = SparseScores(P, Shared(prior, tie), cell // ITEMS, cell % ITEMS, score)
-    np.testing.assert_array_equal(sparse.ranks(target, masked), rank_of_target_np(dense, target, masked, tie))
-    wanted = top_items(torch.from_numpy(dense), 10, masked, tie).numpy()
-    np.testing.assert_array_equal(sparse.best(10, masked), wanted)
+    sparse = SparseScores(P, SharedScores(prior, tie), cell // ITEMS, cell % ITEMS, score)
+    np.testing.assert_array_equal(
+        sparse.compute_ranks(target, masked), rank_of_target_np(dense, target, masked, tie)
+    )
+    wanted = select_top_items(torch.from_numpy(dense), 10, masked, tie).numpy()
+    np.testing.assert_array_equal(sparse.select_top(10, masked), wanted)

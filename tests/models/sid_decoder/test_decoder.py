@@ -19,7 +19,7 @@ from sid_batches import (
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.protocol import SidModel
-from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.spec import build_model
 from nonet.types import Jagged
 
@@ -94,7 +94,7 @@ def test_prefill_and_steps_give_the_teacher_forced_logits(options):
 
 def test_step_takes_a_list_of_codes_and_one_expanded_row():
     model = model_of()
-    cache = Cache(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
+    cache = DecoderCache(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
     codes = torch.tensor([[1, 2], [4, 6], [0, 0], [1, 6]])
     shared = model.step(cache, codes.expand(3, -1, -1), 2)
     assert shared.shape == (3, 4, CODES[2])
@@ -109,7 +109,7 @@ def test_step_takes_a_list_of_codes_and_one_expanded_row():
 def test_a_level_hears_the_codes_before_it_once_trained():
     model = model_of()
     torch.nn.init.normal_(model.depth.child.weight)
-    cache = Cache(torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
+    cache = DecoderCache(torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
     logits = model.step(cache, torch.tensor([[[1, 2], [1, 3], [2, 2]]]), 2)[0]
     assert len({tuple(row) for row in logits.round(decimals=4).tolist()}) == 3
 
@@ -118,7 +118,7 @@ def test_a_level_hears_the_codes_before_it_once_trained():
 def test_a_level_hears_every_code_before_it_from_the_start(level):
     model = model_of()
     assert not model.depth.child.weight.any()  # what is hashed says nothing yet
-    cache = Cache(torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
+    cache = DecoderCache(torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
     base = torch.zeros(1, 1, level, dtype=torch.int64)
     for place in range(level):
         other = base.clone()

@@ -8,7 +8,7 @@ from sid_batches import CLOSE, CODES, KINDS, LENGTHS, batch_of, changed_from, mo
 
 from nonet.errors import DataError
 from nonet.models.sid_decoder import target_pages as pages
-from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.depth import DepthDecoder
 from nonet.types import Jagged
 
@@ -122,4 +122,4 @@ def test_beams_of_a_prompt_share_its_history_and_answer_as_if_alone(grad):
 
 def test_a_cache_without_keys_is_refused_by_a_decoder_that_reads_them():
     with pytest.raises(DataError, match="holds no keys"):
-        model_of(depth="attention").step(Cache(torch.zeros(1, 16)), [], 0)
+        model_of(depth="attention").step(DecoderCache(torch.zeros(1, 16)), [], 0)

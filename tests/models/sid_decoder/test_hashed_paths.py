@@ -9,13 +9,13 @@ from sid_batches import CODES, model_of
 
 from nonet.models.generation import Trie, score_items
 from nonet.models.sid_decoder import depth
-from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.beam_cache import DecoderCache
 
 
 @pytest.fixture
 def looked_up(monkeypatch):
     """Record the number of paths of each lookup."""
-    sizes, hashed = [], depth._hashed
+    sizes, hashed = [], depth._hash_path
 
     def count(path, code):
         rows = hashed(path, code)
@@ -28,7 +28,7 @@ def looked_up(monkeypatch):
 
 def test_a_step_looks_up_the_paths_of_shared_prefixes_once_for_all_prompts(looked_up):
     model, users, beams = model_of().eval(), 5, 3
-    cache, prefix = Cache(torch.randn(users, 16)), torch.zeros(1, beams, 1).long()
+    cache, prefix = DecoderCache(torch.randn(users, 16)), torch.zeros(1, beams, 1).long()
     with torch.no_grad():
         model.step(cache, prefix.expand(users, -1, -1), 1)
         model.step(cache, prefix.repeat(users, 1, 1), 1)
@@ -37,7 +37,7 @@ def test_a_step_looks_up_the_paths_of_shared_prefixes_once_for_all_prompts(looke
 
 def test_no_path_is_looked_up_before_the_first_code(looked_up):
     with torch.no_grad():
-        model_of().eval().step(Cache(torch.randn(5, 16)), torch.zeros(5, 1, 0).long(), 0)
+        model_of().eval().step(DecoderCache(torch.randn(5, 16)), torch.zeros(5, 1, 0).long(), 0)
     assert looked_up == []
 
 
@@ -53,5 +53,5 @@ def test_scores_of_all_items_look_up_the_paths_of_the_catalogue_once_for_all_pro
             children[children > 1].sum()
         )  # a child without siblings is certain: its path is not looked up
     assert paths < sids.size
-    score_items(model_of(), Cache(torch.randn(users, 16)), Trie.build(sids, CODES))
+    score_items(model_of(), DecoderCache(torch.randn(users, 16)), Trie.build(sids, CODES))
     assert sum(looked_up) == paths

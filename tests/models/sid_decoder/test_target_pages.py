@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nonet.models.sid_decoder import target_pages as pages
-from nonet.models.sid_decoder.target_pages import Pages
+from nonet.models.sid_decoder.target_pages import TargetPages
 
 LENGTHS = (25, 1, 3, 42)  # positions of each sequence, its start first
 TOKENS = 3
@@ -37,7 +37,7 @@ def test_a_row_sees_its_sequence_up_to_where_it_is_asked_and_the_codes_before_it
     monkeypatch.setattr(pages, "_SHORT", short)
     cuts, position_MA = asked()
     targets = len(position_MA)
-    made = Pages.of(cuts, position_MA[:, 0])
+    made = TargetPages.of(cuts, position_MA[:, 0])
     target = torch.arange(targets).repeat_interleave(2)
     level = torch.tensor([0, 2]).repeat(targets)
     found = seen_by(made, target, level, position_MA[target])
@@ -47,15 +47,15 @@ def test_a_row_sees_its_sequence_up_to_where_it_is_asked_and_the_codes_before_it
             begin = int(cuts[torch.searchsorted(cuts, position, right=True) - 1])
             want.append((list(range(begin, position + 1)), [(m, place) for place in range(chosen)]))
     assert found == want
-    rows = made.rows(target).diff()
+    rows = made.locate_rows(target).diff()
     assert rows.tolist() == [2 * int((made.page == page).sum()) for page in range(len(rows))]
     assert rows.sum() == len(target)
 
 
 def test_short_histories_are_cut_into_small_pages_and_long_ones_are_not(monkeypatch):
     cuts, position_MA = asked()
-    made = Pages.of(cuts, position_MA[:, 0])
+    made = TargetPages.of(cuts, position_MA[:, 0])
     assert int(torch.bincount(made.page).max()) == 10
     assert len(made.length) == 3 + 1 + 5
     monkeypatch.setattr(pages, "_SHORT", 41)
-    assert Pages.of(cuts, position_MA[:, 0]).length.tolist() == [25, 3, 42]
+    assert TargetPages.of(cuts, position_MA[:, 0]).length.tolist() == [25, 3, 42]

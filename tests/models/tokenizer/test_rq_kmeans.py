@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.tokenizer.rq_kmeans import codebook_report, resolve, rq_kmeans, tokenise
+from nonet.models.tokenizer.rq_kmeans import describe_codebooks, quantise_residuals, resolve, tokenise
 from nonet.samples.sequences.sequences import build_sequences
 
 
@@ -47,7 +47,7 @@ SMALL = {
 
 
 def test_first_level_finds_the_clusters():
-    codes = rq_kmeans(clusters(), 1, 6, seed=1)[:, 0].reshape(6, 12)
+    codes = quantise_residuals(clusters(), 1, 6, seed=1)[:, 0].reshape(6, 12)
     assert all(len(set(row)) == 1 for row in codes.tolist())
     assert len(set(codes[:, 0].tolist())) == 6
 
@@ -56,7 +56,7 @@ def test_each_level_leaves_less_over():
     x = clusters(seed=3)
     left = []
     for levels in (1, 2, 3):
-        codes = rq_kmeans(x, levels, 6, seed=1)
+        codes = quantise_residuals(x, levels, 6, seed=1)
         _, group = np.unique(codes, axis=0, return_inverse=True)
         means = np.stack([x[group.reshape(-1) == g].mean(0) for g in range(group.max() + 1)])
         left.append(((x - means[group.reshape(-1)]) ** 2).sum())
@@ -65,18 +65,18 @@ def test_each_level_leaves_less_over():
 
 def test_the_same_seed_gives_the_same_codes_and_another_seed_others():
     x = clusters()
-    assert np.array_equal(rq_kmeans(x, 3, 5, seed=1), rq_kmeans(x, 3, 5, seed=1))
-    assert not np.array_equal(rq_kmeans(x, 3, 5, seed=1), rq_kmeans(x, 3, 5, seed=2))
+    assert np.array_equal(quantise_residuals(x, 3, 5, seed=1), quantise_residuals(x, 3, 5, seed=1))
+    assert not np.array_equal(quantise_residuals(x, 3, 5, seed=1), quantise_residuals(x, 3, 5, seed=2))
 
 
 def test_no_code_stays_dead_while_vectors_differ():
     x = np.concatenate([np.zeros((200, 2)), np.eye(2), -np.eye(2), 3 * np.eye(2)]).astype(np.float32)
-    codes = rq_kmeans(x, 1, 6, seed=0)
+    codes = quantise_residuals(x, 1, 6, seed=0)
     assert len(np.unique(codes)) == 6
 
 
 def test_more_codes_than_items_are_no_error():
-    codes = rq_kmeans(clusters(2, 3), 2, 16, seed=0)
+    codes = quantise_residuals(clusters(2, 3), 2, 16, seed=0)
     assert codes.shape == (6, 2)
     assert codes.max() < 16
 
@@ -87,7 +87,7 @@ def test_collisions_are_numbered_in_the_order_of_the_items():
 
 
 def test_report_of_a_hand_made_codebook():
-    report = codebook_report(np.array([[0, 0], [0, 0], [1, 0], [1, 1]], np.int32), (4, 2))
+    report = describe_codebooks(np.array([[0, 0], [0, 0], [1, 0], [1, 1]], np.int32), (4, 2))
     assert report["used"] == [2, 2]
     assert report["perplexity"] == [
         2.0,

@@ -7,7 +7,14 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer.rq_kmeans import check_tokenizer
-from nonet.models.tokenizer.vectors import Nonzeros, cooccurrence, item_vectors, svd, tfidf, weights_of
+from nonet.models.tokenizer.vectors import (
+    SparseMatrix,
+    compute_item_vectors,
+    compute_ppmi,
+    compute_svd,
+    compute_tfidf,
+    parse_weights,
+)
 from nonet.samples.sequences.sequences import TRAIN, build_sequences
 
 
@@ -30,28 +37,28 @@ def tables():
     return items, seq
 
 
-def dense(matrix: Nonzeros) -> np.ndarray:
+def dense(matrix: SparseMatrix) -> np.ndarray:
     out = np.zeros(matrix.shape)
     out[matrix.row, matrix.column] = matrix.value
     return out
 
 
 def vectors(items, seq, spec, folder, seed=0):
-    return item_vectors(items, seq, spec, dim=6, seed=seed, folder=folder)
+    return compute_item_vectors(items, seq, spec, dim=6, seed=seed, folder=folder)
 
 
 def test_tfidf_of_a_hand_made_corpus():
-    matrix = tfidf([["a", "b", "a"], ["b", "c"], ["b"], []])
+    matrix = compute_tfidf([["a", "b", "a"], ["b", "c"], ["b"], []])
     # b is in 3 of 4 documents; a and c are in one document each and drop out.
     assert matrix.shape == (4, 3)
     assert sorted(zip(matrix.row.tolist(), matrix.column.tolist(), strict=True)) == [(0, 1), (1, 1), (2, 1)]
     np.testing.assert_allclose(matrix.value, 1.0)
-    lone = tfidf([["x"], ["y", "y"]])
+    lone = compute_tfidf([["x"], ["y", "y"]])
     np.testing.assert_allclose(dense(lone), [[1, 0], [0, 1]])
 
 
 def test_rare_words_weigh_more_than_frequent_ones():
-    matrix = dense(tfidf([["often", "rare"], ["often", "rare"], ["often"], ["often"]]))
+    matrix = dense(compute_tfidf([["often", "rare"], ["often", "rare"], ["often"], ["often"]]))
     assert matrix[0, 1] > matrix[0, 0] > 0
     np.testing.assert_allclose(np.linalg.norm(matrix, axis=1), 1)
 
@@ -60,10 +67,10 @@ def test_svd_equals_numpys_up_to_sign():
     rng = np.random.default_rng(0)
     a = rng.standard_normal((30, 4)) @ rng.standard_normal((4, 25))
     row, column = np.nonzero(np.ones_like(a))
-    found = svd(Nonzeros(row, column, a[row, column], a.shape), 4, 3, "x")
+    found = compute_svd(SparseMatrix(row, column, a[row, column], a.shape), 4, 3, "x")
     u, s, _ = np.linalg.svd(a, full_matrices=False)
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :4] * s[:4]), atol=1e-3)  # float32, values near 30
-    root = svd(Nonzeros(row, column, a[row, column], a.shape), 4, 3, "x", power=0.5)
+    root = compute_svd(SparseMatrix(row, column, a[row, column], a.shape), 4, 3, "x", power=0.5)
     np.testing.assert_allclose(np.abs(root), np.abs(u[:, :4] * s[:4] ** 0.5), atol=1e-3)
 
 
@@ -82,7 +89,7 @@ def test_cooccurrence_equals_a_plain_count():
     context = total**0.75 / (total**0.75).sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         want = np.where(near > 0, np.maximum(np.log(near / (total[:, None] * context)), 0), 0)
-    np.testing.assert_allclose(dense(cooccurrence(seq, n)), want, atol=1e-9)
+    np.testing.assert_allclose(dense(compute_ppmi(seq, n)), want, atol=1e-9)
 
 
 def test_held_out_events_do_not_shape_the_vectors(tmp_path):
@@ -137,15 +144,15 @@ def test_a_column_of_vectors_is_taken_as_it_is_and_items_without_one_stand_in_th
 
 
 def test_weights_default_by_name_and_may_be_given():
-    assert weights_of(["title", "cooccurrence"]) == {"title": 0.3, "cooccurrence": 1.0}
-    assert weights_of({"title": 2, "x.npy": 1}) == {"title": 2.0, "x.npy": 1.0}
+    assert parse_weights(["title", "cooccurrence"]) == {"title": 0.3, "cooccurrence": 1.0}
+    assert parse_weights({"title": 2, "x.npy": 1}) == {"title": 2.0, "x.npy": 1.0}
     for spec, message in (
         ([], "is empty"),
         (["title", {"title": 1}], "named twice"),
         ({"title": 0}, "must be above 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            weights_of(spec)
+            parse_weights(spec)
 
 
 def test_a_source_that_is_not_there_is_named_with_those_that_are(tmp_path):

@@ -10,12 +10,12 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.rl.rewards.api import FunctionReward, Reward
-from nonet.rl.rewards.attempts import Attempts
+from nonet.rl.rewards.attempts import RewardCalls
 from nonet.types import Jagged
 
 
 def attempts(function, timeout_s=5.0):
-    return Attempts(lambda: FunctionReward(function, {}), "own", timeout_s)
+    return RewardCalls(lambda: FunctionReward(function, {}), "own", timeout_s)
 
 
 def one(rollouts, row):
@@ -50,7 +50,7 @@ def test_one_by_one_finds_who_raises_and_scores_the_rest(make_rollouts):
     scores, troubles = tried.score(rollouts)
     assert np.isnan(scores).all()
     assert len(troubles) == 3
-    parts, left = tried.one_by_one([one(rollouts, row) for row in range(3)])
+    parts, left = tried.score_one_by_one([one(rollouts, row) for row in range(3)])
     assert [each.row for each in left] == [1]
     assert "not this one" in left[0].why
     assert left[0].user == "502"
@@ -69,7 +69,7 @@ def test_a_call_that_hangs_costs_its_time_and_the_reward_is_made_anew(make_rollo
                 release.wait(30)
             return np.ones(r.valid.shape)
 
-    tried = Attempts(Hangs, "slow", 0.2)
+    tried = RewardCalls(Hangs, "slow", 0.2)
     began = time.monotonic()
     scores, troubles = tried.score(make_rollouts(2))
     assert time.monotonic() - began < 20, "it does not wait for the reward"
@@ -109,7 +109,7 @@ def test_an_error_in_setup_still_raises():
             raise DataError("no model")
 
     with pytest.raises(DataError, match="no model"):
-        Attempts(Broken, "own", 1.0)
+        RewardCalls(Broken, "own", 1.0)
 
 
 def test_one_bad_prompt_among_64_costs_its_own_row_at_the_latency_of_a_judge(make_rollouts):
@@ -124,7 +124,7 @@ def test_one_bad_prompt_among_64_costs_its_own_row_at_the_latency_of_a_judge(mak
 
     tried, rollouts = attempts(judge, timeout_s=4.0), make_rollouts(64)
     began = time.monotonic()
-    scores, left = tried.one_by_one([one(rollouts, row) for row in range(64)])
+    scores, left = tried.score_one_by_one([one(rollouts, row) for row in range(64)])
     assert time.monotonic() - began < 8.0, "twice its timeout_s"
     assert [each.user for each in left] == ["508"]
     assert np.isfinite(np.concatenate(scores)).all(1).sum() == 63
@@ -140,7 +140,7 @@ def test_a_prompt_that_spins_is_found_and_its_thread_is_interrupted(make_rollout
     tried, rollouts = attempts(spins, timeout_s=0.5), make_rollouts(8)
     for _ in range(2):
         assert len(tried.score(rollouts)[1]) == 8
-        _, left = tried.one_by_one([one(rollouts, row) for row in range(8)])
+        _, left = tried.score_one_by_one([one(rollouts, row) for row in range(8)])
         assert [each.user for each in left] == ["502"]
     deadline = time.monotonic() + 10
     while tried.hung and time.monotonic() < deadline:
@@ -171,7 +171,7 @@ def test_a_service_that_comes_back_is_asked_again_with_pauses_and_nothing_is_los
         return item
 
     tried, rollouts = attempts(judge, timeout_s=5.0), make_rollouts(4)
-    scores, left = tried.one_by_one([one(rollouts, row) for row in range(4)])
+    scores, left = tried.score_one_by_one([one(rollouts, row) for row in range(4)])
     assert not left
     assert np.isfinite(np.concatenate(scores)).all()
     pauses = np.diff(refused)
@@ -186,7 +186,7 @@ def test_a_reward_that_fails_on_every_prompt_is_given_up_early(make_rollouts):
         raise ValueError("never")
 
     tried, rollouts = attempts(broken, timeout_s=60.0), make_rollouts(64)
-    _, left = tried.one_by_one([one(rollouts, row) for row in range(64)])
+    _, left = tried.score_one_by_one([one(rollouts, row) for row in range(64)])
     assert len(left) == 64
     assert all("never" in each.why for each in left)
     assert len(calls) < 24
@@ -201,7 +201,7 @@ def test_all_attempts_end_with_their_budget(make_rollouts):
 
     tried, rollouts = attempts(slow, timeout_s=0.4), make_rollouts(16)
     began = time.monotonic()
-    tried.one_by_one([one(rollouts, row) for row in range(16)])
+    tried.score_one_by_one([one(rollouts, row) for row in range(16)])
     assert time.monotonic() - began < 5.0
 
 
@@ -220,7 +220,7 @@ def test_a_semaphore_made_in_setup_serves_every_call(make_rollouts):
         async def score(self, r):
             return np.stack(await asyncio.gather(*(self.one(row) for row in r.item)))
 
-    tried = Attempts(Judge, "judge", 5.0)
+    tried = RewardCalls(Judge, "judge", 5.0)
     tried.reward.setup()
     for _ in range(3):
         scores, troubles = tried.score(make_rollouts(5))

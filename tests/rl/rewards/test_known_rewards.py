@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nonet.rl.rewards.known import places
+from nonet.rl.rewards.known import locate_ids
 from nonet.rl.rewards.shipped import Cooccurrence, Diversity, Prefix, TextSimilarity, ndcg, novelty
 from nonet.samples.sequences import Transitions
 from nonet.types import Jagged, Rollouts
@@ -41,7 +41,7 @@ def rollouts(item, target, history, **columns):
 
 
 def opened(reward, **more):
-    run = SimpleNamespace(sid=SIDS, index=lambda ids: places(ITEMS, ids), **more)
+    run = SimpleNamespace(sid=SIDS, index=lambda ids: locate_ids(ITEMS, ids), **more)
     reward.open(run)
     return reward
 

@@ -10,7 +10,7 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import load_reward
-from nonet.rl.rewards.remote import _scores
+from nonet.rl.rewards.remote import _parse_scores
 from nonet.rl.rewards.shipped import hit, novelty, rank
 from nonet.types import Jagged
 
@@ -72,9 +72,9 @@ def test_novelty_refuses_a_half_life_that_is_not_above_zero(half_life):
 )
 def test_scores_over_http_that_are_no_numbers_are_refused(body):
     with pytest.raises(DataError, match="scores that are no numbers"):
-        _scores("http://judge", body)
+        _parse_scores("http://judge", body)
 
 
 def test_scores_over_http_may_be_numbers_booleans_and_null():
-    found = _scores("http://judge", b'{"scores": [[1, 2.5], [true, null]]}')
+    found = _parse_scores("http://judge", b'{"scores": [[1, 2.5], [true, null]]}')
     np.testing.assert_array_equal(found, [[1.0, 2.5], [1.0, np.nan]])

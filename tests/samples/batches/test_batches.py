@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.samples.batches.batches import prompt_batch, training_batch, windows
-from nonet.samples.batches.prompt_rows import prompts
+from nonet.samples.batches.batches import cut_windows, make_prompt_batch, training_batch
+from nonet.samples.batches.prompt_rows import list_prompts
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 
 SPLIT = {"test": 2, "valid": 1, "rl": 2}
@@ -134,7 +134,7 @@ def test_windows_depend_on_seed_stage_epoch_and_user_alone():
     kwargs = {"history": 9, "stage": "pretrain", "epoch": 1, "seed": 4}
 
     def of(rows, **change):
-        row, start, stop = windows(seq, np.array(rows), **{**kwargs, **change})
+        row, start, stop = cut_windows(seq, np.array(rows), **{**kwargs, **change})
         return list(zip(row.tolist(), start.tolist(), stop.tolist(), strict=True))
 
     together, alone = of([2, 0, 1]), of([0])
@@ -150,7 +150,7 @@ def test_over_epochs_the_first_block_takes_every_length():
     row = int(np.argmax(seq.train_lengths))
     lengths = set()
     for epoch in range(60):
-        _, block, stop = windows(seq, np.array([row]), history=4, stage="s", epoch=epoch, seed=0)
+        _, block, stop = cut_windows(seq, np.array([row]), history=4, stage="s", epoch=epoch, seed=0)
         lengths.add(int(stop[0] - block[0]))
     assert lengths == {1, 2, 3, 4}
 
@@ -180,8 +180,8 @@ def test_short_users_give_one_whole_window_and_users_without_training_events_non
 @pytest.mark.parametrize("kind", [RL, VALID, TEST])
 def test_no_prompt_leaks_its_target_or_anything_after_it(kind, split):
     seq, history = _sequences(split=split), 6
-    users, positions = prompts(seq, kind)
-    batch = prompt_batch(seq, _sids(), users, positions, history=history, stage="rl")
+    users, positions = list_prompts(seq, kind)
+    batch = make_prompt_batch(seq, _sids(), users, positions, history=history, stage="rl")
     asked = seq.offsets[users] + positions
     np.testing.assert_array_equal(batch.target.numpy(), seq.item[asked])
     for i, event in enumerate(asked):
@@ -195,7 +195,7 @@ def test_no_prompt_leaks_its_target_or_anything_after_it(kind, split):
 
 def test_prompt_at_a_users_first_event_is_an_empty_sequence():
     seq = _sequences()
-    batch = prompt_batch(seq, _sids(), np.array([0, 1]), np.array([0, 3]), history=5, stage="test")
+    batch = make_prompt_batch(seq, _sids(), np.array([0, 1]), np.array([0, 3]), history=5, stage="test")
     assert np.diff(batch.item.offsets.numpy()).tolist() == [0, 3]
     assert batch.uid == ["test/0/0:0", "test/0/1:3"]
 
@@ -203,7 +203,7 @@ def test_prompt_at_a_users_first_event_is_an_empty_sequence():
 def test_prompt_outside_a_users_events_is_refused():
     seq = _sequences()
     with pytest.raises(IndexError, match="user row 1 has"):
-        prompt_batch(seq, _sids(), np.array([1]), np.array([10_000]), history=5, stage="test")
+        make_prompt_batch(seq, _sids(), np.array([1]), np.array([10_000]), history=5, stage="test")
 
 
 def test_the_calls_for_a_batch_do_not_grow_with_its_events():
@@ -230,10 +230,10 @@ def test_windows_of_more_users_take_no_more_functions_and_no_generators(monkeypa
     for users in (20, 400):
         seq = _sequences(users=users, events=40 * users, split={"test": 1})
         args = {"history": history, "stage": "s", "epoch": 0, "seed": 0}
-        windows(seq, np.arange(len(seq)), **args)
+        cut_windows(seq, np.arange(len(seq)), **args)
         profile = cProfile.Profile()
         profile.enable()
-        row, _, _ = windows(seq, np.arange(len(seq)), **args)
+        row, _, _ = cut_windows(seq, np.arange(len(seq)), **args)
         profile.disable()
         calls.append(sum(entry.callcount for entry in profile.getstats() if not isinstance(entry.code, str)))
         cut.append(len(row))

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.batches.clicks import FEATURES, Clicks
+from nonet.samples.batches.clicks import FEATURES, ClickRows
 from nonet.samples.sequences.sequences import TEST, build_sequences
-from nonet.samples.tables.keys import NONE, keys_in
+from nonet.samples.tables.keys import NONE, compute_keys
 
 HOUR = 3600
 
@@ -33,7 +33,7 @@ def clicks(rating=(5.0, 1.0, 4.0, 2.0, 5.0), features=FEATURES, history=3):
     seq, items = build_sequences(
         interactions, items, split={"use": "leave_last_out", "test": 1}, targets={"train": "rating >= 4"}
     )
-    return Clicks.of(seq, items, seq.targets["train"], features, history)
+    return ClickRows.from_labels(seq, items, seq.targets["train"], features, history)
 
 
 def bags(found, row):
@@ -52,11 +52,11 @@ def test_a_row_knows_what_was_before_it():
     assert (first["liked"], first["disliked"]) == ([], [])
     second = bags(rows.batch(np.array([1])), 0)
     assert len(second["categories"]) == 2
-    assert second["hour"] == keys_in("hour", np.array([1])).tolist()
-    assert fourth["hour"] == keys_in("hour", np.array([2])).tolist()
-    assert fourth["weekday"] == keys_in("weekday", np.array([1])).tolist()
+    assert second["hour"] == compute_keys("hour", np.array([1])).tolist()
+    assert fourth["hour"] == compute_keys("hour", np.array([2])).tolist()
+    assert fourth["weekday"] == compute_keys("weekday", np.array([1])).tolist()
     for row, log2 in ((first, 0), (second, 13), (fourth, 18)):
-        assert row["recency"] == keys_in("recency", np.array([log2])).tolist()
+        assert row["recency"] == compute_keys("recency", np.array([log2])).tolist()
 
 
 def test_history_is_cut_to_the_last_events():
@@ -80,7 +80,7 @@ def test_no_row_sees_its_own_label_or_a_later_one():
 def test_the_label_is_the_condition_and_the_split_that_of_the_sequences():
     rows = clicks()
     assert rows.label.tolist() == [1, 0, 1, 0, 1, 1, 0, 1]
-    assert rows.rows(TEST).tolist() == [4, 7]
+    assert rows.find_rows(TEST).tolist() == [4, 7]
 
 
 def test_features_have_keys_of_their_own_but_for_the_items():
@@ -93,7 +93,7 @@ def test_features_have_keys_of_their_own_but_for_the_items():
 
 
 def test_a_timeless_row_has_no_moment():
-    found = clicks().batch(np.array([3, 3]), timeless=np.array([True, False]))
+    found = clicks().batch(np.array([3, 3]), without_moment=np.array([True, False]))
     for name in ("hour", "weekday", "recency"):
         assert bags(found, 0)[name] == []
         assert len(bags(found, 1)[name]) == 1
@@ -125,9 +125,9 @@ def test_whole_numbers_and_text_are_features_of_an_id_each():
     seq, items = build_sequences(interactions, None, split={"test": 1}, targets={"train": "shop > 0"})
     assert seq.columns["shop"].tolist() == [*shops[:3], NONE]
     items = items.append_column("year", pa.array([0] * 4))
-    rows = Clicks.of(seq, items, seq.targets["train"], ("shop", "page"), 3)
+    rows = ClickRows.from_labels(seq, items, seq.targets["train"], ("shop", "page"), 3)
     found = rows.batch(np.arange(4))
-    assert found["shop"].values.tolist() == keys_in("shop", np.array(shops[:3])).tolist()
+    assert found["shop"].values.tolist() == compute_keys("shop", np.array(shops[:3])).tolist()
     assert len(set(found["shop"].values.tolist())) == 3
     assert found["page"].values[0] == found["page"].values[2] != found["page"].values[1]
     assert [len(bag[3]) for bag in found.values()] == [0, 0]

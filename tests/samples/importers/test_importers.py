@@ -7,7 +7,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.samples.importers.import_csv import import_csv
 from nonet.samples.importers.import_movielens import import_movielens
 from nonet.samples.importers.import_sequences import import_sequences
-from nonet.samples.importers.importers import importer
+from nonet.samples.importers.importers import get_importer
 from nonet.samples.tables.tables import read_tables
 
 
@@ -290,11 +290,11 @@ def test_failure_while_writing_leaves_the_earlier_tables(movielens, tmp_path, mo
 
 
 def test_formats_are_found_by_name():
-    assert importer("movielens") is import_movielens
-    assert importer("csv") is import_csv
-    assert importer("sequences") is import_sequences
+    assert get_importer("movielens") is import_movielens
+    assert get_importer("csv") is import_csv
+    assert get_importer("sequences") is import_sequences
     with pytest.raises(ConfigError, match=r"there are movielens, csv, sequences\. Did you mean 'movielens'"):
-        importer("movielen")
+        get_importer("movielen")
 
 
 def test_categories_of_the_text_and_attributes_are_one_column_each_word_once(tmp_path):

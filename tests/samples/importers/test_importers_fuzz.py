@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.importers.importers import importer
+from nonet.samples.importers.importers import get_importer
 from nonet.samples.tables.tables import read_tables
 
 GENRES = "|".join("1" if i in (3, 5) else "0" for i in range(19))
@@ -123,7 +123,7 @@ def write_damaged(draw: random.Random, files: dict[str, str], folder: Path) -> N
 def check(form: str, source: Path, target: Path) -> bool:
     """Whether the import gave tables, which are then valid; any error that is not for the caller is raised."""
     try:
-        counts = importer(form.split()[0])(source, target)
+        counts = get_importer(form.split()[0])(source, target)
     except ConfigError:
         assert not target.exists() or not list(target.glob("*.parquet")), (
             "an error leaves nothing half-written"

@@ -10,7 +10,7 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.importers.import_csv import import_csv
-from nonet.samples.importers.text_form import lines_of, text_form
+from nonet.samples.importers.text_form import detect_text_form, split_lines
 
 ROWS = [("u1", "7003", 1600000000), ("u1", "7004", 1600000050), ("u2", "7003", 1600000090)]
 NAMES = ("user_id", "item_id", "timestamp")
@@ -104,11 +104,11 @@ def test_a_first_line_that_may_be_data_is_not_printed(tmp_path):
 def test_what_is_no_table_is_one_line(tmp_path, content, says):
     (tmp_path / "x.csv").write_bytes(content)
     with pytest.raises(DataError, match=says):
-        text_form(tmp_path / "x.csv", "csv")
+        detect_text_form(tmp_path / "x.csv", "csv")
 
 
 def test_lines_end_at_line_feeds_alone():
-    assert lines_of("a\u2028b\x85c\r\nd") == ["a\u2028b\x85c", "d"]
+    assert split_lines("a\u2028b\x85c\r\nd") == ["a\u2028b\x85c", "d"]
 
 
 def test_ids_that_are_missing_are_left_out_where_few_and_refused_where_many(tmp_path):

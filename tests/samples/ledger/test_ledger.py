@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from nonet.errors import CheckpointError
-from nonet.samples.ledger.ledger import Ledger, has_ledger, write_notes, write_snapshot
-from nonet.samples.ledger.manifest import DataFile, Manifest
-from nonet.samples.ledger.order import Slice, Steps
+from nonet.samples.ledger.ledger import SampleLedger, has_ledger, write_notes, write_snapshot
+from nonet.samples.ledger.manifest import DataFile, DataManifest
+from nonet.samples.ledger.order import EpochSteps, OrderSlice
 
 FILES = (DataFile("a.parquet", 10, (50, 50), "aa"), DataFile("b.parquet", 20, (100,), "bb"))
-STEPS = Steps(200, 40, 10)
+STEPS = EpochSteps(200, 40, 10)
 
 
 def ledger(files=FILES, order="order"):
-    return Ledger(Manifest(files), order, 200)
+    return SampleLedger(DataManifest(files), order, 200)
 
 
 def learned(account, steps):
     for step in steps:
-        for part in STEPS.slices(step):
+        for part in STEPS.cut_slices(step):
             account.lease(part)
         account.apply_step(step)
     return account
@@ -30,63 +30,63 @@ def learned(account, steps):
 
 def test_a_row_that_is_leased_or_done_cannot_be_leased_again():
     account = ledger()
-    account.lease(Slice(0, 0, 0, 0, 10))
+    account.lease(OrderSlice(0, 0, 0, 0, 10))
     with pytest.raises(
         CheckpointError, match=r"places 5 to 8 of epoch 0 .* were leased before; each row counts once"
     ):
-        account.lease(Slice(0, 1, 0, 5, 8))
+        account.lease(OrderSlice(0, 1, 0, 5, 8))
     account.apply_step(0)
     with pytest.raises(CheckpointError, match=r"were learned from before"):
-        account.lease(Slice(3, 0, 0, 9, 12))
+        account.lease(OrderSlice(3, 0, 0, 9, 12))
 
 
 def test_a_slice_that_is_not_leased_cannot_be_done():
     with pytest.raises(CheckpointError, match=r"slice 0 of step 4 is not leased"):
-        ledger().apply(Slice(4, 0, 0, 0, 10))
+        ledger().apply(OrderSlice(4, 0, 0, 0, 10))
 
 
 def test_what_is_only_leased_is_not_in_a_snapshot():
     account = learned(ledger(), [0, 1])
-    account.lease(STEPS.slices(2)[0])
+    account.lease(STEPS.cut_slices(2)[0])
     again = ledger()
     again.restore(*account.snapshot())
-    assert again.counts() == {"epochs": 0, "done": 80, "skipped": 0, "filtered": 0, "leased": 0}
-    assert again.places(0).tolist() == list(range(80))
+    assert again.count_rows() == {"epochs": 0, "done": 80, "skipped": 0, "filtered": 0, "leased": 0}
+    assert again.get_done_places(0).tolist() == list(range(80))
     learned(again, [2, 3, 4])
-    assert again.counts()["epochs"] == 1
+    assert again.count_rows()["epochs"] == 1
     learned(again, [5])
 
 
 def test_skipped_rows_are_not_done_and_filtered_ones_are():
     account = ledger()
-    for part in STEPS.slices(0):
+    for part in STEPS.cut_slices(0):
         account.lease(part)
         account.apply(part, filtered=4, skipped=[part.start + 1])
-    assert account.counts() == {"epochs": 0, "done": 36, "skipped": 4, "filtered": 16, "leased": 0}
-    assert 1 not in account.places(0)
-    assert account.is_done(STEPS.slices(0)[0])
+    assert account.count_rows() == {"epochs": 0, "done": 36, "skipped": 4, "filtered": 16, "leased": 0}
+    assert 1 not in account.get_done_places(0)
+    assert account.is_done(STEPS.cut_slices(0)[0])
     learned(account, range(1, 5))
-    assert account.counts()["done"] == 196
-    assert account.places(0).tolist() == sorted({*range(200)} - {1, 11, 21, 31})
+    assert account.count_rows()["done"] == 196
+    assert account.get_done_places(0).tolist() == sorted({*range(200)} - {1, 11, 21, 31})
 
 
 def test_notes_of_other_ranks_come_together_at_rank_0(tmp_path):
     mine, other = learned(ledger(), [0]), learned(ledger(), [0])
-    other.note(Slice(0, 1, 0, 10, 20), filtered=3, skipped=[11, 12])
+    other.note(OrderSlice(0, 1, 0, 10, 20), filtered=3, skipped=[11, 12])
     write_snapshot(mine.snapshot(), tmp_path)
-    write_notes(other.notes(), 1, tmp_path)
+    write_notes(other.dump_notes(), 1, tmp_path)
     assert has_ledger(tmp_path)
     first, second = ledger(), ledger()
     first.load(tmp_path, 0)
     second.load(tmp_path, 1)
-    assert first.counts() | {"leased": 0} == {
+    assert first.count_rows() | {"leased": 0} == {
         "epochs": 0,
         "done": 38,
         "skipped": 2,
         "filtered": 3,
         "leased": 0,
     }
-    assert second.counts()["skipped"] == second.counts()["filtered"] == 0
+    assert second.count_rows()["skipped"] == second.count_rows()["filtered"] == 0
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_data_may_be_moved():
     moved = tuple(replace(file, path=f"/elsewhere/{file.path}") for file in FILES)
     account = ledger(moved)
     account.restore(*learned(ledger(), [0]).snapshot())
-    assert account.counts()["done"] == 40
+    assert account.count_rows()["done"] == 40
 
 
 def test_a_commit_of_another_order_is_refused():
@@ -121,17 +121,17 @@ def test_a_commit_of_another_order_is_refused():
 
 
 def test_a_file_that_is_listed_twice_has_rows_of_its_own():
-    twice = Manifest((FILES[0], FILES[0]))
+    twice = DataManifest((FILES[0], FILES[0]))
     assert twice.rows == 200
-    ids = np.concatenate([twice.ids(group, np.arange(50)) for group in range(4)])
+    ids = np.concatenate([twice.compute_row_ids(group, np.arange(50)) for group in range(4)])
     assert len(set(ids.tolist())) == 200
-    assert twice.place(int(ids[160])) == "a.parquet, row group 1, row 60"
+    assert twice.describe_row(int(ids[160])) == "a.parquet, row group 1, row 60"
 
 
 def test_a_billion_rows_in_order_take_a_quarter_of_a_megabyte():
-    account = Ledger(Manifest.of_rows("x", 1 << 30), "order", 1 << 30)
+    account = SampleLedger(DataManifest.from_rows("x", 1 << 30), "order", 1 << 30)
     for step, start in enumerate(range(0, 10**9, 10**8)):
-        part = Slice(step, 0, 0, start, start + 10**8)
+        part = OrderSlice(step, 0, 0, start, start + 10**8)
         account.lease(part)
         account.apply(part)
     assert sum(map(len, account.snapshot())) < 1 << 18

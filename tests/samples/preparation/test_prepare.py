@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.preparation import BuildOptions, prepare
+from nonet.samples.preparation import BuildOptions, prepare_sequences
 from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
 
@@ -66,7 +66,7 @@ def _both(ask: BuildOptions, root) -> tuple[Sequences, Sequences, pa.Table, pa.T
         where=ask.where,
         repeats=ask.repeats,
     )
-    prepared, there = prepare(ask, root, slice_rows=700, partition_rows=500, threads=2).open()
+    prepared, there = prepare_sequences(ask, root, slice_rows=700, partition_rows=500, threads=2).open()
     return built, prepared, items, there
 
 
@@ -138,7 +138,9 @@ def test_columns_of_both_tables_may_have_other_names_as_in_memory(tmp_path):
     assert there.equals(wanted)
     assert {"title", "categories"} <= set(there.column_names)
     with pytest.raises(DataError, match=r"title: 'nam' is in neither table. Did you mean 'name'"):
-        prepare(_options(ask.interactions, items=ask.items, columns={"title": "nam"}), tmp_path / "no")
+        prepare_sequences(
+            _options(ask.interactions, items=ask.items, columns={"title": "nam"}), tmp_path / "no"
+        )
 
 
 def _files(folder) -> dict[str, bytes]:
@@ -151,11 +153,11 @@ def test_a_preparation_that_was_killed_goes_on_from_what_is_whole(tmp_path, monk
 
     options = _options(_written(tmp_path / "log", _log(7)), targets={"finetune": "rating >= 4"})
     small = {"slice_rows": 700, "partition_rows": 500, "threads": 1}
-    whole = prepare(options, tmp_path / "whole", **small).folder
+    whole = prepare_sequences(options, tmp_path / "whole", **small).folder
     place = {
-        "scatter": (preparing.Scatter, "write"),
+        "scatter": (preparing.RunWriter, "write"),
         "gather": (preparing, "gather"),
-        "finish": (preparing.Finish, "write"),
+        "finish": (preparing.PartitionWriter, "write"),
     }
     calls, real = [], getattr(*place[step])
 
@@ -168,7 +170,7 @@ def test_a_preparation_that_was_killed_goes_on_from_what_is_whole(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(*place[step], killed)
         with pytest.raises(KeyboardInterrupt):
-            prepare(options, tmp_path / "out", **small)
+            prepare_sequences(options, tmp_path / "out", **small)
     done = sorted(
         (tmp_path / "out").rglob({"scatter": "run-*", "gather": "part-*", "finish": "done.json"}[step])
     )
@@ -178,7 +180,7 @@ def test_a_preparation_that_was_killed_goes_on_from_what_is_whole(tmp_path, monk
     monkeypatch.setattr(
         preparing.os, "replace", lambda a, b, real=preparing.os.replace: (seen.append(str(b)), real(a, b))[1]
     )
-    again = prepare(options, tmp_path / "out", **small).folder
+    again = prepare_sequences(options, tmp_path / "out", **small).folder
     assert not [path for path in done if path.is_dir() and str(path) in seen], "what was whole is made again"
     assert before or step == "finish"
     assert again.name == whole.name
@@ -194,9 +196,9 @@ def test_a_full_disk_says_how_much_was_needed_and_leaves_nothing_behind(tmp_path
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(preparing.Finish, "write", full)
+    monkeypatch.setattr(preparing.PartitionWriter, "write", full)
     with pytest.raises(DataError, match=r"disk of .* is full: preparing 4,000 events takes about .* GB"):
-        prepare(options, tmp_path / "out", slice_rows=700, partition_rows=500)
+        prepare_sequences(options, tmp_path / "out", slice_rows=700, partition_rows=500)
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -206,7 +208,7 @@ def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_p
     options = _options(_written(tmp_path / "log", _log(8)))
     monkeypatch.setattr(preparing, "_free", lambda place: 1000)
     with pytest.raises(DataError, match=r"4,000 events takes about .* are free"):
-        prepare(options, tmp_path / "out")
+        prepare_sequences(options, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -217,26 +219,32 @@ def test_a_row_without_an_id_is_named_by_file_row_group_and_row(tmp_path):
     with pytest.raises(
         DataError, match=r"day-1.parquet, row groups 0 to 1 .*no user_id.*the first is row 499"
     ):
-        prepare(_options(path), tmp_path / "out")
+        prepare_sequences(_options(path), tmp_path / "out")
 
 
 def test_progress_tells_rows_and_what_is_left(tmp_path):
-    from nonet.samples.preparation.progress import Progress
+    from nonet.samples.preparation.progress import PreparationProgress
 
     told = []
-    progress = Progress(told.append, every_s=0)
-    progress.phase("scatter", 100)
-    progress.add(25)
+    progress = PreparationProgress(told.append, every_s=0)
+    progress.start_phase("scatter", 100)
+    progress.add_rows(25)
     assert (told[0].phase, told[0].rows, told[0].of) == ("scatter", 25, 100)
     assert told[0].left_s == pytest.approx(75 / told[0].rows_s)
     assert "25 of 100 rows (25%)" in told[0].text()
 
 
 def test_a_phase_of_several_passes_says_which_it_is_in():
-    from nonet.samples.preparation.progress import Report
+    from nonet.samples.preparation.progress import PreparationReport
 
-    assert Report("core", 250, 100, 50.0, 0.0).text() == "core: pass 3 of all 100 rows, 50 rows/s"
-    assert Report("core", 50, 100, 50.0, 1.0).text() == "core: 50 of 100 rows (50%), 50 rows/s, 1 s left"
+    assert (
+        PreparationReport("core", 250, 100, 50.0, 0.0).format_line()
+        == "core: pass 3 of all 100 rows, 50 rows/s"
+    )
+    assert (
+        PreparationReport("core", 50, 100, 50.0, 1.0).format_line()
+        == "core: 50 of 100 rows (50%), 50 rows/s, 1 s left"
+    )
 
 
 def test_an_item_that_drops_a_user_who_drops_an_item_goes_on_disk_as_in_memory(tmp_path):
@@ -279,9 +287,9 @@ def test_times_take_32_bits_on_disk_where_all_fit_and_read_as_64(tmp_path, shift
     assert np.load(file, mmap_mode="r").dtype == kind
     _same(built, prepared)
     places = np.array([3, 1, 2])
-    for read in (prepared.time[places], prepared.time[5:9], np.asarray(prepared.part(1, 3).time)):
+    for read in (prepared.time[places], prepared.time[5:9], np.asarray(prepared.slice_users(1, 3).time)):
         assert read.dtype == np.int64
-    assert prepared.part(1, 3).time[:2].tolist() == built.part(1, 3).time[:2].tolist()
+    assert prepared.slice_users(1, 3).time[:2].tolist() == built.slice_users(1, 3).time[:2].tolist()
 
 
 def test_sequences_of_format_3_whose_times_take_64_bits_are_read(tmp_path):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.profiles import measure, profile_text, read_profile
+from nonet.samples.profiles import format_profile, measure_profile, read_profile
 from nonet.samples.sequences import build_sequences
 from nonet.samples.tables import read_tables
 
@@ -64,19 +64,24 @@ def test_the_columns_of_the_items_are_told_by_kind_and_by_how_much_they_say(tabl
 
 def test_what_a_split_would_do_is_answered_without_one(tables):
     p = read_profile(*tables)
-    assert [p.length(share) for share in (0.3, 0.5, 1.0)] == [1, 2, 4]
-    assert (p.users_above(1), p.users_above(2), p.trained(2), p.trained(1)) == (2, 1, 5, 5)
-    assert p.trained_length(2) == 2  # a: 4 - 2, b: 2 of 2, c: 1
-    assert p.tied_tests(1, 1) == (1, 2)  # b's last two events share a second, a's don't
-    assert p.tied_tests(1, 2) == (0, 1)  # b is too short for that
-    assert p.tied_tests(2, 2) == (1, 1)  # a's second last event is at the second of the one before it
-    assert p.kept_by(2) == 6 / 7
+    assert [p.get_length_quantile(share) for share in (0.3, 0.5, 1.0)] == [1, 2, 4]
+    assert (
+        p.count_users_above(1),
+        p.count_users_above(2),
+        p.count_train_events(2),
+        p.count_train_events(1),
+    ) == (2, 1, 5, 5)
+    assert p.get_median_train_length(2) == 2  # a: 4 - 2, b: 2 of 2, c: 1
+    assert p.count_tied_tests(1, 1) == (1, 2)  # b's last two events share a second, a's don't
+    assert p.count_tied_tests(1, 2) == (0, 1)  # b is too short for that
+    assert p.count_tied_tests(2, 2) == (1, 1)  # a's second last event is at the second of the one before it
+    assert p.compute_kept_share(2) == 6 / 7
 
 
 def test_tables_and_sequences_have_the_same_profile(tables):
     keep, split = {"item_events": 2}, {"use": "leave_last_out", "test": 1}
     seq, items = build_sequences(*read_tables(*tables), keep=keep, split=split)
-    ours = measure(seq.offsets, seq.item, seq.time, len(items))
+    ours = measure_profile(seq.offsets, seq.item, seq.time, len(items))
     read = read_profile(*tables, keep=keep)
     assert (read.items, read.events) == (3, 6)
     for name in ("users", "items", "events", "ties", "duplicates", "repeats", "drift"):
@@ -89,7 +94,7 @@ def test_places_in_a_history_are_no_times(tmp_path):
     pq.write_table(pa.table(log), tmp_path / "log.parquet")
     p = read_profile(str(tmp_path / "log.parquet"))
     assert (p.counted, p.drift) == (True, None)
-    assert "none: the place in the user's history" in profile_text(p)
+    assert "none: the place in the user's history" in format_profile(p)
 
 
 def test_a_table_is_read_once_until_it_changes(tables, monkeypatch):
@@ -151,4 +156,4 @@ def test_numbers_with_zeros_in_front_are_hinted_at_and_other_texts_are_not(tmp_p
     items = str(tmp_path / "items.parquet") if catalogue else None
     found = read_profile(str(tmp_path / "log.parquet"), items)
     assert found.zero_padded == hint
-    assert ("item ids" in profile_text(found)) == bool(hint)
+    assert ("item ids" in format_profile(found)) == bool(hint)

@@ -35,7 +35,7 @@ def test_a_profile_of_some_users_is_near_that_of_all_and_counts_items_exactly(lo
     reading._cache.clear()
     assert some.users == pytest.approx(whole.users, rel=0.1)  # a sample of 500 users
     assert some.events == pytest.approx(whole.events, rel=0.1)
-    assert some.length(0.5) == pytest.approx(whole.length(0.5), abs=1)
+    assert some.get_length_quantile(0.5) == pytest.approx(whole.get_length_quantile(0.5), abs=1)
     assert some.repeats == pytest.approx(whole.repeats, abs=0.05)
     assert some.items == whole.items
     assert some.items_of.tolist() == whole.items_of.tolist()

@@ -3,8 +3,14 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.batches import Clicks, prompt_batch, seen, taught_windows, window_batch
-from nonet.samples.sequences import build_sequences, compress, expand
+from nonet.samples.batches import (
+    ClickRows,
+    cut_target_windows,
+    gather_seen_items,
+    make_prompt_batch,
+    make_window_batch,
+)
+from nonet.samples.sequences import build_sequences, compress_log, expand_log
 from nonet.samples.tables import as_numbers
 
 DAY = 86400
@@ -42,7 +48,7 @@ def visible_pairs(batch, samples) -> tuple[np.ndarray, ...]:
 def leaks(log: pa.Table, by: str = "item") -> tuple[int, int]:
     """(values at or after their sample's time, values looked at) over all prompts and all training targets of a log."""
     items = pa.table({"item_id": np.arange(4), "categories": [["a"], ["a"], ["b"], []]})
-    compressed = compress(log, DAY, by, items)
+    compressed = compress_log(log, DAY, by, items)
     seq, there = build_sequences(
         compressed.events, items, split={"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0}, strict=True
     )
@@ -50,10 +56,10 @@ def leaks(log: pa.Table, by: str = "item") -> tuple[int, int]:
     wrong = looked = 0
     users = np.repeat(np.arange(len(seq)), seq.lengths)
     positions = np.arange(len(seq.item)) - seq.offsets[users]
-    prompts = prompt_batch(seq, sids, users, positions, history=20, stage="s")
+    prompts = make_prompt_batch(seq, sids, users, positions, history=20, stage="s")
     asked = [(row, None, time) for row, time in enumerate(seq.time.tolist())]
-    windows = taught_windows(seq, np.arange(len(seq)), history=4, stage="s", epoch=0, seed=1, target=None)
-    taught = window_batch(seq, sids, windows, stage="s", epoch=0, target=None)
+    windows = cut_target_windows(seq, np.arange(len(seq)), history=4, stage="s", epoch=0, seed=1, target=None)
+    taught = make_window_batch(seq, sids, windows, stage="s", epoch=0, target=None)
     row_of = np.repeat(np.arange(len(taught.item)), np.diff(taught.item.offsets.numpy()))
     targets = np.flatnonzero(taught.loss_mask.values.numpy())
     learned = [(row_of[at], at, int(taught.time.values[at])) for at in targets.tolist()]
@@ -70,7 +76,7 @@ def leaks(log: pa.Table, by: str = "item") -> tuple[int, int]:
         )
         wrong += int((count != older).sum() if batch is prompts else (count > older).sum())
         looked += 3 * len(event)
-    history = seen(seq, users, positions)
+    history = gather_seen_items(seq, users, positions)
     cuts = np.repeat(np.arange(len(users)), np.diff(history.offsets))
     assert len(cuts) == len(visible_pairs(prompts, asked)[0])
     return wrong, looked
@@ -100,7 +106,7 @@ def test_the_leak_test_finds_a_leak():
     log = log_of(200, seed=5)
     assert leaks(log)[0] == 0
     ahead = log.set_column(2, "timestamp", pa.array(np.sort(log["timestamp"].to_numpy())))
-    compressed = compress(ahead, DAY, "item")
+    compressed = compress_log(ahead, DAY, "item")
     whole = len(compressed.repeats)
     assert (
         compressed.events["count"].to_numpy().sum() - len(compressed.events) < whole
@@ -112,9 +118,9 @@ def test_the_leak_test_finds_a_leak():
 def test_expanding_gives_back_every_row(by, seed):
     log = log_of(300, seed)
     items = pa.table({"item_id": np.arange(4), "categories": [["a"], ["a"], [], ["b"]]})
-    compressed = compress(log, DAY, by, items)
+    compressed = compress_log(log, DAY, by, items)
     assert len(compressed.events) < len(log)
-    assert expand(compressed).equals(log.combine_chunks())
+    assert expand_log(compressed).equals(log.combine_chunks())
 
 
 def test_one_event_says_how_many_it_stands_for_as_of_the_next():
@@ -126,7 +132,7 @@ def test_one_event_says_how_many_it_stands_for_as_of_the_next():
             "event": ["view", "click", "view", "buy", "view"],
         }
     )
-    events = compress(log, DAY, "item").events
+    events = compress_log(log, DAY, "item").events
     assert events["timestamp"].to_pylist() == [10, 50, DAY + 1]
     assert events["count"].to_pylist() == [2, 1, 1]  # the one at 60 came after the user's next event
     assert events["span"].to_pylist() == [20, 0, 0]
@@ -138,7 +144,7 @@ def test_a_strict_prompt_sees_nothing_of_its_own_second():
     split = {"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0}
     for strict, lengths in ((False, [0, 1, 2, 3]), (True, [0, 1, 1, 1])):
         seq, items = build_sequences(log, None, split=split, strict=strict)
-        batch = prompt_batch(
+        batch = make_prompt_batch(
             seq, np.zeros((len(items), 1), np.int32), np.zeros(4, int), np.arange(4), history=9, stage="s"
         )
         assert np.diff(batch.item.offsets.numpy()).tolist() == lengths
@@ -147,9 +153,9 @@ def test_a_strict_prompt_sees_nothing_of_its_own_second():
 def test_what_cannot_be_compressed_is_one_line():
     log = pa.table({"user_id": [1], "item_id": [1], "timestamp": [5], "count": [1]})
     with pytest.raises(DataError, match="have a column 'count' already"):
-        compress(log, DAY, "item")
+        compress_log(log, DAY, "item")
     with pytest.raises(DataError, match=r"by: category wants data\.items"):
-        compress(log.drop_columns(["count"]), DAY, "category")
+        compress_log(log.drop_columns(["count"]), DAY, "category")
 
 
 def interleaved() -> pa.Table:
@@ -163,11 +169,11 @@ def interleaved() -> pa.Table:
 
 def sequences_of(log: pa.Table):
     split = {"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0}
-    return build_sequences(compress(log, DAY, "item").events, None, split=split, strict=True)[0]
+    return build_sequences(compress_log(log, DAY, "item").events, None, split=split, strict=True)[0]
 
 
 def columns_of_prompt(seq, position: int) -> dict[str, list[int]]:
-    batch = prompt_batch(seq, np.zeros((3, 1), np.int32), [0], [position], history=9, stage="s")
+    batch = make_prompt_batch(seq, np.zeros((3, 1), np.int32), [0], [position], history=9, stage="s")
     return {name: batch.context[name].values.tolist() for name in ("count", "span", "kinds")}
 
 
@@ -183,8 +189,8 @@ def test_a_prompt_counts_the_interleaved_returns_that_are_older_than_itself():
 
 def test_a_request_after_all_events_counts_every_return():
     seq = sequences_of(interleaved())
-    assert seq.history_columns(0, 3)["count"].tolist() == [5, 1, 1]
-    assert seq.history_columns(0, 3)["span"].tolist() == [60, 0, 0]
+    assert seq.get_history_columns(0, 3)["count"].tolist() == [5, 1, 1]
+    assert seq.get_history_columns(0, 3)["span"].tolist() == [60, 0, 0]
 
 
 def test_saved_sequences_count_returns_as_those_in_memory(tmp_path):
@@ -193,8 +199,8 @@ def test_saved_sequences_count_returns_as_those_in_memory(tmp_path):
     users, positions = np.flatnonzero(seq.lengths > 1), np.ones((seq.lengths > 1).sum(), int)
     sids = np.zeros((4, 1), np.int32)
     batches = [
-        prompt_batch(one, sids, users, positions, history=9, stage="s")
-        for one in (seq, type(seq).load(tmp_path), seq.part(0, len(seq)))
+        make_prompt_batch(one, sids, users, positions, history=9, stage="s")
+        for one in (seq, type(seq).load(tmp_path), seq.slice_users(0, len(seq)))
     ]
     counts = [batch.context["count"].values.tolist() for batch in batches]
     assert counts[0] == counts[1] == counts[2]
@@ -204,22 +210,22 @@ def test_saved_sequences_count_returns_as_those_in_memory(tmp_path):
 @pytest.mark.parametrize("users", [1, 7])
 def test_a_part_of_the_users_keeps_their_returns(users):
     seq = sequences_of(log_of(30, seed=4))
-    some = seq.part(users, users + 9)
+    some = seq.slice_users(users, users + 9)
     first, last = int(seq.offsets[users]), int(seq.offsets[users + 9])
-    whole = seq.history_columns(first, last)["count"]
-    assert some.history_columns(0, last - first)["count"].tolist() == whole.tolist()
+    whole = seq.get_history_columns(first, last)["count"]
+    assert some.get_history_columns(0, last - first)["count"].tolist() == whole.tolist()
 
 
 def test_a_click_row_does_not_know_that_its_event_will_be_repeated():
     log = interleaved().append_column("clicked", pa.array(np.ones(7)))
     split = {"use": "leave_last_out", "test": 0, "valid": 0, "rl": 0}
-    events = compress(log, DAY, "item").events
+    events = compress_log(log, DAY, "item").events
     assert events["count"].to_pylist() == [1, 1, 1]
     late = log.set_column(1, "item_id", pa.array([1, 1, 1, 2, 2, 3, 3]))
     seq, items = build_sequences(
-        compress(late, DAY, "item").events, None, split=split, strict=True, targets={"s": "clicked == 1"}
+        compress_log(late, DAY, "item").events, None, split=split, strict=True, targets={"s": "clicked == 1"}
     )
     assert seq.columns["count"].tolist() == [3, 2, 2]
-    bags = Clicks.labelled(seq, items, "s", ["count"], 9).batch(np.arange(3))
-    same = Clicks.labelled(seq, items, "s", ["count"], 9).keys.of("count", np.ones(3, np.int64))
+    bags = ClickRows.from_target(seq, items, "s", ["count"], 9).batch(np.arange(3))
+    same = ClickRows.from_target(seq, items, "s", ["count"], 9).keys.get_keys("count", np.ones(3, np.int64))
     assert bags["count"].values.tolist() == same.tolist()

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.batches import Clicks
+from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TRAIN, build_sequences
-from nonet.samples.sequences.labels import LABEL_TIME, NEVER, LabelSetup, labelled
+from nonet.samples.sequences.labels import LABEL_TIME, NEVER, LabelSetup, add_labels
 from nonet.workers.roles.tokenizer import DataSetup
 
 DAY = 86_400
@@ -37,7 +37,7 @@ def by_hand(log, labels, within):
 def test_a_label_is_that_of_the_newest_event_before_it_and_late_ones_count_for_nothing(text):
     log = [(1, 7, 0), (1, 7, 50), (1, 8, 60), (2, 7, 70), (2, 9, 400)]
     labels = [(1, 7, 90), (1, 8, 300), (2, 8, 80), (3, 7, 90), (1, 7, 20)]
-    made = labelled(table(log, text), table(labels, text), LabelSetup("x", 100, "bought"))
+    made = add_labels(table(log, text), table(labels, text), LabelSetup("x", 100, "bought"))
     assert made["bought"].to_pylist()[:4] == [1.0, 1.0, 0.0, 0.0]
     assert np.isnan(made["bought"][4].as_py())
 
@@ -47,9 +47,9 @@ def test_random_logs_get_the_labels_that_counting_by_hand_gives(seed):
     draw = np.random.default_rng(seed)
     log = [tuple(row) for row in draw.integers(0, (5, 4, 300), (200, 3)).tolist()]
     labels = [tuple(row) for row in draw.integers(0, (6, 5, 350), (80, 3)).tolist()]
-    made = labelled(table(log), table(labels), LabelSetup("x", 40, "bought"))
+    made = add_labels(table(log), table(labels), LabelSetup("x", 40, "bought"))
     np.testing.assert_array_equal(made["bought"].to_numpy(), np.array(by_hand(log, labels, 40), np.float32))
-    left = labelled(table(log), table(labels), LabelSetup("x", 40, "bought", drop_unknown=True))
+    left = add_labels(table(log), table(labels), LabelSetup("x", 40, "bought", drop_unknown=True))
     assert len(left) == np.isfinite(by_hand(log, labels, 40)).sum()
 
 
@@ -79,9 +79,9 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
 
 def bought_later(log, labels, split, *, drop_unknown=True):
     """Clicks whose label is `bought`, of a log with labels that come later."""
-    log = labelled(table(log), table(labels), LabelSetup("x", 7 * DAY, "bought", drop_unknown))
+    log = add_labels(table(log), table(labels), LabelSetup("x", 7 * DAY, "bought", drop_unknown))
     seq, items = build_sequences(log, None, split=split, targets={"click": "bought == 1"})
-    return Clicks.labelled(seq, items, "click", ["liked", "disliked", "taste"], 50)
+    return ClickRows.from_target(seq, items, "click", ["liked", "disliked", "taste"], 50)
 
 
 def test_a_purchase_is_a_feature_from_its_own_time_on_and_a_refusal_from_the_end_of_its_window():
@@ -95,7 +95,7 @@ def test_a_purchase_is_a_feature_from_its_own_time_on_and_a_refusal_from_the_end
 
 def test_what_is_observed_ends_with_the_label_file():
     log = table([(1, 10, 0), (1, 11, 10 * DAY), (2, 10, 8 * DAY)])
-    made = labelled(log, table([(2, 10, DAY)]), LabelSetup("x", 7 * DAY, "bought"))
+    made = add_labels(log, table([(2, 10, DAY)]), LabelSetup("x", 7 * DAY, "bought"))
     assert np.isnan(made["bought"].to_numpy()).all()
     assert made[LABEL_TIME + "bought"].to_pylist() == [NEVER] * 3
 
@@ -106,26 +106,26 @@ def test_no_label_from_after_the_cut_in_time_reaches_training():
     clicks = bought_later(log, labels, {"use": "time", "test": cut}, drop_unknown=False)
     assert clicks.seq.split.tolist() == [TRAIN, 3, TRAIN, 3]
     assert clicks.seq.targets["click"].tolist() == [False, False, True, False]
-    assert clicks.rows(TRAIN).tolist() == [2]
+    assert clicks.find_rows(TRAIN).tolist() == [2]
 
 
 def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_target():
-    log = labelled(
+    log = add_labels(
         table([(1, 10, 0), (1, 11, 50), (1, 12, 60)]), table([(1, 10, 60)]), LabelSetup("x", 55, "bought")
     )
     targets = {"refused": "bought != 1", "either": "bought == 1 or item_id == 12"}
     seq, _ = build_sequences(log, None, split={"use": "leave_last_out"}, targets=targets)
     assert seq.targets["refused"].tolist() == [True, False, False]
     assert seq.targets["either"].tolist() == [False, False, True]
-    assert seq.label_times("either").tolist() == [55, NEVER, 60]
+    assert seq.get_label_times("either").tolist() == [55, NEVER, 60]
     assert LABEL_TIME + "either" not in seq.feature_columns
 
 
 def test_labels_that_cannot_be_are_one_line():
     log, setup = table([(1, 7, 0), (1, 8, 5)]), LabelSetup("x", 10, "bought", drop_unknown=True)
     with pytest.raises(DataError, match="no event is older than the window of 10 s"):
-        labelled(log, table([(1, 9, 6)]), setup)
+        add_labels(log, table([(1, 9, 6)]), setup)
     with pytest.raises(DataError, match="user_id is string, and int64 in the interactions"):
-        labelled(log, table([(1, 7, 3)], text=True), setup)
+        add_labels(log, table([(1, 7, 3)], text=True), setup)
     with pytest.raises(DataError, match="have a column 'item_id' already"):
-        labelled(log, table([(1, 7, 3)]), LabelSetup("x", 10, "item_id"))
+        add_labels(log, table([(1, 7, 3)]), LabelSetup("x", 10, "item_id"))

@@ -57,7 +57,9 @@ def test_many_ranges_in_files_give_the_bits_of_one_in_memory(tmp_path, monkeypat
     n_items = int(seq.item.max()) + 1
     whole = Transitions.fit(seq, n_items, options)
     monkeypatch.setattr(pairs_module, "RANGE_PAIRS", 500)
-    monkeypatch.setattr(pairs_module.Pairs.counted, "__kwdefaults__", {"range_pairs": 500, "folder": None})
+    monkeypatch.setattr(
+        pairs_module.PairCounter.count_ranges, "__kwdefaults__", {"range_pairs": 500, "folder": None}
+    )
     written = Transitions.write(tmp_path / "counts", seq, n_items, options)
     for name in ("row", "item", "count", "occurs"):
         np.testing.assert_array_equal(getattr(written, name), getattr(whole, name), name)

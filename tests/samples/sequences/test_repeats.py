@@ -5,9 +5,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.samples.batches.prompt_rows import masked, prompts, prompts_at, rl_events, seen
-from nonet.samples.batches.steps import prompt_step
-from nonet.samples.sequences.repeats import copies
+from nonet.samples.batches.prompt_rows import (
+    find_rl_events,
+    gather_masked_items,
+    gather_seen_items,
+    list_prompts,
+    locate_prompts,
+)
+from nonet.samples.batches.steps import select_step_prompts
+from nonet.samples.sequences.repeats import find_duplicates
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, Sequences, build_sequences
 from nonet.samples.sequences.split import NAMES
 
@@ -71,8 +77,8 @@ def test_under_mask_all_that_was_seen_is_masked_and_under_allow_nothing_is():
     rows = [[1, 2, 1, 3, 1, 2, 4], [5, 6, 7, 8, 9, 5, 5]]
     for repeats in ("mask", "allow"):
         seq = _build(rows, repeats=repeats)
-        users, positions = prompts(seq, TEST)
-        history, hidden = seen(seq, users, positions), masked(seq, users, positions)
+        users, positions = list_prompts(seq, TEST)
+        history, hidden = gather_seen_items(seq, users, positions), gather_masked_items(seq, users, positions)
         assert history.offsets.tolist() == [0, 6, 12]
         assert hidden.offsets.tolist() == (history.offsets.tolist() if repeats == "mask" else [0, 0, 0])
         assert hidden.values.tolist() == (history.values.tolist() if repeats == "mask" else [])
@@ -82,17 +88,17 @@ def test_rl_asks_for_every_event_under_allow_and_for_no_repeat_under_mask():
     rows = [[1, 2, 3, 1, 4, 5, 6], [7, 8, 9, 10, 7, 11, 12], [13, 14, 15, 16, 17, 18, 19]]
     for repeats, count in (("allow", 6), ("mask", 4)):
         seq = _build(rows, repeats=repeats)
-        found = rl_events(seq)
+        found = find_rl_events(seq)
         assert (seq.split[found] == RL).all()
         assert len(found) == count
         assert repeats == "allow" or not seq.repeated[found].any()
         leased = []
         for step in range(-(-count // 2)):
-            _, users, positions = prompt_step(seq, 2, 1, "rl", step)
+            _, users, positions = select_step_prompts(seq, 2, 1, "rl", step)
             leased += (seq.offsets[users] + positions).tolist()
         assert sorted(leased) == found.tolist()
-        of_one = rl_events(seq, seq.user == 1)
-        assert prompts_at(seq, of_one)[0].tolist() == [1] * (2 if repeats == "allow" else 1)
+        of_one = find_rl_events(seq, seq.user == 1)
+        assert locate_prompts(seq, of_one)[0].tolist() == [1] * (2 if repeats == "allow" else 1)
 
 
 def test_a_file_keeps_what_holds_and_one_that_says_nothing_masks(tmp_path):
@@ -128,7 +134,7 @@ def test_a_copy_of_a_row_is_no_return():
         2, "timestamp", pa.array([*table["timestamp"], *(table["timestamp"][100:140] + 1)])
     )
     assert build_sequences(returned, None, split=split)[0].repeats == "allow"
-    assert copies(np.array([1, 1, 1]), np.array([5, 6, 5]), np.array([9, 9, 9])).tolist() == [
+    assert find_duplicates(np.array([1, 1, 1]), np.array([5, 6, 5]), np.array([9, 9, 9])).tolist() == [
         False,
         False,
         True,

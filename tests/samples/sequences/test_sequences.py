@@ -9,7 +9,7 @@ import pytest
 from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences import sequences as module
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences, build_sequences
-from nonet.samples.tables.keys import NONE, keys_in
+from nonet.samples.tables.keys import NONE, compute_keys
 
 
 def _log(seed: int = 0, users: int = 30, items: int = 40, events: int = 900) -> tuple[pa.Table, pa.Table]:
@@ -67,7 +67,7 @@ def test_item_table_is_in_dense_order_and_counts_training_events_only():
     assert table["title"].to_pylist() == items["item_id"].to_pylist()
     assert table["categories"].to_pylist() == [[]] * 40
     assert table["events"].to_pylist() == np.bincount(seq.item[seq.split == TRAIN], minlength=40).tolist()
-    assert sum(table["events"].to_pylist()) == seq.counts()["train"] < seq.counts()["events"]
+    assert sum(table["events"].to_pylist()) == seq.count_events()["train"] < seq.count_events()["events"]
 
 
 def test_keep_holds_for_items_and_users_at_once():
@@ -150,8 +150,8 @@ def test_files_whose_keys_are_places_are_still_read(tmp_path):
     old = replace(seq, user_key=None, item_key=None, columns=numbers)
     old.save(tmp_path)
     back = Sequences.load(tmp_path)
-    assert back.keys_of_users(np.array([3, 1])).tolist() == [3, 1]
-    assert back.keys_of_items(np.array([2, 2])).tolist() == [2, 2]
+    assert back.get_user_keys(np.array([3, 1])).tolist() == [3, 1]
+    assert back.get_item_keys(np.array([2, 2])).tolist() == [2, 2]
     assert back.columns["page"].dtype == np.float32
     assert not list(tmp_path.glob("*.npy"))
 
@@ -213,7 +213,7 @@ def test_file_has_a_row_a_user_with_raw_bytes(tmp_path):
 def test_counts_tell_who_only_trains_and_who_has_no_history():
     log = pa.table({"user_id": [1, 1, 1, 2, 3], "item_id": [1, 2, 3, 1, 2], "timestamp": [1, 2, 3, 1, 9]})
     seq, _ = build_sequences(log, None, split={"test": 1, "rl": 1})
-    assert seq.counts() == {
+    assert seq.count_events() == {
         "users": 3,
         "events": 5,
         "train": 3,
@@ -225,7 +225,7 @@ def test_counts_tell_who_only_trains_and_who_has_no_history():
     }
     late, _ = build_sequences(log, None, split={"use": "time", "test": "1970-01-01T00:00:03"})
     assert (late.split == TEST).sum() == 2
-    assert late.counts()["test_without_history"] == 1
+    assert late.count_events()["test_without_history"] == 1
 
 
 def test_interaction_of_an_unknown_item_names_count_and_first_ids():
@@ -287,4 +287,4 @@ def test_ids_titles_and_keys_of_each_event_are_the_log_s_where_an_item_is_droppe
     ids = [table["item_id"][int(item)].as_py() for item in seq.item]
     assert table["item"].to_pylist() == [0, 1]
     assert (ids, titles) == ([30, 10, 30, 10], ["thirty", "ten", "thirty", "ten"])
-    assert seq.item_key[seq.item].tolist() == keys_in("item", np.array(ids)).tolist()
+    assert seq.item_key[seq.item].tolist() == compute_keys("item", np.array(ids)).tolist()

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.sequences.split import RL, TEST, TRAIN, VALID, moment, seconds, split_events
+from nonet.samples.sequences.split import (
+    RL,
+    TEST,
+    TRAIN,
+    VALID,
+    parse_duration,
+    parse_timestamp,
+    split_events,
+)
 
 DAY = 86400
 START = 1_700_000_000
@@ -55,7 +63,7 @@ def test_codes_never_fall_back_inside_a_user_so_train_is_a_prefix(seed):
 
 
 def test_durations_carry_units():
-    assert [seconds(d) for d in ("1d", "12h", "30min", "5m", "90s", "2w", "1.5h", 60)] == [
+    assert [parse_duration(d) for d in ("1d", "12h", "30min", "5m", "90s", "2w", "1.5h", 60)] == [
         *(86400, 43200, 1800, 300, 90, 1209600, 5400, 60)
     ]
 
@@ -63,12 +71,16 @@ def test_durations_carry_units():
 @pytest.mark.parametrize("bad", ["1 fortnight", "d", "", "-1d", True, -5])
 def test_wrong_duration_shows_how_to_write_one(bad):
     with pytest.raises(ConfigError, match="such as 1d"):
-        seconds(bad, "rl")
+        parse_duration(bad, "rl")
 
 
 def test_moments_without_a_zone_are_utc_and_yaml_dates_are_taken():
-    same = [moment("2026-11-19T00:00:00Z"), moment("2026-11-19"), moment(dt.date(2026, 11, 19))]
-    same += [moment(dt.datetime(2026, 11, 19)), moment("2026-11-19T01:00:00+01:00")]
+    same = [
+        parse_timestamp("2026-11-19T00:00:00Z"),
+        parse_timestamp("2026-11-19"),
+        parse_timestamp(dt.date(2026, 11, 19)),
+    ]
+    same += [parse_timestamp(dt.datetime(2026, 11, 19)), parse_timestamp("2026-11-19T01:00:00+01:00")]
     assert set(same) == {1795046400}
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.sequences import Sums, build_sequences, catalogue_index, count_duplicates
+from nonet.samples.sequences import EventTotals, build_sequences, count_duplicates, index_items
 
 
 def test_copies_are_counted_by_user_item_and_second_however_ties_are_ordered():
@@ -26,7 +26,7 @@ def test_sums_of_sequences_count_copies_of_all_parts():
     columns = [list(column) for column in zip(*(rows + rows[:40]), strict=True)]
     table = pa.table(dict(zip(("user_id", "item_id", "timestamp"), columns, strict=True)))
     split = {"use": "leave_last_out", "test": 1, "valid": 1, "rl": 0}
-    assert Sums.of(build_sequences(table, None, split=split)[0]).duplicates == 40
+    assert EventTotals.from_sequences(build_sequences(table, None, split=split)[0]).duplicates == 40
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_sums_of_sequences_count_copies_of_all_parts():
 )
 def test_ids_that_are_only_written_otherwise_are_named_so(mine, there, said):
     with pytest.raises(DataError, match=said) as raised:
-        catalogue_index(pa.chunked_array([mine]), pa.chunked_array([there]))
+        index_items(pa.chunked_array([mine]), pa.chunked_array([there]))
     assert "\n" not in str(raised.value)

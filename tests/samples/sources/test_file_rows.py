@@ -11,8 +11,8 @@ from nonet.controller.scenario import check_runnable, load_scenario
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import ItemIndex
 from nonet.samples.sources import SampleRequest
-from nonet.samples.sources.dense_rows import Dense
-from nonet.samples.sources.parquet import SPEC, FileOptions, FileWindows, check, unit_of
+from nonet.samples.sources.dense_rows import DenseRowConverter
+from nonet.samples.sources.parquet import SPEC, FileSourceOptions, FileWindows, check_files, detect_time_unit
 
 DAY = 86_400
 EVENTS = [[1, 2], [2, 3]]
@@ -23,7 +23,7 @@ def rows(**columns):
 
 
 def dense(time="t", **options):
-    return Dense("user_id", "item_id", time, ItemIndex(pa.array([1, 2, 3])), **options)
+    return DenseRowConverter("user_id", "item_id", time, ItemIndex(pa.array([1, 2, 3])), **options)
 
 
 def source(path, **options):
@@ -68,15 +68,15 @@ def test_timestamps_of_any_unit_are_seconds(unit):
 def test_the_unit_of_plain_numbers_is_that_of_the_files_and_another_one_is_refused(tmp_path):
     millis = 1_700_000_000_000
     path = written(tmp_path / "a.parquet", [[millis, millis + 1000], [millis, millis + 1]])
-    options = FileOptions(path=str(path), time="t")
-    assert unit_of(options) == "ms"
+    options = FileSourceOptions(path=str(path), time="t")
+    assert detect_time_unit(options) == "ms"
     with pytest.raises(DataError, match=r"values look like s and the others like ms.*Say data.source.unit"):
         dense(unit="ms")(rows(t=[[1_700_000_000, 1_700_000_001], [millis, millis]]))
     mapped = options.model_copy(update={"map": ["own:map"]})
     with pytest.raises(
         DataError, match=r"cannot be told, since data.source.map may make it; say data.source.unit"
     ):
-        unit_of(mapped)
+        detect_time_unit(mapped)
 
 
 def test_times_that_go_back_inside_a_row_are_refused():
@@ -97,11 +97,11 @@ def test_events_after_the_cut_in_time_are_counted_and_refused_before_the_run_and
     path = written(tmp_path / "a.parquet", [[DAY, 2 * DAY], [DAY, 4 * DAY]])
     options = SPEC.until({"path": str(path), "time": "t"}, 3 * DAY)
     with pytest.raises(DataError, match=f"1 of 4 events are of {3 * DAY} unix seconds or later"):
-        check(options)
+        check_files(options)
     with pytest.raises(DataError, match=r"1 of 2 events are of|1 of 4 events are of"):
         source(path, time="t", until=3 * DAY).batch(0, 0, 1)
-    check(SPEC.until({"path": str(path), "time": "t"}, 5 * DAY))
-    check(SPEC.until({"path": str(path), "time": "t"}, None))
+    check_files(SPEC.until({"path": str(path), "time": "t"}, 5 * DAY))
+    check_files(SPEC.until({"path": str(path), "time": "t"}, None))
     with pytest.raises(
         ConfigError, match=r"has no `time`, so nothing keeps events after data.split.test out"
     ):
@@ -154,7 +154,7 @@ def test_a_step_is_read_in_one_slice_per_trainer(tmp_path):
     for world in (1, 2, 5):
         made = many_rows(tmp_path / "a.parquet", 40)
         made.batch(0, 0, world)
-        assert [len(made.feed.slices(0, rank, world)) for rank in range(world)] == [1] * world
+        assert [len(made.feed.get_slices(0, rank, world)) for rank in range(world)] == [1] * world
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from ring_world import Ring
 
-from nonet.samples.batches.prompt_rows import rl_events
+from nonet.samples.batches.prompt_rows import find_rl_events
 from nonet.samples.sequences.sequences import RL
-from nonet.samples.sources._prompts import kept_out
+from nonet.samples.sources._prompts import select_held_out_users
 from nonet.samples.sources._rl_targets import RlTargets
 from nonet.samples.sources.base import SampleRequest
 
@@ -62,8 +62,8 @@ def test_an_epoch_teaches_every_rl_event_of_users_that_rl_trains_on_once(corpus,
         for make in made.batch(step, rank, 2)
         for each in taught(make())
     ]
-    events = rl_events(seq, ~np.isin(seq.user, kept_out(seq, 5)))
-    user = seq.keys_of_users(seq.user_of(events)).tolist()
+    events = find_rl_events(seq, ~np.isin(seq.user, select_held_out_users(seq, 5)))
+    user = seq.get_user_keys(seq.find_users(events)).tolist()
     wanted = list(zip(user, seq.item[events].tolist(), seq.time[events].tolist(), strict=True))
     assert sorted(found) == sorted(wanted)
     assert len(wanted) < int((seq.split == RL).sum()), "some users are kept out"

@@ -69,7 +69,7 @@ def test_every_store_gives_back_what_was_put_in_the_order_asked(address, text):
     scanned = pa.Table.from_batches(list(store.scan(["shop"])))
     told = dict(zip(scanned["key"].to_pylist(), scanned["shop"].to_pylist(), strict=True))
     assert told == dict(zip(keys.tolist(), rows["shop"].to_pylist(), strict=True))
-    assert store.stats()["keys"] == 200
+    assert store.collect_stats()["keys"] == 200
     store.put(keys[:1], rows.slice(5, 1))
     assert (
         open_store(address).multi_get(keys[:1], ["price"]).values["price"].to_pylist()

@@ -9,8 +9,8 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.stores import create_store, open_store
-from nonet.samples.stores.filling import Filling
-from nonet.samples.stores.join import Join
+from nonet.samples.stores.filling import StoreFiller
+from nonet.samples.stores.join import StoreJoin
 
 BIG = 2**53
 
@@ -67,7 +67,7 @@ def test_of_versions_in_one_second_the_newest_is_the_value(tmp_path):
         at=[1_600_000_000_900, 1_600_000_000_100, 1_600_000_001_000],
         v=[2, 1, 3],
     )
-    store, _ = Filling(source, "key", "at").pack(str(tmp_path / "s"))
+    store, _ = StoreFiller(source, "key", "at").pack(str(tmp_path / "s"))
     values, _ = store.multi_get([7, 7], ["v"], as_of=[1_600_000_001, 1_600_000_002])
     assert values["v"].to_pylist() == [2, 3]
 
@@ -75,22 +75,22 @@ def test_of_versions_in_one_second_the_newest_is_the_value(tmp_path):
 def test_a_refused_fill_leaves_nothing(tmp_path):
     source = rows(tmp_path / "x.parquet", key=pa.array([1, None], pa.int64()), v=[1, 2])
     with pytest.raises(DataError, match="'key' has 1 rows without a key"):
-        Filling(source, "key").pack(str(tmp_path / "s"))
+        StoreFiller(source, "key").pack(str(tmp_path / "s"))
     assert not (tmp_path / "s").exists()
 
 
 def test_a_join_that_may_see_the_future_is_reported(tmp_path, store):
     assert "keeps no versions, so events of every age get today's values" in str(
-        Join(store, {"v": "v"}).warning()
+        StoreJoin(store, {"v": "v"}).describe_warning()
     )
-    assert Join(store, {"v": "v"}, "newest").warning() is None
+    assert StoreJoin(store, {"v": "v"}, "newest").describe_warning() is None
     timed = create_store(
         str(tmp_path / "timed"), pa.schema([("v", pa.int64())]), key=pa.int64(), versions=True
     )
-    assert Join(timed, {"v": "v"}).warning() is None
+    assert StoreJoin(timed, {"v": "v"}).describe_warning() is None
     timed.kept_versions = 3
-    assert "keeps 3 versions of each value (VERSIONS)" in str(Join(timed, {"v": "v"}).warning())
+    assert "keeps 3 versions of each value (VERSIONS)" in str(StoreJoin(timed, {"v": "v"}).describe_warning())
     timed.kept_versions = 1
     with pytest.raises(ConfigError, match="keeps one version of each value"):
-        Join(timed, {"v": "v"}, "time")
+        StoreJoin(timed, {"v": "v"}, "time")
     open_store(str(tmp_path / "timed")).close()

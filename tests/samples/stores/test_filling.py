@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores import Filling, got, open_store
+from nonet.samples.stores import StoreFiller, get_rows, open_store
 
 
 @pytest.fixture
@@ -25,32 +25,32 @@ def rows(tmp_path):
 @pytest.mark.parametrize("use", ["{}/s", "lmdb:{}/s"])
 def test_a_folder_of_parquet_becomes_a_store_of_versions(rows, tmp_path, use):
     use = use.format(tmp_path)
-    store, count = Filling(rows, "item_id", "at_ms").pack(use)
+    store, count = StoreFiller(rows, "item_id", "at_ms").pack(use)
     assert count == 12
-    assert store.stats()["keys"] == 9
-    assert got(open_store(use), ["0", "8", "77"], 16) == [{"price": 101.0}, None, None]
-    assert got(open_store(use), ["0", "8"]) == [{"price": 102.0}, {"price": 5.0}]
+    assert store.collect_stats()["keys"] == 9
+    assert get_rows(open_store(use), ["0", "8", "77"], 16) == [{"price": 101.0}, None, None]
+    assert get_rows(open_store(use), ["0", "8"]) == [{"price": 102.0}, {"price": 5.0}]
 
 
 def test_a_store_that_is_there_is_put_into(rows, tmp_path):
     keys = pa.table({"item_id": [1, 2], "price": [7.0, 8.0]})
     pq.write_table(keys, tmp_path / "more.parquet")
     use = f"lmdb:{tmp_path / 's'}"
-    Filling(rows, "item_id", columns=["price"]).pack(use)
-    Filling(tmp_path / "more.parquet", "item_id").put(open_store(use))
-    assert got(open_store(use), ["1", "4"]) == [{"price": 7.0}, {"price": 2.5}]
+    StoreFiller(rows, "item_id", columns=["price"]).pack(use)
+    StoreFiller(tmp_path / "more.parquet", "item_id").put(open_store(use))
+    assert get_rows(open_store(use), ["1", "4"]) == [{"price": 7.0}, {"price": 2.5}]
 
 
 def test_what_cannot_be_packed_is_one_line(rows, tmp_path):
     with pytest.raises(ConfigError, match=r"no column 'item'.*Did you mean 'item_id'"):
-        Filling(rows, "item").pack(str(tmp_path / "s"))
+        StoreFiller(rows, "item").pack(str(tmp_path / "s"))
     with pytest.raises(DataError, match="keys are whole numbers or text, got double"):
-        Filling(rows, "price").pack(str(tmp_path / "s"))
+        StoreFiller(rows, "price").pack(str(tmp_path / "s"))
     with pytest.raises(ConfigError, match="wants --column NAME="):
-        Filling(rows, "item_id").pack("hbase://127.0.0.1:1/t")
+        StoreFiller(rows, "item_id").pack("hbase://127.0.0.1:1/t")
     pq.write_table(pa.table({"item_id": [1, None], "price": [1.0, 2.0]}), tmp_path / "gap.parquet")
     with pytest.raises(DataError, match="column 'item_id' has 1 rows without a key"):
-        Filling(tmp_path / "gap.parquet", "item_id").pack(str(tmp_path / "gap.store"))
-    Filling(rows, "item_id", "at_ms").pack(str(tmp_path / "s"))
+        StoreFiller(tmp_path / "gap.parquet", "item_id").pack(str(tmp_path / "gap.store"))
+    StoreFiller(rows, "item_id", "at_ms").pack(str(tmp_path / "s"))
     with pytest.raises(DataError, match="keys are whole numbers, got seven"):
-        got(open_store(str(tmp_path / "s")), ["seven"])
+        get_rows(open_store(str(tmp_path / "s")), ["seven"])

@@ -108,7 +108,7 @@ def test_reads_go_on_over_dropped_connections_and_writes_are_not_repeated(server
     for _ in range(10):
         assert store.multi_get(np.arange(40)).values.column("at").to_pylist() == list(range(40))
     server.faults.drop_every = 0
-    assert store.stats()["retries"] > 0
+    assert store.collect_stats()["retries"] > 0
     server.faults.drop_every = 1
     with pytest.raises(StoreError, match="a write is not repeated"):
         store.put([1], rows(np.array([9])), [9])

@@ -11,7 +11,7 @@ from nonet.samples.stores.hbase_versions import VersionSearch
 def search(versions: list[np.ndarray], slots: np.ndarray, before: np.ndarray) -> tuple[VersionSearch, int]:
     """Answer every request from `versions`, the times of each slot; the search and how many groups it called for."""
     made, calls = VersionSearch(slots, before, len(versions)), 0
-    while groups := list(made.next_groups()):
+    while groups := list(made.iterate_groups()):
         calls += len(groups)
         for time, mine in groups:
             older = [versions[slot][versions[slot] < time] for slot in mine.tolist()]

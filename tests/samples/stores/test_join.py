@@ -6,9 +6,9 @@ import torch
 
 from nonet.errors import ConfigError
 from nonet.samples import read
-from nonet.samples.batches import prompt_batch, taught_windows, window_batch
-from nonet.samples.sequences import build_sequences, joined_to
-from nonet.samples.stores import Joins, JoinSetup, PackedStore
+from nonet.samples.batches import cut_target_windows, make_prompt_batch, make_window_batch
+from nonet.samples.sequences import add_joins, build_sequences
+from nonet.samples.stores import JoinSetup, PackedStore, StoreJoins
 
 USERS, ITEMS = 30, 40
 
@@ -39,8 +39,8 @@ def sequences():
     return build_sequences(table, None, split={"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0})
 
 
-def joins_of(tmp_path) -> Joins:
-    return Joins(
+def joins_of(tmp_path) -> StoreJoins:
+    return StoreJoins(
         [
             JoinSetup("item", "item", stored(tmp_path, "item", ITEMS, 0), ["item_at"]),
             JoinSetup("user", "user", stored(tmp_path, "user", USERS, 1), ["user_at"]),
@@ -50,12 +50,12 @@ def joins_of(tmp_path) -> Joins:
 
 def test_no_event_sees_a_value_that_is_not_older_than_itself(tmp_path):
     seq, items = sequences()
-    joined = joined_to(seq, joins_of(tmp_path), items["item_id"].to_numpy())
+    joined = add_joins(seq, joins_of(tmp_path), items["item_id"].to_numpy())
     sids = np.zeros((len(items), 1), np.int32)
     rows = np.arange(len(seq))
-    windows = taught_windows(joined, rows, history=20, stage="s", epoch=0, seed=1, target=None)
-    batches = [window_batch(joined, sids, windows, stage="s", epoch=0, target=None)]
-    batches.append(prompt_batch(joined, sids, rows, joined.lengths - 1, history=20, stage="s"))
+    windows = cut_target_windows(joined, rows, history=20, stage="s", epoch=0, seed=1, target=None)
+    batches = [make_window_batch(joined, sids, windows, stage="s", epoch=0, target=None)]
+    batches.append(make_prompt_batch(joined, sids, rows, joined.lengths - 1, history=20, stage="s"))
     for batch in batches:
         for name in ("item_at", "user_at"):
             seen = batch.context[name].values
@@ -70,7 +70,7 @@ def test_beams_get_columns_as_of_their_prompt_and_none_where_there_is_no_beam(tm
     rng = np.random.default_rng(4)
     item = rng.integers(0, ITEMS, (50, 6))
     valid, times = rng.random((50, 6)) < 0.8, rng.integers(0, 1100, 50)
-    columns = joins.beam_columns(["item_at", "user_at"], item, valid, rng.integers(0, USERS, 50), times)
+    columns = joins.read_beam_columns(["item_at", "user_at"], item, valid, rng.integers(0, USERS, 50), times)
     assert columns["item_at"].shape == (50, 6)
     assert columns["user_at"].shape == (50,)
     assert np.isnan(columns["item_at"][~valid]).all()
@@ -112,7 +112,7 @@ def test_a_join_that_cannot_be_names_its_key(tmp_path):
 
 def test_joins_count_what_they_looked_up_and_found_since_they_were_last_asked(tmp_path):
     joins = joins_of(tmp_path)
-    columns = joins.event_columns(np.arange(ITEMS), np.arange(ITEMS) % USERS, np.full(ITEMS, 500))
+    columns = joins.read_event_columns(np.arange(ITEMS), np.arange(ITEMS) % USERS, np.full(ITEMS, 500))
     found = int((columns["item_at"] != np.iinfo(np.int64).min).sum())
     counts = joins.pop_counts()
     assert 0 < found < ITEMS

@@ -38,7 +38,7 @@ def test_a_later_segment_wins_and_merging_changes_no_answer(tmp_path):
         keys = [f"k{i}" for i in rng.choice(40, 10, replace=False)]
         store.put(keys, pa.table({"n": np.arange(10) + 100 * turn}))
         expected |= dict(zip(keys, range(100 * turn, 100 * turn + 10), strict=True))
-    assert store.stats()["segments"] <= 8
+    assert store.collect_stats()["segments"] <= 8
     asked = [f"k{i}" for i in range(40)]
     values, offsets = open_store(str(tmp_path / "s")).multi_get(asked)
     there = [key for key, n in zip(asked, np.diff(offsets), strict=True) if n]

@@ -9,7 +9,7 @@ import pytest
 from redis_server import REDIS, RedisServer
 
 from nonet.errors import StoreError
-from nonet.samples.stores import Join, create_store, open_store
+from nonet.samples.stores import StoreJoin, create_store, open_store
 
 from .faulty_proxy import FaultyProxy
 
@@ -112,7 +112,7 @@ def schedule(service, seed: int) -> None:
     for version in range(VERSIONS):
         prices = np.arange(KEYS) + version / 10
         store.put(np.arange(KEYS), pa.table({"price": prices}), np.full(KEYS, 100 * version))
-    join = Join(store, {"price": "price"})
+    join = StoreJoin(store, {"price": "price"})
     over = threading.Event()
     faults = threading.Thread(target=disturbed, args=(service, np.random.default_rng(seed + 1), over))
     faults.start()

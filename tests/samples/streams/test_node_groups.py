@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.samples.streams import node_groups, read
-from nonet.samples.streams.leaf import Leaf
+from nonet.samples.streams.leaf import StreamLeaf
 
 RANK = """
 import sys
@@ -66,8 +66,8 @@ def test_ranks_of_one_process_share_groups_and_read_the_rows_that_they_read_alon
         [batch["id"].tolist() for batch in stream.open(rows=50, step_rows=400).batches(slices)]
         for slices in (_slices(stream, rank, world) for rank in range(world))
     ]
-    decoded, decode = [], Leaf.read
-    monkeypatch.setattr(Leaf, "read", lambda self, at: decoded.append(at) or decode(self, at))
+    decoded, decode = [], StreamLeaf.read
+    monkeypatch.setattr(StreamLeaf, "read", lambda self, at: decoded.append(at) or decode(self, at))
     together = [
         [
             batch["id"].tolist()

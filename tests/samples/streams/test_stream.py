@@ -96,7 +96,7 @@ def test_tokens_are_looked_up_in_semantic_ids(files):
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 def test_every_world_reads_the_same_global_steps(files, world):
     feed = read(str(files)).shuffle(9).open(rows=16, step_rows=64)
-    one = [feed.row_ids(part).tolist() for part in all_slices(feed)]
+    one = [feed.compute_row_ids(part).tolist() for part in all_slices(feed)]
     steps = range(feed.steps.an_epoch)
     shares = [
         [(part.step, part.part, ids) for part, ids in _read(feed, steps, rank, world)]
@@ -168,16 +168,16 @@ def _twice(rows):
 def _read(feed, steps, rank, world):
     for step in steps:
         for part in feed.slices(step, rank, world):
-            yield part, feed.row_ids(part).tolist()
+            yield part, feed.compute_row_ids(part).tolist()
 
 
 def test_the_ray_engine_plans_an_epoch_by_its_row_groups_without_cutting_steps(files, monkeypatch):
-    from nonet.samples.ledger import Steps
+    from nonet.samples.ledger import EpochSteps
     from nonet.samples.streams.ray_engine import plan_tasks
 
     feed = read(str(files)).shuffle(6).open(rows=7, step_rows=33)
-    cuts, cut = [], Steps.slices
-    monkeypatch.setattr(Steps, "slices", lambda self, step: cuts.append(step) or cut(self, step))
+    cuts, cut = [], EpochSteps.cut_slices
+    monkeypatch.setattr(EpochSteps, "slices", lambda self, step: cuts.append(step) or cut(self, step))
     epoch = next(feed.endless(3, 1, 2).epochs())
     tasks = plan_tasks(feed, epoch)
     assert not cuts
@@ -187,10 +187,10 @@ def test_the_ray_engine_plans_an_epoch_by_its_row_groups_without_cutting_steps(f
 
 @pytest.mark.parametrize("rows", [4, 64])
 def test_an_epoch_decodes_each_row_group_once_however_small_the_slices_are(files, monkeypatch, rows):
-    from nonet.samples.streams.leaf import Leaf
+    from nonet.samples.streams.leaf import StreamLeaf
 
-    decoded, decode = [], Leaf.read
-    monkeypatch.setattr(Leaf, "read", lambda self, at: decoded.append(at) or decode(self, at))
+    decoded, decode = [], StreamLeaf.read
+    monkeypatch.setattr(StreamLeaf, "read", lambda self, at: decoded.append(at) or decode(self, at))
     feed = read(str(files)).shuffle(6).open(rows=rows, step_rows=64)
     assert sum(len(batch) for batch in feed.epoch(0)) == 900
     assert sorted(decoded) == list(range(len(feed.leaves[0].groups)))

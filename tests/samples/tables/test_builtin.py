@@ -3,7 +3,7 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.sequences.sequences import build_sequences
-from nonet.samples.tables.files import builtin_path, notice
+from nonet.samples.tables.files import get_builtin_path, get_licence_notice
 from nonet.samples.tables.tables import read_tables
 
 LOG, ITEMS = "builtin:movielens-small/interactions.parquet", "builtin:movielens-small/items.parquet"
@@ -28,7 +28,7 @@ def test_quickstart_split_of_movielens_small():
     log, items = read_tables(LOG, ITEMS)
     seq, table = build_sequences(log, items, keep={"item_events": 5}, split={"test": 5, "valid": 1, "rl": 5})
     assert len(table) == 3_496
-    counts = seq.counts()
+    counts = seq.count_events()
     assert [counts[name] for name in ("users", "train", "rl", "valid", "test")] == [
         671,
         82_691,
@@ -39,22 +39,22 @@ def test_quickstart_split_of_movielens_small():
 
 
 def test_licence_is_named_and_lies_beside_the_tables():
-    line = notice(LOG)
+    line = get_licence_notice(LOG)
     assert line is not None
     assert "GroupLens" in line
     assert "no commercial use without permission" in line
     assert "\n" not in line
-    terms = builtin_path(LOG).with_name("README.txt")
+    terms = get_builtin_path(LOG).with_name("README.txt")
     assert str(terms) in line
     assert "without first obtaining permission" in terms.read_text(encoding="utf-8")
-    assert notice("/some/where/interactions.parquet") is None
+    assert get_licence_notice("/some/where/interactions.parquet") is None
 
 
 @pytest.mark.parametrize("name", ["builtin:movielens-smal/items.parquet", "builtin:../split.py", "builtin:"])
 def test_unknown_builtin_lists_what_there_is(name):
     with pytest.raises(DataError, match=r"there are builtin:movielens-small/interactions\.parquet, builtin:"):
-        builtin_path(name)
+        get_builtin_path(name)
 
 
 def test_builtin_tables_are_plain_parquet():
-    assert pq.ParquetFile(builtin_path(LOG)).schema_arrow.metadata is None
+    assert pq.ParquetFile(get_builtin_path(LOG)).schema_arrow.metadata is None

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.tables.conditions import condition, matches
+from nonet.samples.tables.conditions import compile_condition, match_rows
 
 TABLE = pa.table(
     {
@@ -46,7 +46,7 @@ TABLE = pa.table(
     ],
 )
 def test_condition_selects_the_rows_that_python_would_and_never_nulls(text, rows):
-    assert matches(text, TABLE).nonzero()[0].tolist() == rows
+    assert match_rows(text, TABLE).nonzero()[0].tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_condition_selects_the_rows_that_python_would_and_never_nulls(text, rows
 )
 def test_wrong_condition_is_one_line_that_names_the_place_and_the_fault(text, says):
     with pytest.raises(ConfigError) as caught:
-        condition(text, TABLE.schema, name="stages.rl.target")
+        compile_condition(text, TABLE.schema, name="stages.rl.target")
     message = str(caught.value)
     assert message.startswith("stages.rl.target: ")
     assert "\n" not in message
@@ -103,4 +103,4 @@ def test_wrong_condition_is_one_line_that_names_the_place_and_the_fault(text, sa
 )
 def test_nothing_but_comparisons_is_accepted_let_alone_run(text):
     with pytest.raises(ConfigError, match="Allowed: comparisons"):
-        condition(text, TABLE.schema)
+        compile_condition(text, TABLE.schema)

@@ -11,7 +11,7 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.preparation import EventLog
 from nonet.samples.streams import read
-from nonet.samples.tables import find_files, parquet_schema, read_interactions
+from nonet.samples.tables import find_files, read_interactions, read_parquet_schema
 from nonet.samples.tables.paths import read_parquet
 
 EVENT = {"item_id": [1], "timestamp": [1_700_000_000]}
@@ -67,7 +67,7 @@ def test_parts_without_an_ending_are_data_where_their_content_is_parquet(tmp_pat
 def test_folders_named_key_value_are_columns_for_tables_logs_and_streams(log):
     table = read_parquet(log, "rows")
     assert table["dt"].to_pylist() == ["2026-11-01", "2026-11-02"]
-    assert "dt" in parquet_schema(log, "rows").names
+    assert "dt" in read_parquet_schema(log, "rows").names
     feed = read(str(log), where="dt == '2026-11-02'").open()
     assert [batch["user_id"].tolist() for batch in feed.epoch(0)] == [[2]]
     assert feed.leaves[0].pruned_rows == 1
@@ -130,7 +130,7 @@ def test_a_column_that_a_later_file_adds_is_missing_before_and_unlike_columns_na
     assert prices[1] == [1.5]
     write(tmp_path / "c.parquet", 3, price=["x"])
     assert read(str(tmp_path), columns=["user_id"]).open().rows == 3
-    for reader in (lambda: read(str(tmp_path)).open(), lambda: parquet_schema(tmp_path, "rows")):
+    for reader in (lambda: read(str(tmp_path)).open(), lambda: read_parquet_schema(tmp_path, "rows")):
         with pytest.raises(
             DataError, match=r"c.parquet: column 'price' is string, in .*b.parquet it is double"
         ):

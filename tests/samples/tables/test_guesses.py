@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from nonet.samples.tables import OF_INTERACTIONS, OF_ITEMS, bare_name, guess_by_type, guess_roles
+from nonet.samples.tables import OF_INTERACTIONS, OF_ITEMS, guess_by_type, guess_roles, strip_type_suffix
 
 
 def test_names_are_compared_without_case_blanks_and_recbole_s_types():
@@ -10,7 +10,7 @@ def test_names_are_compared_without_case_blanks_and_recbole_s_types():
     assert guess_roles(OF_INTERACTIONS, names) == {"user": "SessionId", "item": "ItemId", "time": "Time"}
     names = ["item_id:token", "movie_title:token_seq", "release_year:token"]
     assert guess_roles(OF_ITEMS, names) == {"item": "item_id:token", "title": "movie_title:token_seq"}
-    assert bare_name("movie_title:token_seq") == "movie_title"
+    assert strip_type_suffix("movie_title:token_seq") == "movie_title"
 
 
 def test_a_user_is_rather_a_user_than_a_session_and_what_is_given_wins():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from nonet.samples.tables.keys import NONE, as_numbers, keys_in
+from nonet.samples.tables.keys import NONE, as_numbers, compute_keys
 
 
 def test_whole_numbers_are_themselves_and_missing_ids_are_none():
@@ -34,17 +34,17 @@ def test_numpy_arrow_and_chunked_ids_have_the_same_numbers():
 
 def test_keys_of_a_space_never_collide_for_whole_numbers_and_differ_between_spaces():
     numbers = np.arange(-5000, 5000)
-    item, user = keys_in("item", numbers), keys_in("user", numbers)
+    item, user = compute_keys("item", numbers), compute_keys("user", numbers)
     assert len(np.unique(np.concatenate([item, user]))) == 20000
 
 
 def test_a_key_is_the_same_in_every_version():
     """Tables outlive a version: whoever changes these numbers makes every commit's rows strangers."""
-    assert keys_in("item", as_numbers(pa.array([1, 2]))).tolist() == [
+    assert compute_keys("item", as_numbers(pa.array([1, 2]))).tolist() == [
         -5583067502916006833,
         -7352770723760553921,
     ]
-    assert keys_in("user", as_numbers(pa.array(["ann", None]))).tolist() == [
+    assert compute_keys("user", as_numbers(pa.array(["ann", None]))).tolist() == [
         4134988139485342199,
         -2566259245848750797,
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.importers.import_csv import import_csv
-from nonet.samples.preparation import BuildOptions, prepare, sample_of
+from nonet.samples.preparation import BuildOptions, prepare_sequences, read_sample
 from nonet.samples.profiles import read_profile
 from nonet.samples.tables import MISSING, TableFormat, check_items, read_interactions, read_tables
 
@@ -64,12 +64,12 @@ def test_the_same_files_are_profiled_anew_for_another_list(tmp_path):
 
 def test_sequences_on_disk_and_the_sample_of_a_driver_follow_the_list(tmp_path):
     path, items = write_log(tmp_path), write_items(tmp_path)
-    table, _ = sample_of(path, items, ONLY_EMPTY, [])
+    table, _ = read_sample(path, items, ONLY_EMPTY, [])
     assert "NA" in table["user_id"].to_pylist()
     with pytest.raises(DataError, match="'NA'"):
-        sample_of(path, items, {}, [])
+        read_sample(path, items, {}, [])
     options = BuildOptions(path, items, {}, {}, SPLIT, {}, missing=("",))
-    seq, kept = prepare(options, tmp_path / "work").open()
+    seq, kept = prepare_sequences(options, tmp_path / "work").open()
     assert (len(seq), kept["categories"].to_pylist()[0]) == (3, ["NA", "x"])
 
 

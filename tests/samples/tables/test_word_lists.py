@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.tables import check_items, one_word_lists
+from nonet.samples.tables import check_items, find_uncut_delimiter
 
 PAIRS = [["Casual", "RPG"], ["Action", "RPG"], ["Casual", "Indie"], ["Action", "Indie"]] * 3
 FORMS = {
@@ -37,9 +37,9 @@ def test_a_comma_in_a_word_is_no_delimiter_and_a_doubtful_one_is_reported():
     assert categories(pa.array(["Food, Drink", "Tools", "Toys", "Garden"])).to_pylist()[0] == ["Food, Drink"]
     doubtful = ["a, b", "c, d", "e, f", "g"]
     assert categories(pa.array(doubtful)).to_pylist()[0] == ["a, b"]
-    assert one_word_lists(doubtful) == ", "
-    assert one_word_lists(["a", "b"]) is None
-    assert one_word_lists(FORMS["comma"].to_pylist()) is None
+    assert find_uncut_delimiter(doubtful) == ", "
+    assert find_uncut_delimiter(["a", "b"]) is None
+    assert find_uncut_delimiter(FORMS["comma"].to_pylist()) is None
 
 
 def test_nothing_is_an_empty_list_and_a_missing_text_is_no_word():

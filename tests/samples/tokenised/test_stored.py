@@ -8,7 +8,7 @@ from nonet.errors import DataError
 from nonet.samples.sequences import build_sequences
 from nonet.samples.stores import create_store
 from nonet.samples.tokenised import StoredSequences
-from nonet.samples.tokenised.stored import _rows as stored_rows
+from nonet.samples.tokenised.stored import _make_rows as stored_rows
 
 FOLDERS = {"sequences": "/x/sequences-0a1b2c3d", "sids": "/x/sids-99887766"}
 
@@ -38,22 +38,22 @@ def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_
     stored = StoredSequences(use.format(tmp_path))
     assert stored.write(seq, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
     stored.write(seq, FOLDERS)  # a resumed run
-    events = stored.opened(FOLDERS, seq)
+    events = stored.open_events(FOLDERS, seq)
     someone = seq.user_id[4]
     new = {"item": np.array([7, 9]), "time": np.array([5, 6]), "event": np.array([0, 1])}
     assert events.append([someone, "99999"], new, sids) == 2
-    read = stored.opened(FOLDERS, seq).sequences()
+    read = stored.open_events(FOLDERS, seq).load_sequences()
     for name in ("item", "time", "event", "split", "user_id", "offsets"):
         assert getattr(read, name).tolist() == getattr(seq, name).tolist(), name
         assert getattr(read, name).dtype == getattr(seq, name).dtype, name
     for name, values in seq.columns.items():
         assert read.columns[name].tobytes() == values.tobytes(), name
     assert read.targets["rl"].tolist() == seq.targets["rl"].tolist()
-    mine = events.of(str(someone))
+    mine = events.get_user_events(str(someone))
     first, last = seq.offsets[4], seq.offsets[5]
     assert mine["item"].tolist() == [*seq.item[first:last].tolist(), 7]
-    assert events.of("99999")["time"].tolist() == [6]
-    assert events.of("nobody") is None
+    assert events.get_user_events("99999")["time"].tolist() == [6]
+    assert events.get_user_events("nobody") is None
 
 
 def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_pat
     seq, _ = sequences()
     stored = StoredSequences(str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
-    events = stored.opened(FOLDERS, seq)
+    events = stored.open_events(FOLDERS, seq)
     asked: list[int] = []
     read_from_store = events.store.multi_get
 
@@ -70,13 +70,13 @@ def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_pat
         return read_from_store(keys, *more)
 
     monkeypatch.setattr(events.store, "multi_get", multi_get)
-    read = events.sequences(tmp_path / "artifacts" / "stored-1")
+    read = events.load_sequences(tmp_path / "artifacts" / "stored-1")
     every = [read.item, read.time, read.event, read.split, *read.columns.values(), *read.targets.values()]
     assert all(isinstance(values, np.memmap) for values in every)
     assert max(asked) <= 3
     assert read.item.tolist() == seq.item.tolist()
     asked.clear()
-    again = events.sequences(tmp_path / "artifacts" / "stored-1")
+    again = events.load_sequences(tmp_path / "artifacts" / "stored-1")
     assert not asked, "a second process maps the files of the first"
     assert again.columns["price"].tobytes() == seq.columns["price"].tobytes()
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["stored-1"]
@@ -89,7 +89,7 @@ def test_a_copy_that_fails_leaves_no_files(tmp_path):
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
     with pytest.raises(DataError, match="is not there"):
-        stored.opened(FOLDERS, other).sequences(tmp_path / "artifacts" / "stored-1")
+        stored.open_events(FOLDERS, other).load_sequences(tmp_path / "artifacts" / "stored-1")
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
@@ -97,7 +97,7 @@ def test_semantic_ids_are_not_written(tmp_path):
     seq, _ = sequences()
     stored = StoredSequences(str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
-    assert "sid" not in stored.opened(FOLDERS, seq).store.schema.names
+    assert "sid" not in stored.open_events(FOLDERS, seq).store.schema.names
 
 
 def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appended_to(tmp_path):
@@ -106,12 +106,12 @@ def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appen
     rows = stored_rows(seq, 0, len(seq))
     lists = [sids[seq.item[first:last]].reshape(-1) for first, last in pairwise(seq.offsets.tolist())]
     rows = rows.append_column("sid", pa.array(lists, pa.list_(pa.int32())))
-    store = create_store(stored.address(FOLDERS), rows.schema, key=pa.int64())
+    store = create_store(stored.make_address(FOLDERS), rows.schema, key=pa.int64())
     store.put(seq.user_id, rows)
     store.close()
-    assert stored.opened(FOLDERS, seq).sequences().item.tolist() == seq.item.tolist()
+    assert stored.open_events(FOLDERS, seq).load_sequences().item.tolist() == seq.item.tolist()
     new = {"item": np.array([7]), "time": np.array([5]), "event": np.array([0])}
-    assert stored.opened(FOLDERS, seq).append([seq.user_id[0]], new, sids) == 1
+    assert stored.open_events(FOLDERS, seq).append([seq.user_id[0]], new, sids) == 1
 
 
 def test_a_user_who_is_missing_is_named(tmp_path):
@@ -121,4 +121,4 @@ def test_a_user_who_is_missing_is_named(tmp_path):
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
     with pytest.raises(DataError, match="user 1000 is not there; run the tokenise stage again"):
-        stored.opened(FOLDERS, other).sequences()
+        stored.open_events(FOLDERS, other).load_sequences()

@@ -60,7 +60,7 @@ def losses(run):
 
 
 def newest(run):
-    path, _ = Checkpoints(run.folder.checkpoints).newest()
+    path, _ = Checkpoints(run.folder.checkpoints).find_newest()
     return read_manifest(path).files
 
 
@@ -135,7 +135,7 @@ def test_deltas_and_shards_change_no_bit_of_what_a_run_ends_in(ray_local, tmp_pa
     )
     assert whole.report["stages"] == parts.report["stages"]
     one, other = (
-        read_tensors(Checkpoints(run.folder.checkpoints).newest()[0] / "dense" / "model.safetensors")
+        read_tensors(Checkpoints(run.folder.checkpoints).find_newest()[0] / "dense" / "model.safetensors")
         for run in (whole, parts)
     )
     assert one.keys() == other.keys()

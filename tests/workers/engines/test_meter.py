@@ -10,7 +10,7 @@ from ring_world import Ring
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from nonet.models.sid_decoder.blocks import Block, rotary
+from nonet.models.sid_decoder.blocks import AttentionBlock, compute_rotary
 from nonet.workers.engines import StepMeter, measure_matmul_rate
 from nonet.workers.engines._blocks import find_blocks
 
@@ -18,13 +18,13 @@ from nonet.workers.engines._blocks import find_blocks
 class Stack(nn.Module):
     def __init__(self, width=32, layers=2):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width, 4, 0.0) for _ in range(layers))
+        self.blocks = nn.ModuleList(AttentionBlock(width, 4, 0.0) for _ in range(layers))
         self.out = nn.Linear(width, 7)
 
     def forward(self, x, cuts):
         place = torch.cat([torch.arange(n) for n in cuts.diff().tolist()])
         for block in self.blocks:
-            x = block(x, cuts, rotary(place, 8))
+            x = block(x, cuts, compute_rotary(place, 8))
         return self.out(x)
 
 

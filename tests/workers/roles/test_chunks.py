@@ -16,7 +16,7 @@ from tests_ring import make_ring
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
-from nonet.samples.batches.chunks import bounded
+from nonet.samples.batches.chunks import split_by_size
 from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
@@ -202,7 +202,7 @@ def test_an_rl_step_in_chunks_equals_the_whole_step(ring, normalise):
 
 def test_parts_are_bounded_in_order_and_as_few_as_that_takes():
     def ranges(sizes, most):
-        return [(part.start, part.stop) for part in bounded(np.array(sizes, np.int64), most)]
+        return [(part.start, part.stop) for part in split_by_size(np.array(sizes, np.int64), most)]
 
     assert ranges([3, 3, 3, 1], 6) == [(0, 2), (2, 4)]
     assert ranges([3, 3, 3, 1], 10) == [(0, 4)]
@@ -211,7 +211,7 @@ def test_parts_are_bounded_in_order_and_as_few_as_that_takes():
     draw = np.random.default_rng(0)
     for _ in range(200):
         sizes, most = draw.integers(1, 12, draw.integers(0, 40)), int(draw.integers(1, 30))
-        parts = bounded(sizes, most)
+        parts = split_by_size(sizes, most)
         assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(sizes)))
         assert all(sizes[part].sum() <= most or part.stop - part.start == 1 for part in parts)
         for one, other in pairwise(parts):

@@ -13,7 +13,7 @@ from ring_world import Ring
 from nonet.errors import DataError
 from nonet.models.generation.beams import Beams
 from nonet.models.ranking.metrics import rank_of_target_np
-from nonet.samples.batches.prompt_rows import event_at, prompts, seen
+from nonet.samples.batches.prompt_rows import gather_seen_items, list_prompts, locate_events
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
 from nonet.types import Jagged
 from nonet.workers.roles.evaluation import evaluator as evaluators
@@ -88,10 +88,10 @@ def behind_what_was_seen(seq):
 
     def scores(users, positions):
         values = np.zeros((len(users), seq.item.max() + 1))
-        history = seen(seq, users, positions)
+        history = gather_seen_items(seq, users, positions)
         for row in range(len(users)):
             values[row, history[row]] = 2.0
-        values[np.arange(len(users)), seq.item[event_at(seq, users, positions)]] = 1.0
+        values[np.arange(len(users)), seq.item[locate_events(seq, users, positions)]] = 1.0
         return values
 
     return scores
@@ -101,7 +101,7 @@ def right_where_liked(seq):
     """Rank the target first where it was rated 4 or more, else last."""
 
     def scores(users, positions):
-        asked = event_at(seq, users, positions)
+        asked = locate_events(seq, users, positions)
         values = np.zeros((len(users), seq.item.max() + 1))
         values[np.arange(len(users)), seq.item[asked]] = np.where(
             seq.columns["rating"][asked] >= 4, 1.0, -1.0
@@ -120,10 +120,10 @@ def test_a_target_just_behind_what_its_user_has_seen_is_found_because_seen_items
         assert detail[split]["exhaustive"]["all"]["recall@1"] == 1.0
         assert detail[split]["exhaustive"]["all"]["ndcg@2"] == 1.0
     seq = there.corpus.seq
-    users, positions = prompts(seq, TEST)
+    users, positions = list_prompts(seq, TEST)
     unmasked = rank_of_target_np(
         behind_what_was_seen(seq)(users, positions),
-        seq.item[event_at(seq, users, positions)].astype(np.int64),
+        seq.item[locate_events(seq, users, positions)].astype(np.int64),
         Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64)),
     )
     assert (unmasked == 0).mean() < 0.1  # what the test would measure, were nothing masked
@@ -132,7 +132,7 @@ def test_a_target_just_behind_what_its_user_has_seen_is_found_because_seen_items
 def test_a_beam_counts_by_its_place_and_what_is_in_no_beam_is_a_miss(evaluator, planted):
     def second(seq):
         def scores(users, positions):
-            target = seq.item[event_at(seq, users, positions)].astype(np.int64)
+            target = seq.item[locate_events(seq, users, positions)].astype(np.int64)
             values = np.zeros((len(users), seq.item.max() + 1))
             values[np.arange(len(users)), target] = np.where(
                 users % 2, 1.0, -1.0
@@ -154,9 +154,11 @@ def test_a_target_just_behind_the_beam_is_a_miss_by_beam_and_a_hit_in_the_whole_
 
     def behind(seq):
         def scores(users, positions):
-            target = seq.item[event_at(seq, users, positions)]
+            target = seq.item[locate_events(seq, users, positions)]
             values = np.zeros((len(users), seq.item.max() + 1))
-            for row, history in enumerate(map(seen(seq, users, positions).__getitem__, range(len(users)))):
+            for row, history in enumerate(
+                map(gather_seen_items(seq, users, positions).__getitem__, range(len(users)))
+            ):
                 values[row, history] = -1.0
                 others = np.setdiff1d(np.arange(values.shape[1]), [*history, target[row]])[:4]
                 values[row, others] = 4.0 - np.arange(4) / 10
@@ -201,7 +203,7 @@ def test_with_ties_shuffled_everybody_is_asked_in_another_order_and_then_in_the_
     def right_in_the_file(seq):
         def scores(users, positions):
             answer = np.zeros((len(users), len(there.corpus.items)))
-            answer[np.arange(len(users)), one_time.item[event_at(one_time, users, positions)]] = 1
+            answer[np.arange(len(users)), one_time.item[locate_events(one_time, users, positions)]] = 1
             return answer
 
         return scores
@@ -288,10 +290,10 @@ def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator
     ):
         shown = there.ranker.shown_users()
         users, positions = shown.users, shown.positions
-        unseen = np.setdiff1d(np.arange(len(titles)), seen(seq, users, positions)[user])
+        unseen = np.setdiff1d(np.arange(len(titles)), gather_seen_items(seq, users, positions)[user])
         assert [count[titles.index(title)] for title in best] == sorted(count[unseen], reverse=True)[:3]
-        assert not {titles[i] for i in seen(seq, users, positions)[user]} & set(best)
-        assert row["history"] == [titles[i] for i in seen(seq, users, positions)[user]][-8:]
+        assert not {titles[i] for i in gather_seen_items(seq, users, positions)[user]} & set(best)
+        assert row["history"] == [titles[i] for i in gather_seen_items(seq, users, positions)[user]][-8:]
         assert row["target"] == [titles[seq.item[seq.offsets[users[user] + 1] - 1]]]
 
 
@@ -309,7 +311,7 @@ def test_comparisons_are_left_minus_right_over_test_events(evaluator, planted):
 def test_validation_and_test_are_told_apart(evaluator, planted):
     def right_on_test(seq):
         def scores(users, positions):
-            asked = event_at(seq, users, positions)
+            asked = locate_events(seq, users, positions)
             values = np.zeros((len(users), seq.item.max() + 1))
             values[np.arange(len(users)), seq.item[asked]] = np.where(seq.split[asked] == TEST, 1.0, -1.0)
             return values
@@ -351,18 +353,18 @@ def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tm
     world.train("pretrain", 0, 12)
     world.save(tmp_path / "commit")
     asked = evaluators.load_recommender(world.run, ring.corpus(), tmp_path / "commit")
-    users, positions = prompts(asked.corpus.seq, TEST)
+    users, positions = list_prompts(asked.corpus.seq, TEST)
     live = world.rollout._recommender
     expected = live.scores(live.batch(users, positions), users, positions)
-    assert torch.equal(asked.scores(asked.batch(users, positions), users, positions), expected)
+    assert torch.equal(asked.score_catalogue(asked.batch(users, positions), users, positions), expected)
     detail = evaluator(metrics=("recall@5",), width=30).evaluate("pretrain", str(tmp_path / "commit"))[
         "detail"
     ]
     seq = asked.corpus.seq
     ranks = rank_of_target_np(
         expected.numpy(),
-        seq.item[event_at(seq, users, positions)].astype(np.int64),
-        seen(seq, users, positions),
+        seq.item[locate_events(seq, users, positions)].astype(np.int64),
+        gather_seen_items(seq, users, positions),
     )
     recall = detail["test"]["exhaustive"]["all"]["recall@5"]
     assert recall == pytest.approx((ranks < 5).mean())
@@ -399,7 +401,7 @@ def test_validation_ranks_validation_events_alone_and_tells_what_they_cost(evalu
     seq, asked = there.corpus.seq, []
 
     def scores(users, positions):
-        asked.append(event_at(seq, users, positions))
+        asked.append(locate_events(seq, users, positions))
         values = np.full((len(users), seq.item.max() + 1), -3.0)
         values[np.arange(len(users)), seq.item[asked[-1]]] = -0.5
         return values

@@ -10,7 +10,7 @@ from ring_world import Ring, scores_of
 
 from nonet.controller.scenario import check_tables, load_scenario
 from nonet.errors import ConfigError
-from nonet.samples.batches import prompts, training_batch
+from nonet.samples.batches import list_prompts, training_batch
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
@@ -41,13 +41,13 @@ def test_the_fit_gives_the_voter_a_share_and_a_commit_answers_as_the_live_model(
     trained.trainer.model.memory[3] = 0.5
     commit = trained.save(tmp_path / "commit")
     trained.beams()  # the rollout moves to the newest version
-    users, positions = prompts(trained.trainer.corpus.seq, TEST)
+    users, positions = list_prompts(trained.trainer.corpus.seq, TEST)
     live = trained.rollout._recommender
     again = load_recommender(trained.run, ring.corpus(), commit)
-    mine, theirs = (r.scores(r.batch(users, positions), users, positions) for r in (live, again))
+    mine, theirs = (r.score_catalogue(r.batch(users, positions), users, positions) for r in (live, again))
     assert mine.tolist() == theirs.tolist()
     again.model.memory[3] = 0.0
-    assert again.scores(again.batch(users, positions), users, positions).tolist() != theirs.tolist()
+    assert again.score_catalogue(again.batch(users, positions), users, positions).tolist() != theirs.tolist()
 
 
 def test_an_update_scores_beams_as_the_rollout_did(trained):

@@ -5,7 +5,7 @@ import pytest
 
 from nonet.bench.runs.feed import ITEMS, FeedWorld, compute_hits
 from nonet.models.ranking.metrics import MISSED
-from nonet.samples.batches.prompt_rows import prompts
+from nonet.samples.batches.prompt_rows import list_prompts
 from nonet.samples.sequences.sequences import RL, TEST
 
 WIDE = f"evaluate={{metrics: [recall@10, recall@40, coverage@3], width: {ITEMS}}}"
@@ -47,7 +47,7 @@ def _events(seq, users, positions):
 def test_where_people_come_back_beam_and_exhaustive_ranks_are_the_same(allowing):
     assert allowing.facts["data"]["repeats"]["policy"] == "allow"
     exhaustive, beam = ranks(allowing, "model"), ranks(allowing, "model", "test.beam")
-    assert returning(allowing, *prompts(allowing.evaluator.corpus.seq, TEST)).mean() == 0.5
+    assert returning(allowing, *list_prompts(allowing.evaluator.corpus.seq, TEST)).mean() == 0.5
     assert beam.max() < ITEMS, "a beam as wide as the catalogue holds every target"
     # Two items may score the same to a float's last bit; exhaustive ranks then go by popularity, beams by code.
     assert (exhaustive == beam).mean() > 0.95
@@ -75,7 +75,7 @@ def test_rewards_are_told_the_whole_history_whatever_is_masked(allowing, masking
 @pytest.mark.parametrize("subject", ["popularity", "transition_counter", "model"])
 def test_under_mask_a_seen_target_is_missed_by_everybody_and_no_other_is(masking, subject):
     seq = masking.evaluator.corpus.seq
-    back = returning(masking, *prompts(seq, TEST))
+    back = returning(masking, *list_prompts(seq, TEST))
     assert 0 < back.sum() < len(back)
     for how in ("exhaustive", "beam") if subject == "model" else ("exhaustive",):
         found = ranks(masking, subject, f"test.{how}")
@@ -121,7 +121,7 @@ def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkey
     assert list(found) == ["recall@10", "recall@40", "coverage@3"]
     assert found["coverage@3"] == 6 / ITEMS
     model = allowing.evaluate()["detail"]["test"]
-    users, positions = prompts(allowing.evaluator.corpus.seq, TEST)
+    users, positions = list_prompts(allowing.evaluator.corpus.seq, TEST)
     batch = allowing.rollout._recommender.batch(users, positions)
     best = allowing.rollout._recommender.beams(batch, ITEMS, users, positions).item[:, :3]
     for how in ("exhaustive", "beam"):

@@ -11,9 +11,14 @@ from ring_world import Ring
 
 from nonet.models.generation import corpus
 from nonet.models.generation.corpus_items import read_items
-from nonet.models.generation.exhaustive import top_items
-from nonet.models.ranking.lists import Categories, ListQuality
-from nonet.samples.batches.prompt_rows import event_at, masked, prompts, seen
+from nonet.models.generation.exhaustive import select_top_items
+from nonet.models.ranking.lists import ItemCategories, ListQuality
+from nonet.samples.batches.prompt_rows import (
+    gather_masked_items,
+    gather_seen_items,
+    list_prompts,
+    locate_events,
+)
 from nonet.samples.sequences.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation import evaluator as evaluators
 from nonet.workers.roles.evaluation.evaluator import Evaluator
@@ -83,14 +88,16 @@ def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path)
 def test_the_first_ten_of_each_test_list_are_looked_at_whatever_the_metrics(ring, tmp_path, metrics):
     evaluator = _evaluator(ring.world().run, ring, tmp_path, metrics)
     result, there = evaluator.baseline("popularity"), ring.corpus()
-    users, positions = prompts(there.seq, TEST)
+    users, positions = list_prompts(there.seq, TEST)
     occurs = np.bincount(there.seq.item[there.seq.split == TRAIN], minlength=len(there.items))
     names = [row or [] for row in there.items["categories"].to_pylist()]
-    by_hand = ListQuality(occurs, 10, Categories.of(names))
+    by_hand = ListQuality(occurs, 10, ItemCategories.from_names(names))
     scores = torch.from_numpy(np.tile(occurs.astype(np.float32), (len(users), 1)))
-    lists = top_items(scores, 10, masked(there.seq, users, positions), evaluator.ranker.tie)
-    by_hand.add(lists.numpy(), seen(there.seq, users, positions))
-    assert result["lists"] == pytest.approx(by_hand.summary())
+    lists = select_top_items(
+        scores, 10, gather_masked_items(there.seq, users, positions), evaluator.ranker.tie
+    )
+    by_hand.add(lists.numpy(), gather_seen_items(there.seq, users, positions))
+    assert result["lists"] == pytest.approx(by_hand.summarise())
     assert {"coverage@10", "diversity@10", "calibration@10"} <= set(result["lists"])
 
 
@@ -131,13 +138,13 @@ def test_a_model_with_a_memory_is_also_ranked_alone_and_the_gain_is_what_differs
 
 def test_other_users_are_split_at_their_own_median(ring, tmp_path):
     evaluator, seq = _evaluator(ring.world().run, ring, tmp_path), ring.corpus().seq
-    users, _ = prompts(seq, TEST)
+    users, _ = list_prompts(seq, TEST)
     few = np.unique(users)[:5]
     keep = np.isin(seq.user, few) | (seq.split != TEST)
     evaluator.ask_about(replace(seq, split=np.where(keep, seq.split, TRAIN).astype(np.int8)))
     facts = evaluator.baseline("popularity")["segments"]
     asked = evaluator.corpus.seq
-    events = event_at(asked, *prompts(asked, TEST))
+    events = locate_events(asked, *list_prompts(asked, TEST))
     assert facts["short histories"]["most"] == np.median(asked.train_lengths[few])
     assert facts["short histories"]["events"] + facts.get("long histories", {"events": 0})["events"] == len(
         events

@@ -15,7 +15,7 @@ from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob
 from nonet.models.spec import build_model
 from nonet.samples import batches
-from nonet.samples.batches.steps import step_rows
+from nonet.samples.batches.steps import select_step_rows
 from nonet.samples.sequences.sequences import RL, TRAIN
 from nonet.workers import load_model
 
@@ -310,7 +310,7 @@ def test_a_stage_with_a_target_trains_on_the_events_it_holds_for_and_no_others(r
 @pytest.fixture
 def losses(ring, monkeypatch):
     """Losses of steps that move nothing, all on the rows of step 0."""
-    monkeypatch.setattr(batches, "step_rows", lambda *request: step_rows(*request[:-1], 0))
+    monkeypatch.setattr(batches, "step_rows", lambda *request: select_step_rows(*request[:-1], 0))
 
     def of(steps, *changes):
         there = ring.world("stages.pretrain.batch.users=60", *changes)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from nonet.models.deepfm import ClickSetup
 from nonet.models.generation import read_items
-from nonet.samples.batches import Clicks
+from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import Sequences
 from nonet.workers.roles import RunSetup
 
@@ -26,18 +26,18 @@ class ClickData:
         self._run, self._folders = run, folders
         self.items: pa.Table = read_items(folders)
         self.joins = None
-        self._clicks: dict[str | None, Clicks] = {}
+        self._clicks: dict[str | None, ClickRows] = {}
 
     @cached_property
     def seq(self) -> Sequences:
         """The events of all users."""
         return Sequences.load(self._folders["sequences"])
 
-    def clicks(self, target: str | None) -> Clicks:
+    def clicks(self, target: str | None) -> ClickRows:
         """Return the events labelled by the condition of a stage; made once per condition."""
         if target not in self._clicks:
             features, history = list(self._run.features), self._run.history
-            self._clicks[target] = Clicks.labelled(self.seq, self.items, target, features, history)
+            self._clicks[target] = ClickRows.from_target(self.seq, self.items, target, features, history)
         return self._clicks[target]
 
     def release_pages(self) -> None:

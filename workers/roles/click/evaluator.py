@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.deepfm import ClickModel, baseline_chances, paired_clicks, summarise_clicks
+from nonet.models.deepfm import ClickModel, compare_clicks, predict_baseline, summarise_clicks
 from nonet.models.generation import read_items
-from nonet.samples.batches import Clicks
+from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup
@@ -38,13 +38,15 @@ class ClickEvaluator(DistributeWorker):
         seq, self._results = Sequences.load(folders["sequences"]), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         label = seq.targets[self.ask.target or ""]
-        self._clicks = Clicks.of(seq, read_items(folders), label, list(self.run.features), self.run.history)
+        self._clicks = ClickRows.from_labels(
+            seq, read_items(folders), label, list(self.run.features), self.run.history
+        )
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and ask it: {"detail": {split: ...}, "shown": []}."""
-        index = {split: self._clicks.rows(code) for split, code in _SPLITS.items()}
-        chances = baseline_chances(name, self._clicks, np.concatenate(list(index.values())))
+        index = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
+        chances = predict_baseline(name, self._clicks, np.concatenate(list(index.values())))
         cut = len(index["valid"])
         return self._summary(name, {"valid": chances[:cut], "test": chances[cut:]})
 
@@ -53,7 +55,8 @@ class ClickEvaluator(DistributeWorker):
         """The same for the model of a commit."""
         model = ClickModel(Path(folder))
         chances = {
-            split: model.chances_of(self._clicks, self._clicks.rows(code)) for split, code in _SPLITS.items()
+            split: model.predict_events(self._clicks, self._clicks.find_rows(code))
+            for split, code in _SPLITS.items()
         }
         return self._summary(name, chances)
 
@@ -61,9 +64,9 @@ class ClickEvaluator(DistributeWorker):
     def validate(self, name: str, folder: str) -> dict[str, Any]:
         """Ask a commit of the stage `name` about the validation events of at most 2,000 users, while the stage goes on:
         {"metrics", "nats": mean log loss, "events": how many}."""
-        rows = self._clicks.rows(VALID)
+        rows = self._clicks.find_rows(VALID)
         rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
-        chances = ClickModel(Path(folder)).chances_of(self._clicks, rows)
+        chances = ClickModel(Path(folder)).predict_events(self._clicks, rows)
         np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=chances, rows=rows)
         every = summarise_clicks(chances, self._clicks.label[rows])
         metrics = {metric: every[metric] for metric in self.ask.metrics}
@@ -80,17 +83,17 @@ class ClickEvaluator(DistributeWorker):
         if not np.array_equal(rows, theirs["rows"]):
             return {}
         label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
-        return paired_clicks(ours["chances"], theirs["chances"], label, user, self.run.seed)
+        return compare_clicks(ours["chances"], theirs["chances"], label, user, self.run.seed)
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
         """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}."""
-        rows = self._clicks.rows(TEST)
+        rows = self._clicks.find_rows(TEST)
         label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
         differences = {}
         for a, b in pairs:
             ours, theirs = (np.load(self._results / f"{name}.npz")["test"] for name in (a, b))
-            every = paired_clicks(ours, theirs, label, user, self.run.seed)
+            every = compare_clicks(ours, theirs, label, user, self.run.seed)
             differences[f"{a}-{b}"] = {metric: every[metric] for metric in self.ask.metrics}
         return differences
 
@@ -105,7 +108,9 @@ class ClickEvaluator(DistributeWorker):
         detail = {}
         for split, split_chances in chances.items():
             if len(split_chances):
-                every = summarise_clicks(split_chances, self._clicks.label[self._clicks.rows(_SPLITS[split])])
+                every = summarise_clicks(
+                    split_chances, self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
+                )
                 metrics = {metric: every[metric] for metric in self.ask.metrics}
                 detail[split] = {"exhaustive": {"all": metrics}}
         return {"detail": detail, "shown": []}

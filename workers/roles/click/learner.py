@@ -57,4 +57,4 @@ class ClickLearner(SupervisedLearner):
 
     @cached_property
     def _bags(self) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(click_setup(self.context.run).configs(), PrefetchedRows({}))
+        return EmbeddingBagCollection(click_setup(self.context.run).make_table_configs(), PrefetchedRows({}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.deepfm import columns_in, separating_columns
+from nonet.models.deepfm import find_columns, find_separating_columns
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.workers.roles import DataSetup, facts_of, sequences_of
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -36,9 +36,9 @@ def _separated(seq: Sequences, data: DataSetup) -> str:
     for name, condition in data.targets.items():
         if name not in seq.targets:
             continue
-        told = columns_in(condition)
+        told = find_columns(condition)
         columns = {key: np.asarray(values)[train] for key, values in seq.columns.items() if key not in told}
-        found |= separating_columns(columns, np.asarray(seq.targets[name])[train])
+        found |= find_separating_columns(columns, np.asarray(seq.targets[name])[train])
     if not found:
         return ""
     named = ", ".join(f"{name} (AUC {value:.4f})" for name, value in found.items())

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.baselines import Votes, check_scores
+from nonet.models.baselines import SparseVotes, check_scores
 from nonet.models.generation import Recommender
-from nonet.models.ranking import SparseScores, ranks_of_test
+from nonet.models.ranking import SparseScores, read_test_ranks
 from nonet.samples.sequences import Sequences
 from nonet.workers import TargetNats, select_validation_events
 from nonet.workers.devices import HOST, claim, get_device
@@ -54,7 +54,7 @@ class Evaluator(DistributeWorker):
 
     def ask_about(self, seq: Sequences) -> None:
         """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
-        self.corpus = self.corpus.with_events(seq)
+        self.corpus = self.corpus.replace_events(seq)
         self.ranker.ask_about(self.corpus)
 
     @method(while_offloaded=True)
@@ -76,7 +76,7 @@ class Evaluator(DistributeWorker):
         def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
             votes = getattr(baseline, "votes", None)
             if votes is not None:
-                asked: Votes = votes(self.corpus.seq, users, positions)
+                asked: SparseVotes = votes(self.corpus.seq, users, positions)
                 return self.ranker.sparse(len(users), asked)
             answer = baseline.scores(self.corpus.seq, users, positions)
             return check_scores(name, answer, len(users), len(self.corpus.items))
@@ -118,7 +118,7 @@ class Evaluator(DistributeWorker):
             board = self.ranker.beamed(recommender, "valid", few)
         file = self._validated(name, Path(folder).name)
         np.savez(file, ranks=board.ranks, nats=nats.values, user=users[few])
-        return {"metrics": board.summary()["all"], "nats": nats.mean, "events": int(few.sum())}
+        return {"metrics": board.summarise()["all"], "nats": nats.mean, "events": int(few.sum())}
 
     @method(collect="first")
     def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
@@ -153,7 +153,7 @@ class Evaluator(DistributeWorker):
         """
         differences = {}
         for a, b in pairs if not self.rank else ():
-            ranks_a, ranks_b = (ranks_of_test(self._results / f"{name}.npz") for name in (a, b))
+            ranks_a, ranks_b = (read_test_ranks(self._results / f"{name}.npz") for name in (a, b))
             differences[f"{a}-{b}"] = self.ranker.paired(ranks_a, ranks_b)
         return differences
 

@@ -9,7 +9,7 @@ import numpy as np
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import load_update
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Recommender, memory_weights, nearest_share
+from nonet.models.generation import Corpus, Recommender, get_memory_weights, get_nearest_share
 from nonet.workers import load_model
 from nonet.workers.devices import HOST
 from nonet.workers.roles import RunSetup
@@ -36,13 +36,13 @@ class ModelScores:
     def weights(self) -> dict[str, float]:
         """The fitted weights of the memory: l, b and c, and m where the nearest items vote."""
         model, voters = self._recommender.model, self._recommender.voters
-        share = {"m": nearest_share(model)} if voters is not None and voters.nearest else {}
-        return dict(zip("lbc", memory_weights(model), strict=True)) | share
+        share = {"m": get_nearest_share(model)} if voters is not None and voters.nearest else {}
+        return dict(zip("lbc", get_memory_weights(model), strict=True)) | share
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         batch = self._recommender.batch(users, positions)
         if self._recommender.voters is None:
-            return self._recommender.scores(batch, users, positions).numpy()
-        mixed, own = self._recommender.scores_of_both(batch, users, positions)
+            return self._recommender.score_catalogue(batch, users, positions).numpy()
+        mixed, own = self._recommender.score_with_and_without_votes(batch, users, positions)
         self.own = own.numpy()
         return mixed.numpy()

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.reading import SparseReader
-from nonet.models.generation import keys_of, on
-from nonet.models.sid_decoder import sid_loss
-from nonet.samples.batches import step_rows, training_batch
+from nonet.models.generation import get_keys, move_batch
+from nonet.models.sid_decoder import compute_sid_loss
+from nonet.samples.batches import select_step_rows, training_batch
 from nonet.workers.devices import claim, get_device
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
@@ -57,7 +57,7 @@ class Probe(DistributeWorker):
         {"loss": nats a target, "modules": {call: output}, in the order of execution, "gradients": {parameter: gradient}}.
         """
         seq = self.corpus.seq
-        epoch, rows = step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
+        epoch, rows = select_step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
         batch = training_batch(
             seq,
             self.corpus.sids,
@@ -70,12 +70,14 @@ class Probe(DistributeWorker):
         )
         model = self.asked.model.eval()
         pulled = {
-            feature: _rows(self.asked.reader, table, keys_of(batch, feature), self.device)
+            feature: _rows(self.asked.reader, table, get_keys(batch, feature), self.device)
             for feature, table in self.run.features.items()
         }
         model.zero_grad()
         with _Watch(model) as seen, get_device(self.device).autocast(self._precision):
-            loss, count = sid_loss(model, on(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead)
+            loss, count = compute_sid_loss(
+                model, move_batch(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead
+            )
         (loss / max(1, count)).backward()
         gradients = {name: _plain(p.grad) for name, p in model.named_parameters() if p.grad is not None} | {
             f"rows of {feature}": _plain(rows.grad)
@@ -89,8 +91,8 @@ class Probe(DistributeWorker):
         """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
         scores = []
         with get_device(self.device).autocast(self._precision):
-            for asked in self.asked.chunks(users, positions, _CHUNK):
-                scores.append(self.asked.scores(*asked).float().numpy())
+            for asked in self.asked.iterate_batches(users, positions, _CHUNK):
+                scores.append(self.asked.score_catalogue(*asked).float().numpy())
         return np.concatenate(scores)
 
 

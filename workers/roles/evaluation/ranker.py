@@ -19,24 +19,29 @@ import numpy as np
 import torch
 
 from nonet.models import NATS
-from nonet.models.baselines import Popularity, Votes
-from nonet.models.generation import Corpus, Recommender, top_items
+from nonet.models.baselines import Popularity, SparseVotes
+from nonet.models.generation import Corpus, Recommender, select_top_items
 from nonet.models.ranking import (
     MISSED,
-    Categories,
+    ItemCategories,
     ListQuality,
     Scoreboard,
-    Shared,
+    SharedScores,
     SparseScores,
-    half_width,
+    compare_paired,
+    compute_half_width,
+    compute_per_event,
     list_depth,
-    of_events,
-    paired,
-    per_event,
+    make_tie_order,
     rank_of_target_np,
-    tie_order,
+    select_event_metrics,
 )
-from nonet.samples.batches import drawn_prompts, event_at, masked, seen
+from nonet.samples.batches import (
+    gather_masked_items,
+    gather_seen_items,
+    locate_events,
+    sample_counted_prompts,
+)
 from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
@@ -108,11 +113,11 @@ class Ranker:
             self._occurs = corpus.items["events"].to_numpy().astype(np.float64)
         else:
             self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
-        self.tie = tie_order(self._occurs, run.seed)
+        self.tie = make_tie_order(self._occurs, run.seed)
         self._segments = Segments(self._occurs, self.tie)
         items = corpus.items
         there = "categories" in items.column_names
-        self._categories = Categories.of_column(items["categories"]) if there else None
+        self._categories = ItemCategories.from_column(items["categories"]) if there else None
         self.forget_votes()
         self.ask_about(corpus)
 
@@ -120,7 +125,9 @@ class Ranker:
         """Rank the held-out events of this corpus, over the same items."""
         self.corpus = corpus
         users, seed = self._ask.users, self._run.seed
-        drawn = {name: drawn_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()}
+        drawn = {
+            name: sample_counted_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()
+        }
         self.prompts = {name: each[:2] for name, each in drawn.items()}
         self._tested = drawn["test"][2]
 
@@ -155,7 +162,7 @@ class Ranker:
         for other in others:
             whole.absorb(other)
         detail = {
-            split: {how: board.summary() for how, board in ways.items()}
+            split: {how: board.summarise() for how, board in ways.items()}
             for split, ways in whole.boards.items()
         }
         ranks = {
@@ -169,7 +176,7 @@ class Ranker:
             facts = self._segments.facts(self.corpus.seq, users, self.target(users, positions))
             scenes = self._scenes(users, positions)
             facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
-            answer |= {"lists": whole.quality.summary(), "segments": facts}
+            answer |= {"lists": whole.quality.summarise(), "segments": facts}
         if sampled := self._sampled(ranks):
             answer["sampled"] = sampled
         if whole.weights is not None:
@@ -185,8 +192,8 @@ class Ranker:
         if key is None or drawn == self._tested:
             return {}
         known = {
-            name: half_width(per_event(name, ranks[key]), user, self._tested)
-            for name in of_events(self._ask.metrics)
+            name: compute_half_width(compute_per_event(name, ranks[key]), user, self._tested)
+            for name in select_event_metrics(self._ask.metrics)
         }
         return {"users": drawn, "of": self._tested, "half_width": known}
 
@@ -194,8 +201,10 @@ class Ranker:
         """{metric: {diff, low, high}} of two rankings of the test events."""
         users = self.prompts["test"][0]
         return {
-            metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self._run.seed)
-            for metric in of_events(self._ask.metrics)
+            metric: compare_paired(
+                compute_per_event(metric, ranks_a), compute_per_event(metric, ranks_b), users, self._run.seed
+            )
+            for metric in select_event_metrics(self._ask.metrics)
         }
 
     def paired_validation(
@@ -209,13 +218,15 @@ class Ranker:
         """
         user, seed = a["user"], self._run.seed
         found = {
-            metric: paired(per_event(metric, a["ranks"]), per_event(metric, b["ranks"]), user, seed)
-            for metric in of_events(self._ask.metrics)
+            metric: compare_paired(
+                compute_per_event(metric, a["ranks"]), compute_per_event(metric, b["ranks"]), user, seed
+            )
+            for metric in select_event_metrics(self._ask.metrics)
         }
         if len(a["nats"]) == len(b["nats"]) == len(user):
             there = ~np.isnan(a["nats"]) & ~np.isnan(b["nats"])
             if there.any():
-                found[NATS] = paired(a["nats"][there], b["nats"][there], user[there], seed)
+                found[NATS] = compare_paired(a["nats"][there], b["nats"][there], user[there], seed)
         return found
 
     def ranked(
@@ -233,15 +244,15 @@ class Ranker:
         depth = max(reach, _LISTED if quality is not None else 0)
         for p in self._parts(len(users), len(self.corpus.items)):
             answer = scores(users[p], positions[p])
-            hidden = masked(self.corpus.seq, users[p], positions[p])
+            hidden = gather_masked_items(self.corpus.seq, users[p], positions[p])
             best = self._best(answer, depth, hidden) if depth else None
             if isinstance(answer, SparseScores):
-                ranks = answer.ranks(target[p], hidden)
+                ranks = answer.compute_ranks(target[p], hidden)
             else:
                 ranks = rank_of_target_np(answer, target[p], hidden, self.tie)
             board.add(ranks, best[:, :reach] if best is not None and reach else None)
             if quality is not None and best is not None:
-                quality.add(best, seen(self.corpus.seq, users[p], positions[p]))
+                quality.add(best, gather_seen_items(self.corpus.seq, users[p], positions[p]))
             own_PI = scores.own if isinstance(scores, ModelScores) else None
             if alone is not None and own_PI is not None:
                 alone.add(rank_of_target_np(own_PI, target[p], hidden, self.tie))
@@ -259,30 +270,30 @@ class Ranker:
         target = self.target(users, positions)
         for p in self._parts(len(users)):
             batch = recommender.batch(users[p], positions[p])
-            item_PW = recommender.beams(batch, self._ask.width, users[p], positions[p]).item.numpy()
+            item_PW = recommender.generate_beams(batch, self._ask.width, users[p], positions[p]).item.numpy()
             hit_PW = item_PW == target[p][:, None]
             board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
             if quality is not None:
-                quality.add(item_PW, seen(self.corpus.seq, users[p], positions[p]))
+                quality.add(item_PW, gather_seen_items(self.corpus.seq, users[p], positions[p]))
         return board
 
     def board_of(self, split: str, ranks: np.ndarray) -> Scoreboard:
         """Return the board of ranks [P] that were found elsewhere for all events of a split."""
-        board, _, _ = self._board(split, slice(None), of_events(self._ask.metrics))
+        board, _, _ = self._board(split, slice(None), select_event_metrics(self._ask.metrics))
         board.add(ranks)
         return board
 
-    def sparse(self, prompts: int, votes: Votes) -> SparseScores:
+    def sparse(self, prompts: int, votes: SparseVotes) -> SparseScores:
         """A baseline's votes; what its prompts share is sorted once."""
         prior = np.asarray(votes.prior, np.float64)
         if self._shared is None or not np.array_equal(self._shared.score, prior.astype(np.float32)):
-            self._shared = Shared(prior, self.tie)
+            self._shared = SharedScores(prior, self.tie)
         score = (votes.weight + prior[votes.item]).astype(np.float32)
         return SparseScores(prompts, self._shared, votes.prompt, votes.item, score)
 
     def forget_votes(self) -> None:
         """Keep no order of a baseline that was ranked."""
-        self._shared: Shared | None = None
+        self._shared: SharedScores | None = None
 
     def shown_users(self) -> ShownUsers:
         """Those that reports show."""
@@ -290,7 +301,7 @@ class Ranker:
 
     def target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The item of each event [P]."""
-        return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+        return self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
 
     def _parts(self, events: int, items: int = 1) -> Iterator[slice]:
         """Events some at a time; what was read of mapped files is let go now and then, and at the end."""
@@ -313,7 +324,7 @@ class Ranker:
         if not test:
             boards = {"exhaustive": self.ranked(scores, split, events)}
         else:
-            alone, _, _ = self._board(split, events, of_events(self._ask.metrics))
+            alone, _, _ = self._board(split, events, select_event_metrics(self._ask.metrics))
             boards = {"exhaustive": self.ranked(scores, split, events, part.quality, alone)}
             if len(alone) and isinstance(scores, ModelScores):
                 boards[ALONE] = alone
@@ -330,7 +341,7 @@ class Ranker:
         groups = {"all": np.ones(len(users), bool)}
         mask = self.corpus.seq.targets.get(self._ask.target or "")
         if mask is not None:
-            groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
+            groups["target"] = mask[locate_events(self.corpus.seq, users, positions)]
         groups |= self._segments.groups(self.corpus.seq, users, self.target(users, positions))
         groups |= self._scenes(users, positions)
         asked = {name: member[events] for name, member in groups.items()}
@@ -339,7 +350,7 @@ class Ranker:
 
     def _scenes(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
         """The events [P] of each scene of the run's RL stages."""
-        events, found = event_at(self.corpus.seq, users, positions), {}
+        events, found = locate_events(self.corpus.seq, users, positions), {}
         for setup in self._run.scenes.values():
             scene = setup.of(self.corpus.seq, events)
             found |= {f"{setup.column} {name}": scene == index for index, name in enumerate(setup.names)}
@@ -349,7 +360,7 @@ class Ranker:
     def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
         """Ask about events whose ties in time are shuffled, the same users and positions."""
         before = self.corpus
-        self.corpus = before.with_events(shuffle_ties(before.seq, self._run.seed))
+        self.corpus = before.replace_events(shuffle_ties(before.seq, self._run.seed))
         if recommender is not None:
             recommender.corpus = self.corpus
         try:
@@ -362,8 +373,8 @@ class Ranker:
     def _best(self, answer: np.ndarray | SparseScores, k: int, hidden: Jagged) -> np.ndarray:
         """The k first of the order that ranks are of [P, k]; -1 where none is left."""
         if isinstance(answer, SparseScores):
-            return answer.best(k, hidden)
-        return top_items(torch.from_numpy(np.array(answer)), k, hidden, self.tie).numpy()
+            return answer.select_top(k, hidden)
+        return select_top_items(torch.from_numpy(np.array(answer)), k, hidden, self.tie).numpy()
 
     def _top(self, scores: Scores, by_beam: Recommender | None) -> list[list[str]]:
         """Titles of the best items of each shown user, of a model whose items are not all scored those of its beam."""
@@ -371,9 +382,9 @@ class Ranker:
         def best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
             if by_beam is not None:
                 batch = by_beam.batch(users, positions)
-                beams = by_beam.beams(batch, self._ask.width, users, positions)
+                beams = by_beam.generate_beams(batch, self._ask.width, users, positions)
                 return beams.item.numpy()[:, : self._ask.shown_items]
-            hidden = masked(self.corpus.seq, users, positions)
+            hidden = gather_masked_items(self.corpus.seq, users, positions)
             return self._best(scores(users, positions), self._ask.shown_items, hidden)
 
         return self.shown_users().titles(best)

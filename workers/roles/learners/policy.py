@@ -85,7 +85,7 @@ class PolicyLearner(StageLearner):
         record |= context.measure(stage)
         self._renew_reference(step)
         self._items_are_read = stage.sparse_lr is None
-        self.prompts.applied(step, beams["user"], beams["position"])
+        self.prompts.record_step(step, beams["user"], beams["position"])
         return record
 
     def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
@@ -98,10 +98,12 @@ class PolicyLearner(StageLearner):
             if rows := copy_to_host(self.reference.to_row_tensors()):
                 parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
         if self.critic is not None and rank == 0:
-            parts.append(partial(_write_tensors, "critic", copy_to_host(self.critic.tensors())))
+            parts.append(partial(_write_tensors, "critic", copy_to_host(self.critic.get_tensors())))
         ledger = self.prompts.ledger
         parts.append(
-            partial(write_notes, ledger.notes(), rank) if rank else partial(write_snapshot, ledger.snapshot())
+            partial(write_notes, ledger.dump_notes(), rank)
+            if rank
+            else partial(write_snapshot, ledger.snapshot())
         )
         return parts
 

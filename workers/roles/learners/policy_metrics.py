@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.models.generation import on
-from nonet.models.policy import catalogue_log_prob, divergence, entropy
+from nonet.models.generation import move_batch
+from nonet.models.policy import compute_catalogue_log_prob, compute_kl, entropy
 from nonet.rl.algorithms import Algorithm
 from nonet.workers import FrozenPolicy
 from nonet.workers.roles import LearnerContext, StageSetup
@@ -102,18 +102,18 @@ class PolicyMetrics:
         rows, chunk = share.pull_frozen_rows(self.context.sparse), next(iter(share))
         if not len(few["user"]):
             return 0.0, 0.0, 0.0
-        batch, policy_UI, other = on(chunk.batch, self.context.device), torch.empty(0), []
+        batch, policy_UI, other = move_batch(chunk.batch, self.context.device), torch.empty(0), []
         for frozen in [None] if self.reference is None else [None, self.reference]:
             model = self.context.model if frozen is None else frozen.model
             cache = model.prefill(batch, chunk.spread(restore_policy_rows(frozen, chunk.keys, rows)))
-            found = catalogue_log_prob(
+            found = compute_catalogue_log_prob(
                 model, cache, self.context.corpus.trie, self.prompts.compute_votes(few, frozen)
             )
             if frozen is None:
                 policy_UI = found
             else:
                 other.append(found)
-        apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
+        apart = float(compute_kl(policy_UI, other[0]).sum()) if other else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
 
     def measure_breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nonet.models.generation import Votes
-from nonet.samples.batches import event_at, prompt_batch
+from nonet.samples.batches import locate_events, make_prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers import FrozenPolicy, StepShare
 from nonet.workers.roles import LearnerContext, StageSetup
@@ -40,7 +40,7 @@ class PolicyPrompts:
     def _bind_batch(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""
         return partial(
-            prompt_batch,
+            make_prompt_batch,
             self.context.corpus.seq,
             self.context.corpus.sids,
             beams["user"],
@@ -53,16 +53,20 @@ class PolicyPrompts:
         """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
         voters = self.context.voters
         if frozen is not None and voters is not None and voters.nearest:
-            keys = torch.from_numpy(self.context.corpus.seq.keys_of_items(voters.items))
+            keys = torch.from_numpy(self.context.corpus.seq.get_item_keys(voters.items))
             voters = frozen.restore_voters(voters, self.context.run.features["item"], keys)
         if voters is None:
             return None
-        return voters.votes(self.context.corpus.seq, beams["user"], beams["position"]).to(self.context.device)
+        return voters.compute_votes(self.context.corpus.seq, beams["user"], beams["position"]).to(
+            self.context.device
+        )
 
     def find_targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Semantic ids [U, L] of what each prompt's user took next."""
         return self.context.corpus.sids[
-            self.context.corpus.seq.item[event_at(self.context.corpus.seq, beams["user"], beams["position"])]
+            self.context.corpus.seq.item[
+                locate_events(self.context.corpus.seq, beams["user"], beams["position"])
+            ]
         ]
 
     def find_hits(self, beams: Mapping[str, Any]) -> np.ndarray:
@@ -71,7 +75,7 @@ class PolicyPrompts:
 
     def read_feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
         """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
-        events = event_at(self.context.corpus.seq, beams["user"], beams["position"])
+        events = locate_events(self.context.corpus.seq, beams["user"], beams["position"])
         return np.asarray(self.context.corpus.seq.columns[column][events], np.float64)
 
 

@@ -18,12 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import on, policy_log_prob
+from nonet.models.generation import compute_policy_log_prob, move_batch
 from nonet.plugins import load_heavy
 from nonet.random import rng
-from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, corrections, mismatch_record, stops
-from nonet.rl.algorithms import Algorithm, Policy
-from nonet.samples.batches import bounded
+from nonet.rl import (
+    Advantages,
+    Critic,
+    Draws,
+    PolicyLoss,
+    apply_corrections,
+    compute_corrections,
+    should_skip_step,
+    summarise_mismatch,
+)
+from nonet.rl.algorithms import Algorithm, LossInputs
+from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
 from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
 from nonet.workers.roles import LearnerContext, LearningRate, StageSetup
@@ -73,7 +82,7 @@ class PolicyUpdate:
         watched = self._metrics.measure_exactly(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         norm, totals, counts, skipped = 0.0, None, 0.0, 0
-        held = bool(apart) and stops(apart, self.stage.mismatch)
+        held = bool(apart) and should_skip_step(apart, self.stage.mismatch)
         if self.critic is not None and self._passes() > 1 and not held:
             beams["value"] = self._values(beams)
         for part in self._minibatches(step, len(valid_UW)) if not held else ():
@@ -114,8 +123,8 @@ class PolicyUpdate:
             torch.from_numpy(rollout_UWL),
             torch.from_numpy(beams["valid"]),
         )
-        found = corrections(*asked, options["correct"], options["cap"])
-        return mismatch_record(
+        found = compute_corrections(*asked, options["correct"], options["cap"])
+        return summarise_mismatch(
             self.context.member.sum_over_trainers(*found.sums.tolist()), rollout_UWL.shape[-1]
         ), found.weight_UW
 
@@ -129,11 +138,13 @@ class PolicyUpdate:
         """Return the critic's values [U, W, L] of the beams as they are before the first pass over this rollout."""
         assert self.critic is not None
         out = np.zeros(beams["logp"].shape, np.float32)
-        parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
+        parts = split_by_size(np.ones(len(out), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            cache = self.context.model.prefill(on(chunk.batch, self.context.device), chunk.spread(rows))
+            cache = self.context.model.prefill(
+                move_batch(chunk.batch, self.context.device), chunk.spread(rows)
+            )
             sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.context.device)
             out[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
         return out
@@ -146,18 +157,20 @@ class PolicyUpdate:
         parts = [
             np.flatnonzero(made == version)[part]
             for version in np.unique(made)
-            for part in bounded(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
+            for part in split_by_size(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
         ]
         share = self._prompts.make_share(beams, parts)
         rows = share.pull_frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            some, batch = select_rows(beams, part), on(chunk.batch, self.context.device)
+            some, batch = select_rows(beams, part), move_batch(chunk.batch, self.context.device)
             version = self.versions.get(int(made[part[0]])) if len(part) else None
             model = self.context.model if version is None else version.model
             sid_UWL = torch.from_numpy(some["sid"]).to(self.context.device)
             cache = model.prefill(batch, chunk.spread(restore_policy_rows(version, share.keys, rows)))
             votes = self._prompts.compute_votes(some, version)
-            out[part] = policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes).cpu().numpy()
+            out[part] = (
+                compute_policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes).cpu().numpy()
+            )
         return out
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
@@ -200,7 +213,7 @@ class PolicyUpdate:
     ) -> Tensor:
         """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped, ratio and what the algorithm reports
         besides, over this rank's codes."""
-        parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
+        parts = split_by_size(np.ones(len(valid_UW), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
         learn = self.stage.sparse_lr is not None
         if learn:
@@ -284,7 +297,7 @@ class PolicyUpdate:
         compute = load_heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
         found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
-        return replace(found, value=corrected(found.value, weight)), valid_UW
+        return replace(found, value=apply_corrections(found.value, weight)), valid_UW
 
     def _weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
         """What each reward counts; where there are scenes, for each prompt [U, 1]."""
@@ -306,7 +319,11 @@ class PolicyUpdate:
     ) -> PolicyLoss:
         """The algorithm's loss of a chunk's beams with their advantages; `rows` are those of its tables."""
         sid_UWL, old_UWL = (torch.from_numpy(beams[name]).to(self.context.device) for name in ("sid", "logp"))
-        batch, spread, width = on(chunk.batch, self.context.device), chunk.spread(rows), sid_UWL.shape[1]
+        batch, spread, width = (
+            move_batch(chunk.batch, self.context.device),
+            chunk.spread(rows),
+            sid_UWL.shape[1],
+        )
         target = self.algorithm.needs_target(self.stage.algorithm)
         if target:
             taken_UL = torch.from_numpy(self._prompts.find_targets(beams)).to(self.context.device)
@@ -318,10 +335,12 @@ class PolicyUpdate:
                 frozen = chunk.spread(restore_policy_rows(self.reference, chunk.keys, rows))
                 cache = self.reference.model.prefill(batch, frozen)
                 votes = self._prompts.compute_votes(beams, self.reference)
-                both_UWL = policy_log_prob(self.reference.model, cache, *asked, votes)
+                both_UWL = compute_policy_log_prob(self.reference.model, cache, *asked, votes)
         cache = self.context.model.prefill(batch, spread)
-        logp_UWL = policy_log_prob(self.context.model, cache, *asked, self._prompts.compute_votes(beams))
-        policy = Policy(
+        logp_UWL = compute_policy_log_prob(
+            self.context.model, cache, *asked, self._prompts.compute_votes(beams)
+        )
+        policy = LossInputs(
             logp_UWL[:, :width],
             old_UWL,
             advantage.value.to(self.context.device),
@@ -342,7 +361,7 @@ class PolicyUpdate:
         if not self.algorithm.weighted or "weight" not in beams:
             return None
         draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
-        return draws.scaled(valid_UW).float().to(self.context.device)
+        return draws.scale_weights(valid_UW).float().to(self.context.device)
 
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from nonet.embedding.training import PrefetchPipeline
 from nonet.random import hash_words
-from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
+from nonet.samples.ledger import SampleLedger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
-    Counted,
+    CountedSource,
     RlTargets,
     SampleRequest,
     Samples,
@@ -208,7 +208,7 @@ class SupervisedLearner(StageLearner):
         self.precision.load(folder)
         if has_states(str(folder)):
             self.samples.restore(read_state(str(folder), self.context.rank, self.context.world))
-        if has_ledger(folder) and isinstance(self.samples, Counted) and self.samples.ledger is not None:
+        if has_ledger(folder) and isinstance(self.samples, CountedSource) and self.samples.ledger is not None:
             self.samples.ledger.load(folder, self.context.rank)
 
     def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
@@ -217,16 +217,16 @@ class SupervisedLearner(StageLearner):
         if rank == 0 and (state := self.precision.get_state()):
             parts.append(partial(write_precision, state))
         if (ledger := self._ledger) is not None:
-            notes = partial(write_notes, ledger.notes(), rank)
+            notes = partial(write_notes, ledger.dump_notes(), rank)
             parts.append(notes if rank else partial(write_snapshot, ledger.snapshot()))
         if self._opened is not None and (state := self._opened.state()):
             parts.append(partial(write_state, json.dumps(dict(state)), rank, world))
         return parts
 
     @property
-    def _ledger(self) -> Ledger | None:
+    def _ledger(self) -> SampleLedger | None:
         """The ledger of the samples; None before the first batch, or where the source keeps none."""
-        return self._opened.ledger if isinstance(self._opened, Counted) else None
+        return self._opened.ledger if isinstance(self._opened, CountedSource) else None
 
     def _build_request(self, unit: str, *data: Any, joins: Any = None) -> SampleRequest:
         """Return a request for rows of `unit` ("users" or "events") with these data."""

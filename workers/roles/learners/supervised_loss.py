@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import nearest_loss, on
-from nonet.models.sid_decoder import sid_loss
+from nonet.models.generation import compute_nearest_loss, move_batch
+from nonet.models.sid_decoder import compute_sid_loss
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
@@ -42,7 +42,7 @@ class SupervisedLoss:
         draw = rng(self.context.run.seed, self.stage.name, step, "negatives")
         items = self.context.voters.items
         drawn = items[draw.choice(len(items), min(NEGATIVES, len(items)), replace=False, shuffle=False)]
-        keys = torch.from_numpy(self.context.corpus.seq.keys_of_items(drawn))
+        keys = torch.from_numpy(self.context.corpus.seq.get_item_keys(drawn))
         return {self.context.run.features["item"]: keys.sort().values}
 
     def gradients(
@@ -61,7 +61,7 @@ class SupervisedLoss:
                 continue  # a rank's share may hold no target; it still meets the others
             with self.precision.cast(self.context.device):
                 losses = self._losses(
-                    read, leaves, on(chunk.batch, self.context.device), chunk.spread(leaves)
+                    read, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)
                 )
             self.context.dense.backward(
                 self.precision.scale_loss(torch.stack(losses).sum() / max(total, 1.0))
@@ -80,7 +80,7 @@ class SupervisedLoss:
         """Summed nats of a chunk's targets: of their semantic ids and, where the nearest vote, of them among all items."""
         model, weight_M = self.context.dense.model, self._weights(batch)
         state_TD = model.states(batch, spread)
-        loss, _ = sid_loss(
+        loss, _ = compute_sid_loss(
             model,
             batch,
             spread,
@@ -94,7 +94,7 @@ class SupervisedLoss:
             return (loss,)
         assert self.context.voters is not None
         table, taught = self.context.run.features["item"], batch.loss_mask.values
-        near = nearest_loss(
+        near = compute_nearest_loss(
             model,
             batch,
             state_TD[model.target_positions(batch)],
