@@ -234,7 +234,7 @@ app.command("set")(steering.set_value)
 
 reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
 app.add_typer(reward, name="reward")
-reward.command("test")(steering.test_reward)
+reward.command("test")(steering.try_out_reward)
 
 
 items = typer.Typer(no_args_is_help=True, help="Add and withdraw items after a run.")

@@ -89,7 +89,7 @@ class ModelSpec:
     makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
     rows         what a step's batch counts: "users" or "events"
     cuts_steps   whether trainers compute a step in chunks
-    aligns       whether stages can teach it what semantic ids mean in words: the module has `alignment_loss(sids, texts)`
+    aligns       whether stages can teach it what semantic ids mean in words: the module has `compute_alignment_loss(sids, texts)`
     exports      (module, options, seed, folder): what an export holds besides, in the form of its own library; or the dotted path
     blocks       whether it has `blocks`, which an engine may recompute or compile
     ahead        how many events ahead its stages teach where they do not say

@@ -43,7 +43,7 @@ def live_view() -> ClusterView:
 
 
 def settled_view(timeout_s: float) -> ClusterView:
-    """A live view in which what is free and what is held agree: nodes report some 100 ms late. The last one after `get_timeout_s`."""
+    """A live view in which what is free and what is held agree: nodes report some 100 ms late. The last one after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         view = live_view()

@@ -4,7 +4,7 @@ A prompt that a reward fails on is scored once more, by another rank where there
 halved until those that are to blame are found, inside a rank for what raises or hangs, and here for what ends a rank's
 process. Without a score then, a prompt is quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A
 rank whose process hangs is ended and started again. All attempts of a call together take at most three times the reward's
-`get_timeout_s`, and no longer than a step may; the time in which a process is started again, and that of other calls which a rank
+`timeout_s`, and no longer than a step may; the time in which a process is started again, and that of other calls which a rank
 answers first, come on top.
 """
 
@@ -27,7 +27,7 @@ from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_re
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 _GRACE_S = 5.0  # above its time-out, which a rank keeps by itself
 _BARREN = 3  # steps in a row without any score, after which a reward ends the run
-_ATTEMPTS = 3  # times a reward's `get_timeout_s` that all attempts of a call may take together
+_ATTEMPTS = 3  # times a reward's `timeout_s` that all attempts of a call may take together
 
 Enter = Callable[[str, str], None]
 
@@ -248,9 +248,7 @@ class _RewardCall:
     ):
         self._handles, self._name, self._group, self._beams = handles, name, group, beams
         self._deadlines, self._until = handles.deadlines, until
-        self._budget_s = (_ATTEMPTS - 1) * handles.get_timeout_s(
-            name
-        )  # the first call had one `get_timeout_s`
+        self._budget_s = (_ATTEMPTS - 1) * handles.get_timeout_s(name)  # the first call had one `timeout_s`
 
     def retry_missing(
         self, scores: GroupFuture, told: GroupFuture, call: str, found: RewardScores, step: int

@@ -297,7 +297,7 @@ class RunGroups:
         timeouts: dict[str, dict[str, float]] = {}
         for stage, name, options in reward_options(self.scenario):
             groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
-            timeouts.setdefault(stage, {})[name] = options.get_timeout_s
+            timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {
             stage: RewardHandles(named, timeouts[stage], stage, self.offloader.enter, self.deadlines)
             for stage, named in groups.items()

@@ -118,7 +118,7 @@ class RewardSteering:
         except NonetError:
             self._session.groups.stop_reward(self._stage, name)
             raise
-        rewards.add(name, group, options.get_timeout_s)
+        rewards.add(name, group, options.timeout_s)
         self._objectives.apply(command)
         path = f"stages.{self._stage}.rewards.{name}.weight"
         return f"attached reward {name!r} ({command['original']}) with {path}={_format_value(options.weight)}"
@@ -138,7 +138,7 @@ class RewardSteering:
         users, positions = session.rollout.group.heldout_prompts(_FEW).get(session.deadlines.step)
         few = PromptRequest(self._stage, 0, 0, users, positions, served=True)
         tried = RewardHandles(
-            {name: group}, {name: options.get_timeout_s}, self._stage, deadlines=session.deadlines
+            {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines
         )
         tried.score(session.rollout.generate(few), strict=True, step=-1)
 

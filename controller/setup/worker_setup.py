@@ -169,7 +169,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
 def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
     """How a worker of a reward is made."""
     use = read_copies(run).make_absolute(options.use or name)
-    told = name, use, str(run.sources), options.options(), joins(scenario), options.get_timeout_s
+    told = name, use, str(run.sources), options.options(), joins(scenario), options.timeout_s
     return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 

@@ -33,7 +33,7 @@ _SHOWN = 4  # number of beams that are printed for a user
 
 
 @dataclass(frozen=True)
-class RewardTrial:
+class TrialReport:
     """The result of a trial.
 
     Attributes:
@@ -49,7 +49,7 @@ class RewardTrial:
 
 def try_reward(
     source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int
-) -> RewardTrial:
+) -> TrialReport:
     """Try a reward beside those of a scenario.
 
     Args:
@@ -92,10 +92,10 @@ def try_reward(
         raise ConfigError(f"reward {name!r} asks for the column {missing[0]!r}; items have {known}")
     title = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
     shown = np.where(beams.item >= 0, title[np.maximum(beams.item, 0)], "")
-    return RewardTrial(run_trial(name, rewards, weights, beams), shown, left_out)
+    return TrialReport(run_trial(name, rewards, weights, beams), shown, left_out)
 
 
-def summarise_trial(reward_trial: RewardTrial) -> dict[str, Any]:
+def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
     """Return the results as plain data."""
     trial = reward_trial.trial
     others = [name for name in trial.scores if name != trial.name]
@@ -114,7 +114,7 @@ def summarise_trial(reward_trial: RewardTrial) -> dict[str, Any]:
     }
 
 
-def format_trial(reward_trial: RewardTrial) -> str:
+def format_trial(reward_trial: TrialReport) -> str:
     """Format the results for readers."""
     trial = reward_trial.trial
     users, width = trial.rollouts.valid.shape

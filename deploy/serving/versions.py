@@ -11,7 +11,7 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.registry import ServingState, VersionRegistry, open_registry
 
 
-def open_registry(run: str) -> VersionRegistry:
+def find_registry(run: str) -> VersionRegistry:
     """Open the registry of a run. Raises ConfigError if nothing was published."""
     beside = find_run(run).path / "serving"
     if not (beside / "registry" / "versions").is_dir():
@@ -23,7 +23,7 @@ def open_registry(run: str) -> VersionRegistry:
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
     """Return a row for each version, oldest first."""
-    registry = open_registry(run)
+    registry = find_registry(run)
     serving = registry.serving
     return [_describe_version(registry, serving, number) for number in registry.list_versions()]
 
@@ -64,7 +64,7 @@ def promote_version(name: str, share: float | None) -> dict[str, Any]:
     run, _, number = name.rpartition("@")
     if not run or not number.isdecimal():
         raise ConfigError(f"{name!r} is not a version; a version is a run, @ and a number, such as last@3")
-    return asdict(open_registry(run).promote(int(number), share))
+    return asdict(find_registry(run).promote(int(number), share))
 
 
 def rollback_version(run: str, to: int | None) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def rollback_version(run: str, to: int | None) -> dict[str, Any]:
     Raises:
         ConfigError: There is no version to go back to.
     """
-    return asdict(open_registry(run).rollback(to))
+    return asdict(find_registry(run).rollback(to))
 
 
 def _describe_version(registry: VersionRegistry, serving: ServingState, number: int) -> dict[str, Any]:

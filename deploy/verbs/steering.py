@@ -92,7 +92,7 @@ def set_value(
     _print_answer(*steer.set_value(run, path.strip(), yaml.parse(text, path)), wait, as_json)
 
 
-def test_reward(
+def try_out_reward(
     reward: Annotated[
         str,
         typer.Argument(

@@ -1,7 +1,7 @@
 """A reader of rows on other workers: each key once, one call per shard and batch, with a cache per version.
 
 A batch has one version. If a shard has moved to another version, the reader reloads the published version and slice
-map, clears its cache and reads the whole batch again, for at most `get_timeout_s`. A replicated hot set is read without
+map, clears its cache and reads the whole batch again, for at most `timeout_s`. A replicated hot set is read without
 a call.
 """
 

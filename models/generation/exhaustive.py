@@ -138,7 +138,7 @@ def _has_own_way(model: SidModel) -> bool:
     """
     homes = [
         [place for place, cls in enumerate(type(model).__mro__) if name in vars(cls)]
-        for name in ("legal_logits", "step")
+        for name in ("compute_legal_logits", "step")
     ]
     return bool(homes[0]) and homes[0] <= homes[1]
 

@@ -55,9 +55,9 @@ class ActorReward(Reward):
         from ray.exceptions import GetTimeoutError, RayActorError
 
         try:
-            return ray.get(self._ask.remote(make_message(r, self.columns)), timeout=self.get_timeout_s)
+            return ray.get(self._ask.remote(make_message(r, self.columns)), timeout=self.timeout_s)
         except GetTimeoutError:
-            raise DataError(f"{self.url} has not answered within {self.get_timeout_s:g} s") from None
+            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except RayActorError as error:
             self._find_again()
             raise Unreachable(f"{self.url} died: {' '.join(str(error).split())}") from None

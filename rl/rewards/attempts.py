@@ -2,7 +2,7 @@
 
 A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `score_one_by_one` then finds the failing
 prompts by bisection: halves of the failing set are called again until single prompts are left. All calls of one step together
-take at most three times `get_timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
+take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
 prompt is the cause.
 
 Several calls may run at once where the reward allows it. Python cannot end a thread. A call that exceeds its limit is
@@ -104,7 +104,7 @@ class RewardCalls:
 
         Args:
             prompts: Rollouts of one prompt each.
-            budget_s: Limit of all calls together; by default twice the reward's `get_timeout_s`.
+            budget_s: Limit of all calls together; by default twice the reward's `timeout_s`.
 
         Returns:
             Scores [1, W] of each prompt, NaN without a score, and the prompts that have none.

@@ -61,18 +61,18 @@ class HttpReward(Reward):
 
     def _answer(self, request: urllib.request.Request) -> bytes:
         try:
-            with urllib.request.urlopen(request, timeout=self.get_timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
             kind = Unreachable if error.code in _BUSY else DataError
             raise kind(f"{self.url} answered {error.code}: {_shorten(error.read())}") from None
         except TimeoutError:
-            raise DataError(f"{self.url} has not answered within {self.get_timeout_s:g} s") from None
+            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
             why = getattr(error, "reason", error)
             late = isinstance(why, TimeoutError)
             if late:
-                raise DataError(f"{self.url} has not answered within {self.get_timeout_s:g} s") from None
+                raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
             raise Unreachable(f"{self.url} cannot be asked: {why}") from None
 
 

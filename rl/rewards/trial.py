@@ -81,16 +81,14 @@ def run_trial(
 
     A wrong shape, an exception and NaN are reported as troubles; another reward that fails is left out.
     """
-    attempt = RewardCalls(lambda: rewards[name], name, rewards[name].get_timeout_s)
+    attempt = RewardCalls(lambda: rewards[name], name, rewards[name].timeout_s)
     began = time.perf_counter()
     score, troubles = attempt.score(rollouts)
     seconds = time.perf_counter() - began
     scores: dict[str, Any] = {name: score}
     for other, reward in rewards.items():
         if other != name:
-            found, wrong = RewardCalls(lambda reward=reward: reward, other, reward.get_timeout_s).score(
-                rollouts
-            )
+            found, wrong = RewardCalls(lambda reward=reward: reward, other, reward.timeout_s).score(rollouts)
             if not wrong:
                 scores[other] = found
     if name not in weights:

@@ -133,7 +133,7 @@ class Recorder:
 def made(tmp_path, monkeypatch):
     """Make a pipeline whose stages do what `work` says of them: name -> a function of (session, tick)."""
     (tmp_path / "results").mkdir()
-    monkeypatch.setattr(pipeline, "smoke_test_rewards", lambda session: None)
+    monkeypatch.setattr(pipeline, "try_rewards", lambda session: None)
 
     def make(work: dict[str, Any]) -> tuple[Pipeline, Session]:
         session = Session(RunFolder(tmp_path))

@@ -12,7 +12,7 @@ from nonet.models.inference import EventHistory
 from nonet.samples.sequences import Transitions
 
 
-class ServedRun:
+class TrainedRun:
     """A run's folder with a memory; `commit` trains on and commits."""
 
     def __init__(self, folder, memory=True, changes=()):

@@ -74,7 +74,7 @@ def test_validation_stops_it_and_its_best_epoch_is_what_answers(monkeypatch):
         weights.append(net.item.weight.detach().clone())
         return next(judged)
 
-    monkeypatch.setattr(training.SasRec, "_judged", judge)
+    monkeypatch.setattr(training.SasRec, "_evaluate_ndcg", judge)
     fitted = made(epochs=30, patience=3).fit(walk())
     assert fitted.trained["epochs"] == len(weights) == 5
     assert fitted.trained["best"].startswith("epoch 2 ")
@@ -83,7 +83,7 @@ def test_validation_stops_it_and_its_best_epoch_is_what_answers(monkeypatch):
 
 def test_trials_go_through_the_short_list_and_validation_picks_one(monkeypatch):
     judged = iter([0.1, 0.4, 0.2])
-    monkeypatch.setattr(training.SasRec, "_judged", lambda *_: next(judged))
+    monkeypatch.setattr(training.SasRec, "_evaluate_ndcg", lambda *_: next(judged))
     fitted = made(epochs=1, trials=3).fit(walk())
     lr, dropout = training.TRIALS[1]
     assert fitted.trained["trials"] == fitted.trained["epochs"] == 3

@@ -39,7 +39,7 @@ _CALLS = 256  # calls whose troubles are kept
 
 
 class RewardWorker(DistributeWorker):
-    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario; `get_timeout_s`: of one call."""
+    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario; `timeout_s`: of one call."""
 
     def __init__(
         self,

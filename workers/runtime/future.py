@@ -310,7 +310,7 @@ def wait_for_results(timeout_s: float, *futures: GroupFuture) -> bool:
     """Wait for several calls, without fetching results.
 
     Returns:
-        Whether every rank of all calls had a result or an error within `get_timeout_s`.
+        Whether every rank of all calls had a result or an error within `timeout_s`.
     """
     refs = [ref for future in futures for ref in future.request_row_counts()]
     return not refs or not ray.wait(refs, num_returns=len(refs), timeout=timeout_s, fetch_local=False)[1]

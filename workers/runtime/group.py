@@ -32,7 +32,7 @@ from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 class WorkerGroup:
     """The ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`.
 
-    Every call also takes `get_timeout_s`, its deadline from submission. Calls of methods declared idempotent take
+    Every call also takes `timeout_s`, its deadline from submission. Calls of methods declared idempotent take
     `retries`: how often the call is repeated on a rank that was lost and restarted, in a group with `restarts`.
 
     Args:

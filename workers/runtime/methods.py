@@ -4,7 +4,7 @@
     def double(self, rows, scale): ...
 
 Arguments are never sharded implicitly: a list, dict, array, tensor or table without a marker is an error that lists
-the markers. Scalars, text, None and handles are replicated. `get_timeout_s` and `retries` are options of every call.
+the markers. Scalars, text, None and handles are replicated. `timeout_s` and `retries` are options of every call.
 """
 
 from __future__ import annotations

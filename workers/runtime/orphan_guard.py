@@ -1,6 +1,6 @@
 """OrphanGuard: ends an orphaned worker, since detached actors outlive the process that started them.
 
-A host that hears nothing from its controller for `get_timeout_s` removes the placement group that it is in, which kills
+A host that hears nothing from its controller for `timeout_s` removes the placement group that it is in, which kills
 all actors in it, and then itself, without a restart (docs/explanation/design.md, section 8).
 """
 

@@ -232,7 +232,7 @@ class RecommendationService:
         """Make the question. A filter reads every item, so it runs in a thread. Raises Away and TimeoutError."""
         where = request.where if isinstance(request, RecommendRequest) else None
         if where is not None and not inspect.iscoroutinefunction(self.features.make_list_question):
-            return await asyncio.to_thread(cast("Callable[[], Asked]", question))
+            return await asyncio.to_thread(cast("Callable[[], PreparedQuestion]", question))
         asked = question()
         return (
             asked

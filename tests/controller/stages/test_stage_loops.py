@@ -203,7 +203,7 @@ def play(tmp_path, monkeypatch):
     def played(restored=None, stop_in=None, folder="run"):
         session = PipelineSession(RunFolder(tmp_path / folder), restored)
         log = session.log
-        monkeypatch.setattr(pipelines, "smoke_test_rewards", lambda session: log.append("smoke_test_rewards"))
+        monkeypatch.setattr(pipelines, "try_rewards", lambda session: log.append("smoke_test_rewards"))
         monkeypatch.setattr(
             pipelines, "run_stage", lambda session, name, *_: log.append(("run", name)) or name != stop_in
         )
@@ -212,7 +212,7 @@ def play(tmp_path, monkeypatch):
             "probe_rewards",
             lambda session, name: log.append(("probe", name)) or {"user": np.zeros(1)},
         )
-        monkeypatch.setattr(pipelines, "controls_of", lambda session, name: [])
+        monkeypatch.setattr(pipelines, "make_controls", lambda session, name: [])
         monkeypatch.setattr(pipelines, "rerank", lambda session, name, recorder: log.append(("rerank", name)))
         monkeypatch.setattr(pipelines, "make_report", lambda *_: log.append("report"))
         (tmp_path / folder / "results").mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def play(tmp_path, monkeypatch):
 def test_stages_run_in_order_each_evaluated_at_its_end_and_rl_probed_around(play, tmp_path):
     log, ended = play()
     assert ended
-    assert log[0] == "smoke_test_rewards"
+    assert log[0] == "try_rewards"
     assert {("baseline", "popularity"), ("baseline", "transition_counter")} <= set(log)
     steps = [step for step in log if step[0] in ("run", "probe", "evaluate")]
     assert steps == [

@@ -48,7 +48,7 @@ def test_other_events_are_evaluated_with_the_run_s_missing_texts(run, monkeypatc
     formats: list = []
     monkeypatch.setattr(evaluate, "read_tables", recorder(formats))
     with pytest.raises(_ReadError):
-        evaluate._other_data(None, run.scenario, run, run.path / "other.parquet")
+        evaluate._load_other_data(None, run.scenario, run, run.path / "other.parquet")
     assert formats[0].missing == ("?",)
 
 
@@ -56,7 +56,7 @@ def test_events_are_appended_with_the_run_s_missing_texts(run, monkeypatch):
     formats: list = []
     opened = SimpleNamespace(scenario=run.scenario, events=object(), corpus=SimpleNamespace(seq=None))
     monkeypatch.setattr(appending, "read_interactions", recorder(formats))
-    monkeypatch.setattr(appending.OpenRun, "of", lambda _: opened)
+    monkeypatch.setattr(appending.ServedRun, "open", lambda _: opened)
     with pytest.raises(_ReadError):
         appending.append_events("visits", "more.parquet")
     assert formats[0].missing == ("?",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from served_run import ServedRun
+from served_run import TrainedRun
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
@@ -12,7 +12,7 @@ from nonet.deploy.serving.start import build_single_process_app
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made = TrainedRun(tmp_path_factory.mktemp("served"))
     made.commit(6)
     return made
 

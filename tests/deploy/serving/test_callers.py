@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from served_run import ServedRun
+from served_run import TrainedRun
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.access import AccessPolicy, CallerResolver
@@ -16,7 +16,7 @@ WRITE, READ = {"authorization": "Bearer write"}, {"authorization": "Bearer read"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    made = ServedRun(tmp_path_factory.mktemp("served"), memory=False)
+    made = TrainedRun(tmp_path_factory.mktemp("served"), memory=False)
     made.commit(2)
     return made
 

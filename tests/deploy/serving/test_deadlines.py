@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from served_run import ServedRun, ask
+from served_run import TrainedRun, ask
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
@@ -14,7 +14,7 @@ from nonet.deploy.serving.start import build_single_process_app
 
 @pytest.fixture
 def app(tmp_path):
-    served = ServedRun(tmp_path, memory=False)
+    served = TrainedRun(tmp_path, memory=False)
     served.commit(1)
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
     yield app
@@ -29,7 +29,7 @@ def test_what_the_features_took_counts_against_the_deadline(app, monkeypatch):
         time.sleep(0.2)
         return right(*arguments, **options)
 
-    monkeypatch.setattr(features, "list_of", slow)
+    monkeypatch.setattr(features, "make_list_question", slow)
     with TestClient(app) as client:
         assert ask(client, user=103, k=3, deadline_ms=150)["reason"] == "deadline"
         assert ask(client, user=103, k=3, deadline_ms=5000)["fallback"] is None
@@ -43,7 +43,7 @@ def test_features_elsewhere_that_are_late_are_not_waited_for(app, monkeypatch):
     async def slow(*arguments, **options):
         await asyncio.sleep(3)
 
-    monkeypatch.setattr(features, "list_of", slow)
+    monkeypatch.setattr(features, "make_list_question", slow)
     with TestClient(app) as client:
         began = time.monotonic()
         answer = ask(client, user=103, k=3, deadline_ms=200)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from served_run import ServedRun
+from served_run import TrainedRun
 
 from nonet.deploy.serving.features import UserHistories, append_events
 from nonet.errors import ConfigError
@@ -34,7 +34,7 @@ for number in range(10_000):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    return ServedRun(tmp_path_factory.mktemp("served"), memory=False)
+    return TrainedRun(tmp_path_factory.mktemp("served"), memory=False)
 
 
 def event(item, time):

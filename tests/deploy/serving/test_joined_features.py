@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from served_run import ServedRun
+from served_run import TrainedRun
 
 from nonet.controller.plan.resolved import resolve_run
 from nonet.controller.plan.warnings import _warnings
@@ -24,7 +24,7 @@ JOIN = {"item": {"use": "lmdb:prices", "columns": ["discount", "now_price"]}}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    served = ServedRun(tmp_path_factory.mktemp("served"), memory=False)
+    served = TrainedRun(tmp_path_factory.mktemp("served"), memory=False)
     served.commit(1)
     body = yaml.safe_load(served.folder.scenario.read_text())
     body["data"]["join"] = JOIN

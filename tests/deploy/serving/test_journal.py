@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from served_run import ServedRun, ask, items
+from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.features import JournalOptions, RequestFeatures, StorageFull, UserHistories
@@ -19,7 +19,7 @@ from nonet.deploy.serving.start import build_single_process_app
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made = TrainedRun(tmp_path_factory.mktemp("served"))
     made.commit(2)
     return made
 

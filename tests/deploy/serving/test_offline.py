@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from served_run import ServedRun
+from served_run import TrainedRun
 
 from nonet.deploy.serving.features import RequestFeatures, UserHistories
 from nonet.deploy.serving.offline import Exported, export_run, recommend_all
@@ -19,7 +19,7 @@ from nonet.models.inference import InferenceEngine
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made = TrainedRun(tmp_path_factory.mktemp("served"))
     made.commit(6)
     return made
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from served_run import ServedRun, ask, items
+from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -19,7 +19,7 @@ from nonet.deploy.serving.start import build_single_process_app
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """Make a run whose ratings differ from event to event, so that a guessed rating is visible."""
-    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made = TrainedRun(tmp_path_factory.mktemp("served"))
     made.commit(8)
     return made
 

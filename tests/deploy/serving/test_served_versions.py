@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from served_run import ServedRun, ask, items
+from served_run import TrainedRun, ask, items
 from starlette.testclient import TestClient
 
 from nonet.controller.record import Checkpoints
@@ -23,7 +23,7 @@ AT_ONCE_S = 0.2
 
 @pytest.fixture
 def served(tmp_path):
-    return ServedRun(tmp_path, memory=False)
+    return TrainedRun(tmp_path, memory=False)
 
 
 def until(true, within_s=10.0):
@@ -52,7 +52,7 @@ class SlowBuilds:
                 assert self.go_on.wait(20)
             return build(run, version, device)
 
-        monkeypatch.setattr(ServedRun, "recommender", recommender)
+        monkeypatch.setattr(ServedRun, "load_recommender", recommender)
 
 
 def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(served):
@@ -285,7 +285,7 @@ def test_versions_published_before_an_address_was_named_are_pushed_there(served,
     address = f"file://{tmp_path}/bucket/versions"
     assert ServedRun.open(served.folder.path, address=address).registry.serving.default == 1
     assert RemoteRegistry(tmp_path / "another host", address).serving.default == 1
-    other = ServedRun(_folder(tmp_path, "other"), memory=False)
+    other = TrainedRun(_folder(tmp_path, "other"), memory=False)
     other.commit(2)
     other.open().publish_newest()
     with pytest.raises(ConfigError, match="has another version 1"):
@@ -340,11 +340,11 @@ def test_a_commit_of_another_base_is_not_published(served, monkeypatch):
     write_base("a" * 64, commit)
     run = served.open()
     before = run.registry.list_versions()
-    monkeypatch.setattr(type(run.scenario.model.spec), "base_sha256", lambda *_: "b" * 64)
+    monkeypatch.setattr(type(run.scenario.model.spec), "hash_base", lambda *_: "b" * 64)
     with pytest.raises(
         ConfigError, match=r"is not published: .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):
         run.publish_commit(manifest.step)
     assert served.open().registry.list_versions() == before
-    monkeypatch.setattr(type(run.scenario.model.spec), "base_sha256", lambda *_: "a" * 64)
+    monkeypatch.setattr(type(run.scenario.model.spec), "hash_base", lambda *_: "a" * 64)
     assert run.publish_commit(manifest.step).number not in before

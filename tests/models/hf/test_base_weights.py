@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_base_is_refused_and_one_that_names_none_is_read
     commit = tmp_path / "commit"
     write_tensors(commit / "dense" / "model.safetensors", model.state_dict())
     load_weights(model, commit / "dense" / "model.safetensors")
-    write_base(model.hash_base, commit)
+    write_base(model.base_sha256, commit)
     load_weights(model, commit / "dense" / "model.safetensors")
     change(folder, lambda tensors: tensors[LAYER].add_(1.0))
     with pytest.raises(CheckpointError, match=r"SHA-256 .*put the base folder back"):
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_another_base_is_refused_and_one_that_names_none_is_read
 
 def test_the_spec_names_the_base_without_building_it_and_refuses_a_folder_that_is_gone(folder, tmp_path):
     spec = MODELS.get("hf")
-    assert spec.hash_base({"path": str(folder)}) == built(folder).hash_base
+    assert spec.hash_base({"path": str(folder)}) == built(folder).base_sha256
     assert spec.hash_base({"config": {}}) is None
     with pytest.raises(ConfigError, match="put back the folder"):
         spec.hash_base({"path": str(tmp_path / "gone")})

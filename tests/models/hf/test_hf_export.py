@@ -118,11 +118,11 @@ def test_words_and_codes_learn_each_other(tmp_path):
     losses = []
     for _ in range(30):
         optimizer.zero_grad()
-        loss = model.alignment_loss(sid_nL, texts)
+        loss = model.compute_alignment_loss(sid_nL, texts)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.2 * losses[0]
     with torch.no_grad():
-        alone = sum(float(model.alignment_loss(sid_nL[at : at + 1], [texts[at]])) for at in range(6))
-        assert float(model.alignment_loss(sid_nL, texts)) == pytest.approx(alone, abs=1e-3)
+        alone = sum(float(model.compute_alignment_loss(sid_nL[at : at + 1], [texts[at]])) for at in range(6))
+        assert float(model.compute_alignment_loss(sid_nL, texts)) == pytest.approx(alone, abs=1e-3)

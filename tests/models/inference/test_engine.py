@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from served_run import ServedRun, events_of
+from served_run import TrainedRun, events_of
 
 from nonet.models.inference import InferenceEngine, Question, pack_questions
 from nonet.samples.batches import make_prompt_batch
@@ -15,7 +15,7 @@ MANY = 24
 
 @pytest.fixture(scope="module", params=[True, False], ids=["memory", "no memory"])
 def world(request, tmp_path_factory):
-    served = ServedRun(tmp_path_factory.mktemp("served"), memory=request.param)
+    served = TrainedRun(tmp_path_factory.mktemp("served"), memory=request.param)
     served.commit(6)
     run = served.open()
     return run, InferenceEngine(run.recommender(run.publish_newest()), 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from served_run import ServedRun
+from served_run import TrainedRun
 
 from nonet.deploy.serving.features import (
     CatalogueItems,
@@ -26,7 +26,7 @@ WHERES = ["title != 'item a0'", "title >= 'item p'", "title < 'item c'", "events
 
 @pytest.fixture(scope="module", params=[True, False], ids=["memory", "model alone"])
 def world(request, tmp_path_factory):
-    served = ServedRun(tmp_path_factory.mktemp("served"), memory=request.param)
+    served = TrainedRun(tmp_path_factory.mktemp("served"), memory=request.param)
     served.commit(6)
     run = served.open()
     engine = InferenceEngine(run.recommender(run.publish_newest()), 1)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from served_run import ServedRun, events_of
+from served_run import TrainedRun, events_of
 
 from nonet.models.inference import InferenceEngine, PrefixStates, Question
 
 
 @pytest.fixture(scope="module", params=["mlp", "attention"])
 def run(request, tmp_path_factory):
-    served = ServedRun(tmp_path_factory.mktemp("served"), changes=[f"model.depth={request.param}"])
+    served = TrainedRun(tmp_path_factory.mktemp("served"), changes=[f"model.depth={request.param}"])
     served.commit(6)
     opened = served.open()
     opened.publish_newest()
@@ -88,7 +88,7 @@ def test_memory_is_bounded_and_the_oldest_go_first(run):
 
 
 def test_hstu_computes_everything(tmp_path):
-    served = ServedRun(tmp_path, changes=["model.block=hstu"])
+    served = TrainedRun(tmp_path, changes=["model.block=hstu"])
     served.commit(1)
     opened = served.open()
     engine = InferenceEngine(opened.recommender(opened.publish_newest()), 1, PrefixStates())

@@ -22,7 +22,7 @@ def looked_up(monkeypatch):
         sizes.append(rows.numel())
         return rows
 
-    monkeypatch.setattr(depth, "_hashed", count)
+    monkeypatch.setattr(depth, "_hash_path", count)
     return sizes
 
 

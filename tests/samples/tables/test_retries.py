@@ -40,14 +40,14 @@ def broken(times, function, error):
 )
 def test_a_place_that_does_not_answer_for_a_while_costs_no_row(file, monkeypatch, error):
     feed = read(str(file), on_bad_rows="skip").open()
-    monkeypatch.setattr(formats, "_parquet_file", broken(2, formats._open_parquet, error))
+    monkeypatch.setattr(formats, "_open_parquet", broken(2, formats._open_parquet, error))
     assert [(len(batch), batch.skipped) for batch in feed.batches(feed.slices(0))] == [(2, ())]
 
 
 def test_what_cannot_be_reached_is_never_skipped(file, monkeypatch):
     feed = read(str(file), on_bad_rows="skip").open()
     monkeypatch.setattr(
-        formats, "_parquet_file", broken(99, formats._open_parquet, OSError("connection reset by peer"))
+        formats, "_open_parquet", broken(99, formats._open_parquet, OSError("connection reset by peer"))
     )
     with pytest.raises(
         UnreachableDataError, match="row group 0: cannot be read after 4 attempts: connection reset"
@@ -69,7 +69,7 @@ def test_a_connection_that_breaks_while_rows_are_decoded_is_opened_again(file, m
 
     opened = formats._open_parquet
     answers = iter([Breaks(), Breaks()])
-    monkeypatch.setattr(formats, "_parquet_file", lambda *args: next(answers, None) or opened(*args))
+    monkeypatch.setattr(formats, "_open_parquet", lambda *args: next(answers, None) or opened(*args))
     assert [len(batch) for batch in feed.batches(feed.slices(0))] == [2]
 
 

@@ -23,7 +23,7 @@ class AlignLearner(SupervisedLearner):
             texts = context.corpus.items[align["column"]].take(own_items).to_pylist()
             sid_nL = torch.from_numpy(context.corpus.sids[own_items].astype(np.int64)).to(context.device)
             with self.precision.cast(context.device):
-                loss = context.model.alignment_loss(sid_nL, [str(text or "") for text in texts])
+                loss = context.model.compute_alignment_loss(sid_nL, [str(text or "") for text in texts])
             counted = loss * (float(align["weight"]) / len(drawn))
             context.dense.backward(self.precision.scale_loss(counted))
             nats = float(loss.detach())
