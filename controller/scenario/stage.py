@@ -235,7 +235,7 @@ class StageKind:
         return 0
 
     def make_rollout_options(self, body: Any) -> dict[str, Any]:
-        """What rollouts are told of a stage: at least `get_width`."""
+        """What rollouts are told of a stage: at least `width`."""
         return {"width": self.get_width(body)}
 
     def make_scenes(self, body: Any) -> Any:

@@ -73,7 +73,7 @@ def _missing(scenario: Scenario) -> Iterator[str]:
             key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
             yield f"stages.{name}.{key} in a stage that rolls out"
         yield from stage.kind.find_unsupported(f"stages.{name}", stage)
-    yield from scenario.model.spec.unsupported(scenario)
+    yield from scenario.model.spec.find_unsupported(scenario)
 
 
 def _of_blocks(options: Mapping[str, Any]) -> str | None:

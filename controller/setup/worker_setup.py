@@ -108,7 +108,7 @@ def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """What stages are measured against, by name: what `make_baseline` takes."""
     chosen = scenario.evaluate.baselines
     if chosen is None:
-        return {name: {"use": name} for name in scenario.model.spec.baselines()}
+        return {name: {"use": name} for name in scenario.model.spec.list_baselines()}
     return {each.title: {"use": each.address, **each.options()} for each in chosen}
 
 

@@ -40,7 +40,8 @@ def _describe_overfitting(stage: str, history: Sequence[Mapping[str, Any]]) -> s
         return ""
     name = format_name(stage)
     return (
-        f"{name[0].upper()}{name[1:]} overfits: validation is {format_number(last['nats'], 2)} nats per event at step {last['step']}, "
+        f"{name[0].upper()}{name[1:]} overfits: validation is {format_number(last['nats'], 2)} nats per event "
+        f"at step {last['step']}, "
         f"{format_number(nats, 2)} at step {lowest['step']}, while the training loss fell to {format_number(loss, 2)}; "
         "more data, dropout or a smaller model may help; more steps will not."
     )

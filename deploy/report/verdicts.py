@@ -192,8 +192,8 @@ def _find_reward_hacking(report: Mapping[str, Any]) -> list[Finding]:
             told = "; ".join(f"{d.metric} {_format_interval(d)}" for d in worse)
             found.append(
                 Finding(
-                    f"Reward hacking in {format_name(name)}: the trained reward {_describe_change(total)} while held-out metrics fell against "
-                    f"{format_name(before)}: {told}.",
+                    f"Reward hacking in {format_name(name)}: the trained reward {_describe_change(total)} "
+                    f"while held-out metrics fell against {format_name(before)}: {told}.",
                     -1,
                 )
             )
@@ -214,7 +214,8 @@ def _describe_reranking(report: Mapping[str, Any]) -> list[Finding]:
             f"{format_number(rerank['multiplier'])} nats): the trained reward {_describe_change(list(rerank['total']))}"
         )
         if metric in lists and metric in stages.get(name, {}):
-            text += f"; {metric} {format_number(lists[metric])} against {format_number(stages[name][metric])} of {format_name(name)}"
+            stage_score = format_number(stages[name][metric])
+            text += f"; {metric} {format_number(lists[metric])} against {stage_score} of {format_name(name)}"
         found.append(Finding(f"{text}.", 0))
     return found
 

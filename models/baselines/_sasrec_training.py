@@ -20,7 +20,7 @@ from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
 from nonet.models.ranking import compute_per_event, rank_of_target_np
 from nonet.random import hash_words, rng
-from nonet.samples.batches import gather_masked_items, list_prompts, make_prompt_batch, training_batch
+from nonet.samples.batches import gather_masked_items, list_prompts, make_prompt_batch, make_training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences
 from nonet.types import SampleBatch
 
@@ -117,7 +117,7 @@ class SasRec:
         net.train()
         for start in range(0, len(order), self._options.users):
             chosen = order[start : start + self._options.users]
-            batch = training_batch(
+            batch = make_training_batch(
                 seq,
                 self._no_sids,
                 chosen,

@@ -39,11 +39,11 @@ class PromptLayout:
         return len(self.lead) + self.levels
 
     def count_positions(self, events: int | Tensor) -> int | Tensor:
-        """Return the number of positions of a sequence of `locate_events` events."""
+        """Return the number of positions of a sequence of `events` events."""
         return self.start + 1 + events * self.stride + len(self.lead)
 
     def get_word_ids(self, events: int) -> Tensor:
-        """Return the ids [S] of the words of a sequence of `locate_events` events; -1 at START and codes."""
+        """Return the ids [S] of the words of a sequence of `events` events; -1 at START and codes."""
         event = [*self.lead, *[-1] * self.levels]
         return torch.tensor([*self.head, -1, *event * events, *self.lead])
 

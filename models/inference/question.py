@@ -1,6 +1,6 @@
 """Questions to a model and its answers.
 
-Both are plain NumPy: a question is built by the feature service, sent to the engine, and names items by dense index. `pack_questions`
+Both are plain NumPy. A question is built by the feature service, sent to the engine, and names items by index. `pack_questions`
 puts the histories of many questions into one `Sequences`, the type that offline prompts are built from too, so the features of
 a prompt are the same bytes online and offline.
 """

@@ -1,7 +1,7 @@
 """Exact statistics of a policy over the whole catalogue: its entropy, its KL to another policy, and its expected reward.
 
-A trie is finite, so nothing is estimated. `compute_expected_reward` is differentiable: every inner node is evaluated once, and its
-gradient is the policy gradient that estimators are compared with. Memory is U x I numbers, so it is for small catalogues.
+A trie is finite, so nothing is sampled. `compute_expected_reward` is differentiable: every inner node is evaluated once, and
+its gradient is the policy gradient that estimators are compared with. Memory is U x I numbers, so it is for small catalogues.
 """
 
 from __future__ import annotations

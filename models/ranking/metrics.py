@@ -1,9 +1,9 @@
 """Full-ranking metrics: the rank of a held-out item among the whole catalogue, and what follows from it.
 
-A rank is 0 for the best. What is masked is in nobody's list: a target that is masked has no rank, it is
-MISSED. Equal scores are ordered by `make_tie_order`: the more popular first, then a seeded permutation, never the item index, since an
-index often carries popularity or age and would flatter a model that answers nothing. Differences come with a
-paired bootstrap over users (95 %): events of one user are not independent, so users are drawn, not events.
+The best rank is 0. A masked item is in no list: a target that is masked has no rank and is MISSED. Equal scores are ordered by
+`make_tie_order`: the more popular first, then a seeded permutation. The item index is not used, because it often follows
+popularity or age and would flatter a model without information. Differences come with a paired bootstrap over users (95 %),
+not over events, since the events of one user are not independent.
 """
 
 from __future__ import annotations

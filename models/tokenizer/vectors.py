@@ -106,7 +106,7 @@ def compute_item_vectors(
 
 
 def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
-    """Raises ConfigError or DataError for a source of `compute_item_vectors` that is nowhere, before anything is computed."""
+    """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
     by_name = list_encoders(spec)
     for name in parse_weights(spec):
         if name in by_name:

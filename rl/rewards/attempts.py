@@ -1,9 +1,9 @@
 """Calls of a reward with a time limit, so that a prompt for which it fails loses only its own row.
 
-A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `score_one_by_one` then finds the failing
-prompts by bisection: halves of the failing set are called again until single prompts are left. All calls of one step together
-take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
-prompt is the cause.
+A call that raises, hangs or returns invalid values leaves its rows without a score (NaN). `score_one_by_one` then finds the
+failing prompts by bisection: halves of the failing set are called again until single prompts are left. All calls of one step
+together take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no
+single prompt is the cause.
 
 Several calls may run at once where the reward allows it. Python cannot end a thread. A call that exceeds its limit is
 interrupted where it runs Python code, and the reward is created anew, so that no state is shared with it. `hung` reports that

@@ -27,7 +27,7 @@ def list_prompts(
 def sample_prompts(
     seq: Sequences, split: int, max_users: int | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `list_prompts` of at most `users` users, sampled with the seed; of all users for None.
+    """Return the prompts (see `list_prompts`) of at most `users` users, sampled with the seed; of all users for None.
 
     Splits with the same users sample the same ones.
     """
@@ -104,14 +104,14 @@ def count_visible_events(seq: Sequences, users: np.ndarray, positions: np.ndarra
 
 
 def gather_seen_items(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """Return all items that are `count_visible_events` to each prompt, oldest first, as int64 dense indices."""
+    """Return all items that are visible to each prompt, oldest first, as int64 dense indices."""
     starts = seq.offsets[users]
     index, offsets = expand_ranges(starts, starts + count_visible_events(seq, users, positions))
     return Jagged(seq.item[index].astype(np.int64), offsets)
 
 
 def gather_masked_items(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """Return the items that may not be recommended to each prompt: those it has `gather_seen_items`, or none with `repeats: allow`."""
+    """Return the items that may not be recommended to each prompt: its seen items, or none with `repeats: allow`."""
     if seq.repeats == ALLOW:
         return Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
     return gather_seen_items(seq, users, positions)

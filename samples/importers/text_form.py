@@ -89,7 +89,8 @@ def detect_text_form(path: str | os.PathLike[str], label: str) -> TextForm:
     delimiter, records = _detect_delimiter(text)
     if delimiter == "::":
         raise DataError(
-            f"{label} {path}: fields are separated by '::', which is no delimiter of one character; write a comma or a tab instead"
+            f"{label} {path}: fields are separated by '::', which is no delimiter of one character; "
+            "write a comma or a tab instead"
         )
     has_header, sure = _detect_header(records)
     names = records[0] if has_header else [f"column_{number}" for number in range(1, len(records[0]) + 1)]

@@ -76,8 +76,9 @@ class SampleLedger:
         )
         if again or leased.range_cardinality(leased_slice.start, leased_slice.stop):
             raise CheckpointError(
-                f"rows at places {leased_slice.start} to {leased_slice.stop} of epoch {leased_slice.epoch} (step {leased_slice.step}) were "
-                f"{'learned from' if again else 'leased'} before; each row counts once"
+                f"rows at places {leased_slice.start} to {leased_slice.stop} of epoch {leased_slice.epoch} "
+                f"(step {leased_slice.step}) "
+                f"were {'learned from' if again else 'leased'} before; each row counts once"
             )
         leased.add_range(leased_slice.start, leased_slice.stop)
         self._leases[leased_slice.step, leased_slice.part] = leased_slice

@@ -142,10 +142,9 @@ def prepare_sequences(
         ConfigError: As `build_sequences`.
     """
     log = EventLog(options.interactions, options.table_format, *([slice_rows] if slice_rows else []))
-    work = (
-        root
-        / f"preparing-{_hash_facts([FLAT_FORMAT, log.compute_hash(), _list_item_files(options.items), options.to_fingerprint(), partition_rows])[:8]}"
-    )
+    items = _list_item_files(options.items)
+    facts = [FLAT_FORMAT, log.compute_hash(), items, options.to_fingerprint(), partition_rows]
+    work = root / f"preparing-{_hash_facts(facts)[:8]}"
     for other in root.glob("preparing-*"):
         if other != work:
             shutil.rmtree(other, ignore_errors=True)
@@ -165,8 +164,9 @@ def prepare_sequences(
         free = _get_free_bytes(root)
         shutil.rmtree(work, ignore_errors=True)
         raise DataError(
-            f"the disk of {root} is full: preparing {log.rows:,} events takes about {_format_gb(job.needed_bytes)}, and {_format_gb(free)} "
-            "were left when it failed. Nothing is left behind; free some room, or name a --run-dir elsewhere"
+            f"the disk of {root} is full: preparing {log.rows:,} events takes about "
+            f"{_format_gb(job.needed_bytes)}, and {_format_gb(free)} were left when it failed. "
+            "Nothing is left behind; free some room, or name a --run-dir elsewhere"
         ) from None
 
 
@@ -338,8 +338,8 @@ class _PreparationJob:
         place = next(path for path in (self.work, *self.work.parents) if path.exists())
         if (free := _get_free_bytes(place)) + there < self.needed_bytes:
             raise DataError(
-                f"preparing {self.log.rows:,} events takes about {_format_gb(self.needed_bytes)} of disk in {self.work.parent}, and "
-                f"{_format_gb(free)} are free. Free some room, or name a --run-dir elsewhere"
+                f"preparing {self.log.rows:,} events takes about {_format_gb(self.needed_bytes)} of disk in {self.work.parent}, "
+                f"and {_format_gb(free)} are free. Free some room, or name a --run-dir elsewhere"
             )
 
 

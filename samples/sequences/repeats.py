@@ -88,5 +88,5 @@ def choose_policy(counts: np.ndarray, requested: str | None = None) -> str:
 
 
 def compute_repeat_shares(counts: np.ndarray) -> dict[str, float]:
-    """Return the share of each split's events that return to an item, from counts as in `choose_policy`; empty splits are omitted."""
+    """Return the share of repeated items in the events of each split that has any, from counts as in `choose_policy`."""
     return {name: float(back / n) for name, back, n in zip(NAMES, *counts, strict=True) if n}

@@ -1,10 +1,8 @@
 """Joins item and user columns from stores to samples as they are made, each as of its sample's time.
 
-`StoreJoin` reads one store. `StoreJoins` holds those of a run: it opens their stores in the process that reads, and returns columns
-for
-models (`read_event_columns`) and for rewards (`read_beam_columns`). Missing values are NONE for an id, NaN for a number and "" for
-text,
-never zero.
+`StoreJoin` reads one store. `StoreJoins` holds those of a run: it opens their stores in the process that reads, and returns
+columns for models (`read_event_columns`) and for rewards (`read_beam_columns`). Missing values are NONE for an id, NaN for a
+number and "" for text, never zero.
 """
 
 # Shapes: N events or keys, U prompts, W beams.
@@ -139,7 +137,7 @@ class StoreJoin:
         return {"rows": self.rows, "found": self.rows - self.absent, "seconds": self.seconds}
 
     def pop_counts(self) -> dict[str, float]:
-        """Return the `get_counts` since the last call."""
+        """Return the counts since the last call."""
         with self._counting:
             counts = self.get_counts()
             self.rows, self.absent, self.seconds = 0, 0, 0.0
@@ -253,7 +251,7 @@ class StoreJoins:
         return {name: join.get_counts() for name, join in self._opened.items()}
 
     def pop_counts(self) -> dict[str, dict[str, float]]:
-        """Return the `get_counts` since the last call."""
+        """Return the counts since the last call."""
         return {name: join.pop_counts() for name, join in self._opened.items()}
 
 

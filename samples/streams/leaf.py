@@ -193,8 +193,8 @@ class StreamLeaf:
             if self.files.on_bad_rows == "fail":
                 row = int(self.manifest.compute_row_ids(group, np.flatnonzero(wrong)[:1])[0])
                 raise DataError(
-                    f"{self.manifest.describe_row(row)}: column {name!r} has no id, or one above 2^63 ({int(wrong.sum())} such rows in "
-                    "the group). Repair them, or read with on_bad_rows=skip."
+                    f"{self.manifest.describe_row(row)}: column {name!r} has no id, or one above 2^63 ({int(wrong.sum())} such "
+                    "rows in the group). Repair them, or read with on_bad_rows=skip."
                 )
             bad = wrong if bad is None else bad | wrong
         return bad

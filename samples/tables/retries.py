@@ -63,8 +63,8 @@ def read_with_retries(
                     continue
             attempts = len(WAITS_S) + 1 if wait_s is None else 1
             raise UnreachableDataError(
-                f"{label}: cannot be read after {attempts} attempts: {get_first_line(error)}. Nothing was skipped; start again when "
-                "the storage responds"
+                f"{label}: cannot be read after {attempts} attempts: {get_first_line(error)}. Nothing was skipped; start again "
+                "when the storage responds"
             ) from None
         except pa.ArrowException as error:
             raise CorruptDataError(f"{label}: cannot be read: {get_first_line(error)}") from None

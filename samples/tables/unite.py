@@ -45,8 +45,8 @@ def unify_schemas(files: Iterable[tuple[str, pa.Schema, int]], label: str) -> pa
                 continue
             if united is None:
                 raise DataError(
-                    f"{label}: its {len(every)} files have unlike columns: {file}: column {field.name!r} is {kind}, in {first} it "
-                    f"is {known}; write it alike in all files"
+                    f"{label}: its {len(every)} files have unlike columns: {file}: column {field.name!r} is {kind}, in {first} "
+                    f"it is {known}; write it alike in all files"
                 )
             kinds[field.name] = united, first, had_rows or rows > 0
     return pa.schema([(name, kind) for name, (kind, _, _) in kinds.items()])

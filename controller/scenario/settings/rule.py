@@ -61,7 +61,8 @@ def choose_keep(profile: DataProfile) -> Setting:
     reason = (
         f"{rare:,} items have fewer than {least} events, {1 - profile.compute_kept_share(least):.1%} of all"
         if least
-        else f"items with fewer than {RARE_ITEM_EVENTS[-1]} events have {1 - profile.compute_kept_share(RARE_ITEM_EVENTS[-1]):.0%} of all"
+        else f"items with fewer than {RARE_ITEM_EVENTS[-1]} events have "
+        f"{1 - profile.compute_kept_share(RARE_ITEM_EVENTS[-1]):.0%} of all"
     )
     single = int(profile.users_of[1:2].sum())
     value = {"item_events": least, **({"user_events": 2} if single or least else {})}

@@ -113,7 +113,7 @@ class UserHistories:
 
         Args:
             user: The user's id.
-            events: The events that `get_events` returned. Items of older posted events are added.
+            events: The events that `get_events` returned; items of older posted events are added.
         """
         posted = self._posted.get(user)
         older = () if posted is None else posted.older_items

@@ -141,7 +141,7 @@ def test_memory_that_the_view_does_not_know_is_said_and_not_checked():
 
 def phases(made):
     body = made.stages["rl"]
-    return body.kind.phases(body)
+    return body.kind.list_phases(body)
 
 
 def test_with_staleness_rollout_and_update_are_one_phase():

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.samples.batches.batches import cut_windows, make_prompt_batch, training_batch
+from nonet.samples.batches.batches import cut_windows, make_prompt_batch, make_training_batch
 from nonet.samples.batches.prompt_rows import list_prompts
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 
@@ -43,7 +43,7 @@ def _events(batch, seq: Sequences) -> np.ndarray:
 def test_each_train_event_is_a_target_exactly_once_an_epoch(history):
     seq, rows = _sequences(), np.arange(25)
     for epoch in range(3):
-        batch = training_batch(
+        batch = make_training_batch(
             seq, _sids(), rows, history=history, stage="pretrain", epoch=epoch, seed=7, target=None
         )
         times = np.bincount(_events(batch, seq)[batch.loss_mask.values.numpy()], minlength=len(seq.item))
@@ -53,7 +53,7 @@ def test_each_train_event_is_a_target_exactly_once_an_epoch(history):
 
 def test_training_batch_never_holds_an_event_that_is_held_out():
     seq = _sequences()
-    batch = training_batch(
+    batch = make_training_batch(
         seq, _sids(), np.arange(len(seq)), history=9, stage="s", epoch=0, seed=1, target=None
     )
     assert (seq.split[_events(batch, seq)] == TRAIN).all()
@@ -61,7 +61,7 @@ def test_training_batch_never_holds_an_event_that_is_held_out():
 
 def test_a_window_starts_with_a_target_only_at_a_users_first_event():
     seq = _sequences()
-    batch = training_batch(
+    batch = make_training_batch(
         seq, _sids(), np.arange(len(seq)), history=5, stage="s", epoch=0, seed=1, target=None
     )
     starts = batch.item.offsets[:-1]
@@ -74,7 +74,9 @@ def test_a_window_starts_with_a_target_only_at_a_users_first_event():
 
 def test_packed_values_are_those_of_the_events():
     seq, sids = _sequences(), _sids()
-    batch = training_batch(seq, sids, np.array([3, 0]), history=5, stage="s", epoch=2, seed=1, target=None)
+    batch = make_training_batch(
+        seq, sids, np.array([3, 0]), history=5, stage="s", epoch=2, seed=1, target=None
+    )
     events = _events(batch, seq)
     np.testing.assert_array_equal(batch.item.values.numpy(), seq.item[events])
     np.testing.assert_array_equal(batch.sid.numpy(), sids[seq.item[events]])
@@ -104,8 +106,8 @@ def test_packed_values_are_those_of_the_events():
 def test_target_condition_masks_the_loss_and_keeps_the_history():
     seq = _sequences()
     kwargs = {"history": 9, "stage": "finetune", "epoch": 1, "seed": 4}
-    every = training_batch(seq, _sids(), np.arange(len(seq)), target=None, **kwargs)
-    liked = training_batch(seq, _sids(), np.arange(len(seq)), target=seq.targets["finetune"], **kwargs)
+    every = make_training_batch(seq, _sids(), np.arange(len(seq)), target=None, **kwargs)
+    liked = make_training_batch(seq, _sids(), np.arange(len(seq)), target=seq.targets["finetune"], **kwargs)
     asked = _events(liked, seq)[liked.loss_mask.values.numpy()]
     wanted = np.flatnonzero((seq.split == TRAIN) & seq.targets["finetune"])
     assert sorted(asked.tolist()) == wanted.tolist()
@@ -117,12 +119,12 @@ def test_windows_without_a_target_are_dropped():
     seq = _sequences()
     only = np.zeros(len(seq.item), bool)
     only[seq.offsets[3] + 1] = True
-    batch = training_batch(
+    batch = make_training_batch(
         seq, _sids(), np.arange(len(seq)), history=4, stage="s", epoch=0, seed=0, target=only
     )
     assert len(batch.item) == 1
     assert _events(batch, seq)[batch.loss_mask.values.numpy()].tolist() == [seq.offsets[3] + 1]
-    none = training_batch(
+    none = make_training_batch(
         seq, _sids(), np.arange(len(seq)), history=4, stage="s", epoch=0, seed=0, target=np.zeros_like(only)
     )
     assert len(none.item) == 0
@@ -158,7 +160,7 @@ def test_over_epochs_the_first_block_takes_every_length():
 def test_uids_are_unique_even_when_two_windows_start_at_the_same_event():
     seq = _sequences()
     for epoch in range(30):
-        batch = training_batch(
+        batch = make_training_batch(
             seq, _sids(), np.arange(len(seq)), history=2, stage="s", epoch=epoch, seed=0, target=None
         )
         assert len(set(batch.uid)) == len(batch.uid)
@@ -168,11 +170,11 @@ def test_short_users_give_one_whole_window_and_users_without_training_events_non
     log = pa.table({"user_id": [1, 1, 2, 2, 3], "item_id": [1, 2, 1, 3, 2], "timestamp": [1, 9, 1, 2, 9]})
     seq, _ = build_sequences(log, None, split={"use": "time", "test": "1970-01-01T00:00:05"})
     kwargs = {"history": 4, "stage": "s", "epoch": 0, "seed": 0, "target": None}
-    batch = training_batch(seq, _sids(3), np.array([0, 1, 2]), **kwargs)
+    batch = make_training_batch(seq, _sids(3), np.array([0, 1, 2]), **kwargs)
     assert batch.context["user"].tolist() == seq.user_key[:2].tolist()
     assert batch.item.offsets.tolist() == [0, 1, 3]
     assert batch.loss_mask.values.all()
-    nothing = training_batch(seq, _sids(3), np.array([2]), **kwargs)
+    nothing = make_training_batch(seq, _sids(3), np.array([2]), **kwargs)
     assert len(nothing.item) == 0
 
 
@@ -211,10 +213,10 @@ def test_the_calls_for_a_batch_do_not_grow_with_its_events():
     for length in (700, 2800):
         seq = _sequences(users=10, events=length, split={"test": 1})
         args = {"history": 50, "stage": "s", "epoch": 0, "seed": 0, "target": None}
-        training_batch(seq, _sids(), np.arange(len(seq)), **args)
+        make_training_batch(seq, _sids(), np.arange(len(seq)), **args)
         profile = cProfile.Profile()
         profile.enable()
-        batch = training_batch(seq, _sids(), np.arange(len(seq)), **args)
+        batch = make_training_batch(seq, _sids(), np.arange(len(seq)), **args)
         profile.disable()
         calls.append(sum(entry.callcount for entry in profile.getstats()))
         events.append(len(batch.item.values))

@@ -10,7 +10,7 @@ from ring_world import Ring, scores_of
 
 from nonet.controller.scenario import check_tables, load_scenario
 from nonet.errors import ConfigError
-from nonet.samples.batches import list_prompts, training_batch
+from nonet.samples.batches import list_prompts, make_training_batch
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
@@ -96,7 +96,7 @@ def test_targets_count_the_inverse_of_their_propensity_and_one_on_average(ring):
     by_hand = np.resize(np.array([1.0, 2.0, 10.0, 1.0]), len(seq.item))
     mean = by_hand[seq.split == TRAIN].mean()
     assert update._mean == pytest.approx(mean)
-    batch = training_batch(
+    batch = make_training_batch(
         update.context.corpus.seq,
         trainer.corpus.sids,
         np.arange(4),

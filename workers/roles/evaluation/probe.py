@@ -19,7 +19,7 @@ from torch import Tensor
 from nonet.embedding.reading import SparseReader
 from nonet.models.generation import get_keys, move_batch
 from nonet.models.sid_decoder import compute_sid_loss
-from nonet.samples.batches import select_step_rows, training_batch
+from nonet.samples.batches import make_training_batch, select_step_rows
 from nonet.workers.devices import claim, get_device
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
@@ -58,7 +58,7 @@ class Probe(DistributeWorker):
         """
         seq = self.corpus.seq
         epoch, rows = select_step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
-        batch = training_batch(
+        batch = make_training_batch(
             seq,
             self.corpus.sids,
             rows,
