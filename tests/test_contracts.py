@@ -70,7 +70,7 @@ def test_a_store_of_an_installed_package_is_opened_and_created_by_its_scheme(mon
         (
             "cassandra",
             ["WithoutStats"],
-            r"test_contracts.py\): class WithoutStats has no stats; see docs/how-to/stores.md",
+            r"test_contracts.py\): class WithoutStats has no collect_stats; see docs/how-to/stores.md",
         ),
         ("cassandra", ["PutsWithoutTimes"], r"PutsWithoutTimes.put does not accept \(self, keys"),
         ("cassandra", ["_install"], "expected a subclass of Store"),

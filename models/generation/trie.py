@@ -130,10 +130,11 @@ class Trie:
         """
         key = (name, level, str(device))
         if key not in self._tensors:
-            levels = getattr(self, name)
-            array = (
-                levels(level) if callable(levels) else levels[level] if isinstance(levels, list) else levels
-            )
+            if name == "first_leaf":
+                array = self.get_first_leaf(level)
+            else:
+                levels = getattr(self, name)
+                array = levels[level] if isinstance(levels, list) else levels
             self._tensors[key] = torch.from_numpy(np.asarray(array)).to(device)
         return self._tensors[key]
 

@@ -187,14 +187,14 @@ def _check_heads(config: Any) -> None:
 
 
 def _check_window(config: Any, history: int, layout: Any) -> None:
-    positions = int(layout.length(history + 1))
+    positions = int(layout.count_positions(history + 1))
     for name, used in (
         ("max_position_embeddings", True),
         ("sliding_window", getattr(config, "use_sliding_window", True)),
     ):
         most = getattr(config, name, None)
         if used and most and most < positions:
-            fit = int(most - layout.length(0)) // layout.stride - 1
+            fit = int(most - layout.count_positions(0)) // layout.stride - 1
             raise ConfigError(
                 f"model: its {name} is {most}, and data.history: {history} makes sequences of {positions} "
                 f"positions ({layout.stride} an event); lower data.history to {max(1, fit)} or fewer"

@@ -118,7 +118,7 @@ class EventRows(_ShuffledSource):
     def _trained(self) -> np.ndarray:
         from nonet.samples.sequences import TRAIN
 
-        return self._clicks.rows(TRAIN)
+        return self._clicks.find_rows(TRAIN)
 
     @property
     def rows(self) -> int:
@@ -141,7 +141,9 @@ class EventRows(_ShuffledSource):
         mine = slice(rank, None, world)
         index = self._trained[places][mine]
         return [
-            lambda: ClickBatch(clicks.batch(index, timeless=timeless[mine]), clicks.label[index], len(places))
+            lambda: ClickBatch(
+                clicks.batch(index, without_moment=timeless[mine]), clicks.label[index], len(places)
+            )
         ]
 
 

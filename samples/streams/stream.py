@@ -161,7 +161,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the batches of one epoch."""
-        return iter(self.open().epoch(0))
+        return iter(self.open().iterate_epoch(0))
 
     def explain(self, engine: str | None = None) -> str:
         """Describe the plan in lines: files, order, engine and operators."""

@@ -66,16 +66,16 @@ class Recorder:
     def begin(self, stage, steps, done):
         self.begun.append((stage, steps, done))
 
-    def step(self, stage, step, values):
+    def record_step(self, stage, step, values):
         self.steps.append((stage, step, dict(values)))
 
-    def metrics(self, *record, **more):
+    def record_metrics(self, *record, **more):
         pass
 
-    def tables(self, *record):
+    def record_tables(self, *record):
         pass
 
-    def event(self, kind, **body):
+    def add_event(self, kind, **body):
         self.events.append((kind, body))
 
 
@@ -83,7 +83,7 @@ class Trace:
     """Spans that nobody keeps."""
 
     @contextmanager
-    def span(self, name, **facts):
+    def record_span(self, name, **facts):
         yield
 
     def add(self, *event, **facts):
@@ -105,7 +105,7 @@ class LoopSession:
         self._records, self._scores, self._at = records, scores, at
         self.validation = self.objectives = None
         self.steering = SimpleNamespace(pop_changed=lambda: False)
-        self.trainer = SimpleNamespace(train=self._train, update=self._update, counts=dict)
+        self.trainer = SimpleNamespace(train=self._train, update=self._update, pop_table_counts=dict)
         self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS
         self.reward = SimpleNamespace(
@@ -115,7 +115,7 @@ class LoopSession:
     def begin(self, name):
         return self._at
 
-    def prompts(self, name):
+    def iterate_prompts(self, name):
         for step in range(self._at, self.stages[name].steps):
             yield step, PromptRequest(name, step, 2)
 

@@ -81,21 +81,21 @@ class Session:
         held_out = {"rl": 1, "valid": 1, "test": 1}
         counts = {"notice": "", "users": 1, "items": 1, "events": 1, "held_out": held_out}
         self.facts = {"data": counts, "tokenizer": {}}
-        self.commits = SimpleNamespace(end_of=lambda stage: f"end of {stage}")
+        self.commits = SimpleNamespace(find_stage_end=lambda stage: f"end of {stage}")
         nothing = lambda *_, **__: {}  # noqa: E731
         self.trace = SimpleNamespace(
-            span=lambda *_, **__: contextlib.nullcontext(),
+            record_span=lambda *_, **__: contextlib.nullcontext(),
             collect_due=nothing,
             collect=nothing,
-            idle=nothing,
-            bytes_out=nothing,
+            compute_idle_shares=nothing,
+            count_returned_bytes=nothing,
         )
         group = SimpleNamespace(name="evaluator", roles=("evaluator",))
         self.groups = SimpleNamespace(
             hosts={},
-            warning=lambda: self.warnings.pop() if self.warnings else "",
+            pop_warning=lambda: self.warnings.pop() if self.warnings else "",
             binding=SimpleNamespace(groups=[group]),
-            offloader=SimpleNamespace(counted=nothing),
+            offloader=SimpleNamespace(list_counts=nothing),
         )
         self.trainer = SimpleNamespace(published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
@@ -108,7 +108,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def due(self, name: str) -> Any:
+    def find_due_change(self, name: str) -> Any:
         return self.changes.get(name)
 
     def prepare(self, name: str) -> None:
@@ -119,13 +119,13 @@ class Recorder:
     def __init__(self, log: list[str]):
         self._log = log
 
-    def event(self, kind: str, **body: Any) -> None:
+    def add_event(self, kind: str, **body: Any) -> None:
         if kind == "result":
             self._log.append(f"showed {body['name']}")
         if kind == "note" and body["text"].startswith("warning"):
             self._log.append(body["text"])
 
-    def metrics(self, *_: Any, **__: Any) -> None:
+    def record_metrics(self, *_: Any, **__: Any) -> None:
         pass
 
 

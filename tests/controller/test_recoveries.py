@@ -25,7 +25,7 @@ class World:
         made = object.__new__(Conductor)
         made._task = ControllerTask(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
         made._run, made._again = self.run, again
-        made._recorder = SimpleNamespace(event=lambda kind, **body: self.log.append(body["text"]))
+        made._recorder = SimpleNamespace(add_event=lambda kind, **body: self.log.append(body["text"]))
         made._stop, made._lease = SimpleNamespace(is_set=lambda: False), SimpleNamespace(over=False)
         self.controller = made
 
@@ -46,7 +46,7 @@ def world_of(tmp_path, monkeypatch):
         def __init__(self, scenario: Any, **given: Any):
             made[0].log.append("from a commit" if given["resume"] else "from the beginning")
 
-        def lost_because(self, error: NonetError) -> str | None:
+        def describe_loss(self, error: NonetError) -> str | None:
             return str(error) if isinstance(error, WorkerLost) else None
 
     class Pipeline:

@@ -29,7 +29,7 @@ def conduct(monkeypatch):
 
         monkeypatch.setattr(single_controller, "Pipeline", Pipeline)
         monkeypatch.setattr(
-            single_controller, "Session", lambda *_, **__: SimpleNamespace(lost_because=lambda error: lost)
+            single_controller, "Session", lambda *_, **__: SimpleNamespace(describe_loss=lambda error: lost)
         )
         cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
         conductor = cls.__new__(cls)
@@ -37,8 +37,8 @@ def conduct(monkeypatch):
         conductor._run = conductor._again = None
         conductor._stop = SimpleNamespace(is_set=lambda: False)
         conductor._lease = SimpleNamespace(over=False)
-        conductor._recorder = SimpleNamespace(event=lambda kind, text: notes.append(text))
-        conductor._commit = lambda: None
+        conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))
+        conductor._find_newest_commit = lambda: None
         conductor._clear_away = lambda: False
         return conductor._run_with_recoveries(), notes
 

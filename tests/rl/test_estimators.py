@@ -90,7 +90,7 @@ def policy_of(chance, item, draws, reference=None, **more):
     logit = torch.from_numpy(np.log(chance)).requires_grad_()
     logp = logit.log_softmax(0)[torch.from_numpy(item)].unsqueeze(-1)
     valid = torch.ones(item.shape, dtype=torch.bool)
-    weight = None if draws is None else draws.scaled(valid)
+    weight = None if draws is None else draws.scale_weights(valid)
     ref = None if reference is None else reference[torch.from_numpy(item)].unsqueeze(-1)
     given = {"advantage_UW": torch.zeros(item.shape), **more}
     return logit, LossInputs(logp, logp.detach(), valid_UW=valid, ref_UWL=ref, weight_UW=weight, **given)

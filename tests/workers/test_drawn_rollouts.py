@@ -50,7 +50,7 @@ def policy(world):
     users, positions = world.rollout.lease("rl", 0, PROMPTS)
     recommender = world.rollout._recommender
     batch = recommender.batch(users, positions)
-    votes = recommender.votes(users, positions)
+    votes = recommender.compute_votes(users, positions)
     logp = compute_catalogue_log_prob(
         recommender.model, recommender.prefill(batch), recommender.corpus.trie, votes
     )

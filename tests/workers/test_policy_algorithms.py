@@ -48,7 +48,7 @@ def logp(world, beams):
     batch = asked.batch(beams["user"], beams["position"])
     model = world.trainer.model.eval()
     with torch.no_grad():
-        cache = model.prefill(batch, asked.rows(batch))
+        cache = model.prefill(batch, asked.read_rows(batch))
         return (
             compute_policy_log_prob(model, cache, torch.from_numpy(beams["sid"]), asked.corpus.trie, None)
             .sum(-1)
@@ -128,7 +128,9 @@ def test_exact_figures_are_those_of_all_items(world):
     batch = asked.batch(beams["user"], beams["position"])
     every = []
     for model in (there.trainer.model.eval(), there.trainer._learner.reference.model):
-        every.append(score_items(model, model.prefill(batch, asked.rows(batch)), asked.corpus.trie).double())
+        every.append(
+            score_items(model, model.prefill(batch, asked.read_rows(batch)), asked.corpus.trie).double()
+        )
     policy, reference = every
     record = there.update(beams, scores_of(beams, 2), 2)
     assert record["entropy"] == pytest.approx(float(-(policy.exp() * policy).sum(1).mean()), rel=1e-5)

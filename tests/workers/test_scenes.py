@@ -66,7 +66,7 @@ def test_a_sub_catalogue_beam_is_the_best_of_an_exhaustive_list(world):
     batch = asked.batch(users, positions)
     allowed = np.arange(40)[None] % 3 > 0
     within = SubCatalogue(trie, allowed)
-    scores = asked.scores(batch, users, positions).double()
+    scores = asked.score_catalogue(batch, users, positions).double()
     hidden = gather_masked_items(seq, users, positions)
     found = search_beams(world.trainer.model, asked.prefill(batch), trie, 40, forbidden=hidden, within=within)
     for user in range(len(users)):

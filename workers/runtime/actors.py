@@ -241,7 +241,7 @@ class ActorGroup:
 
     def explain_late_ranks(self, ranks: Sequence[int]) -> str:
         """Explain why these ranks are late, as far as a watchdog can see; "" for a group without one."""
-        return f". {self.watchdog.tell(self, ranks)}" if self.watchdog else ""
+        return f". {self.watchdog.describe_late(self, ranks)}" if self.watchdog else ""
 
     def take_spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
         """Return the name and the new spans of every rank, [] where a rank does not answer.

@@ -52,7 +52,7 @@ class RemoteFeatures:
 
     async def make_score_question(self, *asked: Any, **options: Any) -> PreparedQuestion:
         """Call `Features.make_score_question`. Raises Refused and Away."""
-        return await _await_response(self._handle.scores_of.remote(*asked, **options), _READ_S)
+        return await _await_response(self._handle.make_score_question.remote(*asked, **options), _READ_S)
 
     async def post(
         self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
@@ -131,7 +131,7 @@ class RemoteEnginePool:
         """Poll the engine in a separate thread, so that a busy engine does not delay a withdrawal."""
         while not self._stopped.wait(_FACTS_S):
             try:
-                self._facts, problems = self._handle.facts.remote().result(timeout_s=5)
+                self._facts, problems = self._handle.get_facts.remote().result(timeout_s=5)
                 own = self.problems.get("registry")
                 self.problems = problems | ({"registry": own} if own else {})
             except Exception as error:  # the problem may be gone at the next poll

@@ -8,4 +8,3 @@ from .engines import EnginePool as EnginePool
 from .follower import RunFollower as RunFollower
 from .metrics import ServerMetrics as ServerMetrics
 from .service import RecommendationService as RecommendationService
-from .service import ServiceSettings as ServiceSettings

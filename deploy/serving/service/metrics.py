@@ -59,7 +59,7 @@ class _EngineCollector:
                 ("state_bytes", "Bytes of cached states"),
             )
         }
-        for version, facts in self._engines.facts().items():
+        for version, facts in self._engines.get_facts().items():
             for name, family in by_version.items():
                 family.add_metric([str(version)], facts[name])
         yield from by_version.values()

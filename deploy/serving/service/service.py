@@ -139,7 +139,7 @@ class RecommendationService:
         """Score items in their order; arguments and errors are those of `recommend`."""
         self._admit(caller)
         question = partial(
-            self.features.scores_of,
+            self.features.make_score_question,
             *_get_user(request),
             request.items,
             withdrawn=self.engines.serving.withdrawn,
@@ -178,7 +178,7 @@ class RecommendationService:
         if wait_s:
             self.metrics.refused.labels("limit").inc()
             raise TooMany(f"this caller's limit is {self.settings.rate:g} requests per second", wait_s)
-        if self.engines.waiting() >= self.settings.waiting:
+        if self.engines.count_waiting() >= self.settings.waiting:
             self.metrics.refused.labels("queue").inc()
             raise TooMany(f"{self.settings.waiting} requests are queued already", 1.0)
 
@@ -220,7 +220,7 @@ class RecommendationService:
             cold_start=asked.cold_start,
             unknown=asked.unknown,
             scene=request.scene,
-            history=self.features.items.titles(asked.history[-_SHOWN:]) if request.explain else None,
+            history=self.features.items.get_titles(asked.history[-_SHOWN:]) if request.explain else None,
         )
 
     async def _ask_features(
@@ -268,10 +268,10 @@ class RecommendationService:
         """Make a question without the user's events; withdrawn and excluded items stay hidden."""
         items = self.features.items
         if isinstance(request, ScoreRequest):
-            places, unknown = items.places(request.items)
+            places, unknown = items.find_indices(request.items)
             return PreparedQuestion(self._fallback.make_empty_question(0, places), True, unknown)
-        gone = [items.places(some)[0] for some in (request.exclude, self.engines.serving.withdrawn)]
-        gone += [items.without(request.where)] if request.where else []
+        gone = [items.find_indices(some)[0] for some in (request.exclude, self.engines.serving.withdrawn)]
+        gone += [items.find_excluded(request.where)] if request.where else []
         question = replace(
             self._fallback.make_empty_question(request.k), hidden=np.unique(np.concatenate(gone))
         )
@@ -280,9 +280,9 @@ class RecommendationService:
     def _list_scored(self, asked: PreparedQuestion, answer: Answer, explain: bool) -> list[Scored]:
         """Convert an answer to rows of the response."""
         items = self.features.items
-        titles = items.titles(answer.item) if explain else [None] * len(answer.item)
+        titles = items.get_titles(answer.item) if explain else [None] * len(answer.item)
         rows = []
-        for place, item in enumerate(items.ids(answer.item)):
+        for place, item in enumerate(items.get_ids(answer.item)):
             row = Scored(item=item, score=_to_finite(answer.score[place]), title=titles[place])
             if answer.own is not None and answer.vote is not None:
                 row.own, row.vote = _to_finite(answer.own[place]), _to_finite(answer.vote[place])

@@ -39,7 +39,7 @@ class Binding:
 
 @pytest.fixture
 def run_groups(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_groups_module, "Binding", Binding)
+    monkeypatch.setattr(run_groups_module, "GroupBinding", Binding)
     monkeypatch.setattr(
         run_groups_module.RunGroups, "_check_shared", lambda *_: None
     )  # asks Ray, which would start

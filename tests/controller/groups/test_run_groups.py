@@ -70,7 +70,7 @@ class Made:
 @pytest.fixture
 def run_groups(tmp_path, monkeypatch):
     calls: list = []
-    monkeypatch.setattr(run_groups_module, "Binding", Made)
+    monkeypatch.setattr(run_groups_module, "GroupBinding", Made)
     monkeypatch.setattr(
         run_groups_module,
         "Offloader",

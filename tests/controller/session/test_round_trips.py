@@ -48,17 +48,17 @@ class Steps:
     def begin(self, *stage):
         self.trips.waits.clear()
 
-    def step(self, *shown):
+    def record_step(self, *shown):
         self.counts.append(len(self.trips.waits))
         self.trips.waits.clear()
 
-    def event(self, *told, **more):
+    def add_event(self, *told, **more):
         """Ignore a message to listeners."""
 
-    def tables(self, *counts):
+    def record_tables(self, *counts):
         """They came along with the update."""
 
-    def metrics(self, *values, **more):
+    def record_metrics(self, *values, **more):
         """They came along with the version."""
 
 

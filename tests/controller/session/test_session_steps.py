@@ -69,7 +69,7 @@ class World:
         session.facts = {"artifacts": {"sids": {"sha256": "a"}}, "data": {"held_out": {"valid": 0}}}
         self.committed: list = []
         session.commits = SimpleNamespace(
-            applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
+            note_applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
             begin=self._begin,
             finish=lambda written: self.calls.append(("finish", (written,), {})) or Path("commit"),
             newest=None,
@@ -84,7 +84,7 @@ class World:
             trainer=self.trainer,
             rollout=self.rollout,
             rewards={},
-            due=lambda name: None,
+            find_due_change=lambda name: None,
             load=lambda path, stage: self.calls.append(("load", (path, stage and stage.name), {})),
         )
 
@@ -189,7 +189,7 @@ def test_who_needs_a_whole_commit_waits_for_it(world, how):
         world.group._answers["save"] = [None]
         assert session.commit(2) is None
         world.session.commits.newest = (Path("commit"), None)
-        assert session.committed() == Path("commit")
+        assert session.wait_for_checkpoint() == Path("commit")
         assert ("trainer.saved", (True,), {}) in world.calls
     else:
         step = {"now": 3, "last": 7, "foreground": 2}[how]
@@ -203,7 +203,7 @@ def test_what_stops_the_writing_is_raised_at_the_next_step_or_at_the_end(world, 
     session, late = world.session, Answer()
     world.group._answers["save"], world.group._answers["saved"] = [None], late
     session.trace.close = lambda: None
-    session.groups.binding = SimpleNamespace(dead=list)
+    session.groups.binding = SimpleNamespace(list_dead_workers=list)
     session.groups.stop = lambda at_once: world.calls.append(("stop", (at_once,), {}))
     session.begin("pretrain")
     session.commit(2)
@@ -256,7 +256,7 @@ def test_a_commit_of_other_artifacts_is_refused(world):
 
 def test_prompts_publish_first_and_an_update_names_its_step(world):
     session = world.session
-    for step, prompts in session.prompts("rl"):
+    for step, prompts in session.iterate_prompts("rl"):
         assert (prompts.stage, prompts.step) == ("rl", step)
         assert "rollout.apply" in world.names()
         world.calls.clear()

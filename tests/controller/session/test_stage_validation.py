@@ -117,7 +117,7 @@ class World:
         session.groups = SimpleNamespace(
             trainer=TrainerHandle(group, shards),  # type: ignore[arg-type]
             evaluator=SimpleNamespace(validate=self._validate),
-            due=lambda name: None,
+            find_due_change=lambda name: None,
             load=self._load,
         )
         self.recorder = Recorder()

@@ -60,8 +60,8 @@ def session_of(made, *changes):
         rollout=handle,
         deadlines=DEFAULTS,
         publish=lambda name: None,
-        rewards_of=lambda name: rewards,
-        weights_in_force=lambda name: {"hit": 1.0, "own": 0.5},
+        get_rewards=lambda name: rewards,
+        compute_current_weights=lambda name: {"hit": 1.0, "own": 0.5},
     )
 
 

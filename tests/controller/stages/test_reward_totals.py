@@ -41,7 +41,7 @@ def test_the_total_of_held_out_users_is_weighted():
     rewards = SimpleNamespace(
         groups=scores,
         score=lambda beams, step: scores,
-        means=lambda each: {name: np.mean(score, 1) for name, score in each.items()},
+        compute_means=lambda each: {name: np.mean(score, 1) for name, score in each.items()},
     )
     session = SimpleNamespace(
         scenario=make_scenario(BODY),
@@ -49,8 +49,8 @@ def test_the_total_of_held_out_users_is_weighted():
         deadlines=DEFAULTS,
         publish=lambda name: None,
         rollout=rollout,
-        rewards_of=lambda name: rewards,
-        weights_in_force=lambda name: stage.weights,
+        get_rewards=lambda name: rewards,
+        compute_current_weights=lambda name: stage.weights,
     )
     found = probe_rewards(session, "rl")
     assert found["hit"].tolist() == [0.5, 0.0]

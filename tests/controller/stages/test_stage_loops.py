@@ -83,7 +83,7 @@ def test_further_losses_of_a_call_and_the_scale_of_fp16_are_told():
         }
 
     recorder, told = Recorder(), []
-    recorder.metrics = lambda stage, step, values, **_: told.append((step, values))
+    recorder.record_metrics = lambda stage, step, values, **_: told.append((step, values))
     run_stage(LoopSession(SCENARIO, {"pretrain": PRETRAIN}, more), "pretrain", recorder, never)
     assert next(values for step, values in told if step == 4 and "scale" in values) == {
         "align_loss": 1.5,
@@ -141,7 +141,7 @@ class PipelineSession:
     def __init__(self, run, restored=None):
         self.scenario, self.run, self.restored, self.seconds = SCENARIO, run, restored, {}
         self.stages, self.deadlines = dict.fromkeys(SCENARIO.stages), DEFAULTS
-        self.commits = SimpleNamespace(end_of=lambda name: f"end of {name}")
+        self.commits = SimpleNamespace(find_stage_end=lambda name: f"end of {name}")
         self.facts = {
             "data": {
                 "users": 1,
@@ -154,11 +154,16 @@ class PipelineSession:
         self.facts["tokenizer"] = None
         self.log, self.trace = (
             [],
-            SimpleNamespace(span=self._span, collect_due=lambda hosts: None, collect=lambda hosts: None),
+            SimpleNamespace(
+                record_span=self._span, collect_due=lambda hosts: None, collect=lambda hosts: None
+            ),
         )
-        self.trace.idle = self.trace.bytes_out = dict
+        self.trace.compute_idle_shares = self.trace.count_returned_bytes = dict
         self.groups = SimpleNamespace(
-            warning=str, hosts={}, offloader=SimpleNamespace(counted=dict), binding=SimpleNamespace(groups=[])
+            pop_warning=str,
+            hosts={},
+            offloader=SimpleNamespace(list_counts=dict),
+            binding=SimpleNamespace(groups=[]),
         )
         self.trainer = SimpleNamespace(published=dict)
         self.evaluator = SimpleNamespace(
@@ -175,7 +180,7 @@ class PipelineSession:
     def __exit__(self, *error):
         self.log.append("closed")
 
-    def due(self, name):
+    def find_due_change(self, name):
         return None
 
     def size(self):
@@ -203,7 +208,7 @@ def play(tmp_path, monkeypatch):
     def played(restored=None, stop_in=None, folder="run"):
         session = PipelineSession(RunFolder(tmp_path / folder), restored)
         log = session.log
-        monkeypatch.setattr(pipelines, "try_rewards", lambda session: log.append("smoke_test_rewards"))
+        monkeypatch.setattr(pipelines, "try_rewards", lambda session: log.append("try_rewards"))
         monkeypatch.setattr(
             pipelines, "run_stage", lambda session, name, *_: log.append(("run", name)) or name != stop_in
         )

@@ -38,7 +38,7 @@ def run(ring, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def events(ring):
-    return ring.corpus().seq.counts()["test"]
+    return ring.corpus().seq.count_events()["test"]
 
 
 def test_two_runs_are_compared_event_by_event(ring, events, tmp_path):
@@ -60,7 +60,9 @@ def test_two_runs_are_compared_event_by_event(ring, events, tmp_path):
 def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_path_factory):
     other = Ring(tmp_path_factory.mktemp("other"), users=20)
     a = folder_of(ring, tmp_path / "a", pretrain=np.zeros(events, np.int64))
-    b = folder_of(other, tmp_path / "b", pretrain=np.zeros(other.corpus().seq.counts()["test"], np.int64))
+    b = folder_of(
+        other, tmp_path / "b", pretrain=np.zeros(other.corpus().seq.count_events()["test"], np.int64)
+    )
     with pytest.raises(
         ConfigError,
         match=r"a and b were tested on different events: [\d,]+ and [\d,]+, [\d,]+ of them in common",

@@ -35,9 +35,9 @@ def table(tmp_path, ids, **columns) -> str:
 
 def test_new_items_stand_behind_and_old_ones_keep_places_and_ids(run, tmp_path):
     run, *_ = run
-    before = Corpus.load(run.artifacts())
+    before = Corpus.load(run.find_artifacts())
     made = add_items(str(run.path), table(tmp_path, [5001, 5002]), ["1003"])
-    after = Corpus.load(run.artifacts())
+    after = Corpus.load(run.find_artifacts())
     assert (made["number"], made["added"], made["withdrawn"], made["items"]) == (1, 2, 1, 41)
     assert after.item_id[:40].tolist() == before.item_id.tolist()
     assert after.item_id[40:].tolist() == [5001, 5002]
@@ -53,7 +53,7 @@ def test_new_items_stand_behind_and_old_ones_keep_places_and_ids(run, tmp_path):
 def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tmp_path):
     run, world, folder = run
     add_items(str(run.path), table(tmp_path, [5001, 5002]), ["1003"])
-    corpus = world.run.corpus(run.artifacts())
+    corpus = world.run.corpus(run.find_artifacts())
     asked = load_recommender(world.run, corpus, Path(folder))
     users, positions = np.arange(4), np.full(4, 10)
     beams = asked.generate_beams(asked.batch(users, positions), 42, users, positions)
@@ -67,10 +67,10 @@ def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tm
 
 def test_what_was_withdrawn_comes_back_with_its_id(run, tmp_path):
     run, *_ = run
-    before = Corpus.load(run.artifacts()).sids[3].tolist()
+    before = Corpus.load(run.find_artifacts()).sids[3].tolist()
     add_items(str(run.path), None, ["1003"])
     made = add_items(str(run.path), table(tmp_path, [1003]))
-    after = Corpus.load(run.artifacts())
+    after = Corpus.load(run.find_artifacts())
     assert (made["number"], made["added"], made["put back"], made["items"]) == (2, 0, 1, 40)
     assert after.sids[3].tolist() == before
     assert len(json.loads((run.path / "catalogues.json").read_text())["versions"]) == 2

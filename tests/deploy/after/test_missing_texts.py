@@ -65,7 +65,7 @@ def test_events_are_appended_with_the_run_s_missing_texts(run, monkeypatch):
 def test_new_items_may_have_ids_that_the_run_s_list_allows(run):
     pq.write_table(pa.table({"item_id": ["NA", "b"]}), run.path / "new.parquet")
     known, ids = pa.table({"item_id": ["a"]}), np.array(["a"])
-    rows = items._new_rows(
+    rows = items._read_new_items(
         str(run.path / "new.parquet"), run.scenario.data.missing, known, ids, np.ones(1, bool)
     )
     assert rows["item_id"].to_pylist() == ["NA", "b"]

@@ -23,7 +23,7 @@ def ring(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def events(ring):
-    return ring.corpus().seq.counts()["test"]
+    return ring.corpus().seq.count_events()["test"]
 
 
 @pytest.fixture(scope="module")

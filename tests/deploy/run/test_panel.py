@@ -30,18 +30,18 @@ class Clock:
 
 def play(panel, clock):
     """Play a short run."""
-    panel.table("baselines", ["", "recall@10"], [["popularity", 0.04471], ["transition counter", None]])
-    panel.stage("pretrain", 440)
+    panel.print_table("baselines", ["", "recall@10"], [["popularity", 0.04471], ["transition counter", None]])
+    panel.begin_stage("pretrain", 440)
     for step in range(1, 9):
         clock.now += 2.0
-        panel.step("pretrain", step * 50, {"loss": 9.0 - step / 8, "rows/s": 6200.4})
-    panel.note("committed step 400")
-    panel.users("after pretrain", USERS)
-    panel.stage("rl", 60)
+        panel.update_step("pretrain", step * 50, {"loss": 9.0 - step / 8, "rows/s": 6200.4})
+    panel.print_note("committed step 400")
+    panel.print_users("after pretrain", USERS)
+    panel.begin_stage("rl", 60)
     clock.now += 1.5
-    panel.step("rl", 1, {"kl": 0.000123})
-    panel.done()
-    panel.done()
+    panel.update_step("rl", 1, {"kl": 0.000123})
+    panel.close()
+    panel.close()
 
 
 def test_the_plain_face_writes_one_line_at_a_stages_start_and_end_and_every_five_seconds():
@@ -166,7 +166,7 @@ def test_a_live_panel_on_a_stream_ends_and_gives_the_terminal_back():
 def test_plain_lines_do_not_import_rich():
     code = (
         "import io, sys; from nonet.deploy.run.panel import Panel\n"
-        "with Panel(io.StringIO()) as panel: panel.stage('rl', 1); panel.step('rl', 1, {'loss': 1.0})\n"
+        "with Panel(io.StringIO()) as panel: panel.begin_stage('rl', 1); panel.update_step('rl', 1, {'loss': 1.0})\n"
         "print(sorted({'rich', 'torch', 'ray'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

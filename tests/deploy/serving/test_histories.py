@@ -21,11 +21,11 @@ from nonet.samples.tokenised import StoredSequences
 KILLED = """
 import os, sys
 from pathlib import Path
-from nonet.deploy.serving.features import Histories
+from nonet.deploy.serving.features import UserHistories
 from nonet.models.generation import Corpus
 import json
 corpus = Corpus.load(json.loads(sys.argv[2]))
-histories = Histories(corpus, Path(sys.argv[1]))
+histories = UserHistories(corpus, Path(sys.argv[1]))
 for number in range(10_000):
     histories.post("killed", [{"item": number % 40, "time": number}], f"post {number}")
     os.write(1, f"{number}\\n".encode())

@@ -36,23 +36,23 @@ def metrics():
 
 
 def test_figures_are_of_what_came_between_two_looks(metrics):
-    before = parse_metrics(metrics.text().decode())
+    before = parse_metrics(metrics.render().decode())
     for number in range(100):
         metrics.requests.labels("recommend", "200", "3").inc()
         metrics.seconds.labels("recommend", "3").observe(0.004 if number < 98 else 0.18)
     metrics.fallbacks.labels("popularity", "deadline").inc(2)
-    found = compute_figures(parse_metrics(metrics.text().decode()), before, 2.0)
+    found = compute_figures(parse_metrics(metrics.render().decode()), before, 2.0)
     assert found["requests/s"] == 50
     assert 0 < found["p50 ms"] <= 5
     assert 150 < found["p99 ms"] <= 200
     assert (found["fallbacks"], found["version"]) == (2, 3)
-    after = parse_metrics(metrics.text().decode())
+    after = parse_metrics(metrics.render().decode())
     assert compute_figures(after, after, 1.0)["p99 ms"] == 0
 
 
 def test_the_dashboard_and_the_rules_ask_for_metrics_that_a_server_has(metrics, tmp_path):
     metrics.requests.labels("recommend", "200", "3").inc()
-    there = set(re.findall(r"^# TYPE (nonet_\w+)", metrics.text().decode(), re.M))
+    there = set(re.findall(r"^# TYPE (nonet_\w+)", metrics.render().decode(), re.M))
     there |= {f"{name}_bucket" for name in there}
     files = write_monitoring(tmp_path, "127.0.0.1:8000")
     assert [path.name for path in files] == ["dashboard.json", "alerts.yaml", "prometheus.yaml"]

@@ -26,7 +26,7 @@ def served(tmp_path_factory):
 
 def answers(served, users, top):
     run = served.open()
-    engine = InferenceEngine(run.recommender(run.registry.read_version(1)), 1)
+    engine = InferenceEngine(run.load_recommender(run.registry.read_version(1)), 1)
     features = RequestFeatures(
         run.corpus, UserHistories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )
@@ -68,7 +68,7 @@ def test_an_export_answers_as_the_server_does_and_its_example_runs_without_ray(s
     export_run(str(served.folder.path), target)
     exported = Exported(target)
     run = served.open()
-    engine = InferenceEngine(run.recommender(run.registry.read_version(1)), 1)
+    engine = InferenceEngine(run.load_recommender(run.registry.read_version(1)), 1)
     features = RequestFeatures(
         run.corpus, UserHistories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )

@@ -317,9 +317,9 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
     commit, manifest = served.open().find_newest_commit()
     write_base("a" * 64, commit)
     run = served.open()
-    version = run.registry.publish(run.contents(commit, manifest), base=None, serve=False)
+    version = run.registry.publish(run.build_contents(commit, manifest), base=None, serve=False)
     assert run.registry.read_version(version.number).source["base"] == "a" * 64
-    run.recommender(version)  # a model without a base folder is compared with nothing
+    run.load_recommender(version)  # a model without a base folder is compared with nothing
     usual = open_run.load_recommender
 
     def with_base(*args):
@@ -331,7 +331,7 @@ def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refuse
     with pytest.raises(
         CheckpointError, match=r"version \d+ of .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
     ):
-        run.recommender(version)
+        run.load_recommender(version)
 
 
 def test_a_commit_of_another_base_is_not_published(served, monkeypatch):

@@ -44,7 +44,7 @@ def _halving(trials=12, parallel=1, lower=False, ask=None):
 def _finish(halving, results=(), score=_score, last_first=False):
     """Run all jobs; within a batch in their order or the other way round."""
     results = list(results)
-    while jobs := halving.jobs(results):
+    while jobs := halving.list_jobs(results):
         for job in reversed(jobs) if last_first else jobs:
             value = score(job.values, job.rung)
             results.append(
@@ -183,7 +183,7 @@ def _search(halving):
         "lower": False,
         "stage": "pretrain",
         "rungs": ["1/4", "1/2", "1"],
-        "sizes": halving.sizes(),
+        "sizes": halving.compute_sizes(),
         "space": {key.path: {} for key in SPACE.keys},
     }
 

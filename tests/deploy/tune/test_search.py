@@ -44,7 +44,7 @@ class Runs:
         self.ran: list[str] = []
         self.fails, self.dies_after = fails, dies_after
         monkeypatch.setattr(api, "run", self._run)
-        monkeypatch.setattr(search, "_run_all", self._run_all)
+        monkeypatch.setattr(search, "_run_jobs", self._run_all)
 
     def _run(self, made: Any, *, run_dir: Path, panel: Any) -> Any:
         run, pretrain = RunFolder(Path(run_dir)), made.scenario.stages["pretrain"]

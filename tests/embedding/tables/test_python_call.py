@@ -35,7 +35,7 @@ def only_direct(monkeypatch):
     @contextmanager
     def without_python(table):
         with monkeypatch.context() as patch:
-            patch.delattr(type(table), "_make_general")
+            patch.delattr(type(table), "_general")
             patch.delattr(type(table), "_general_push")
             yield
 
@@ -58,7 +58,7 @@ def direct(only_direct):
 def test_rows_are_those_of_the_call_through_ctypes_and_absent_keys_are_counted_once(direct, count, dtype):
     table = filled(dtype=dtype, default=0.5)
     keys = torch.randint(0, 4000, (count,))
-    expected = table._make_general(keys, train=False)
+    expected = table._general(keys, train=False)
     missing = table.absent
     found = table.lookup(keys, train=False)
     assert found.dtype is torch.float32
@@ -83,7 +83,7 @@ def test_training_makes_and_moves_the_same_rows_as_through_ctypes(only_direct, f
         with only_direct(ours):
             found = ours.lookup(form(keys), train=True)
             ours.apply(form(keys), grads, step)
-        assert torch.equal(found, theirs._make_general(keys, train=True))
+        assert torch.equal(found, theirs._general(keys, train=True))
         assert theirs._general_push(keys, grads, theirs.step, step, theirs.spec.lr) >= 0
         theirs.step = step
     assert (ours.step, ours.hash_state()) == (3, theirs.hash_state())
@@ -187,7 +187,7 @@ def test_keys_of_another_type_or_shape_are_refused_as_before(direct, keys):
 
 def test_the_method_looks_like_the_one_in_python_and_refuses_what_it_refuses():
     table, keys = filled(), torch.arange(3)
-    method, general = type(table).lookup, type(table)._make_general
+    method, general = type(table).lookup, type(table)._general
     assert list(signature(method).parameters) == list(signature(general).parameters)
     assert method.__doc__ == general.__doc__.splitlines()[0]
     with pytest.raises(TypeError, match="required keyword-only argument: 'train'"):

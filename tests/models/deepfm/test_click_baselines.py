@@ -41,7 +41,7 @@ def clicks():
 
 
 def test_the_regression_stands_where_its_gradient_is_zero(clicks):
-    rows = clicks.rows(TRAIN)
+    rows = clicks.find_rows(TRAIN)
     found = LogisticRegression.fit(clicks)
     matrix = _build_matrix(clicks.batch(rows), found.keys).to_dense()
     weight = found.weight.clone().requires_grad_()
@@ -57,7 +57,7 @@ def test_its_penalty_is_the_best_of_all_on_validation(clicks):
     found = LogisticRegression.fit(clicks)
     valid = clicks.batch(np.flatnonzero(clicks.seq.split == 2))
     label = torch.from_numpy(clicks.label[clicks.seq.split == 2]).double()
-    rows = clicks.rows(TRAIN)
+    rows = clicks.find_rows(TRAIN)
     train = _build_matrix(clicks.batch(rows), found.keys)
     want = torch.from_numpy(clicks.label[rows]).double()
     losses = {}
@@ -70,7 +70,7 @@ def test_its_penalty_is_the_best_of_all_on_validation(clicks):
 
 def test_a_key_that_was_never_trained_on_counts_nothing(clicks):
     found = LogisticRegression.fit(clicks)
-    bags = clicks.batch(clicks.rows(TEST)[:1])
+    bags = clicks.batch(clicks.find_rows(TEST)[:1])
     bags["user"].values[:] = 12345
     without = dict(bags)
     without["user"] = type(bags["user"])(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
@@ -78,7 +78,7 @@ def test_a_key_that_was_never_trained_on_counts_nothing(clicks):
 
 
 def test_popularity_is_the_smoothed_like_rate_of_the_training_rows(clicks):
-    rows, test = clicks.rows(TRAIN), clicks.rows(TEST)
+    rows, test = clicks.find_rows(TRAIN), clicks.find_rows(TEST)
     label, item = clicks.label[rows], clicks.seq.item[rows]
     chance = predict_baseline("popularity", clicks, test)
     for at, found in zip(test[:10], chance[:10], strict=True):

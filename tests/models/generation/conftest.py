@@ -17,7 +17,7 @@ from nonet.types import Jagged
 class Cache:
     state: Tensor  # [U, D]
 
-    def part(self, start: int, stop: int) -> Cache:
+    def select_prompts(self, start: int, stop: int) -> Cache:
         return Cache(self.state[start:stop])
 
 

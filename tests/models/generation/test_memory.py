@@ -98,7 +98,7 @@ def test_paths_are_scored_as_log_prob_scores_them_each_node_once(remembering, ma
     leaf = torch.from_numpy(
         draw.integers(-1, trie.n_leaves, (USERS, 20))
     )  # twice the same, none, out of order
-    codes = trie.prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
+    codes = trie.decode_prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
     expected = log_prob_from(model, cache, codes.masked_fill(leaf.unsqueeze(-1) < 0, -1), trie)
     model.steps = 0
     logp = compute_path_log_probs(model, cache, trie, SortedLeaves.of(trie, leaf))

@@ -64,7 +64,7 @@ def test_the_nearest_items_are_those_of_the_largest_product_that_are_not_hidden(
     model, make_cache, votes, trie, hidden
 ):
     state = make_cache(USERS).state
-    leaf, vote = votes.nearest.votes(model, state)
+    leaf, vote = votes.nearest.compute_votes(model, state)
     logits = (query(model, state) @ votes.nearest.rows.row.T).detach()
     for user in range(USERS):
         mine = logits[user].clone()
@@ -76,7 +76,7 @@ def test_the_nearest_items_are_those_of_the_largest_product_that_are_not_hidden(
 
 
 def test_a_leaf_that_both_vote_for_is_there_once(model, make_cache, votes):
-    near, vote = votes.nearest.votes(model, make_cache(USERS).state)
+    near, vote = votes.nearest.compute_votes(model, make_cache(USERS).state)
     near[1, 0] = votes.leaf[1, 2]  # now both have it
     near[1, 1:][near[1, 1:] == near[1, 0]] = -1
     leaf, transitions, nearest = merge_votes(votes, near, vote)
@@ -124,7 +124,7 @@ def test_beams_are_the_best_of_all_items_and_none_is_hidden(model, make_cache, v
 
 def test_gradients_reach_the_matrix_of_the_voter(model, make_cache, votes, trie):
     cache = make_cache(USERS)
-    leaf = votes.nearest.votes(model, cache.state)[0][:, :2]
+    leaf = votes.nearest.compute_votes(model, cache.state)[0][:, :2]
 
     def loss() -> torch.Tensor:
         memory, _, logp = remember(model, cache, trie, votes, leaf)

@@ -91,7 +91,7 @@ def test_a_batch_answers_as_its_sequences_alone(world):
     with torch.no_grad():
         together = log_prob(model, batch, {}, every, trie)
         cache = model.prefill(batch, {})
-        part = log_prob_from(model, cache.part(2, 4), every[2:4], trie)
+        part = log_prob_from(model, cache.select_prompts(2, 4), every[2:4], trie)
     assert float((together[2:4] - part).abs().max()) <= CLOSE
     del rows
 
@@ -105,7 +105,7 @@ def test_the_rows_of_an_event_are_read_after_its_codes(world):
     with torch.no_grad():
         before, after = (model.states(batch, r) for r in (rows, moved))
     changed = (before - after).abs().amax(-1) > 1e-6
-    assert int(changed.nonzero()[0]) == int(model.layout.events(batch).codes()[6, -1])
+    assert int(changed.nonzero()[0]) == int(model.layout.locate_events(batch).locate_codes()[6, -1])
 
 
 def test_gradients_reach_every_weight_that_is_no_word(world):

@@ -18,7 +18,7 @@ def world(request, tmp_path_factory):
     served = TrainedRun(tmp_path_factory.mktemp("served"), memory=request.param)
     served.commit(6)
     run = served.open()
-    return run, InferenceEngine(run.recommender(run.publish_newest()), 1)
+    return run, InferenceEngine(run.load_recommender(run.publish_newest()), 1)
 
 
 def question(seq, user, **options):

@@ -29,7 +29,7 @@ def world(request, tmp_path_factory):
     served = TrainedRun(tmp_path_factory.mktemp("served"), memory=request.param)
     served.commit(6)
     run = served.open()
-    engine = InferenceEngine(run.recommender(run.publish_newest()), 1)
+    engine = InferenceEngine(run.load_recommender(run.publish_newest()), 1)
     features = RequestFeatures(
         run.corpus, UserHistories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
     )
@@ -43,7 +43,7 @@ def asked(features, where, user="103", k=8):
 def by_name(features, where, user="103", k=8):
     """Ask the same question, with the items that the filter excludes hidden by name."""
     question = asked(features, where, user, k)
-    hidden = np.union1d(question.hidden, features.items.without(where))
+    hidden = np.union1d(question.hidden, features.items.find_excluded(where))
     return replace(question, within=None, hidden=hidden)
 
 
@@ -53,7 +53,7 @@ def test_a_filter_gives_the_list_of_hiding_what_it_leaves_out(world, where):
     filtered, named = engine.answer([asked(features, where)]), engine.answer([by_name(features, where)])
     np.testing.assert_array_equal(filtered[0].item, named[0].item)
     np.testing.assert_allclose(filtered[0].score, named[0].score, atol=1e-6)
-    allowed = features.items.filter(where).allowed
+    allowed = features.items.make_filter(where).allowed
     assert allowed[filtered[0].item].all()
 
 
@@ -73,11 +73,11 @@ def test_a_fall_back_keeps_to_the_filter(world):
     fallback = FallbackRecommender(_corpus(world), features.items)
     for where in WHERES:
         answer, _ = fallback.answer(asked(features, where))
-        assert features.items.filter(where).allowed[answer.item].all()
+        assert features.items.make_filter(where).allowed[answer.item].all()
         expected = min(
             8,
             int(
-                features.items.filter(where)
+                features.items.make_filter(where)
                 .allowed[~np.isin(np.arange(40), asked(features, where).hidden)]
                 .sum()
             ),

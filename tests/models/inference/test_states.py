@@ -22,14 +22,14 @@ def run(request, tmp_path_factory):
 
 
 def engines(run):
-    with_states = InferenceEngine(run.recommender(run.registry.read_version(1)), 1, PrefixStates())
-    return with_states, InferenceEngine(run.recommender(run.registry.read_version(1)), 1)
+    with_states = InferenceEngine(run.load_recommender(run.registry.read_version(1)), 1, PrefixStates())
+    return with_states, InferenceEngine(run.load_recommender(run.registry.read_version(1)), 1)
 
 
 def question(run, user, stop, start=0):
     seq = run.corpus.seq
     events = events_of(seq, user, stop)
-    return Question(events.last(stop - start), int(seq.user_key[user]), str(user), top=5, width=10)
+    return Question(events.select_last(stop - start), int(seq.user_key[user]), str(user), top=5, width=10)
 
 
 def same(answers, others):
@@ -91,6 +91,6 @@ def test_hstu_computes_everything(tmp_path):
     served = TrainedRun(tmp_path, changes=["model.block=hstu"])
     served.commit(1)
     opened = served.open()
-    engine = InferenceEngine(opened.recommender(opened.publish_newest()), 1, PrefixStates())
+    engine = InferenceEngine(opened.load_recommender(opened.publish_newest()), 1, PrefixStates())
     assert engine.states is None
     assert torch.isfinite(torch.from_numpy(engine.answer([question(opened, 1, 5)])[0].score)).all()

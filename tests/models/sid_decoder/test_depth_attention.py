@@ -113,7 +113,7 @@ def test_beams_of_a_prompt_share_its_history_and_answer_as_if_alone(grad):
         for level in range(model.levels):
             together = model.step(whole, codes[..., :level], level)
             for u in range(len(LENGTHS)):
-                alone = model.step(whole.part(u, u + 1), codes[u : u + 1, 3:4, :level], level)[0, 0]
+                alone = model.step(whole.select_prompts(u, u + 1), codes[u : u + 1, 3:4, :level], level)[0, 0]
                 torch.testing.assert_close(together[u, 3], alone, **CLOSE)
             shared = model.step(whole, codes[:1, :, :level].expand(len(LENGTHS), -1, -1), level)
             apart = model.step(whole, codes[:1, :, :level].repeat(len(LENGTHS), 1, 1), level)

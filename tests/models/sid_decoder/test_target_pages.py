@@ -20,8 +20,8 @@ def asked():
 
 def seen_by(made, target, level, position):
     """For every row [R][A] the packed states it sees and the (target, place) of the codes it sees."""
-    start, stop = made.intervals(target, level, position, TOKENS)
-    states, cuts, first = made.states(), made.cuts.tolist(), made.first.tolist()
+    start, stop = made.compute_intervals(target, level, position, TOKENS)
+    states, cuts, first = made.locate_states(), made.cuts.tolist(), made.first.tolist()
     out = []
     for row, (a, b) in enumerate(zip(start.tolist(), stop.tolist(), strict=True)):
         page = int(made.page[target[row // position.shape[1]]])

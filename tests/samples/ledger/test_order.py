@@ -16,7 +16,7 @@ def rows_of(order, steps, world, epoch=0):
     """Rows by step as `world` ranks read them."""
     found = []
     for step in range(epoch * steps.an_epoch, (epoch + 1) * steps.an_epoch):
-        slices = [part for rank in range(world) for part in steps.slices(step)[rank::world]]
+        slices = [part for rank in range(world) for part in steps.cut_slices(step)[rank::world]]
         slices.sort(key=lambda part: part.part)
         found.append(
             np.concatenate([order.get_rows(part.epoch, part.start, part.stop) for part in slices]).tolist()

@@ -156,7 +156,7 @@ def test_a_preparation_that_was_killed_goes_on_from_what_is_whole(tmp_path, monk
     whole = prepare_sequences(options, tmp_path / "whole", **small).folder
     place = {
         "scatter": (preparing.RunWriter, "write"),
-        "gather": (preparing, "gather"),
+        "gather": (preparing, "gather_partition"),
         "finish": (preparing.PartitionWriter, "write"),
     }
     calls, real = [], getattr(*place[step])
@@ -206,7 +206,7 @@ def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_p
     from nonet.samples.preparation import preparing
 
     options = _options(_written(tmp_path / "log", _log(8)))
-    monkeypatch.setattr(preparing, "_free", lambda place: 1000)
+    monkeypatch.setattr(preparing, "_get_free_bytes", lambda place: 1000)
     with pytest.raises(DataError, match=r"4,000 events takes about .* are free"):
         prepare_sequences(options, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -231,7 +231,7 @@ def test_progress_tells_rows_and_what_is_left(tmp_path):
     progress.add_rows(25)
     assert (told[0].phase, told[0].rows, told[0].of) == ("scatter", 25, 100)
     assert told[0].left_s == pytest.approx(75 / told[0].rows_s)
-    assert "25 of 100 rows (25%)" in told[0].text()
+    assert "25 of 100 rows (25%)" in told[0].format_line()
 
 
 def test_a_phase_of_several_passes_says_which_it_is_in():

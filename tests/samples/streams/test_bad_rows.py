@@ -22,12 +22,12 @@ def copies(files, tmp_path):
 
 def drained(stream):
     feed = stream.open(rows=50)
-    ledger, found = feed.ledger(), []
-    for batch in feed.batches(
-        (part for step in range(feed.steps.an_epoch) for part in feed.slices(step)), ledger
+    ledger, found = feed.make_ledger(), []
+    for batch in feed.iterate_batches(
+        (part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step)), ledger
     ):
         found += batch["user"].tolist()
-        feed.done(batch, ledger)
+        feed.apply_batch(batch, ledger)
     return found, ledger
 
 
@@ -50,7 +50,7 @@ def test_a_missing_id_is_named_or_skipped(copies, column, value):
         drained(read(str(copies)))
     found, ledger = drained(read(str(copies), on_bad_rows="skip").shuffle(3))
     assert sorted(found) == sorted({*range(900)} - {523})
-    assert ledger.counts() == {"epochs": 1, "done": 899, "skipped": 1, "filtered": 0, "leased": 0}
+    assert ledger.count_rows() == {"epochs": 1, "done": 899, "skipped": 1, "filtered": 0, "leased": 0}
 
 
 def test_an_id_beyond_two_to_63_is_named(tmp_path):
@@ -86,17 +86,17 @@ def test_an_unreadable_row_group_is_named_or_skipped(copies):
         drained(read(str(copies)))
     found, ledger = drained(read(str(copies), on_bad_rows="skip"))
     assert sorted(found) == sorted({*range(900)} - {*range(110, 220)})
-    assert ledger.counts()["skipped"] == 110
+    assert ledger.count_rows()["skipped"] == 110
 
 
 def test_a_file_that_vanishes_or_changes_after_it_was_listed_is_named(copies):
     feed = read(str(copies)).open(rows=50)
     (copies / "part-2.parquet").unlink()
     with pytest.raises(DataError, match=r"part-2.parquet, row group 0: the file is gone"):
-        list(feed.epoch(0))
+        list(feed.iterate_epoch(0))
     shutil.copy(copies / "part-0.parquet", copies / "part-2.parquet")
     with pytest.raises(DataError, match=r"part-2.parquet: its content changed since it was listed"):
-        list(feed.epoch(0))
+        list(feed.iterate_epoch(0))
 
 
 def test_a_manifest_saves_the_footers_and_refuses_other_files(copies):
@@ -104,7 +104,9 @@ def test_a_manifest_saves_the_footers_and_refuses_other_files(copies):
     feed = stream.open(rows=50)
     again = stream.open(rows=50, manifest=feed.manifest)
     assert again.order == feed.order
-    assert np.array_equal(again.compute_row_ids(again.slices(3)[0]), feed.compute_row_ids(feed.slices(3)[0]))
+    assert np.array_equal(
+        again.compute_row_ids(again.get_slices(3)[0]), feed.compute_row_ids(feed.get_slices(3)[0])
+    )
     path = copies / "part-2.parquet"
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(DataError, match=r"not those of the manifest: .*part-2.parquet has another size"):

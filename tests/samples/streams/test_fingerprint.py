@@ -45,8 +45,8 @@ OTHER = {
 
 
 def first_step(feed):
-    ledger = feed.ledger()
-    for part in feed.slices(0):
+    ledger = feed.make_ledger()
+    for part in feed.get_slices(0):
         ledger.lease(part)
     ledger.apply_step(0)
     return ledger
@@ -58,18 +58,18 @@ def test_a_ledger_is_restored_by_the_same_stream_alone(file, what):
         return read(file, where="rating >= 4").shuffle(7).open(rows=10)
 
     body, bitmaps = first_step(stream()).snapshot()
-    stream().ledger().restore(body, bitmaps)
+    stream().make_ledger().restore(body, bitmaps)
     with pytest.raises(
         CheckpointError, match=r"read the same data in another order \(seed, stage, filters, maps"
     ):
-        OTHER[what](file).ledger().restore(body, bitmaps)
+        OTHER[what](file).make_ledger().restore(body, bitmaps)
 
 
 def test_what_only_cuts_a_step_into_slices_changes_no_fingerprint(file):
     body, bitmaps = first_step(read(file).shuffle(7).open(rows=10, step_rows=40)).snapshot()
-    ledger = read(file).shuffle(7).prefetch(0).open(rows=20, step_rows=40).ledger()
+    ledger = read(file).shuffle(7).prefetch(0).open(rows=20, step_rows=40).make_ledger()
     ledger.restore(body, bitmaps)
-    assert ledger.counts()["done"] == 40
+    assert ledger.count_rows()["done"] == 40
 
 
 def windows(file, stage):

@@ -74,7 +74,7 @@ def test_packed_arrow_gives_the_rows_of_its_parquet_in_the_same_order(tmp_path):
     read_back = [
         [
             (batch["user"].tolist(), batch["items"].values.tolist(), batch["items"].offsets.tolist())
-            for batch in stream.shuffle(3).open(rows=16).epoch(0)
+            for batch in stream.shuffle(3).open(rows=16).iterate_epoch(0)
         ]
         for stream in (read(str(tmp_path / "*.parquet")), read(str(tmp_path / "packed"), format="arrow"))
     ]
@@ -89,7 +89,7 @@ def test_a_packed_file_that_is_cut_short_or_written_anew_is_named(tmp_path):
     pq.write_table(pa.table({"user": np.arange(80)}), tmp_path / "a.parquet", row_group_size=20)
     pack_files(str(tmp_path / "a.parquet"), tmp_path / "packed")
     with pytest.raises(DataError, match=r"a.arrow: its content changed since it was listed"):
-        list(feed.epoch(0))
+        list(feed.iterate_epoch(0))
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"a.arrow: cannot be read, maybe truncated"):
         read(str(packed)).open(rows=8)

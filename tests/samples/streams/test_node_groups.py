@@ -15,12 +15,12 @@ from nonet.samples.streams.leaf import StreamLeaf
 RANK = """
 import sys
 from nonet.samples.streams import node_groups, read
-from nonet.samples.streams.leaf import Leaf
+from nonet.samples.streams.leaf import StreamLeaf
 path, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-decoded, decode = [], Leaf.read
-Leaf.read = lambda self, at: decoded.append(at) or decode(self, at)
+decoded, decode = [], StreamLeaf.read
+StreamLeaf.read = lambda self, at: decoded.append(at) or decode(self, at)
 feed = read(path, where="kept").shuffle(7).open(rows=50, step_rows=400)
-rows = [row for batch in feed.epoch(0, rank=rank, world=world) for row in batch["id"].tolist()]
+rows = [row for batch in feed.iterate_epoch(0, rank=rank, world=world) for row in batch["id"].tolist()]
 print(len(decoded), *rows, flush=True)
 sys.stdin.read()  # until all have read
 """
@@ -63,7 +63,7 @@ def test_ranks_of_one_process_share_groups_and_read_the_rows_that_they_read_alon
     write_groups(tmp_path / "a.parquet")
     stream = read(str(tmp_path / "a.parquet"), where="kept").shuffle(7)
     alone = [
-        [batch["id"].tolist() for batch in stream.open(rows=50, step_rows=400).batches(slices)]
+        [batch["id"].tolist() for batch in stream.open(rows=50, step_rows=400).iterate_batches(slices)]
         for slices in (_slices(stream, rank, world) for rank in range(world))
     ]
     decoded, decode = [], StreamLeaf.read
@@ -71,7 +71,7 @@ def test_ranks_of_one_process_share_groups_and_read_the_rows_that_they_read_alon
     together = [
         [
             batch["id"].tolist()
-            for batch in stream.open(rows=50, step_rows=400).epoch(0, rank=rank, world=world)
+            for batch in stream.open(rows=50, step_rows=400).iterate_epoch(0, rank=rank, world=world)
         ]
         for rank in range(world)
     ]
@@ -84,14 +84,14 @@ def test_only_the_newest_groups_stay(tmp_path, monkeypatch):
     monkeypatch.setattr("nonet.samples.streams.node_groups._KEPT", 2)
     write_groups(tmp_path / "a.parquet")
     feed = read(str(tmp_path / "a.parquet")).shuffle(7).open(rows=50, step_rows=400)
-    assert sum(len(batch) for batch in feed.epoch(0, rank=0, world=2)) == 2000
+    assert sum(len(batch) for batch in feed.iterate_epoch(0, rank=0, world=2)) == 2000
     (folder,) = tmp_path.glob("nonet-groups-*")
     assert len(list(folder.glob("*.arrow"))) == 2
 
 
 def _slices(stream, rank: int, world: int):
     feed = stream.open(rows=50, step_rows=400)
-    return [part for step in range(feed.steps.an_epoch) for part in feed.slices(step, rank, world)]
+    return [part for step in range(feed.steps.an_epoch) for part in feed.get_slices(step, rank, world)]
 
 
 def test_a_folder_of_somebody_else_is_not_read(tmp_path, monkeypatch):

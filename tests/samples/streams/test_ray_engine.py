@@ -23,7 +23,7 @@ class Doubled:
 
 def drained(stream, engine):
     feed = stream.open(rows=40, step_rows=100, engine=engine)
-    ledger, found = feed.ledger(), []
+    ledger, found = feed.make_ledger(), []
     for batch in feed.batches((s for step in range(feed.steps.an_epoch) for s in feed.slices(step)), ledger):
         found.append(
             (batch.slice, batch["user"].tolist(), batch["twice"].tolist(), batch["items"].values.tolist())

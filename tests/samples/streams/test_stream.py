@@ -14,7 +14,7 @@ from nonet.types import Jagged
 
 
 def users(feed, slices):
-    return [batch["user"].tolist() for batch in feed.batches(slices)]
+    return [batch["user"].tolist() for batch in feed.iterate_batches(slices)]
 
 
 def all_slices(feed, world=1):
@@ -22,7 +22,7 @@ def all_slices(feed, world=1):
         part
         for step in range(feed.steps.an_epoch)
         for rank in range(world)
-        for part in feed.slices(step, rank, world)
+        for part in feed.get_slices(step, rank, world)
     ]
 
 
@@ -70,15 +70,15 @@ def test_maps_filters_and_packing_see_every_row_once(files):
         .map(lambda rows: rows.append_column("twice", _twice(rows)), batch=7)
     ).filter(lambda rows: rows.column("user").to_numpy() % 2 == 0)
     feed = stream.pack(40, column="items").open(rows=64, step_rows=128)
-    ledger = feed.ledger()
+    ledger = feed.make_ledger()
     found = []
-    for batch in feed.batches(all_slices(feed), ledger):
+    for batch in feed.iterate_batches(all_slices(feed), ledger):
         assert int(batch["items"].offsets[-1]) <= 40
         assert batch["twice"].tolist() == [2 * user for user in batch["user"].tolist()]
         found += batch["user"].tolist()
-        feed.done(batch, ledger)
+        feed.apply_batch(batch, ledger)
     assert sorted(found) == [user for user in range(900) if user % 6 == 0]
-    assert ledger.counts() == {"epochs": 1, "done": 900, "skipped": 0, "filtered": 750, "leased": 0}
+    assert ledger.count_rows() == {"epochs": 1, "done": 900, "skipped": 0, "filtered": 750, "leased": 0}
 
 
 def test_tokens_are_looked_up_in_semantic_ids(files):
@@ -103,7 +103,7 @@ def test_every_world_reads_the_same_global_steps(files, world):
         for rank in range(world)
     ]
     assert [ids for _, _, ids in sorted(entry for share in shares for entry in share)] == one
-    assert sorted(id_ for ids in one for id_ in ids) == sorted(feed.manifest.ids(g, np.arange(n)).tolist()[i]
+    assert sorted(id_ for ids in one for id_ in ids) == sorted(feed.manifest.compute_row_ids(g, np.arange(n)).tolist()[i]
         for g, n in enumerate(feed.manifest.group_rows) for i in range(n))  # fmt: skip
 
 
@@ -115,8 +115,8 @@ def test_threads_and_no_threads_give_the_same(files):
 
 def test_an_epoch_can_begin_anywhere(files):
     feed = read(str(files)).shuffle(2).open(rows=32)
-    whole = [batch["user"].tolist() for batch in feed.epoch(1)]
-    assert [batch["user"].tolist() for batch in feed.epoch(1, first_step=20)] == whole[20:]
+    whole = [batch["user"].tolist() for batch in feed.iterate_epoch(1)]
+    assert [batch["user"].tolist() for batch in feed.iterate_epoch(1, first_step=20)] == whole[20:]
 
 
 def test_a_path_named_twice_is_two_epochs_worth(files):
@@ -133,7 +133,7 @@ def test_mixtures_keep_their_shares_and_go_round(files):
     mixed = a.mix({a: 0.75, b: 0.25})
     feed = mixed.open(rows=100)
     assert feed.rows == 2400  # 600 rows at a quarter
-    batches = list(feed.batches(all_slices(feed)))
+    batches = list(feed.iterate_batches(all_slices(feed)))
     of_a = [user for batch in batches for user in batch["user"].tolist() if user < 300]
     assert sorted(of_a) == sorted([*range(300)] * 6)
     assert all(sum(user < 300 for user in batch["user"].tolist()) == 75 for batch in batches)
@@ -167,7 +167,7 @@ def _twice(rows):
 
 def _read(feed, steps, rank, world):
     for step in steps:
-        for part in feed.slices(step, rank, world):
+        for part in feed.get_slices(step, rank, world):
             yield part, feed.compute_row_ids(part).tolist()
 
 
@@ -177,8 +177,8 @@ def test_the_ray_engine_plans_an_epoch_by_its_row_groups_without_cutting_steps(f
 
     feed = read(str(files)).shuffle(6).open(rows=7, step_rows=33)
     cuts, cut = [], EpochSteps.cut_slices
-    monkeypatch.setattr(EpochSteps, "slices", lambda self, step: cuts.append(step) or cut(self, step))
-    epoch = next(feed.endless(3, 1, 2).epochs())
+    monkeypatch.setattr(EpochSteps, "cut_slices", lambda self, step: cuts.append(step) or cut(self, step))
+    epoch = next(feed.iterate_steps(3, 1, 2).iterate_epochs())
     tasks = plan_tasks(feed, epoch)
     assert not cuts
     assert len(tasks) <= len(feed.leaves[0].groups)
@@ -192,5 +192,5 @@ def test_an_epoch_decodes_each_row_group_once_however_small_the_slices_are(files
     decoded, decode = [], StreamLeaf.read
     monkeypatch.setattr(StreamLeaf, "read", lambda self, at: decoded.append(at) or decode(self, at))
     feed = read(str(files)).shuffle(6).open(rows=rows, step_rows=64)
-    assert sum(len(batch) for batch in feed.epoch(0)) == 900
+    assert sum(len(batch) for batch in feed.iterate_epoch(0)) == 900
     assert sorted(decoded) == list(range(len(feed.leaves[0].groups)))

@@ -69,7 +69,7 @@ def test_folders_named_key_value_are_columns_for_tables_logs_and_streams(log):
     assert table["dt"].to_pylist() == ["2026-11-01", "2026-11-02"]
     assert "dt" in read_parquet_schema(log, "rows").names
     feed = read(str(log), where="dt == '2026-11-02'").open()
-    assert [batch["user_id"].tolist() for batch in feed.epoch(0)] == [[2]]
+    assert [batch["user_id"].tolist() for batch in feed.iterate_epoch(0)] == [[2]]
     assert feed.leaves[0].pruned_rows == 1
     events = EventLog(str(log), None)
     read_back = [events.read(part, events.names)[0].to_pylist() for part in events.slices]
@@ -125,7 +125,7 @@ def test_types_that_differ_without_meaning_it_unite(tmp_path, kind):
 def test_a_column_that_a_later_file_adds_is_missing_before_and_unlike_columns_name_both_files(tmp_path):
     write(tmp_path / "a.parquet", 1)
     write(tmp_path / "b.parquet", 2, price=[1.5])
-    prices = [batch["price"].tolist() for batch in read(str(tmp_path)).open(rows=1).epoch(0)]
+    prices = [batch["price"].tolist() for batch in read(str(tmp_path)).open(rows=1).iterate_epoch(0)]
     assert math.isnan(prices[0][0])
     assert prices[1] == [1.5]
     write(tmp_path / "c.parquet", 3, price=["x"])

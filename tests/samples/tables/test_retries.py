@@ -41,7 +41,7 @@ def broken(times, function, error):
 def test_a_place_that_does_not_answer_for_a_while_costs_no_row(file, monkeypatch, error):
     feed = read(str(file), on_bad_rows="skip").open()
     monkeypatch.setattr(formats, "_open_parquet", broken(2, formats._open_parquet, error))
-    assert [(len(batch), batch.skipped) for batch in feed.batches(feed.slices(0))] == [(2, ())]
+    assert [(len(batch), batch.skipped) for batch in feed.iterate_batches(feed.get_slices(0))] == [(2, ())]
 
 
 def test_what_cannot_be_reached_is_never_skipped(file, monkeypatch):
@@ -52,12 +52,12 @@ def test_what_cannot_be_reached_is_never_skipped(file, monkeypatch):
     with pytest.raises(
         UnreachableDataError, match="row group 0: cannot be read after 4 attempts: connection reset"
     ):
-        list(feed.batches(feed.slices(0)))
+        list(feed.iterate_batches(feed.get_slices(0)))
     monkeypatch.undo()
     feed = read(str(file), on_bad_rows="skip").open()
     file.unlink()
     with pytest.raises(UnreachableDataError, match="the file is gone"):
-        list(feed.batches(feed.slices(0)))
+        list(feed.iterate_batches(feed.get_slices(0)))
 
 
 def test_a_connection_that_breaks_while_rows_are_decoded_is_opened_again(file, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_connection_that_breaks_while_rows_are_decoded_is_opened_again(file, m
     opened = formats._open_parquet
     answers = iter([Breaks(), Breaks()])
     monkeypatch.setattr(formats, "_open_parquet", lambda *args: next(answers, None) or opened(*args))
-    assert [len(batch) for batch in feed.batches(feed.slices(0))] == [2]
+    assert [len(batch) for batch in feed.iterate_batches(feed.get_slices(0))] == [2]
 
 
 def test_corrupt_content_is_reported_at_once():

@@ -117,10 +117,13 @@ def test_padding_is_no_work():
     even, uneven = (8,) * 8, (57, *(1,) * 7)
     model, positions, flops = backbone_counts(even)
     _, same, others = backbone_counts(uneven)
-    expected = sum(int(model.layout.length(n)) for n in even)
+    expected = sum(int(model.layout.count_positions(n)) for n in even)
     assert positions == same == expected
     pairs = [
-        sum(int(model.layout.length(n)) * (int(model.layout.length(n)) + 1) / 2 for n in all_)
+        sum(
+            int(model.layout.count_positions(n)) * (int(model.layout.count_positions(n)) + 1) / 2
+            for n in all_
+        )
         for all_ in (even, uneven)
     ]
     assert others - flops == pytest.approx(2 * 12 * 32 * (pairs[1] - pairs[0]))

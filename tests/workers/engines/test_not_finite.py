@@ -171,7 +171,7 @@ def never():
 
 @pytest.mark.parametrize("name", ["pretrain", "rl"])
 def test_ten_skipped_steps_in_a_row_end_the_stage_at_its_last_checkpoint(name, monkeypatch):
-    monkeypatch.setattr("nonet.controller.stages._step_report.held_out", lambda *_: {})
+    monkeypatch.setattr("nonet.controller.stages._step_report.score_held_out", lambda *_: {})
     session, recorder = Broken(SCENARIO, {"pretrain": PRETRAIN, "rl": RL}, record, {"hit": 1.0}), Recorder()
     assert run_stage(session, name, recorder, never), "the run goes on with the next stage"
     assert session.done[-1] == "ended early"
@@ -201,7 +201,7 @@ def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatc
     session._open_commit = None
     session.commits = SimpleNamespace(
         newest=(Path("step-000008"), manifest),
-        ended=lambda stage: False,
+        has_ended=lambda stage: False,
         end=lambda stage, done: calls.append(("end", done)) or (Path("step-000008"), manifest),
     )
     session.groups = SimpleNamespace(

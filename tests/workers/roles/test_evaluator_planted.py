@@ -43,11 +43,13 @@ class Planted:
             part = slice(start, start + size)
             yield (users[part], positions[part]), users[part], positions[part]
 
-    def scores(self, batch, users, positions):
+    def score_catalogue(self, batch, users, positions):
         return torch.from_numpy(self.answer(*batch).astype(np.float32))
 
-    def beams(self, batch, width, users, positions):
-        item = self.scores(batch, users, positions).argsort(dim=1, descending=True, stable=True)[:, :width]
+    def generate_beams(self, batch, width, users, positions):
+        item = self.score_catalogue(batch, users, positions).argsort(dim=1, descending=True, stable=True)[
+            :, :width
+        ]
         nothing = torch.zeros(*item.shape, 1)
         return Beams(item, nothing.long(), nothing, torch.ones_like(item, dtype=torch.bool))
 
@@ -355,7 +357,7 @@ def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tm
     asked = evaluators.load_recommender(world.run, ring.corpus(), tmp_path / "commit")
     users, positions = list_prompts(asked.corpus.seq, TEST)
     live = world.rollout._recommender
-    expected = live.scores(live.batch(users, positions), users, positions)
+    expected = live.score_catalogue(live.batch(users, positions), users, positions)
     assert torch.equal(asked.score_catalogue(asked.batch(users, positions), users, positions), expected)
     detail = evaluator(metrics=("recall@5",), width=30).evaluate("pretrain", str(tmp_path / "commit"))[
         "detail"
@@ -392,7 +394,7 @@ def test_rollouts_on_the_wire_tell_rewards_of_the_same_prompt_row_by_row(ring):
     assert (np.diff(total, axis=1) <= 0).all()  # best first
     asked = world.rollout._recommender
     asked_prompts = beams["user"], beams["position"]
-    every = asked.scores(asked.batch(*asked_prompts), *asked_prompts).numpy()
+    every = asked.score_catalogue(asked.batch(*asked_prompts), *asked_prompts).numpy()
     np.testing.assert_allclose(total, np.take_along_axis(every, beams["item"], 1), rtol=1e-4)
 
 

@@ -123,7 +123,7 @@ def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkey
     model = allowing.evaluate()["detail"]["test"]
     users, positions = list_prompts(allowing.evaluator.corpus.seq, TEST)
     batch = allowing.rollout._recommender.batch(users, positions)
-    best = allowing.rollout._recommender.beams(batch, ITEMS, users, positions).item[:, :3]
+    best = allowing.rollout._recommender.generate_beams(batch, ITEMS, users, positions).item[:, :3]
     for how in ("exhaustive", "beam"):
         assert model[how]["all"]["coverage@3"] == len(set(best.flatten().tolist())) / ITEMS, how
 

@@ -81,7 +81,7 @@ def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path)
         events = np.array([facts[name]["events"] for name in there])
         of_parts = events @ np.array([detail[name]["recall@2"] for name in there]) / events.sum()
         assert of_parts == pytest.approx(detail["all"]["recall@2"])
-        assert events.sum() == ring.corpus().seq.counts()["test"]
+        assert events.sum() == ring.corpus().seq.count_events()["test"]
 
 
 @pytest.mark.parametrize("metrics", [METRICS, (*METRICS, "coverage", "coverage@20")])

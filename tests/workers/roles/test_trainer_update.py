@@ -63,7 +63,11 @@ def logp(world, beams):
     world.trainer.model.eval()
     with torch.no_grad():
         found = log_prob(
-            world.trainer.model, batch, asked.rows(batch), torch.from_numpy(beams["sid"]), asked.corpus.trie
+            world.trainer.model,
+            batch,
+            asked.read_rows(batch),
+            torch.from_numpy(beams["sid"]),
+            asked.corpus.trie,
         )
     return found.sum(-1).numpy()
 
@@ -128,7 +132,9 @@ def level_logp(model, world, beams):
     sid_UWL = torch.from_numpy(beams["sid"]).long()
     model.eval()
     with torch.no_grad():
-        every_UI = score_items(model, model.prefill(batch, asked.rows(batch)), asked.corpus.trie).double()
+        every_UI = score_items(
+            model, model.prefill(batch, asked.read_rows(batch)), asked.corpus.trie
+        ).double()
     below = [torch.zeros(sid_UWL.shape[:2], dtype=torch.float64)]
     for level in range(1, sid_UWL.shape[2] + 1):
         same_UWI = (sids_IL[None, None, :, :level] == sid_UWL[:, :, None, :level]).all(-1)
@@ -310,7 +316,7 @@ def test_a_stage_with_a_target_trains_on_the_events_it_holds_for_and_no_others(r
 @pytest.fixture
 def losses(ring, monkeypatch):
     """Losses of steps that move nothing, all on the rows of step 0."""
-    monkeypatch.setattr(batches, "step_rows", lambda *request: select_step_rows(*request[:-1], 0))
+    monkeypatch.setattr(batches, "select_step_rows", lambda *request: select_step_rows(*request[:-1], 0))
 
     def of(steps, *changes):
         there = ring.world("stages.pretrain.batch.users=60", *changes)
@@ -374,7 +380,7 @@ def catalogue(world, beams):
     batch = asked.batch(beams["user"], beams["position"])
     world.trainer.model.eval()
     with torch.no_grad():
-        cache = world.trainer.model.prefill(batch, asked.rows(batch))
+        cache = world.trainer.model.prefill(batch, asked.read_rows(batch))
         return score_items(world.trainer.model, cache, asked.corpus.trie).double()
 
 

@@ -126,7 +126,7 @@ class SupervisedLoss:
     def _mean(self) -> float:
         """What a training event of the stage counts on average."""
         total, events = 0.0, 0
-        for part in self.context.corpus.seq.parts():
+        for part in self.context.corpus.seq.iterate_parts():
             taught = part.split == TRAIN
             if self.stage.target:
                 taught &= part.targets[self.stage.target]
