@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nonet.controller.record.feed import EventFeed
+from nonet.renamed import keep_old_name
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -40,6 +41,8 @@ class Recorder:
         """Record the metrics of a step, or of the last of several steps."""
         self.record_metrics(stage, step, values)
         self.add_event("step", stage=stage, step=step, metrics=dict(values))
+
+    step = keep_old_name("Recorder.step", record_step)
 
     def record_metrics(
         self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer"

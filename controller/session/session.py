@@ -71,6 +71,7 @@ from nonet.controller.setup import (
     write_run,
 )
 from nonet.errors import CheckpointError, ConfigError, WorkerLost
+from nonet.renamed import keep_old_name
 from nonet.workers import check_ray_environment
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import WorkerGroup, ensure_ray
@@ -470,6 +471,8 @@ class Session:
             self.enter_step(step)
             self.rollout.ensure_on_device(name)
             yield step, PromptRequest(name, step, self.stage.users)
+
+    prompts = keep_old_name("Session.prompts", iterate_prompts)
 
     def begin_rl(self, name: str) -> int:
         """Enter an RL stage, publish its first version, and return its next step."""

@@ -97,7 +97,7 @@ class Session:
             binding=SimpleNamespace(groups=[group]),
             offloader=SimpleNamespace(list_counts=nothing),
         )
-        self.trainer = SimpleNamespace(published=nothing)
+        self.trainer = SimpleNamespace(count_published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
         self.changes: dict[str, Any] = {}
         self.warnings: list[str] = []
@@ -218,7 +218,7 @@ def test_failed_heartbeats_are_told_between_steps(made):
 
 def test_an_evaluator_that_moves_answers_first(made):
     runner, session = made({})
-    session.changes["finetune"] = SimpleNamespace(stops=("evaluator",), words=lambda: "moved")
+    session.changes["finetune"] = SimpleNamespace(stops=("evaluator",), describe=lambda: "moved")
     assert runner.run()
     log = session.evaluator.log
     before = log[: log.index("rebound for finetune")]

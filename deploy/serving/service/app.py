@@ -106,7 +106,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
             )
         known = service.features.items
         places = await asyncio.to_thread(known.search, title, k)
-        pairs = zip(known.ids(places), known.titles(places), strict=True)
+        pairs = zip(known.get_ids(places), known.get_titles(places), strict=True)
         return {"items": [{"item": item, "title": text} for item, text in pairs]}
 
     @app.get("/examples", dependencies=reads)

@@ -165,7 +165,7 @@ class PipelineSession:
             offloader=SimpleNamespace(list_counts=dict),
             binding=SimpleNamespace(groups=[]),
         )
-        self.trainer = SimpleNamespace(published=dict)
+        self.trainer = SimpleNamespace(count_published=dict)
         self.evaluator = SimpleNamespace(
             baseline=lambda name: self._asked("baseline", name),
             evaluate=lambda name, folder: self._asked("evaluate", name, folder),

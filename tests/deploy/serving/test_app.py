@@ -206,7 +206,7 @@ def test_versions_swap_and_roll_back_under_load_without_a_failed_or_mixed_answer
     seen = {answer["version"] for _, answer in answers}
     assert len(seen) >= 2
     for version in seen:
-        engine = InferenceEngine(run.recommender(registry.read_version(version)), version)
+        engine = InferenceEngine(run.load_recommender(registry.read_version(version)), version)
         for user, answer in [pair for pair in answers if pair[1]["version"] == version][:40]:
             asked = app.state.service.features.make_list_question(str(user), None, 5)
             alone = engine.answer([asked.question])[0]
