@@ -118,7 +118,7 @@ def test_report_compares_two_runs_in_a_table_or_as_json(run, ring, events, typed
 
 def test_what_can_not_be_compared_is_one_line(run, refused, tmp_path_factory):
     other = Ring(tmp_path_factory.mktemp("other"), users=20)
-    count = other.corpus().seq.counts()["test"]
+    count = other.corpus().seq.count_events()["test"]
     elsewhere = folder_of(other, tmp_path_factory.mktemp("runs") / "other", pretrain=np.zeros(count, int))
     assert "were tested on different events" in refused("report", run.path, "--compare", elsewhere.path)
     assert "has no ranks of 'rl'; it ranked pretrain" in refused(
@@ -145,9 +145,9 @@ def started(ring, events, monkeypatch):
         began.append(f"run {run_dir.name}")
         return finish(run_dir, source)
 
-    def resume(path, given):
+    def resume(path, scenario_file):
         began.append(f"resume {path.name}")
-        return finish(path, given)
+        return finish(path, scenario_file)
 
     monkeypatch.setattr(api, "run", run)
     monkeypatch.setattr(api, "resume", resume)

@@ -99,7 +99,7 @@ def test_a_version_whose_files_are_torn_is_named_and_never_served(port, served):
     until(lambda: call(port, "/versions", "GET")[1]["default"] == 3)
     registry.promote(serving.default)
     until(lambda: call(port, "/versions", "GET")[1]["default"] == serving.default)
-    torn = served.open().contents(*served.open().find_newest_commit())
+    torn = served.open().build_contents(*served.open().find_newest_commit())
     torn.source["commit"] = "torn"
     fourth = registry.publish(torn, base=3, serve=False)
     manifest = registry.root / "versions" / f"{fourth.number:06d}.json"

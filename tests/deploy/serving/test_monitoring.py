@@ -24,7 +24,7 @@ class Nothing:
     serving = SimpleNamespace(default=3)
 
     @staticmethod
-    def facts():
+    def get_facts():
         return {}
 
 

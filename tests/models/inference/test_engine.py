@@ -22,7 +22,7 @@ def world(request, tmp_path_factory):
 
 
 def question(seq, user, **options):
-    events = events_of(seq, user).last(1 + user % 8)
+    events = events_of(seq, user).select_last(1 + user % 8)
     options = {"width": 10, "top": 5 + user % 4, "hidden": np.unique(events.item)} | options
     return Question(events, int(seq.user_key[user]), str(user), **options)
 
@@ -77,11 +77,11 @@ def test_with_few_items_left_the_list_is_shorter_and_with_none_it_is_empty(world
 
 def test_the_engine_ranks_as_the_evaluator_does(world):
     run, engine = world
-    recommender = run.recommender(run.registry.read_version(1))
+    recommender = run.load_recommender(run.registry.read_version(1))
     seq = run.corpus.seq
     users = np.arange(6)
     positions = seq.lengths[users] - 1
-    beams = recommender.beams(recommender.batch(users, positions), 10, users, positions)
+    beams = recommender.generate_beams(recommender.batch(users, positions), 10, users, positions)
     for user in users.tolist():
         events = events_of(seq, user, int(positions[user]))
         one = Question(
@@ -104,10 +104,10 @@ def test_features_online_are_the_bytes_of_those_offline(world):
     positions = np.arange(1000) % (seq.lengths[users] - 1)
     offline = make_prompt_batch(seq, run.corpus.sids, users, positions, history=history, stage="serve")
     questions = [
-        Question(events_of(seq, user, position).last(history), int(seq.user_key[user]))
+        Question(events_of(seq, user, position).select_last(history), int(seq.user_key[user]))
         for user, position in zip(users.tolist(), positions.tolist(), strict=True)
     ]
-    made = pack_questions(questions, seq.part(0, 0))
+    made = pack_questions(questions, seq.slice_users(0, 0))
     rows = np.arange(len(questions))
     online = make_prompt_batch(made, run.corpus.sids, rows, made.lengths - 1, history=history, stage="serve")
     for name in ("item", "time", "event"):
