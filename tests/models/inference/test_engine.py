@@ -85,7 +85,7 @@ def test_the_engine_ranks_as_the_evaluator_does(world):
     for user in users.tolist():
         events = events_of(seq, user, int(positions[user]))
         one = Question(
-            events.last(run.setup.history),
+            events.select_last(run.setup.history),
             int(seq.user_key[user]),
             top=5,
             width=10,
