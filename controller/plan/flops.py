@@ -1,7 +1,8 @@
-"""What a stage costs on any hardware: floating-point operations of its steps, and the bytes that cross between processes.
+"""Estimates of the work of a stage on any hardware: floating-point operations per step, and bytes sent between processes.
 
-From shapes alone, at most (every history full, no key twice), so it is no prediction: it says which link or group a plan leans
-on before anything is measured. Two flops a parameter and position forward, four more backward.
+All numbers are upper bounds that follow from shapes (every history full, no key twice). They are no prediction of time;
+they show which link or group a plan depends on before anything is measured. The model counts 2 FLOPs per parameter and
+position for the forward pass and 4 more for the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ _WIRE: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """What a group computes in a step, on so many devices ("CPU" workers on cpu)."""
+    """Floating-point operations of one group in one step.
+
+    Attributes:
+        group: The name of the group.
+        resource: Ray's name of the resource that computes ("CPU" for workers on cpu).
+        devices: The number of devices, or of workers on cpu.
+        count: Floating-point operations per step, summed over the devices.
+    """
 
     group: str
     resource: str
@@ -34,7 +42,14 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """One stage. moves: (what, bytes a step, from where to where); steps 0: the data will tell."""
+    """Estimated work of one stage.
+
+    Attributes:
+        name: The name of the stage.
+        steps: The number of steps; 0 if it is known only after the data are read.
+        flops: Floating-point operations per step, one entry per group.
+        moves: Traffic per step as (description, bytes, route) tuples.
+    """
 
     name: str
     steps: int
@@ -43,20 +58,40 @@ class StageWork:
 
 
 def arithmetic(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
-    """Yield the work of every stage on the groups that it has."""
+    """Yield the estimated work of every stage.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        by_stage: The groups of each stage.
+    """
     for name, body in run.scenario.stages.items():
         yield run.kinds[name].work(run.scenario, name, body, by_stage[name], run.size)
 
 
 def group_flops(group: PlannedGroup, count: float) -> Flops:
-    """What a group computes in a step."""
+    """Describe the floating-point operations of a group in one step.
+
+    Args:
+        group: The group that computes.
+        count: Floating-point operations per step, summed over the group's devices.
+    """
     return Flops(group.name, group.resource, group.workers * (group.devices or 1), count)
 
 
 def row_moves(
     scenario: Scenario, groups: tuple[PlannedGroup, ...], events: float, ways: int
 ) -> Iterator[tuple[str, float, str]]:
-    """Rows that trainers pull from shards in other processes, and the gradients they push back."""
+    """Yield the traffic of sparse rows between trainers and shards in other processes.
+
+    Args:
+        scenario: The scenario, for the width of rows and their encoding between processes.
+        groups: The groups of the stage.
+        events: Events per global step.
+        ways: 1 if rows are only pulled; 2 if gradients are also pushed back.
+
+    Yields:
+        (description, bytes per step, route).
+    """
     trainer, shards = holder(groups, "trainer"), holder(groups, "embedding")
     fused = shards.name == trainer.name
     elsewhere = 1 - 1 / trainer.workers if fused else 1.0
@@ -68,12 +103,27 @@ def row_moves(
 
 
 def gradient_moves(trainer: PlannedGroup, size: ModelSize) -> Iterator[tuple[str, float, str]]:
-    """A ring sends every gradient twice but for one rank's share, whether it is one all-reduce or scatter and gather."""
+    """Yield the traffic of dense gradients between the ranks of a trainer.
+
+    A ring sends each gradient twice, except for one rank's share. This holds for one all-reduce and for a reduce-scatter
+    with an all-gather.
+
+    Args:
+        trainer: The trainers' group.
+        size: The shape of the model.
+
+    Yields:
+        (description, bytes per step, route).
+    """
     if trainer.workers > 1:
         each = 2.0 * size.parameters * size.weight_bytes * (1 - 1 / trainer.workers)
         yield "dense gradients", each * trainer.workers, f"among {trainer.name}"
 
 
 def holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:
-    """The group that holds a role. Raises StopIteration."""
+    """Return the group that holds a role.
+
+    Raises:
+        StopIteration: No group holds the role.
+    """
     return next(group for group in groups if role in group.roles)

@@ -1,8 +1,9 @@
-"""Bytes that one worker keeps on its device in a stage, part by part, and in what chunks it computes so that they fit.
+"""Estimates of the bytes that one worker keeps on its device in a stage, by part, and of the chunk sizes that fit.
 
-A chunk is what the scenario says, positions of a supervised step and prompts of an RL one, halved until activations and
-key/value caches fit the share of the device that is theirs. Trainer and rollout compute such chunks, whatever comes: so
-everything is an upper bound from shapes; nothing is measured here.
+A chunk is the amount of work that is computed at once: positions of a supervised step, or prompts of an RL step. It starts
+at the scenario's value and is halved until activations and key/value caches fit into the share of the device that is left
+for them. Trainers and rollouts compute chunks of this size at run time, so every number is an upper bound that follows from
+shapes; nothing is measured here.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ _CUT_TO = 0.8  # of the room: the estimate is from shapes, and allocators need s
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one worker keeps: `fixed` while it lives, `working` only while its phase runs; bytes by part.
+    """Memory that one worker needs in a stage, in bytes by part.
 
-    chunks   what is computed at once, by role: positions of a supervised step, prompts of an RL one
+    Attributes:
+        fixed: Bytes that are held for the whole life of the worker.
+        working: Bytes that are held only while the worker's phase runs.
+        chunks: By role, how much is computed at once: positions of a supervised step, or prompts of an RL step.
     """
 
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -32,12 +36,20 @@ class Need:
 
     @property
     def idle_bytes(self) -> float:
+        """Bytes that the worker holds while it does not compute."""
         return sum(self.fixed.values())
 
 
 def need(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, budget_bytes: float) -> Need:
-    """What a worker of a group with these roles keeps in a stage, in chunks that fit `budget_bytes` (0: unknown, then as large
-    as the scenario says)."""
+    """Estimate the memory of a worker in a stage, with chunks that fit the budget.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage.
+        roles: The roles that the worker holds.
+        workers: The number of workers in its group.
+        budget_bytes: Bytes that the worker may use; 0 if unknown, in which case chunks are as large as the scenario says.
+    """
     scenario, size = run.scenario, run.size
     body, kind = scenario.stages[stage], run.kinds[stage]
     fixed: dict[str, float] = {}
@@ -75,7 +87,16 @@ def need(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, bud
 
 
 def usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
-    """What a worker has of a step in which every user has one full history: positions, or prompts of an RL step."""
+    """Estimate one worker's share of a step in which every user has one full history.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage.
+        workers: The number of trainers.
+
+    Returns:
+        Positions of a supervised step, or prompts of an RL step.
+    """
     body, kind = run.scenario.stages[stage], run.kinds[stage]
     units = kind.count_units(body, 1)
     if units is not None:
@@ -84,19 +105,36 @@ def usual_share(run: ResolvedRun, stage: str, workers: int) -> float:
 
 
 def largest_chunk(scenario: Scenario, body: StageOptions, size: ModelSize) -> int:
-    """What the scenario lets a worker compute at once, in the stage's units: positions, or prompts of an RL one."""
+    """Return the most that the scenario lets a worker compute at once.
+
+    Args:
+        scenario: The scenario.
+        body: The options of the stage.
+        size: The shape of the model.
+
+    Returns:
+        Positions of a supervised step, or prompts of an RL step; at least 1.
+    """
     return max(1, int(body.chunk.tokens / body.kind.count_unit_tokens(scenario, body, size)))
 
 
 def sequence(scenario: Scenario, size: ModelSize) -> float:
-    """Positions of one full history."""
+    """Return the number of positions of one full history, with the start position."""
     return float(scenario.data.history * size.positions_an_event + 1)
 
 
 def _trained(
     role: Role, policies: Mapping[str, int], workers: int, size: ModelSize, optimizer: str
 ) -> dict[str, float]:
-    """Return the bytes of the model while it is trained; `policies`: whole copies of it, by what they are for."""
+    """Estimate the bytes of a model that is being trained.
+
+    Args:
+        role: The trainers' role, with its engine.
+        policies: The number of whole copies of the model, by purpose.
+        workers: The number of trainers.
+        size: The shape of the model.
+        optimizer: The name of the dense optimizer.
+    """
     zero = _zero(role)
     weights = size.parameters * size.weight_bytes
     parts = {"weights": weights / (workers if zero == 3 else 1)}
@@ -112,8 +150,11 @@ def _trained(
 
 
 def _stored_rows(run: ResolvedRun, stage: str) -> float:
-    """Return the bytes of sparse rows that a trainer stores before they change, at most: a table's budget, where it has one,
-    else a row and its key for every event of the histories of those steps."""
+    """Estimate an upper bound of the bytes of sparse rows that a trainer stores before they change.
+
+    A table with a budget counts at most its budget; a table without one counts a row and a key for every event of the
+    histories.
+    """
     scenario, kind, dims = run.scenario, run.kinds[stage], run.feature_dims
     body = scenario.stages[stage]
     steps, users = kind.count_stored_row_steps(body), kind.find_least_users(body)[0] or 0
@@ -125,18 +166,18 @@ def _stored_rows(run: ResolvedRun, stage: str) -> float:
 
 
 def _masters(role: Role, workers: int, size: ModelSize) -> float:
-    """Bytes of the fp32 copies of weights of reduced precision."""
+    """Return the bytes of the fp32 master copies of weights of reduced precision."""
     return size.learned * 4 / (workers if _zero(role) else 1) if size.weight_bytes < 4 else 0.0
 
 
 def _moments(size: ModelSize, optimizer: str) -> float:
-    """Bytes of the moments in fp32: two of a weight, one of those that Muon moves."""
+    """Return the bytes of the optimizer's fp32 moments: two per weight, and one per weight that Muon updates."""
     single = size.matrices if optimizer == "muon" else 0
     return size.learned * 8.0 - min(single, size.learned) * 4.0
 
 
 def _of_a_step(role: Role, workers: int, size: ModelSize) -> dict[str, float]:
-    """What a step has besides: copies, and the buffer that gradients are summed in."""
+    """Estimate the bytes of temporary copies and of the gradient buffer during a step."""
     parts = {}
     if copies := _copies(role, workers)[1]:
         parts["copies"] = copies * size.parameters * size.weight_bytes
@@ -145,24 +186,37 @@ def _of_a_step(role: Role, workers: int, size: ModelSize) -> dict[str, float]:
 
 
 def _gradients(role: Role, workers: int, size: ModelSize) -> float:
+    """Return the bytes of gradients on each rank."""
     return size.learned * size.weight_bytes / (workers if _zero(role) >= 2 else 1)
 
 
 def _zero(role: Role) -> int:
+    """Return the ZeRO stage of the role's engine; 0 if it has no engine."""
     return role.engine.spec.divides(role.engine.options()) if role.engine else 0
 
 
 def _copies(role: Role, workers: int) -> tuple[float, float]:
-    """Copies of the weights that the engine keeps on each rank, and those of a step."""
+    """Return how many copies of the weights the engine keeps on each rank: permanently, and during a step."""
     return role.engine.spec.copies(role.engine.options(), workers) if role.engine else (0.0, 0.0)
 
 
 def _aside(role: Role) -> bool:
+    """Return whether the role's engine keeps the optimizer in host memory."""
     return role.engine is not None and role.engine.spec.aside(role.engine.options())
 
 
 def stepped_on_host(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int) -> float:
-    """Bytes of a worker's share of an optimizer in host memory: moments, weights in fp32 and their gradients."""
+    """Return the bytes of a worker's share of an optimizer in host memory: moments, fp32 weights and their gradients.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage.
+        roles: The roles that the worker holds.
+        workers: The number of workers in its group.
+
+    Returns:
+        Bytes; 0 if no role of the worker steps on the host.
+    """
     named = run.roles_at(stage)
     if not any(role in named and _aside(named[role]) for role in roles):
         return 0.0
@@ -170,13 +224,13 @@ def stepped_on_host(run: ResolvedRun, stage: str, roles: tuple[str, ...], worker
 
 
 def _stepping(run: ResolvedRun, tokens: float) -> float:
-    """Activations of a chunk, and its sparse rows with their gradients."""
+    """Estimate the bytes of a chunk's activations, and of its sparse rows with their gradients."""
     events = tokens / run.size.positions_an_event
     return run.size.estimate_activation_bytes(tokens) + events * sum(run.feature_dims.values()) * 8
 
 
 def _beams(run: ResolvedRun, width: int, users: float) -> float:
-    """Caches of a chunk of prompts: every history once, every beam's own tokens, and one level's logits."""
+    """Estimate the bytes of a chunk of prompts: one cached history per user, the tokens of every beam, and one level's logits."""
     size = run.size
     cached = sequence(run.scenario, size) + width * size.levels
     codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
@@ -184,7 +238,14 @@ def _beams(run: ResolvedRun, width: int, users: float) -> float:
 
 
 def _chunk(whole: int, bytes_of: Callable[[float], float], least: int, room: float) -> int:
-    """`whole`, halved until it fits the room (0: not known), never below `least`."""
+    """Halve a chunk until its estimated bytes fit.
+
+    Args:
+        whole: The largest chunk.
+        bytes_of: Estimates the bytes of a chunk.
+        least: The smallest chunk that may be returned.
+        room: Bytes that are available; 0 if unknown, in which case `whole` is returned.
+    """
     while room and bytes_of(whole) > _CUT_TO * room and whole // 2 >= least:
         whole //= 2
     return whole

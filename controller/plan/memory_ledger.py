@@ -1,9 +1,9 @@
-"""The memory ledger: what every device and host holds in every phase of every stage; what cannot fit is refused.
+"""The memory ledger: the bytes that every device and host holds in every phase of every stage.
 
-Groups on the same devices (collocate) are all resident when they fit together. Where they don't, those that rest in a phase
-are offloaded to host memory and they take turns; then, of a trainer fused with roles that work, what it alone holds. What
-works at the same time cannot take turns, so an overlap over the device's memory is a PlacementError that names the numbers,
-before anything is allocated. On cpu a bundle is a device when its pool says how much memory one has.
+Groups on the same devices (`collocate`) all stay resident if they fit together. If they do not, groups that rest in a phase
+are offloaded to host memory, and after them the trainer's part of a group whose other roles work. Groups that work at the
+same time cannot be offloaded, so a phase that exceeds the memory of the device is a PlacementError with the numbers, raised
+before anything is allocated. On cpu, a bundle is treated as a device if its pool states `memory`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,17 @@ _USABLE = 0.92  # of a device's memory; allocators fragment the rest
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One device (or host) in one phase. parts: bytes by "group.part"; capacity 0: not known, so not checked.
+    """Memory of one device or host in one phase.
 
-    offloaded   groups whose bytes wait in host memory meanwhile; "group/role" for what one fused role alone holds
+    Attributes:
+        stage: The name of the stage.
+        phase: The name of the phase; "host" for a host.
+        place: The group whose devices are meant; "host" for a host.
+        resource: Ray's name of the device, or "memory" for a host.
+        parts: Bytes by "group.part".
+        capacity: Usable bytes; 0 if unknown, in which case nothing is checked.
+        offloaded: Groups whose bytes are in host memory during the phase; "group/role" for the bytes of one fused role.
+        example: One node for which the line holds.
     """
 
     stage: str
@@ -53,35 +61,59 @@ class LedgerLine:
 
     @property
     def needed(self) -> int:
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
     @property
     def counted(self) -> int:
-        """Without a host's processes, whose size is a rule of thumb: they alone refuse nothing."""
+        """Bytes that are compared with the capacity.
+
+        They exclude the processes of a host, whose size is only a rule of thumb and must not cause an error on its own.
+        """
         return sum(value for part, value in self.parts.items() if not part.endswith(".processes"))
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All lines, and by stage what a group's role computes at once: positions of a supervised step, prompts of an RL one."""
+    """Memory of all devices and hosts in all phases, and the planned chunk sizes.
+
+    Attributes:
+        lines: One line per device or host and phase.
+        chunks: By stage and "group.role", how much is computed at once: positions of a supervised step, or prompts of an RL
+            step.
+    """
 
     lines: tuple[LedgerLine, ...] = ()
     chunks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def peak(self, stage: str, place: str) -> LedgerLine:
-        """The phase of a stage in which a place holds most."""
+        """Return the line of the phase in which a place needs most memory.
+
+        Args:
+            stage: The name of the stage.
+            place: The name of the group whose devices are meant; "host" for the fullest host.
+        """
         return max(
             (line for line in self.lines if (line.stage, line.place) == (stage, place)),
             key=lambda line: line.needed,
         )
 
     def turns(self) -> tuple[LedgerLine, ...]:
-        """The phases in which somebody is offloaded."""
+        """Return the lines of phases in which something is offloaded."""
         return tuple(line for line in self.lines if line.offloaded)
 
 
 def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView) -> Ledger:
-    """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
+    """Account for the memory of the groups of every stage.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        by_stage: The groups of each stage.
+        view: The cluster, for the memory of devices and hosts.
+
+    Raises:
+        PlacementError: The groups that work in a phase exceed the memory of a device or host.
+    """
     scenario = run.scenario
     lines: list[LedgerLine] = []
     chunks: dict[str, dict[str, int]] = {}
@@ -107,14 +139,14 @@ def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]],
 
 
 def _phases(run: ResolvedRun, stage: str) -> dict[str, tuple[str, ...]]:
-    """Who works at once in a stage, phase by phase: roles, "reward" for all rewards. Everybody else on the device rests."""
+    """Return which roles work at the same time in each phase of a stage; "reward" stands for all rewards."""
     return run.kinds[stage].list_phases(run.scenario.stages[stage])
 
 
 def _device_lines(
     run: ResolvedRun, stage: str, groups: list[GroupPlan], view: ClusterView
 ) -> Iterator[tuple[LedgerLine, dict[str, Need]]]:
-    """The phases of one device, each with what its groups need."""
+    """Yield one ledger line per phase for the devices that `groups` share, with the memory that each group needs."""
     root = groups[0]
     runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
     capacity = int(_USABLE * min(_device_bytes(run.scenario, view, node, root) for node in set(root.nodes)))
@@ -155,10 +187,17 @@ def _fitting(
     busy: list[GroupPlan],
     budget: float,
 ) -> dict[str, Need]:
-    """What the groups of a device need when each that works has `budget` bytes (0: not known).
+    """Estimate the memory of the groups on one device, and choose their chunks.
 
-    Chunks that hold what a step usually has leave those that rest where they are: only such as do not fit beside them send
-    them away.
+    Chunks are reduced so that resting groups stay resident, unless the chunks would become smaller than a usual step. In
+    that case the working groups get the whole budget, and resting groups are offloaded.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage.
+        groups: All groups on the device.
+        busy: Those that work in the phase.
+        budget: Bytes for each working group; 0 if unknown.
     """
 
     def needs(bytes_each: float) -> dict[str, Need]:
@@ -177,6 +216,7 @@ def _fitting(
 def _parts(
     groups: list[GroupPlan], needs: Mapping[str, Need], active: tuple[str, ...], runtime: int
 ) -> dict[str, int]:
+    """Return bytes by "group.part" for the groups of a device, with working memory only for `active` roles."""
     parts: dict[str, int] = {}
     for group in groups:
         own: dict[str, float] = {"runtime": runtime} if runtime else {}
@@ -193,7 +233,7 @@ def _host_line(
     view: ClusterView,
     aside: Mapping[str, float],
 ) -> tuple[LedgerLine, dict[str, Need]]:
-    """The tightest host: processes, CPU groups' models, shards of the tables, and what was offloaded."""
+    """Return the ledger line of the fullest host: processes, models of CPU groups, table shards and offloaded bytes."""
     by_node: dict[str, dict[str, int]] = defaultdict(dict)
     needs: dict[str, Need] = {}
     for group in groups:
@@ -217,47 +257,62 @@ def _host_line(
 
 
 def _pressure(parts: Mapping[str, int], capacity: float) -> float:
+    """Return the used share of a host's memory; 0 if the memory is unknown."""
     return sum(parts.values()) / capacity if capacity else 0.0
 
 
 def _works(group: GroupPlan, working: tuple[str, ...]) -> bool:
+    """Return whether a group holds one of the working roles; "reward" stands for rewards and steps between."""
     return bool(set(group.roles) & set(working)) or (
         "reward" in working and any(".reward." in role or ".between." in role for role in group.roles)
     )
 
 
 def _is_counted(scenario: Scenario, group: GroupPlan) -> bool:
+    """Return whether the memory of a group's devices is checked: always on accelerators, on cpu if the pool states it."""
     return group.resource != "CPU" or bool(_pool_bytes(scenario, group))
 
 
 def _device_bytes(scenario: Scenario, view: ClusterView, node: str, group: GroupPlan) -> float:
-    """What a device of a group has: as its pool says, as the view knows, the smaller of both; 0 where neither does."""
+    """Return the memory of one device of a group.
+
+    It is the smaller of what the pool states and what the cluster view knows; 0 if both are unknown.
+    """
     facts = view.node(node).devices.get(group.resource)
     known = [value for value in (facts.memory_bytes if facts else 0, _pool_bytes(scenario, group)) if value]
     return float(min(known, default=0))
 
 
 def _pool_bytes(scenario: Scenario, group: GroupPlan) -> int:
+    """Return the memory per device that the group's pool states; 0 if it states none."""
     pool = scenario.pools.get(group.pool)
     return (pool.memory or 0) if pool else 0
 
 
 def _group(unit: str) -> str:
+    """Return the group of a unit such as "group/role"."""
     return unit.partition("/")[0]
 
 
 def _kept(line: LedgerLine, group: str) -> int:
-    """Bytes of a group that stay on the device in a phase, its runtime and what works aside."""
+    """Return the bytes of a group that stay on the device in a phase, without its runtime and working memory."""
     names = ("weights", "optimizer", "gradients", "reference", "copy")
     return sum(line.parts.get(f"{group}.{name}", 0) for name in names)
 
 
 def _host_bytes(view: ClusterView, node: str) -> float:
+    """Return the memory of a node in bytes; 0 if unknown."""
     return view.node(node).total.get(MEMORY, 0.0)
 
 
 def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str, ...] | None) -> None:
-    """Keep the smallest chunk of the phases in which a role works; None: of a host, where all do."""
+    """Record the smallest chunk over the phases in which a role works.
+
+    Args:
+        chunks: Chunks by "group.role"; updated in place.
+        needs: The memory of each group.
+        working: The roles that work in the phase; None on a host, where all of them do.
+    """
     for group, group_need in needs.items():
         for role, chunk in group_need.chunks.items():
             if working is None or role in working:
@@ -266,6 +321,7 @@ def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str,
 
 
 def _refusal(line: LedgerLine, scenario: Scenario) -> str:
+    """Format the message for a line that exceeds its capacity: stage, place, bytes by group, and what to change."""
     by_group: dict[str, list[tuple[str, int]]] = {}
     for key, value in line.parts.items():
         group, part = key.rsplit(".", 1)
@@ -278,7 +334,7 @@ def _refusal(line: LedgerLine, scenario: Scenario) -> str:
     way_out = (
         f"Set stages.{line.stage}.rollout.staleness to 0 so that they take turns, or give one of them devices of its own."
         if stale
-        else "Lower the table budgets or processes a node, or spread over more nodes."
+        else "Lower the table budgets or the processes per node, or use more nodes."
         if line.resource == MEMORY
         else "Raise pools.X.memory of its pool, or give a group that shares the bundle one of its own."
         if line.resource == "CPU"
@@ -293,7 +349,7 @@ def _refusal(line: LedgerLine, scenario: Scenario) -> str:
 
 
 def gigabytes(value: float) -> str:
-    """Bytes as a person reads them."""
+    """Format a number of bytes with three significant digits in TB, GB, MB or KB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

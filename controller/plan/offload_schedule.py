@@ -1,8 +1,8 @@
-"""OffloadSchedule: what must be moved before a phase, from the plan's ledger: offloads first, then resumes.
+"""OffloadSchedule: the offloads and resumes that are needed before each phase, derived from the plan's memory ledger.
 
-Pure. At no moment, between moves included, does a device hold more than its usable memory; a phase that the ledger did not
-account for is a PlacementError. A unit that moves is a group, or "group/role": what one of its fused roles alone holds.
-`nonet.controller.groups.offload` carries the moves out on the run's groups.
+Offloads come first, then resumes. A device never holds more than its usable memory, not even between two moves. A phase
+that the ledger does not contain is a PlacementError. The unit of a move is a group, or "group/role" for the part of one
+fused role. `nonet.controller.groups.offload` carries out the moves.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ from nonet.errors import PlacementError
 
 @dataclass(frozen=True, slots=True)
 class OffloadMove:
-    """`what` is "offload" or "resume"; `unit` a group or group/role."""
+    """One move of a unit between device and host memory.
+
+    Attributes:
+        unit: A group, or "group/role".
+        what: "offload" or "resume".
+    """
 
     unit: str
     what: str
 
     @property
     def group(self) -> str:
-        """The group that moves, or whose role does."""
+        """The group of the unit."""
         return self.unit.partition("/")[0]
 
     @property
     def role(self) -> str:
-        """The role that moves, "" for all of the group."""
+        """The role of the unit; "" if the whole group moves."""
         return self.unit.partition("/")[2]
 
 
@@ -38,7 +43,7 @@ TOGETHER = (
 
 
 class OffloadSchedule:
-    """The groups of one device over the stages of a run; all are resident at first."""
+    """Tracks which units of one device are offloaded; all are resident at the start of a run."""
 
     def __init__(self, ledger: Ledger, place: str):
         self.place = place
@@ -46,7 +51,15 @@ class OffloadSchedule:
         self.offloaded: set[str] = set()
 
     def enter(self, stage: str, phase: str) -> list[OffloadMove]:
-        """The moves that a phase needs, in the order to carry them out. Raises PlacementError for an unknown phase."""
+        """Return the moves that a phase needs, in the order in which they must be carried out.
+
+        Args:
+            stage: The name of the stage.
+            phase: The name of the phase.
+
+        Raises:
+            PlacementError: The ledger does not contain the phase.
+        """
         line = self._line(stage, phase)
         offloaded = set(line.offloaded)
         working = {key.rsplit(".", 1)[0] for key in line.parts} - offloaded
@@ -57,21 +70,33 @@ class OffloadSchedule:
         return moves
 
     def leave(self) -> list[OffloadMove]:
-        """Everybody back, for work that the ledger did not account for: a stage rehearsed on another stage's groups."""
+        """Return the moves that make everything resident.
+
+        They are needed before work that the ledger does not contain, such as the rehearsal of a stage on another stage's
+        groups.
+        """
         moves = [OffloadMove(unit, "resume") for unit in sorted(self.offloaded)]
         self.offloaded = set()
         return moves
 
     def knows(self, stage: str) -> bool:
-        """Whether the place is there in a stage: re-plans may put groups elsewhere."""
+        """Return whether the ledger has the place in a stage; re-plans may move groups elsewhere."""
         return any(known == stage for known, _ in self._lines)
 
     def made_anew(self, group: str) -> None:
-        """A group's processes were started afresh: all of it is resident."""
+        """Record that the processes of a group were restarted, so that all of it is resident."""
         self.offloaded = {unit for unit in self.offloaded if unit.partition("/")[0] != group}
 
     def bytes_after(self, stage: str, phase: str) -> int:
-        """What the device holds in a phase. Raises PlacementError where that passes what can be used."""
+        """Return the bytes that the device holds in a phase.
+
+        Args:
+            stage: The name of the stage.
+            phase: The name of the phase.
+
+        Raises:
+            PlacementError: The bytes exceed the capacity, or the ledger does not contain the phase.
+        """
         line = self._line(stage, phase)
         if line.capacity and line.needed > line.capacity:
             raise PlacementError(
@@ -80,6 +105,7 @@ class OffloadSchedule:
         return line.needed
 
     def _line(self, stage: str, phase: str) -> LedgerLine:
+        """Return the ledger line of a phase; the overlapped phase, if the stage has one, stands for all its phases."""
         try:
             return self._lines.get((stage, TOGETHER)) or self._lines[stage, phase]
         except KeyError:
@@ -90,5 +116,5 @@ class OffloadSchedule:
 
 
 def pairs(ledger: Ledger, place: str) -> Iterable[tuple[str, str]]:
-    """(stage, phase) of a place in the order of the run."""
+    """Return the (stage, phase) pairs of a place in the order of the run."""
     return [(line.stage, line.phase) for line in ledger.lines if line.place == place]

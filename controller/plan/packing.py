@@ -1,9 +1,9 @@
-"""Choose nodes for the workers of one group; `Capacity` is what is free while a plan is made.
+"""Choice of the nodes for one group's workers; `Capacity` tracks what is free while a plan is made.
 
-Best fit across groups and jobs: a group takes the fewest nodes, and the one it fills in part is the fullest that still fits;
-among equals the one in the fullest rack. So four one-GPU groups share a node and three whole nodes stay whole, where Ray's
-own placement leaves none (`nonet bench placement`). Groups whose workers work alone fill broken nodes first. The work is
-O(groups x nodes), whatever the number of workers: 50 groups on 1,000 nodes of 8 devices take a fraction of a second.
+The algorithm is best fit across groups and jobs: a group takes the fewest nodes, and the node that it fills only in part is
+the fullest one that still fits; ties are broken in favour of the fullest rack. Four one-GPU groups therefore share a node
+and leave three nodes whole, where Ray's own placement leaves none (`nonet bench placement`). Groups whose workers do not
+communicate fill partly used nodes first. The cost is O(groups x nodes), independent of the number of workers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ _TINY = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a group asks: workers (at least, at most), of what one worker needs, and how near each other they must be.
+    """A request for the workers of one group.
 
-    gang   the workers talk to each other all the time, so few nodes are better than broken ones
+    Attributes:
+        resource: Ray's name of the resource.
+        each: Units of the resource per worker.
+        least: The smallest acceptable number of workers.
+        most: The largest number of workers.
+        labels: Labels that a node must have.
+        topology: How near to each other the workers must or should be.
+        gang: Whether the workers communicate all the time, so that few nodes are better than partly used ones.
     """
 
     resource: str
@@ -36,7 +43,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class NodeSlots:
-    """A node and how many workers fit on it."""
+    """A node with the number of workers that fit on it.
+
+    Attributes:
+        node: The node.
+        order: The node's position in the order of places.
+        slots: The number of workers that fit.
+        broken: Whether part of the node is in use.
+        full: Free units in the node's rack and zone; smaller means fuller.
+    """
 
     node: Node
     order: int
@@ -49,7 +64,7 @@ Choice = list[tuple[Node, int]]
 
 
 class Capacity:
-    """The free resources of a view, taken from as groups are placed."""
+    """The free resources of a cluster view, reduced as groups are placed."""
 
     def __init__(self, view: ClusterView):
         self.nodes = sorted(view.nodes, key=place_key)
@@ -59,25 +74,33 @@ class Capacity:
         self._racks = {node.id: domain(node, "rack") for node in self.nodes}
 
     def free(self, node: str, resource: str) -> float:
-        """What is left of a resource on a node."""
+        """Return the units of a resource that are left on a node."""
         return self._free[node].get(resource, 0.0)
 
     def total_free(self, resource: str, nodes: Iterable[Node]) -> float:
-        """What is left of a resource on these nodes."""
+        """Return the units of a resource that are left on the given nodes."""
         return sum(self.free(node.id, resource) for node in nodes)
 
     def take(self, node: str, resource: str, amount: float) -> None:
-        """Use up; a negative amount gives back."""
+        """Reserve units of a resource on a node; a negative amount returns them.
+
+        Args:
+            node: The id of the node.
+            resource: Ray's name of the resource.
+            amount: The units to reserve.
+        """
         self._free[node][resource] = self.free(node, resource) - amount
 
     def matching(self, labels: Mapping[str, str]) -> list[Node]:
-        """Nodes that carry all of these labels, in order of place."""
+        """Return the nodes that carry all of the given labels, in order of place."""
         return [node for node in self.nodes if labels.items() <= node.labels.items()]
 
     def choose(self, request: Request) -> tuple[Choice, str] | None:
-        """Nodes with the number of workers on each, in order of place, and the level they share; None when too few fit.
+        """Choose nodes for a request, without reserving anything; `take` reserves.
 
-        Takes nothing: `take` does.
+        Returns:
+            The number of workers on each node in order of place, and the topology level that all of them share; None if too
+            few fit.
         """
         rooms = self._rooms(request)
         levels = list(levels_to_try(request.topology))
@@ -89,7 +112,7 @@ class Capacity:
         return None
 
     def _rooms(self, request: Request) -> list[NodeSlots]:
-        """Nodes that match and have room; for CPU groups those without devices only, where they suffice."""
+        """Return the matching nodes that have room; for CPU groups only nodes without devices, if these suffice."""
         nodes = self.matching(request.labels)
         rack_free: dict[Domain | None, float] = defaultdict(float)
         for node in nodes:
@@ -108,6 +131,7 @@ class Capacity:
         return plain if sum(room.slots for room in plain) >= request.most else rooms
 
     def _domains(self, rooms: list[NodeSlots], level: str, request: Request) -> list[list[NodeSlots]]:
+        """Split nodes into the domains of a topology level."""
         if level == ANYWHERE:
             return [rooms]
         if level == "device_domain":
@@ -120,10 +144,11 @@ class Capacity:
         return list(domains.values())
 
     def _one_domain(self, room: NodeSlots, request: Request) -> NodeSlots | None:
-        """The part of a node's free devices that lies in one device domain, as far as that is known.
+        """Limit a node's slots to free devices that lie in one device domain; None if the domain is unknown.
 
-        Ray hands out the lowest free ids first, so on a node that was whole when planning began the next ids are those
-        after what this plan has taken; on any other node the free ids are unknown and it is no candidate.
+        Ray assigns the lowest free device ids first. On a node that was entirely free when planning began, the next ids are
+        therefore those after what this plan has taken. On any other node the free ids are unknown, so the node is no
+        candidate.
         """
         facts = room.node.devices.get(request.resource)
         total = room.node.total.get(request.resource, 0.0)
@@ -136,9 +161,10 @@ class Capacity:
     def _best_domain(
         self, domains: list[list[NodeSlots]], request: Request, *, last: bool
     ) -> list[NodeSlots] | None:
-        """The fullest domain that still holds everyone; for elastic groups else the one that holds most, if enough.
+        """Choose the fullest domain that holds all workers.
 
-        A level that holds some of an elastic group's workers is only taken when no wider one is left to try.
+        For elastic groups, if there is none, choose the one that holds most, if it holds enough. A domain that holds only a
+        part of an elastic group's workers is chosen only at the `last`, widest level.
         """
         sized = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
         whole = [(total, rooms) for total, rooms in sized if total >= request.most]
@@ -150,6 +176,7 @@ class Capacity:
         return None
 
     def _pack(self, rooms: Sequence[NodeSlots], count: int, gang: bool) -> Choice:
+        """Distribute `count` workers over nodes: whole nodes first, then the tightest fit for the rest."""
         taken: list[tuple[NodeSlots, int]] = []
         if not gang:
             for room in sorted((r for r in rooms if r.broken), key=lambda r: (r.slots, r.full, r.order)):
@@ -169,10 +196,12 @@ class Capacity:
 
 
 def _tightest(rooms: list[NodeSlots], count: int) -> NodeSlots:
+    """Return the node with the fewest slots among those that hold `count` workers."""
     return min((r for r in rooms if r.slots >= count), key=lambda r: (r.slots, r.full, r.order))
 
 
 def _has_devices(node: Node) -> bool:
+    """Return whether a node has accelerators."""
     return any(node.total.get(resource) for resource in node.devices) or any(
         node.total.get(resource) for resource in ("GPU", "NPU")
     )

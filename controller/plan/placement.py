@@ -1,8 +1,8 @@
-"""Groups on nodes: each request of a scenario placed by best fit, the hardest to place first.
+"""Placement of a scenario's groups on nodes by best fit, the groups that are hardest to place first.
 
-Devices before CPUs, fixed sizes before elastic ones, required topology and gangs before the rest, large before small. Pure.
-
-Plans that change: groups that a stage's own roles, or a node that came or went, stop and start. Nothing moves needlessly.
+Devices are placed before CPUs, fixed sizes before elastic ones, required topology and gangs before the rest, and large
+groups before small ones. Re-plans stop and start only the groups that a stage's own roles, or a lost or added node,
+require.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """One group of processes.
+    """The placement of one group of processes.
 
-    roles      what each process holds (more than one: fused)
-    shares     the group whose bundles these workers sit in, "" for bundles of their own (collocate)
-    resource   what Ray counts its device as ("CPU" on cpu)
-    cpus, devices   what one worker asks Ray for
-    bundle     what is reserved for one worker and those that share with it; empty for sharers
-    threads    torch threads a worker, 0 for roles without torch
-    nodes      node of each rank, neighbours in rank on neighbouring nodes
-    level      the narrowest wanted level that all of them share: device_domain, host, rack, zone, "" for none
+    Attributes:
+        name: The name of the group.
+        roles: The roles that each process holds; more than one if they are fused.
+        pool: The pool of the scenario.
+        device: The kind of device, such as "gpu" or "cpu".
+        resource: Ray's name of the device; "CPU" on cpu.
+        workers: The number of workers.
+        cpus: CPUs that one worker requests from Ray.
+        devices: Devices that one worker requests from Ray.
+        bundle: Resources reserved for one worker and those that share with it; empty for groups that share another's
+            bundles.
+        threads: Torch threads per worker; 0 for roles without torch.
+        nodes: The node of each rank; neighbouring ranks are on neighbouring nodes.
+        shares: The group whose bundles these workers use (collocate); "" for bundles of their own.
+        level: The narrowest requested level that all workers share (device_domain, host, rack, zone); "" for none.
     """
 
     name: str
@@ -50,14 +57,24 @@ class GroupPlan:
     level: str = ""
 
     def on_nodes(self) -> Counter[str]:
-        """Workers by node."""
+        """Count the workers on each node."""
         return Counter(self.nodes)
 
 
 def place_groups(
     requests: list[GroupRequest], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
 ) -> tuple[GroupPlan, ...]:
-    """Groups in the order of their requests, taken from `capacity`; those in `kept` stay where they are."""
+    """Place groups on nodes.
+
+    Args:
+        requests: The groups, in the order in which they are returned.
+        capacity: Free resources; what is placed is taken from it.
+        view: The cluster, for messages.
+        kept: Groups that stay where they are.
+
+    Raises:
+        PlacementError: A group does not fit.
+    """
     placed = {group.name: group for group in kept}
     todo = sorted((d for d in requests if not d.shares and d.name not in placed), key=_hardness)
     for index, request in enumerate(todo):
@@ -70,7 +87,7 @@ def place_groups(
 
 
 def _hardness(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
-    """Devices before CPUs, fixed sizes before elastic ones, required topology, gangs, then the largest."""
+    """Return a sort key that places devices, fixed sizes, required topology, gangs and large groups first."""
     return (
         request.resource == "CPU",
         request.least != request.most,
@@ -87,6 +104,7 @@ def _place(
     view: ClusterView,
     done: tuple[GroupPlan, ...],
 ) -> GroupPlan:
+    """Choose nodes for one group and take its resources; elastic groups leave to `later` groups what those need at least."""
     most = request.most
     if request.least < request.most:  # leave to later groups what they need at least
         nodes = capacity.matching(request.labels)
@@ -109,6 +127,7 @@ def _place(
 def _group(
     request: GroupRequest, nodes: tuple[str, ...], level: str, bundle: Mapping[str, float]
 ) -> GroupPlan:
+    """Build the plan of a group on the given nodes, one per rank."""
     on_cpu = request.resource == "CPU"
     return GroupPlan(
         request.name,
@@ -130,13 +149,25 @@ def _group(
 def with_threads(
     groups: tuple[GroupPlan, ...], view: ClusterView, threads_given: int
 ) -> tuple[GroupPlan, ...]:
-    """The same count for every torch role, so that fused and separate runs give the same bits."""
+    """Return the groups with the same number of torch threads in every role that uses torch.
+
+    The number is the same everywhere so that fused and separate runs compute identical bits.
+
+    Args:
+        groups: The placed groups.
+        view: The cluster, for the cores of its nodes.
+        threads_given: The number of threads; 0 to derive it from the cores.
+    """
     threads = threads_given or _threads(groups, view)
     return tuple(replace(group, threads=threads) if group.threads else group for group in groups)
 
 
 def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
-    """Cores of the tightest node over the torch workers busy at once on it: its evaluators beside its widest other group."""
+    """Derive the number of torch threads from the most crowded node.
+
+    A node's cores are divided by the workers that compute on it at the same time: its evaluators and its widest other
+    group.
+    """
     widest: Counter[str] = Counter()
     evaluators: Counter[str] = Counter()
     for group in groups:
@@ -155,7 +186,14 @@ def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
-    """Groups that a stage of its own roles stops, and those it starts, before it begins; then torch threads a worker."""
+    """Groups that are stopped and started before a stage with roles of its own.
+
+    Attributes:
+        stage: The name of the stage.
+        stops: Names of the groups that are stopped.
+        starts: The groups that are started.
+        threads: Torch threads per worker afterwards.
+    """
 
     stage: str
     stops: tuple[str, ...]
@@ -163,7 +201,11 @@ class StageChange:
     threads: int = 0
 
     def after(self, before: Iterable[GroupPlan]) -> tuple[GroupPlan, ...]:
-        """The groups that there are once this is done, those that stay with the threads they then have."""
+        """Return the groups that run after the change; groups that stay get the new number of threads.
+
+        Args:
+            before: The groups that run before the change.
+        """
         staying = (group for group in before if group.name not in self.stops)
         return (*(replace(g, threads=self.threads if g.threads else 0) for g in staying), *self.starts)
 
@@ -171,9 +213,18 @@ class StageChange:
 def replan(
     run: ResolvedRun, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]
 ) -> StageChange:
-    """What must stop and start so that the groups `before` become those of `stage` on the view: nothing moves needlessly.
+    """Plan which groups must stop and start so that the running groups become those of a stage.
 
-    A group stays when its request is the same and its nodes are still there; `view` says what is free beside them.
+    A group stays if its request is the same and its nodes are still available.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        view: The cluster, with what is free beside the running groups.
+        stage: The name of the stage; None for the roles of the whole run.
+        before: The groups that run now.
+
+    Raises:
+        PlacementError: A group that must start does not fit.
     """
     return _change(run, stage, tuple(before), Capacity(view), view, 0)[0]
 
@@ -181,7 +232,18 @@ def replan(
 def make_changes(
     run: ResolvedRun, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
 ) -> tuple[tuple[StageChange, ...], dict[str, tuple[GroupPlan, ...]]]:
-    """Re-plans before the stages that name roles of their own, and back after them; and the groups of every stage."""
+    """Plan the changes between stages that have roles of their own, and back after them.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        groups: The groups at the start of the run.
+        capacity: Free resources, updated by the changes.
+        view: The cluster.
+        threads: Torch threads per worker; 0 to derive them.
+
+    Returns:
+        The changes in order, and the groups of every stage.
+    """
     changes, by_stage, now, own = [], {}, groups, False
     for stage, body in run.scenario.stages.items():
         if body.roles or own:
@@ -200,6 +262,7 @@ def _change(
     view: ClusterView,
     threads: int,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
+    """Plan the change from the groups `now` to those of a stage; return it with the groups afterwards."""
     requests = group_requests(run, stage)
     by_name = {request.name: request for request in requests}
     alive = {node.id for node in view.nodes}
@@ -218,6 +281,7 @@ def _change(
 
 
 def _stays(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -> bool:
+    """Return whether a running group fulfils a request on nodes that are still alive."""
     return (
         request is not None
         and (request.roles, request.pool, request.shares) == (group.roles, group.pool, group.shares)

@@ -1,11 +1,9 @@
-"""The planner: scenario + cluster view -> plan. Pure and deterministic: no Ray, no torch, no clock.
+"""The planner: a pure, deterministic function from a scenario and a cluster view to a plan, without Ray, torch or a clock.
 
-Groups are placed hardest first (devices before CPUs, required topology and gangs before the rest, large before small) and
-each by best fit, so that what is left of the cluster is whole nodes; then the memory ledger refuses what cannot fit.
-1,000 nodes of 8 devices and 50 groups take a fraction of a second and give the same bytes every time
-(tests/controller/plan/test_plan_scale.py).
-
-What follows from the global sizes: a stage's groups, what it takes and gives, steps, and sizes a worker and chunk.
+Groups are placed hardest first and each by best fit, so that whole nodes remain free; then the memory ledger rejects what
+cannot fit. A plan of 50 groups on 1,000 nodes of 8 devices takes a fraction of a second
+(tests/controller/plan/test_plan_scale.py). A plan also derives, from the scenario's global sizes, each stage's groups,
+inputs, outputs, steps, and sizes per worker and chunk.
 """
 
 from __future__ import annotations
@@ -28,8 +26,17 @@ __all__ = ["GroupPlan", "Plan", "StageChange", "StagePlan", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One stage: which groups work, what it takes and gives, sizes derived from the global ones, and in words when it is
-    validated and stops."""
+    """The plan of one stage.
+
+    Attributes:
+        name: The name of the stage.
+        kind: The kind of the stage, as plans call it.
+        groups: Names of the groups that work in it.
+        takes: Artifacts that it reads.
+        gives: Artifacts that it writes.
+        derived: Sizes that follow from the global ones.
+        validation: When the stage is validated and when it stops, in words; "" if it is not validated.
+    """
 
     name: str
     kind: str
@@ -42,14 +49,23 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will run where. `show()` prints it, `as_dict()` is `plan.json`.
+    """What runs where. `show()` prints it, and `as_dict()` is the content of `plan.json`.
 
-    pools     each pool in words; cluster: what the view has, in words
-    groups    what the run begins with; changes: re-plans between stages that name roles of their own
-    left      whole free nodes after the plan, by resource: (whole, of)
-    cores     CPUs of every node that the plan uses
-    work      flops and bytes of every stage's step, from shapes
-    not_run   roles that are planned and that no run starts
+    Attributes:
+        name: The name of the scenario.
+        seed: The seed of the scenario.
+        groups: The groups at the start of the run.
+        stages: The stages, from tokenise to evaluate.
+        pools: Each pool in words.
+        cluster: The content of the cluster view in words.
+        notes: Warnings and remarks.
+        changes: Re-plans before stages that name roles of their own.
+        ledger: The memory of devices and hosts in every phase.
+        left: By resource, the number of nodes whose devices are all free after the plan, and the number of nodes that have
+            any.
+        cores: CPUs of every node that the plan uses.
+        work: FLOPs and bytes per step of every stage, estimated from shapes.
+        not_run: Roles that are planned but that this version does not run.
     """
 
     name: str
@@ -67,7 +83,11 @@ class Plan:
     not_run: tuple[str, ...] = ()
 
     def group_of(self, role: str) -> GroupPlan:
-        """The group that holds a role. Raises KeyError."""
+        """Return the group that holds a role.
+
+        Raises:
+            KeyError: No group holds the role.
+        """
         for group in self.groups:
             if role in group.roles:
                 return group
@@ -76,7 +96,11 @@ class Plan:
         )
 
     def groups_at(self, stage: str) -> tuple[GroupPlan, ...]:
-        """The groups of a stage, after its own re-plan and those before it. Raises KeyError."""
+        """Return the groups that run in a stage, after its own re-plan and those before it.
+
+        Raises:
+            KeyError: The plan has no such stage.
+        """
         now, changes = self.groups, {change.stage: change for change in self.changes}
         for planned in self.stages:
             if planned.name in changes:
@@ -86,11 +110,20 @@ class Plan:
         raise KeyError(f"no stage {stage!r} in the plan of {self.name}")
 
     def chunk(self, stage: str, role: str) -> int | None:
-        """What a role computes at once in a stage: positions of a supervised step, prompts of an RL one; None: all of it."""
+        """Return how much a role computes at once in a stage.
+
+        Args:
+            stage: The name of the stage.
+            role: The name of the role.
+
+        Returns:
+            Positions of a supervised step, or prompts of an RL step; None if the role computes everything at once.
+        """
         group = next(group for group in self.groups_at(stage) if role in group.roles)
         return self.ledger.chunks.get(stage, {}).get(f"{group.name}.{role}")
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data, as `plan.json` contains it."""
         return asdict(self)
 
     def show(self) -> None:
@@ -98,17 +131,25 @@ class Plan:
         print(self.text())
 
     def text(self) -> str:
-        """The plan as a person reads it."""
+        """Return the plan as the text that `nonet plan` prints."""
         from nonet.controller.plan.text import plan_text
 
         return plan_text(self)
 
 
 def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
-    """Place every group of the scenario on the view; `threads` overrides the planned torch threads a worker.
+    """Place every group of a scenario on a cluster.
 
-    Raises PlacementError that names group, resource, asked, free, total, who holds it and what to change, and ConfigError
-    for a sparse table that cannot be made.
+    Args:
+        scenario: The scenario.
+        view: The cluster.
+        threads: Torch threads per worker; 0 to derive them from the cores.
+
+    Raises:
+        PlacementError: A group does not fit; the message names the group, the resource, what it needs, what is free, who
+            holds the
+        rest, and what to change.
+        ConfigError: A sparse table cannot be made, or a stage cannot run in its groups.
     """
     from nonet.controller.plan.warnings import cluster_words, make_notes, pool_words
     from nonet.controller.scenario import check_tables, roles_not_run
@@ -139,12 +180,13 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
 
 
 def _used(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> set[str]:
+    """Return the nodes that the plan uses at any time."""
     every = (*groups, *(group for change in changes for group in change.starts))
     return {node for group in every for node in group.nodes}
 
 
 def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
-    """Nodes whose devices of a kind are all free after the plan, of how many there are."""
+    """Return, by resource, how many nodes have all devices free after the plan, and how many have such devices."""
     whole_by_resource: dict[str, tuple[int, int]] = {}
     for node in view.nodes:
         for resource in sorted({*node.devices, "GPU", "NPU"} & set(node.total)):
@@ -158,7 +200,13 @@ def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
 def make_stages(
     run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: Ledger
 ) -> Iterator[dict[str, Any]]:
-    """Arguments of a StagePlan for every stage, from tokenise to evaluate."""
+    """Yield the arguments of a StagePlan for every stage, from tokenise to evaluate.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        by_stage: The groups of each stage.
+        ledger: The memory ledger, for the chunks.
+    """
     now = next(iter(by_stage.values()))
     yield _stage("tokenise", "data", _on(now, "tokenise"), ("interactions", "items"), _TOKENISED)
     model: tuple[str, ...] = ()
@@ -189,6 +237,7 @@ def _stage(
     gives: tuple[str, ...],
     derived: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """Return the arguments of a StagePlan."""
     return {
         "name": name,
         "kind": kind,
@@ -200,7 +249,7 @@ def _stage(
 
 
 def _on(groups: tuple[GroupPlan, ...], *roles: str) -> tuple[str, ...]:
-    """Groups that hold one of these roles; a name that ends in a dot stands for all that begin so."""
+    """Return the names of groups that hold one of the roles; a role that ends with a dot stands for all that begin with it."""
     prefixes = tuple(role for role in roles if role.endswith("."))
     return tuple(
         group.name

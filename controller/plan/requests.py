@@ -1,8 +1,9 @@
-"""The groups a scenario asks for, before anybody says where: fused roles in one, sharers beside the group they sit on.
+"""The groups that a scenario requests, before they are placed: fused roles in one group, and groups that share devices.
 
-By default trainer, rollout and embedding are fused in one process; each reward and the evaluator have one of their own on
-cpu. On CPU the groups of a pipeline take turns, so a worker asks Ray for a quarter core and computes with the planned
-threads. k groups on the same devices ask 1/k of a device each, cut to Ray's four decimals so that the sum never passes 1.
+By default trainer, rollout and embedding are fused in one process; each reward and the evaluator have their own on cpu. On
+cpu the groups of a pipeline take turns, so a worker requests a quarter core from Ray and computes with the planned threads.
+k groups on the same devices request 1/k of a device each, rounded down to Ray's four decimals so that the sum never exceeds
+1.
 """
 
 from __future__ import annotations
@@ -21,14 +22,24 @@ TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """One group to be.
+    """A request for one group.
 
-    least, most   workers
-    asks          of one worker's own process, by resource; bundle: what is reserved for it and those that share it
-    shares        the group on whose bundles it sits, "" for bundles of its own
-    light         no torch of ours inside (rewards, steps between)
-    gang          its workers talk in a process group
-    where         the scenario's path, for messages
+    Attributes:
+        name: The name of the group.
+        roles: The roles that each process holds.
+        pool: The pool of the scenario.
+        device: The kind of device.
+        resource: Ray's name of the device; "CPU" on cpu.
+        labels: Labels that a node must have.
+        topology: How near to each other the workers must or should be.
+        least: The smallest acceptable number of workers.
+        most: The largest number of workers.
+        asks: Units of the resource that one worker requests from Ray.
+        bundle: Units that are reserved for one worker and for the groups that share with it.
+        light: Whether the group contains no torch code of Nonet (rewards, steps between).
+        gang: Whether its workers communicate in a process group.
+        where: The scenario's path, for messages.
+        shares: The group whose bundles it uses; "" for bundles of its own.
     """
 
     name: str
@@ -49,9 +60,14 @@ class GroupRequest:
 
 
 def group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequest]:
-    """Return every group in the order people read them; `stage` takes that stage's own roles into account.
+    """Return the requests for all groups, in the order in which they are shown.
 
-    Raises ConfigError.
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The stage whose own roles apply; None for the roles of the whole run.
+
+    Raises:
+        ConfigError: Roles are fused or collocated in a circle, or contradict each other.
     """
     scenario, roles = run.scenario, run.roles_at(stage)
     hosts = {name: _host(name, roles) for name in roles}
@@ -76,20 +92,20 @@ def group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequ
 
 
 def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
-    """The role whose process this one lives in, and the role on whose devices that process sits ("" for its own)."""
+    """Return the role whose process a role is part of, and the role on whose devices that process is ("" for its own)."""
     seen = [name]
     while roles[name].fuse:
         name = roles[name].fuse or ""
         if name in seen:
             raise ConfigError(
-                f"roles.{seen[0]}: fuse goes in a circle ({' -> '.join([*seen, name])}); break it"
+                f"roles.{seen[0]}: roles are fused in a circle ({' -> '.join([*seen, name])}); break it"
             )
         seen.append(name)
     root, under = name, roles[name].collocate or ""
     while under:
         if under in seen:
             raise ConfigError(
-                f"roles.{root}: sits on its own devices ({' -> '.join([*seen, under])}); break the circle"
+                f"roles.{root}: is collocated with itself ({' -> '.join([*seen, under])}); break the circle"
             )
         seen.append(under)
         name, under = under, roles[under].fuse or roles[under].collocate or ""
@@ -104,6 +120,7 @@ def _draft(
     sharers: int,
     under: str,
 ) -> GroupRequest:
+    """Build the request for the group of a role and those fused with it."""
     host = under or name
     role = roles[host]
     for other in (r for r in group_roles if r in roles and r != host):
@@ -139,13 +156,14 @@ def _draft(
 
 
 def _light(run: ResolvedRun) -> Iterator[GroupRequest]:
-    """Rewards and steps between: workers of the user's that work alone."""
+    """Yield the requests for rewards and steps between, whose workers do not communicate."""
     for stage, body in run.scenario.stages.items():
         for own in run.kinds[stage].list_own_workers(stage, body):
             yield _alone(run.scenario, own.name, own.where, own.pool, own.workers)
 
 
 def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:
+    """Build the request for a group of one role without torch."""
     pool = scenario.pools.get(pool_name or "cpu", Pool())
     resource = get_device(pool.device).resource or "CPU"
     each = LIGHT_CPUS if resource == "CPU" else 1.0
@@ -168,6 +186,7 @@ def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, wor
 
 
 def _same(key: str, name: str, mine: object, host: str, its: object) -> None:
+    """Raise ConfigError if a role that shares with `host` states another value for a key."""
     if mine is not None and mine != its:
         raise ConfigError(
             f"roles.{name}.{key} is {mine}, but it shares with {host}, whose {key} is {its}: "
@@ -176,4 +195,5 @@ def _same(key: str, name: str, mine: object, host: str, its: object) -> None:
 
 
 def _range(workers: int | Elastic) -> tuple[int, int]:
+    """Return the smallest and largest number of workers."""
     return (workers.min, workers.max) if isinstance(workers, Elastic) else (workers, workers)

@@ -1,6 +1,7 @@
 """ResolvedRun: what planning, checks and worker setups derive from a scenario, derived once.
 
-It is built from the scenario alone, so a plan can be made where the data are elsewhere. Pure: no torch, no Ray.
+It depends on the scenario alone, so a plan can be made on a machine without the data. The module imports neither torch nor
+Ray.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ class ResolvedRun:
     """A scenario with its sizes, roles, stage kinds and table budgets.
 
     Attributes:
-        scenario: The scenario that everything else follows from.
+        scenario: The scenario from which everything else follows.
         size: The shape of the model.
         feature_dims: The width of each sparse feature.
-        table_budgets: The bytes of each table over all shards; None where only the data will tell.
+        table_budgets: The bytes of each table over all shards; None if they depend on the data.
         kinds: The kind of each stage.
         roles: All roles with their defaults, before any stage changes them.
-        stage_roles: All roles of each stage: the run's, changed by what the stage says.
+        stage_roles: All roles of each stage: those of the run, changed by what the stage says.
     """
 
     scenario: Scenario
@@ -47,7 +48,11 @@ class ResolvedRun:
 
 
 def resolve_run(scenario: Scenario) -> ResolvedRun:
-    """Derive sizes, roles and stage kinds from a scenario. Raises ConfigError."""
+    """Derive sizes, roles and stage kinds from a scenario.
+
+    Raises:
+        ConfigError: A name in the scenario is unknown, or its options are wrong.
+    """
     return ResolvedRun(
         scenario,
         model_size(scenario),
@@ -70,7 +75,7 @@ def _fill_roles(scenario: Scenario, named: Mapping[str, Role]) -> dict[str, Role
 
 
 def model_size(scenario: Scenario) -> ModelSize:
-    """Return the shape of the scenario's model, which its own spec knows."""
+    """Return the shape of the scenario's model, computed by the model's spec."""
     tokens = scenario.tokenizer.options()
     around = ModelContext(
         int(tokens.get("levels", 3)),
@@ -92,7 +97,7 @@ def feature_dims(scenario: Scenario) -> dict[str, int]:
 
 
 def table_budgets(scenario: Scenario) -> dict[str, int | None]:
-    """Return the budget of each table in bytes over all shards; None where only the data will tell."""
+    """Return the budget of each table in bytes over all shards; None if it depends on the data."""
     return {name: table.budget for name, table in scenario.sparse.tables.items()}
 
 
@@ -102,7 +107,10 @@ def hot_row_bytes(scenario: Scenario) -> int:
 
 
 def shard_bytes(scenario: Scenario, shards: int) -> float:
-    """Return the bytes of rows in the host memory of each shard: that of the host tier, else its part of the budget."""
+    """Return the bytes of rows in the host memory of each shard.
+
+    A table counts the smaller of its host tier and its part of the budget; only one of them, if the other is not stated.
+    """
     budgets = table_budgets(scenario)
     parts = [
         (_tier_bytes(scenario, name, "host"), (budget or 0) / shards) for name, budget in budgets.items()
@@ -111,6 +119,7 @@ def shard_bytes(scenario: Scenario, shards: int) -> float:
 
 
 def _tier_bytes(scenario: Scenario, name: str, tier: str) -> int:
+    """Return the bytes of one tier of a table on each shard, which may be stated in bytes or rows; 0 if it has none."""
     table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
     rows, tier_bytes = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
     return int(tier_bytes or (rows or 0) * TableSpec(**table_arguments(defaults, table)).row_bytes)

@@ -1,6 +1,6 @@
-"""Why a group does not fit, in one line: asked, free, total, who holds it, and what to change.
+"""Messages that say why a group does not fit: what it needs, what is free, who holds the rest, and what to change.
 
-The same words at plan time (against a view) and at bind time (when somebody took it in between).
+The same text is used at plan time, against a view, and at bind time, if resources were taken in between.
 """
 
 from __future__ import annotations
@@ -17,26 +17,44 @@ _NAMED = 4
 
 
 class PlacedGroup(Protocol):
-    """The part of a `GroupPlan` that a message about missing room names."""
+    """The part of a `GroupPlan` that a message about a shortage uses."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the group."""
+
     @property
-    def pool(self) -> str: ...
+    def pool(self) -> str:
+        """The pool of the scenario."""
+
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """The number of workers."""
+
     @property
-    def resource(self) -> str: ...
+    def resource(self) -> str:
+        """Ray's name of the device."""
+
     @property
-    def bundle(self) -> Mapping[str, float]: ...
+    def bundle(self) -> Mapping[str, float]:
+        """Resources reserved for one worker."""
+
     @property
-    def nodes(self) -> Sequence[str]: ...
+    def nodes(self) -> Sequence[str]:
+        """The node of each rank."""
 
 
 def shortage(
     request: GroupRequest, capacity: Capacity, view: ClusterView, done: Sequence[PlacedGroup]
 ) -> str:
-    """The message for a group that `capacity` has no room for, after the groups `done` of the same plan."""
+    """Return the message for a group that does not fit.
+
+    Args:
+        request: The group.
+        capacity: What is free after the other groups of the plan.
+        view: The cluster.
+        done: The groups of the plan that were placed before.
+    """
     nodes = capacity.matching(request.labels)
     ids = {node.id for node in nodes}
     total = sum(node.total.get(request.resource, 0.0) for node in nodes)
@@ -59,7 +77,13 @@ def shortage(
 
 
 def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
-    """Amount of a resource that each holder has on these nodes, the largest first."""
+    """Return the units of a resource that each holder has on the given nodes, the largest first.
+
+    Args:
+        view: The cluster, with who holds what.
+        resource: Ray's name of the resource.
+        nodes: Ids of the nodes.
+    """
     among, taken = set(nodes), Counter[str]()
     for holding in view.held:
         if holding.resource == resource and holding.node in among:
@@ -68,7 +92,7 @@ def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str,
 
 
 def held_by(held: Mapping[str, float]) -> str:
-    """ "Held by run-a/rollout 4, ... ", or nothing."""
+    """Format holders as "Held by run-a/rollout 4, ... "; "" if there are none."""
     if not held:
         return ""
     named = [f"{name} {amount:g}" for name, amount in list(held.items())[:_NAMED]]
@@ -77,14 +101,17 @@ def held_by(held: Mapping[str, float]) -> str:
 
 
 def _labels(request: GroupRequest) -> str:
+    """Format the labels that a request needs; "" if it needs none."""
     return f" with labels {dict(request.labels)}" if request.labels else ""
 
 
 def _near(request: GroupRequest) -> str:
+    """Format the topology that a request requires; "" if it requires none."""
     return f" in one {request.topology.require[0].replace('_', ' ')}" if request.topology.require else ""
 
 
 def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left: float) -> str:
+    """Return a sentence with the changes that would make room."""
     key = f"{request.where}.workers" + (".min" if request.least != request.most else "")
     fits = int(left / request.bundle + 1e-6)
     ways = []
@@ -94,7 +121,9 @@ def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left:
             for node in capacity.matching(request.labels)
         )
         if request.topology.require[0] in ("rack", "zone"):
-            ways.append(f"prefer instead of require ({known} nodes say their {request.topology.require[0]})")
+            ways.append(
+                f"prefer instead of require ({known} nodes state their {request.topology.require[0]})"
+            )
         else:
             ways.append("prefer instead of require")
     elif fits:
@@ -109,7 +138,12 @@ def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left:
 
 
 def taken_since(group: PlacedGroup, view: ClusterView) -> str:
-    """The message for a planned group whose room somebody took before it was bound; `view` is how things stand."""
+    """Return the message for a planned group whose resources were taken before it was bound.
+
+    Args:
+        group: The planned group.
+        view: The cluster as it is now.
+    """
     planned = group.workers * group.bundle[group.resource]
     planned_by_node: Counter[str] = Counter(group.nodes)
     short = []
@@ -127,7 +161,7 @@ def taken_since(group: PlacedGroup, view: ClusterView) -> str:
     amounts = holders(view, group.resource, [name for name, _, _ in short] or list(planned_by_node))
     return (
         f"group {group.name!r} (pool {group.pool}) was planned {planned:g} {group.resource} on {len(planned_by_node)} nodes, "
-        f"and somebody took them before it was bound: {waiting or 'the scheduler has not placed it'}; in all nodes "
+        f"which were taken before it was bound: {waiting or 'the scheduler has not placed it'}; in all nodes "
         f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(amounts)}"
         "Nothing was kept. Start it again to plan on what is free now, lower its workers, or free what is held."
     )

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: groups and where they are, stages with their sizes, memory with its numbers, what is left."""
+"""Text of a plan for `nonet plan`: groups with their nodes, stages with their sizes, memory, and what is left free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TFLOPS = 100  # a round number to scale by: what an accelerator does in trainin
 
 
 def plan_text(plan: Any) -> str:
-    """All of a plan, as `nonet plan` prints it."""
+    """Format a whole plan."""
     lines = [f"{plan.name} (seed {plan.seed}) on {plan.cluster}", ""]
     if plan.pools:
         lines += ["pools", *_table([(name, words) for name, words in plan.pools.items()]), ""]
@@ -45,16 +45,17 @@ def plan_text(plan: Any) -> str:
 
 
 def _work(plan: Any) -> list[str]:
-    """Return flops and bytes of a step where devices work."""
+    """Return the lines on FLOPs and bytes per step; none if no devices work."""
     if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
         return []
     title = (
-        f"work of a step, from shapes: at most, and no prediction (time if a device does {_TFLOPS} TFLOP/s)"
+        f"work per step, an upper bound from shapes and no prediction (time at {_TFLOPS} TFLOP/s per device)"
     )
     return ["", title, *(line for stage in plan.work for line in _stage_work(stage))]
 
 
 def _stage_work(stage: Any) -> Iterator[str]:
+    """Yield the lines on one stage's FLOPs and traffic."""
     first = stage.name
     for part in stage.flops:
         line = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
@@ -71,7 +72,7 @@ def _stage_work(stage: Any) -> Iterator[str]:
 
 
 def _count(value: Any) -> str:
-    """ "40 B", "2 M", "62,500": a number as people say it; words stay."""
+    """Format a number as "40 B", "2 M" or "62,500"; anything but a number is returned as it is."""
     if not isinstance(value, int | float) or value < 1e4:
         return str(value)
     for unit, size in (("B", 1e9), ("M", 1e6)):
@@ -81,6 +82,7 @@ def _count(value: Any) -> str:
 
 
 def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells of a group's row: name, workers, pool, threads and nodes."""
     each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
     roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
     threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
@@ -90,7 +92,7 @@ def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
 
 
 def _spots(counts: Counter[str]) -> str:
-    """ "gpu-00..gpu-03 x8": runs of nodes with the same count, in the order of ranks."""
+    """Format nodes as "gpu-00..gpu-03 x8": runs of nodes with the same number of workers, in the order of ranks."""
     runs = []
     for count, run in groupby(counts, key=lambda node: counts[node]):
         nodes = list(run)
@@ -107,6 +109,7 @@ def _spots(counts: Counter[str]) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     return [
         "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -114,7 +117,7 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _memory(ledger: Ledger) -> Iterator[str]:
-    """One line a place and stage; stages whose fullest phase is the same are told once."""
+    """Yield one line per place, merging stages whose fullest phase is the same."""
     by_place: dict[str, dict[str, LedgerLine]] = defaultdict(dict)
     for line in ledger.lines:
         by_place[line.place].setdefault(line.stage, ledger.peak(line.stage, line.place))
@@ -127,10 +130,11 @@ def _memory(ledger: Ledger) -> Iterator[str]:
         for text, stages in stages_by_line.items():
             yield f"  {', '.join(stages)}: {text}"
     for line in ledger.turns():
-        yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} wait in host memory, they take turns"
+        yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} are offloaded to host memory, groups take turns"
 
 
 def _line(place: str, line: LedgerLine) -> str:
+    """Format the fullest phase of a place: bytes, limit, and the largest parts."""
     article = "an" if line.resource.startswith("N") else "a"  # an NPU
     device = f"{article} {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
     what = f"node {line.example}" if line.resource == MEMORY else device

@@ -1,4 +1,4 @@
-"""What a reader of a plan should know beside its numbers: what rests, what is assumed, what is not known, what looks wrong."""
+"""Notes of a plan: what does not run, what is idle, what is assumed or unknown, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours r
 
 
 def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield the sentences of a plan's notes, the warnings first."""
+    """Yield the sentences of a plan's notes, warnings first.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        view: The cluster.
+        groups: The groups at the start of the run.
+    """
     scenario = run.scenario
     yield from _not_run(scenario, groups)
     yield from _warnings(run, view, groups)
@@ -29,7 +35,7 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
 
 
 def cluster_words(view: ClusterView) -> str:
-    """ "70 nodes: 384 GPU (all free), ..." """
+    """Describe a cluster, such as "70 nodes, 384 GPU (200 free), 6720 CPU"."""
     counted: Counter[str] = Counter()
     for node in view.nodes:
         for resource in node.total:
@@ -46,7 +52,12 @@ def cluster_words(view: ClusterView) -> str:
 
 
 def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, str]:
-    """Each pool that is used and says something: its device, labels, environment."""
+    """Return a description of each pool that is used: its device, labels and environment.
+
+    Args:
+        scenario: The scenario.
+        groups: The groups at the start of the run.
+    """
     words_by_pool = {}
     for name, pool in scenario.pools.items():
         if name in {group.pool for group in groups}:
@@ -60,17 +71,17 @@ def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, s
 
 
 def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """What stands between this plan and a run of it."""
+    """Yield a warning for what this version plans but does not run."""
     try:
         check_runnable(scenario)
     except ConfigError as error:
         yield f"warning: {str(error).removesuffix(' `nonet plan` still works.')}"
     if any(group.device == "npu" for group in groups):
-        yield "warning: nothing of this has ever run on Ascend; docs/how-to/devices.md says what was tried and how"
+        yield "warning: Nonet has never been run on Ascend devices; docs/how-to/devices.md says what was tested"
 
 
 def _copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """How a rollout apart comes by rows: copies, which its node must hold, or by key."""
+    """Yield a note on how rollouts in processes of their own get sparse rows: as copies, which a node must hold, or by key."""
     scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     rows = run.budgeted_bytes
@@ -94,6 +105,7 @@ def _copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) 
 
 
 def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield warnings on joined columns, idle workers and evaluators on cpu."""
     scenario = run.scenario
     yield from _copies(run, view, groups)
     if joined := joined_features(scenario):
@@ -126,11 +138,11 @@ def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]
             and not {"trainer", "embedding", "evaluator"} & set(group.roles)
         ):
             stages = ", ".join(resting)
-            yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} rest during {stages}"
+            yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} are idle during {stages}"
 
 
 def _commits(run: ResolvedRun) -> Iterator[str]:
-    """What a commit writes and what stays: from budgets, so where rows are budgeted."""
+    """Yield a note on the size of checkpoints, if tables have budgets."""
     scenario = run.scenario
     rows, keep = run.budgeted_bytes, scenario.checkpoint.keep
     if rows:
@@ -138,21 +150,23 @@ def _commits(run: ResolvedRun) -> Iterator[str]:
         dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
         commits = keep.last + any(validation_rule(scenario, name) for name in scenario.stages)
         yield (
-            f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
-            f"({gigabytes(rows)} of it rows); {commits} kept are {gigabytes(commits * (rows + dense))} of storage"
+            f"a checkpoint every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
+            f"({gigabytes(rows)} of it rows); {commits} kept checkpoints take {gigabytes(commits * (rows + dense))}"
         )
 
 
 def _shared(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield a note that the run's folder must be shared, if the plan uses more than one node."""
     nodes = {node for group in groups for node in group.nodes}
     if len(nodes) > 1:
         yield (
             f"the run's folder (--run-dir, NONET_RUNS) must be one that all {len(nodes)} nodes reach; "
-            "a run tries it before it works"
+            "a run checks this before it starts"
         )
 
 
 def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield a note for each group that is elastic or asks for a topology level."""
     for group in groups:
         role = scenario.roles.get(group.roles[0])
         if role is None or group.shares:
@@ -168,6 +182,7 @@ def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
 
 
 def _unknown(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+    """Yield a note for everything that the plan assumes, does not know or does not count."""
     scenario = run.scenario
     if run.size.assumed:
         yield f"assumed: {run.size.assumed}"
@@ -186,15 +201,15 @@ def _unknown(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...])
     if unread and any(g.resource != "CPU" for g in groups):
         yield f"not known: steps of {', '.join(unread)} (epochs over data that planning does not read)"
     if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
-        yield "CPU shares below 1 are what Ray reserves, no limit: a worker computes with the threads in its line"
+        yield "CPU shares below 1 are what Ray reserves and no limit: a worker computes with the threads in its row"
     if any(kind.rolls_out for kind in run.kinds.values()):
         apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
         if len(apart) > 1:
-            yield "weights cross from trainer to rollout through host memory as safetensors bytes (different devices)"
+            yield "weights are sent from trainer to rollout through host memory as safetensors bytes (different devices)"
 
 
 def _chosen(scenario: Scenario) -> Iterator[str]:
-    """What the data chose, and why."""
+    """Yield the settings that were derived from the data, with their reasons."""
     if not scenario.settings or isinstance(scenario.settings, str):
         return
     document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
@@ -207,7 +222,7 @@ def _chosen(scenario: Scenario) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    """A value in YAML's flow form, without what is there by default."""
+    """Format a value in YAML flow style."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
@@ -216,5 +231,6 @@ def _short(value: Any) -> str:
 
 
 def _known(view: ClusterView, node: str, resource: str) -> bool:
+    """Return whether the memory of a node's devices is known."""
     facts = view.node(node).devices.get(resource)
     return bool(facts and facts.memory_bytes)

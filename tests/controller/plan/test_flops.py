@@ -57,5 +57,5 @@ def test_a_plan_says_what_this_version_does_not_run_and_what_its_memory_leaves_o
     assert any(
         "1.5 TB, 8 of them on npu-00, which has 1 TB" in note for note in plan(copied, read_view(BIG)).notes
     )
-    assert any("4 kept are 6.03 TB of storage" in note for note in notes)
+    assert any("4 kept checkpoints take 6.03 TB" in note for note in notes)
     assert any("steps of finetune" in note for note in notes)

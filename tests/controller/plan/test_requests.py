@@ -23,9 +23,9 @@ def test_fusing_into_a_fused_role_lands_in_the_same_process():
 
 
 def test_circles_of_fuse_and_collocate_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"fuse goes in a circle \(rollout -> embedding -> rollout\)"):
+    with pytest.raises(ConfigError, match=r"roles are fused in a circle \(rollout -> embedding -> rollout\)"):
         names(rollout={"fuse": "embedding"}, embedding={"fuse": "rollout"})
-    with pytest.raises(ConfigError, match="sits on its own devices"):
+    with pytest.raises(ConfigError, match="is collocated with itself"):
         names(trainer={"collocate": "rollout"}, rollout={"collocate": "trainer"})
 
 
