@@ -1,4 +1,4 @@
-"""What a cluster has: nodes, devices, topology."""
+"""The cluster view: nodes, devices and topology."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""The cluster view of a live Ray: nodes, labels, what is free, and which placement groups and actors hold the rest.
+"""The cluster view of a running Ray: nodes, labels, free resources, and the placement groups and actors that hold the rest.
 
-Two calls to Ray's control store and one for the actors, 5 ms on a small cluster; nothing is scheduled to find out.
+It makes two calls to Ray's control store and one for the actors, which take 5 ms on a small cluster. Nothing is scheduled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_DEVICES = ("CPU", "memory", "object_store_memory")
 
 
 def live_view() -> ClusterView:
-    """The nodes of the Ray this process is connected to, what is free now, and who holds the rest."""
+    """Return the nodes of the connected Ray cluster, with what is free now and who holds the rest."""
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
     holdings = tuple(_held())
     taken: dict[tuple[str, str], float] = defaultdict(float)
@@ -43,7 +43,11 @@ def live_view() -> ClusterView:
 
 
 def settled_view(timeout_s: float) -> ClusterView:
-    """A live view in which what is free and what is held agree: nodes report some 100 ms late. The last one after `timeout_s`."""
+    """Wait until a live view is consistent, as nodes report some 100 ms late.
+
+    Args:
+        timeout_s: Seconds after which the last view is returned, consistent or not.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         view = live_view()
@@ -62,6 +66,7 @@ def settled_view(timeout_s: float) -> ClusterView:
 
 
 def _node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str, str], float]) -> Node:
+    """Build a node from Ray's record; what is free is at most what no holder takes."""
     total, labels = dict(node["Resources"]), dict(node.get("Labels") or {})
     kind = labels.get("ray.io/accelerator-type", "")
     memory = _MEMORY_GB.get(kind, 0) * 10**9
@@ -75,6 +80,7 @@ def _node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str
 
 
 def _held() -> Iterator[Held]:
+    """Yield who holds which resources: placement groups, and actors outside them."""
     for group in placement_group_table().values():
         if group["state"] in ("CREATED", "RESCHEDULING"):
             name = group["name"] or f"placement group {group['placement_group_id'][:8]}"
@@ -89,7 +95,7 @@ def _held() -> Iterator[Held]:
 
 
 def _actors() -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Name, node and resources of every living actor; nothing where Ray's own names for them have changed."""
+    """Yield name, node and resources of every live actor; none if Ray's internal interface has changed."""
     from ray.core.generated import gcs_pb2
 
     connect = getattr(ray_state.state, "_connect_and_get_accessor", None)

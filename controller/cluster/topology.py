@@ -1,8 +1,8 @@
-"""Where nodes stand to each other: device domain < host < rack < zone, read from labels.
+"""Topology of nodes from their labels: device domain < host < rack < zone.
 
-A node without the label of a level belongs to no domain of it: unknown topology is never chosen where that level is wanted,
-and used freely where it is not (NeMo-RL once took nodes of unknown domain first, and the job could never start). Zones come
-from `zone` or Ray's own availability-zone label, racks from `rack`; a host is a node unless it has a `host` label.
+A node without the label of a level belongs to no domain of that level: it is never chosen to satisfy that level, and used
+freely otherwise. Zones come from the label `zone` or Ray's availability zone, racks from `rack`; a host is a node unless it
+has a `host` label.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ Domain = tuple[str, ...]
 
 
 def domain(node: Node, level: str) -> Domain | None:
-    """The domain of a level that a node is in; None where its labels do not say."""
+    """Return the domain of a level that a node belongs to; None if its labels do not state it.
+
+    Args:
+        node: The node.
+        level: The topology level.
+    """
     own = next((node.labels[key] for key in _LABELS[level] if key in node.labels), None)
     if level == "host":
         return ("host", own if own is not None else node.id)
@@ -30,14 +35,14 @@ def domain(node: Node, level: str) -> Domain | None:
 
 
 def place_key(node: Node) -> tuple[str, str, str]:
-    """Sorts nodes so that neighbours in the list are neighbours in the cluster."""
+    """Return a sort key by which neighbouring nodes of the cluster are neighbours in the list."""
     return (node.labels.get("zone", "~"), node.labels.get("rack", "~"), node.id)
 
 
 def levels_to_try(topology: Topology) -> Iterator[str]:
-    """Levels from the narrowest wanted one outwards; a required level is the last, else ANYWHERE is.
+    """Yield levels from the narrowest requested one outwards; the last is a required level or ANYWHERE.
 
-    `prefer: [host, rack]` tries a host, then a rack, then a zone, then any nodes; with `require: [zone]` it ends at the zone.
+    `prefer: [host, rack]` tries a host, then a rack, then a zone, then any nodes; `require: [zone]` ends at the zone.
     """
     required = [LEVELS.index(level) for level in topology.require]
     preferred = [LEVELS.index(level) for level in topology.prefer]

@@ -1,7 +1,8 @@
-"""What a cluster has: nodes, their resources, labels and devices, and who holds what; as plain data.
+"""The content of a cluster as plain data: nodes with resources, labels and devices, and who holds what.
 
-Read from a YAML file (`nonet plan --cluster`, docs/how-to/clusters.md) or from a live Ray (`controller/cluster/live.py`). Pure:
-no Ray import. What a view does not say (a device's memory, a node's rack) is unknown, and nothing is decided by guessing it.
+A view is read from a YAML file (`nonet plan --cluster`, docs/how-to/clusters.md) or from a running Ray
+(`controller/cluster/live.py`). This module does not import Ray. What a view does not state, such as a device's memory or a
+node's rack, is unknown and never guessed.
 
     nodes:
       - {id: "gpu-{i:02}", count: 16, resources: {CPU: 96, GPU: 8, memory: 1TB}, labels: {zone: a, rack: "a{i//4}"},
@@ -30,7 +31,12 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One device of a kind: its memory (0: unknown), and how many in a row share a fast link (0: unknown)."""
+    """Facts about one kind of device.
+
+    Attributes:
+        memory_bytes: The memory of one device; 0 if unknown.
+        domain: How many consecutive devices share a fast link; 0 if unknown.
+    """
 
     memory_bytes: int = 0
     domain: int = 0
@@ -38,7 +44,14 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Somebody holds `amount` of a resource on a node."""
+    """Resources of a node that someone holds.
+
+    Attributes:
+        by: The name of the holder.
+        node: The id of the node.
+        resource: Ray's name of the resource.
+        amount: Units of the resource.
+    """
 
     by: str
     node: str
@@ -48,7 +61,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: its id, what it has in all, what is free, its labels, and facts of its devices by resource."""
+    """One node.
+
+    Attributes:
+        id: The id of the node.
+        total: All units by resource.
+        free: Free units by resource.
+        labels: Labels, such as the zone and rack.
+        devices: Facts about devices by resource.
+    """
 
     id: str
     total: dict[str, float]
@@ -59,19 +80,30 @@ class Node:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The nodes a plan may use, and who holds what on them."""
+    """The nodes that a plan may use.
+
+    Attributes:
+        nodes: The nodes.
+        held: Who holds what on them.
+    """
 
     nodes: tuple[Node, ...]
     held: tuple[Held, ...] = ()
 
     def total(self, resource: str) -> float:
+        """Return the units of a resource on all nodes."""
         return sum(node.total.get(resource, 0.0) for node in self.nodes)
 
     def free(self, resource: str) -> float:
+        """Return the free units of a resource on all nodes."""
         return sum(node.free.get(resource, 0.0) for node in self.nodes)
 
     def node(self, name: str) -> Node:
-        """The node of that id. Raises KeyError."""
+        """Return the node with an id.
+
+        Raises:
+            KeyError: There is no such node.
+        """
         return self._by_id[name]
 
     @cached_property
@@ -80,6 +112,7 @@ class ClusterView:
 
 
 def _amount(value: object) -> float:
+    """Parse an amount of a resource: a number, or bytes such as "1TB"."""
     return float(value) if isinstance(value, int | float) else float(parse_bytes(value))
 
 
@@ -87,11 +120,15 @@ Amount = Annotated[float, BeforeValidator(_amount)]
 
 
 class _DeviceText(StrictModel):
+    """The keys of a device in YAML."""
+
     memory: Bytes = 0
     domain: Count = 0
 
 
 class _HeldText(StrictModel):
+    """The keys of a holder in YAML."""
+
     by: str
     node: str
     resource: str
@@ -99,6 +136,8 @@ class _HeldText(StrictModel):
 
 
 class _NodeText(StrictModel):
+    """The keys of one or several equal nodes in YAML."""
+
     id: str
     resources: dict[str, Amount]
     used: dict[str, Amount] = {}
@@ -108,13 +147,20 @@ class _NodeText(StrictModel):
 
 
 class _ViewText(StrictModel):
+    """The keys of a view in YAML."""
+
     nodes: list[_NodeText]
     held: list[_HeldText] = []
 
 
 def read_view(path: Path) -> ClusterView:
-    """A view from YAML. `count: 4` makes four nodes: `{i}`, `{i//2}`, `{i%2}` and `{i:02}` in id and labels are filled in,
-    an id without a field gets -0 .. -3. Raises ConfigError.
+    """Read a view from a YAML file.
+
+    `count: 4` makes four nodes. `{i}`, `{i//2}`, `{i%2}` and `{i:02}` in ids and labels are replaced by the number of the
+    node; an id without a field gets the suffix -0 to -3.
+
+    Raises:
+        ConfigError: The file is invalid.
     """
     try:
         text = _ViewText.model_validate(yaml.read(path))
@@ -138,21 +184,23 @@ def read_view(path: Path) -> ClusterView:
 
 
 def this_machine() -> ClusterView:
-    """A view of this machine alone, CPUs and memory: what `nonet plan` assumes without a cluster."""
+    """Return a view of this machine's CPUs and memory, which `nonet plan` assumes without a cluster."""
     total = {"CPU": float(len(os.sched_getaffinity(0))), MEMORY: float(host_memory_bytes())}
     return ClusterView((Node("local", total, dict(total)),))
 
 
 def host_memory_bytes() -> int:
-    """Memory of this machine."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _clash(nodes: tuple[Node, ...]) -> bool:
+    """Return whether two nodes have the same id."""
     return len({node.id for node in nodes}) < len(nodes)
 
 
 def _node(text: _NodeText, index: int) -> Node:
+    """Build one node from YAML; raise ConfigError if more of a resource is used than it has."""
     name = _filled(text.id, index) if text.count == 1 or _FIELD.search(text.id) else f"{text.id}-{index}"
     total = dict(text.resources)
     unknown = sorted(set(text.used) - set(total))
@@ -172,6 +220,8 @@ def _node(text: _NodeText, index: int) -> Node:
 
 
 def _filled(text: str, index: int) -> str:
+    """Replace the fields of a text by the number of the node."""
+
     def number(match: re.Match[str]) -> str:
         operator, other, width = match.groups()
         value = index if not operator else index // int(other) if operator == "//" else index % int(other)

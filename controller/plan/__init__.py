@@ -1,4 +1,4 @@
-"""Plans: a pure function of scenario and cluster view."""
+"""Plans: the placement of a scenario on a cluster view, with memory, work and notes."""
 
 import lazy_loader
 

@@ -14,7 +14,7 @@ from nonet.controller.plan.resolved import ResolvedRun, feature_dims
 from nonet.controller.scenario import PlannedGroup, Scenario
 from nonet.models import ModelSize
 
-# Bytes of a row of this width between processes; int8 has a scale a row (embedding/exchange/codecs.py).
+# Bytes of a row of the given width when it is sent; int8 adds one scale per row (embedding/exchange/codecs.py).
 _WIRE: dict[str, Callable[[int], int]] = {
     "fp32": lambda dim: 4 * dim,
     "fp16": lambda dim: 2 * dim,

@@ -15,9 +15,11 @@ from nonet.controller.plan.resolved import ResolvedRun, hot_row_bytes
 from nonet.controller.scenario import Role, Scenario, StageOptions
 from nonet.models import ModelSize
 
-RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
-PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process
-_CUT_TO = 0.8  # of the room: the estimate is from shapes, and allocators need slack
+RUNTIME_BYTES = 1_500_000_000  # device context and collective buffers of one process
+PROCESS_BYTES = 400_000_000  # host memory of Python, torch and Ray in one process
+_CUT_TO = (
+    0.8  # share of the room that a chunk may take: it is estimated from shapes, and allocators need slack
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,9 @@ def _trained(
     parts |= {name: float(weights * count) for name, count in policies.items() if count}
     if copies := _copies(role, workers)[0]:
         parts["copy"] = weights * copies
-    return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
+    return parts | {
+        "gradients": _gradients(role, workers, size)
+    }  # they stay allocated between steps, as zeros
 
 
 def _stored_rows(run: ResolvedRun, stage: str) -> float:

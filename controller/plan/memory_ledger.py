@@ -31,8 +31,8 @@ _WORK = {
     "copies": "trainer",
     "buffer": "trainer",
     "beams": "rollout",
-}  # whose phases a working part belongs to
-_USABLE = 0.92  # of a device's memory; allocators fragment the rest
+}  # the role in whose phases the part is held
+_USABLE = 0.92  # share of a device's memory; the rest is lost to fragmentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]],
                 _note(chunks.setdefault(stage, {}), needs, _phases(run, stage).get(line.phase))
                 for name in (
                     line.offloaded if root.resource != "CPU" else ()
-                ):  # there they go to a mapped file
+                ):  # on cpu they are moved to a mapped file
                     waits = needs[_group(name)].idle_bytes - _kept(line, _group(name))
                     aside[_group(name)] = max(aside[_group(name)], waits)
         line, needs = _host_line(run, stage, groups, view, aside)

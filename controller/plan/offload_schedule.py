@@ -38,7 +38,7 @@ class OffloadMove:
 
 
 TOGETHER = (
-    "rollout + update"  # the one phase of a stage in which both sides always work: it stands for all of them
+    "rollout + update"  # in a stage that has this phase both sides always work, so it stands for all phases
 )
 
 

@@ -106,7 +106,7 @@ def _place(
 ) -> GroupPlan:
     """Choose nodes for one group and take its resources; elastic groups leave to `later` groups what those need at least."""
     most = request.most
-    if request.least < request.most:  # leave to later groups what they need at least
+    if request.least < request.most:  # leave to later groups the least that they need
         nodes = capacity.matching(request.labels)
         others = sum(d.least * d.bundle for d in later if d.resource == request.resource)
         spare = capacity.total_free(request.resource, nodes) - others

@@ -11,7 +11,7 @@ from nonet.controller.cluster import MEMORY
 from nonet.controller.plan.memory_ledger import Ledger, LedgerLine, gigabytes
 
 _SPOTS = 4
-_TFLOPS = 100  # a round number to scale by: what an accelerator does in training is 50 to 400
+_TFLOPS = 100  # a round reference value; accelerators reach 50 to 400 TFLOP/s in training
 
 
 def plan_text(plan: Any) -> str:

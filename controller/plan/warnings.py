@@ -13,7 +13,7 @@ from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import Elastic, Scenario, check_runnable, joined_features, validation_rule
 from nonet.errors import ConfigError
 
-_LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
+_LARGE = 100e6  # parameters above which ranking a catalogue on CPU takes hours rather than minutes
 
 
 def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:

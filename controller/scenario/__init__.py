@@ -1,4 +1,4 @@
-"""Scenarios: what a YAML may say, checked and completed."""
+"""Scenarios: the keys that a YAML file may contain, their validation and their completion."""
 
 import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
 

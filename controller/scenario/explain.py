@@ -1,6 +1,7 @@
-"""What is wrong with a scenario, in one readable line: the path of the key, what was given, and what is allowed.
+"""One-line messages for an invalid scenario: the path of the key, the value that was given, and what is allowed.
 
-Pydantic's paths hold arms of unions that no user wrote; they are left out, and the arm that was meant is the one told about.
+Pydantic's paths contain arms of unions that no user wrote. They are omitted, and the message is about the arm that was
+meant.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ _WORDLESS = {
 
 
 def explain(error: ValidationError, model: type[BaseModel], document: Any, files: PluginFiles) -> str:
-    """The first problem in one line: path, what is wrong, what is allowed; then how many more there are.
+    """Describe the first problem in one line, and count the others.
 
-    `model`: the class of the whole document.
+    Args:
+        error: The error that pydantic raised.
+        model: The class of the whole document.
+        document: The document as it was read.
+        files: The user's own files, for stage kinds that a file defines.
     """
     problems = error.errors(include_url=False)
     first = _of_the_arm_meant(problems)
@@ -66,14 +71,18 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
 
 
 class _Unshown:
-    """Stands in a message for a value that nothing prints."""
+    """Replaces a value that must not be printed."""
 
     def __repr__(self) -> str:
         return "a value that is not shown"
 
 
 def _of_the_arm_meant(problems: Sequence[Any]) -> Any:
-    """The first problem; where a map or list was given to a union such as `float | Schedule`, the first inside it."""
+    """Return the problem to report.
+
+    It is the first one, unless a map or list was given to a union such as `float | Schedule`; then it is the first one
+    inside the map.
+    """
     first = problems[0]
     loc = first["loc"]
     if not isinstance(first.get("input"), dict | list) or not loc or not _is_arm(loc[-1]):
@@ -83,14 +92,14 @@ def _of_the_arm_meant(problems: Sequence[Any]) -> Any:
 
 
 def _is_arm(part: Any) -> bool:
-    """Whether a part of a path is an arm of a union, which a user never wrote."""
+    """Return whether a part of a path is an arm of a union."""
     return str(part) in _WORDLESS or "[" in str(part)
 
 
 def _class_at(
     loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles
 ) -> type[BaseModel] | None:
-    """The class of what a scenario has where `loc` points; None where that is none."""
+    """Return the class of the part of a document at a path; None if the part has no class of its own."""
     own_name = False
     for part in loc:
         if isinstance(part, int):  # a place in a list
@@ -111,13 +120,13 @@ def _class_at(
 
 
 def _with_key(key: str, model: type[BaseModel] | None) -> list[str]:
-    """Names that `use` may have and that have a key."""
+    """Return the names of `use` whose options have a key."""
     shipped = model.option_classes() if model is not None and issubclass(model, Replaceable) else {}
     return sorted(name for name, options in shipped.items() if key in options.model_fields)
 
 
 def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
-    """Keys that a scenario may have where `loc` points, for suggestions."""
+    """Return the keys that a document may have at a path, for suggestions."""
     found = _class_at(loc, model, document, files)
     if found is None:
         return []
@@ -133,7 +142,7 @@ def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Plugi
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
+    """Return the option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model_of, get_args(annotation))), None)

@@ -1,7 +1,7 @@
-"""Values of `env.vars`: the run gets them; nothing prints or stores them, only their names.
+"""Hiding of the values of `env.vars`, which a run receives but which are never printed or stored.
 
-What a scenario's document holds in their place is `HIDDEN`; who resumes takes the values from the scenario at hand, `--set`, or
-the environment. A value that is nothing but a reference, `${NAME}`, is a name, and stays.
+A stored document contains `HIDDEN` in place of each value. When a run is resumed, the values come from the given scenario,
+from `--set`, or from the environment. A value that is only a reference, `${NAME}`, is a name and is kept.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ class _HasPools(Protocol):
     """The part of a `Scenario` that holds values of `env.vars`."""
 
     @property
-    def pools(self) -> Mapping[str, Any]: ...
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
+    def pools(self) -> Mapping[str, Any]:
+        """The pools of the scenario."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields replaced."""
 
 
 _Scenario = TypeVar("_Scenario", bound=_HasPools)
 
 
 def is_hidden(path: Sequence[object]) -> bool:
-    """Whether the keys of a path lead to what must not be shown."""
+    """Return whether a path of keys leads to a value that must not be shown."""
     return len(path) > 2 and path[0] == "pools" and path[2] == "env" and "vars" in path[2:]
 
 
 def hide(document: Any) -> Any:
-    """A scenario's document, or a part of one from its top, with `HIDDEN` for each value of env.vars."""
+    """Return a scenario's document, or a part of one from its top, with `HIDDEN` for each value of `env.vars`."""
     return _hidden(document, ())
 
 
 def _hidden(value: Any, path: tuple[str, ...]) -> Any:
+    """Return a part of a document with `HIDDEN` for each value that must not be shown."""
     if yaml.is_map(value):
         return {key: _hidden(part, (*path, str(key))) for key, part in value.items()}
     if not is_hidden(path) or (isinstance(value, str) and _REFERENCE.fullmatch(value)):
@@ -49,7 +53,7 @@ def _hidden(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def hide_in_command(words: Sequence[str]) -> list[str]:
-    """Words of a command line, `--set pools.X.env.vars.KEY=value` and its wider forms without values."""
+    """Return the words of a command line without the values of `--set pools.X.env.vars.KEY=value` and of its wider forms."""
     shown: list[str] = []
     change_next = False
     for word in words:
@@ -65,6 +69,7 @@ def hide_in_command(words: Sequence[str]) -> list[str]:
 
 
 def _change(change: str) -> str:
+    """Return a `path=value` change without hidden values."""
     path, equals, text = change.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or keys[0] != "pools":
@@ -82,9 +87,18 @@ def _change(change: str) -> str:
 def with_values(
     scenario: _Scenario, given: _Scenario | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[_Scenario, list[str]]:
-    """A stored scenario with its hidden values, from `given` (the same scenario with values) or the environment.
+    """Restore the hidden values of a stored scenario.
 
-    Also the names of what the environment gave. Raises ConfigError that names the variables nobody has a value for.
+    Args:
+        scenario: The stored scenario.
+        given: The same scenario with its values, if there is one.
+        environment: Variables that are used for values that `given` lacks.
+
+    Returns:
+        The scenario with its values, and the names of the values that came from the environment.
+
+    Raises:
+        ConfigError: A value is in neither of them; the message names the variables.
     """
     pools = dict(scenario.pools)
     taken: list[str] = []

@@ -1,4 +1,4 @@
-"""The parts of a scenario: one class a key, every key with its unit (`nonet.options` says what options are)."""
+"""Options of a scenario: one class per key, with units (`nonet.options` describes options in general)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from nonet.workers.roles.kinds import ROLES, RoleKind
 
 
 class Split(Replaceable):
+    """The split of events into training, validation, test and RL events."""
+
     default: ClassVar[str] = "leave_last_out"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
 
 
 def _check_address(use: str) -> None:
+    """Raise ValueError if the address of a store is invalid or contains a password."""
     try:
         check_address(use)
     except ConfigError as error:
@@ -40,7 +43,7 @@ def _check_address(use: str) -> None:
 
 
 class Join(StrictModel):
-    """Columns of a store that samples and rollouts get as they are read (`nonet.samples.stores`)."""
+    """Columns of a store that are added to samples and rollouts as they are read (`nonet.samples.stores`)."""
 
     use: Annotated[
         str,
@@ -83,11 +86,15 @@ _BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
 
 
 class Source(Replaceable):
+    """The source of the trainers' samples."""
+
     default: ClassVar[str] = "shuffled"
     registry: ClassVar[PluginRegistry[Any] | None] = SOURCES
 
 
 class Data(StrictModel):
+    """The tables of a scenario, and how they become sequences."""
+
     interactions: str
     items: str | None = None
     columns: dict[str, str] = {}
@@ -140,6 +147,7 @@ class Data(StrictModel):
     @field_validator("missing")
     @classmethod
     def _each_once(cls, missing: list[str] | None) -> list[str] | None:
+        """Reject texts that are listed twice."""
         twice = [text for text in dict.fromkeys(missing or ()) if (missing or []).count(text) > 1]
         if twice:
             raise ValueError(f"{twice[0]!r} is listed more than once; list each text once")
@@ -147,11 +155,12 @@ class Data(StrictModel):
 
     @property
     def table_format(self) -> TableFormat:
-        """Column names and missing texts that the tables are read with."""
+        """Column names, and the texts that mean a missing value."""
         return TableFormat.from_options(self.columns, self.missing)
 
     @model_validator(mode="after")
     def _joins_meet(self) -> Data:
+        """Check that joined columns have unique names that differ from those of samples."""
         taken: dict[str, str] = {}
         for name, join in self.join.items():
             if join.on is None and name not in ("item", "user"):
@@ -170,6 +179,7 @@ class Data(StrictModel):
 
     @model_validator(mode="after")
     def _engine_of_source(self) -> Data:
+        """Check that the engine can read the source."""
         engines = self.source.spec.engines
         if self.engine is not None and self.engine not in engines:
             raise ValueError(
@@ -182,12 +192,14 @@ class Data(StrictModel):
 
 
 class Tokenizer(Replaceable):
+    """The tokenizer that gives items their semantic ids."""
+
     default: ClassVar[str] = "rq_kmeans"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
 
 
 class Memory(StrictModel):
-    """What voters vote for, mixed with what the model says (`nonet.models.generation.memory`)."""
+    """A memory of items that voters vote for, mixed with the model's scores (`nonet.models.generation.memory`)."""
 
     voters: Annotated[
         list[Literal["transitions", "nearest"]],
@@ -214,12 +226,15 @@ class Memory(StrictModel):
     @field_validator("voters")
     @classmethod
     def _with_transitions(cls, voters: list[str]) -> list[str]:
+        """Check that transitions are among the voters, and that no voter is listed twice."""
         if "transitions" not in voters or len(set(voters)) < len(voters):
             raise ValueError("voters are transitions, or transitions and nearest, each once")
         return voters
 
 
 class Model(Replaceable):
+    """The model and its memory of transitions."""
+
     default: ClassVar[str] = "sid_decoder"
     registry: ClassVar[PluginRegistry[Any] | None] = MODELS
     memory: Annotated[
@@ -230,13 +245,13 @@ class Model(Replaceable):
     ] = "off"
 
     def counts(self) -> dict[str, Any]:
-        """How transitions are counted."""
+        """Return the options by which transitions are counted."""
         memory = self._memory() or Memory()
         counted = {"reach", "neighbours", "events"}
         return {**memory.model_dump(include=counted), "half_life_s": memory.half_life}
 
     def votes(self) -> dict[str, Any] | None:
-        """How they vote; None without a memory."""
+        """Return the options by which the memory votes; None without a memory."""
         memory = self._memory()
         return memory and {
             **memory.model_dump(include={"width", "last", "fade"}),
@@ -244,11 +259,12 @@ class Model(Replaceable):
         }
 
     def voters(self) -> list[str]:
-        """Who votes; nobody without a memory."""
+        """Return the names of the memory's voters; none without a memory."""
         memory = self._memory()
         return list(memory.voters) if memory else []
 
     def _memory(self) -> Memory | None:
+        """Return the options of the memory; None if it is off."""
         if isinstance(self.memory, str):
             return Memory() if self.memory == "on" else None
         return self.memory
@@ -258,6 +274,8 @@ class Model(Replaceable):
 
 
 class Env(StrictModel):
+    """The Python environment of a pool's workers."""
+
     python: str | None = None
     image: str | None = None
     pip: list[str] | None = None
@@ -265,6 +283,7 @@ class Env(StrictModel):
 
     @model_validator(mode="after")
     def _one(self) -> Env:
+        """Check that at most one of python, image and pip is given."""
         keys = [name for name in ("python", "image", "pip") if getattr(self, name)]
         if len(keys) > 1:
             raise ValueError(f"give one of python, image and pip, got {' and '.join(keys)}")
@@ -272,6 +291,8 @@ class Env(StrictModel):
 
 
 class Pool(StrictModel):
+    """A set of devices that roles use, with labels and an environment."""
+
     device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"
     labels: dict[str, str] = {}
     env: Env | None = None
@@ -286,11 +307,14 @@ class Pool(StrictModel):
 
 
 class Elastic(StrictModel):
+    """A number of workers between two bounds."""
+
     min: Positive
     max: Positive
 
     @model_validator(mode="after")
     def _ordered(self) -> Elastic:
+        """Check that the lower bound does not exceed the upper one."""
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
         return self
@@ -300,17 +324,21 @@ Level = Literal["device_domain", "host", "rack", "zone"]
 
 
 class Topology(StrictModel):
+    """Topology levels that a role's workers must or should share."""
+
     require: list[Level] = []
     prefer: list[Level] = []
 
 
 class Engine(Replaceable):
+    """The engine that steps the trainers' dense weights."""
+
     default: ClassVar[str] = "ddp"
     registry: ClassVar[PluginRegistry[Any] | None] = ENGINES
 
 
 class Role(StrictModel):
-    """Where a role's workers are; of a role of one's own also what they are, with options of theirs."""
+    """The placement of a role's workers; for a role of the user's own also its kind and that kind's options."""
 
     model_config = ConfigDict(extra="allow")
     use: Annotated[str | None, Field(description="the kind of role, where its name is not that of one")] = (
@@ -327,6 +355,7 @@ class Role(StrictModel):
 
     @model_validator(mode="after")
     def _known(self, info: ValidationInfo) -> Role:
+        """Validate the options of a role that names its kind; reject unknown keys of other roles."""
         self._files = files_of(info)
         own = self.model_extra or {}
         if self.use is None:
@@ -342,18 +371,26 @@ class Role(StrictModel):
         return self
 
     def kind(self, name: str) -> RoleKind:
-        """What the role of this name is; one that names no kind and has no shipped one's name can only be planned."""
+        """Return the kind of a role.
+
+        Args:
+            name: The name of the role in the scenario.
+
+        Returns:
+            The kind that `use` names, else the shipped kind of that name, else an empty kind that can only be planned.
+        """
         if self.use is None and name not in ROLES.list_shipped():
             return RoleKind("")
         return ROLES.get(self.use or name, self._files)
 
     @property
     def own_options(self) -> dict[str, Any]:
-        """Keyword arguments of its workers' class."""
+        """Keyword arguments of the class of its workers."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
     def _one_way(self) -> Role:
+        """Check that the role does not both fuse and collocate."""
         if self.fuse and self.collocate:
             raise ValueError(
                 "has both fuse and collocate; fuse shares the process, collocate only the device: choose one"
@@ -362,6 +399,8 @@ class Role(StrictModel):
 
 
 class Init(StrictModel):
+    """The run and stage from which a run takes its first weights."""
+
     source: Annotated[
         str,
         Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
@@ -372,16 +411,20 @@ class Init(StrictModel):
 
 
 class Baseline(Replaceable):
+    """A baseline that stages are compared with."""
+
     registry: ClassVar[PluginRegistry[Any] | None] = BASELINES
     name: Annotated[Word | None, Field(description="in the report; by default the last word of `use`")] = None
 
     @property
     def title(self) -> str:
-        """What results call it: sasrec, and Nearest for mine.py:Nearest."""
+        """The name in results, such as "sasrec", or "Nearest" for mine.py:Nearest."""
         return self.name or str(self.use).rpartition(":")[2]
 
 
 class Evaluate(StrictModel):
+    """Metrics, users and baselines of evaluations."""
+
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
     users: Annotated[
@@ -422,11 +465,12 @@ class Evaluate(StrictModel):
 
     @property
     def most_users(self) -> int | None:
-        """How many users are asked about; None for all."""
+        """The largest number of users that are ranked; None for all."""
         return None if self.users == "all" else int(self.users)
 
     @model_validator(mode="after")
     def _told_apart(self) -> Evaluate:
+        """Check that baselines have different names."""
         titles = [each.title for each in self.baselines or ()]
         twice = next((title for title in titles if titles.count(title) > 1), None)
         if twice:
@@ -440,6 +484,8 @@ Wait = Annotated[Seconds, Field(gt=0)]
 
 
 class Deadlines(StrictModel):
+    """Timeouts of a run's waits, in seconds."""
+
     start: Annotated[Wait, Field(description="until a group's processes are there, environment included")] = (
         float(DEFAULTS.start)
     )
@@ -458,7 +504,7 @@ class Deadlines(StrictModel):
 
 
 class Weights(StrictModel):
-    """How dense weights move, to rollouts and into commits."""
+    """How dense weights are sent to rollouts and written into checkpoints."""
 
     publish: Annotated[
         Literal["full", "delta"],

@@ -1,6 +1,6 @@
-"""Parts of a scenario that `use:` replaces: a shipped name, an installed one, or one of the user's own files.
+"""Parts of a scenario that `use:` replaces by a shipped name, an installed one, or one of the user's own files.
 
-The other keys are the options of what is named, checked by its own class as the scenario is read.
+The other keys are the options of what `use` names. Its own class validates them when the scenario is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nonet.suggest import suggest_inline
 
 
 def files_of(info: ValidationInfo[Any]) -> PluginFiles:
-    """Where the own files of the scenario that is read are."""
+    """Return the user's own files of the scenario that is being validated."""
     context: dict[str, PluginFiles] = info.context or {}
     return context.get("files", HERE)
 
@@ -26,7 +26,11 @@ _TOLERANCE = 0.02  # below a floor that still counts as held
 
 
 class Replaceable(BaseModel):
-    """A part with `use:`, whose specs are in a `registry`; or in `shipped`, where nothing of one's own can be named yet."""
+    """A part with `use:`.
+
+    The specs that `use` may name are in a `registry`, or in `shipped` if the part cannot be replaced by code of the user's
+    own yet.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
     registry: ClassVar[PluginRegistry[Any] | None] = None
@@ -38,6 +42,7 @@ class Replaceable(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _name(cls, value: Any) -> Any:
+        """Turn a word into `{use: word}`, and add the default name."""
         if isinstance(value, str):
             value = {"use": value}
         if is_map(value) and "use" not in value and cls.default:
@@ -46,6 +51,7 @@ class Replaceable(BaseModel):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Replaceable:
+        """Validate the other keys and fill in their defaults."""
         self._files = files_of(info)
         options = self._option_class()
         if options is not None:
@@ -55,28 +61,28 @@ class Replaceable(BaseModel):
 
     @property
     def spec(self) -> Any:
-        """What `use` names. Raises ConfigError."""
+        """The spec that `use` names. Raises ConfigError if there is none."""
         assert self.registry is not None
         return self.registry.get(self.use, self._files)
 
     @property
     def address(self) -> Any:
-        """`use` as other processes find it: a file as an absolute path."""
+        """`use` as other processes find it, with files as absolute paths."""
         return self._files.make_absolute(self.use)
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of what `use` names."""
+        """Return the keyword arguments of what `use` names."""
         return dict(self.model_extra or {})
 
     @classmethod
     def option_classes(cls) -> dict[str, type[StrictModel]]:
-        """The options of every name that comes with Nonet or is installed."""
+        """Return the option class of every name that comes with Nonet or is installed."""
         if cls.registry is None:
             return cls.shipped
         return {name: cls.registry.get(name).options for name in cls.registry.list_names()}
 
     def _option_class(self) -> type[StrictModel] | None:
-        """The class that checks the other keys; None where only what is named can."""
+        """Return the class that validates the other keys; None if only the named object can."""
         if self.registry is not None:
             try:
                 return self.spec.options
@@ -94,7 +100,7 @@ class Replaceable(BaseModel):
 
 
 class Ramp(StrictModel):
-    """A weight that goes from one value to another in a straight line, and stays there."""
+    """A weight that changes linearly from one value to another and then stays constant."""
 
     start: float
     end: float
@@ -102,7 +108,7 @@ class Ramp(StrictModel):
     after: Annotated[Count, Field(description="steps before it begins to move")] = 0
 
     def at(self, step: int) -> float:
-        """The weight of a step in [0, steps of the stage)."""
+        """Return the weight at a step of the stage, counted from 0."""
         share = min(1.0, max(0.0, (step - self.after) / self.steps))
         return self.start + share * (self.end - self.start)
 
@@ -124,21 +130,21 @@ class RewardOptions(BaseModel):
     workers: Positive = 1
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of the reward itself."""
+        """Return the keyword arguments of the reward itself."""
         return dict(self.model_extra or {})
 
     def weight_at(self, step: int) -> float:
-        """What it counts at a step of its stage, a floor's multiplier aside."""
+        """Return the reward's weight at a step of its stage, without the multiplier of a floor."""
         return self.weight.at(step) if isinstance(self.weight, Ramp) else self.weight
 
 
 def holds(mean: float, floor: float) -> bool:
-    """Whether a mean keeps a floor of a reward, within 2 % of it."""
+    """Return whether a mean reward is above a floor, within 2 % of the floor."""
     return mean >= floor - _TOLERANCE * abs(floor)
 
 
 class Between(BaseModel):
-    """A worker of one's own between rollout and rewards: `use`, where it runs, and its own keyword arguments."""
+    """A worker of the user's own between rollout and rewards: `use`, where it runs, and its own keyword arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
     use: Any
@@ -146,5 +152,5 @@ class Between(BaseModel):
     workers: Positive = 1
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of the worker."""
+        """Return the keyword arguments of the worker."""
         return dict(self.model_extra or {})

@@ -1,7 +1,7 @@
-"""A scenario: what to train, on which data, with which stages, on one page of YAML.
+"""A scenario: what to train, on which data and in which stages, on one page of YAML.
 
-Strict and frozen. An unknown key is an error with a suggestion; every message is one line that starts with the path of
-the key. Pure: imports neither Ray nor torch.
+Scenarios are strict and frozen. An unknown key is an error with a suggestion; every message is one line that starts with
+the path of the key. The module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(stage_of)]
 
 
 class Scenario(StrictModel):
-    """The whole document. `folder` is where `file.py` references are resolved."""
+    """The whole document, validated."""
 
     name: Word
     seed: int = Field(default=0, ge=0, lt=1 << 63)
@@ -83,20 +83,21 @@ class Scenario(StrictModel):
     _files: PluginFiles = PrivateAttr(default=HERE)
 
     def located(self, files: PluginFiles) -> Scenario:
-        """The same scenario with its own files elsewhere: a run's copies, say."""
+        """Return the same scenario with the user's own files in another place, such as the copies that a run keeps."""
         return _rebuilt(_plain(self), files)
 
     def __eq__(self, other: object) -> bool:
-        """Two scenarios are one when they say the same, wherever their files are."""
+        """Return whether both scenarios have the same keys and values, wherever their files are."""
         return isinstance(other, Scenario) and _plain(self) == _plain(other)
 
     def __reduce__(self) -> Any:
-        """Another process reads the scenario anew, for classes out of own files have no name there."""
+        """Pickle the document, which is validated again in the other process, as classes from own files cannot be pickled."""
         return _rebuilt, (_plain(self), self._files)
 
     @field_validator("stages", mode="before")
     @classmethod
     def _some(cls, value: Any) -> Any:
+        """Check that there is at least one stage."""
         if not yaml.is_map(value) or not value:
             raise ValueError("wanted a map of stages in order, e.g. pretrain, finetune, rl")
         return value
@@ -104,7 +105,7 @@ class Scenario(StrictModel):
     @field_validator("stages")
     @classmethod
     def _choose_optimizers(cls, stages: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Give stages that name no optimizer one that the trainers' engine steps."""
+        """Give stages that name no optimizer one that the trainers' engine supports."""
         trainer = info.data.get("roles", {}).get("trainer")
         if trainer is None or trainer.engine is None:
             return stages
@@ -112,11 +113,13 @@ class Scenario(StrictModel):
 
     @model_validator(mode="after")
     def _located(self, info: ValidationInfo) -> Scenario:
+        """Keep the user's own files that the validation context gives."""
         self._files = files_of(info)
         return self
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Scenario:
+        """Check that a chunk of every stage holds at least one full history."""
         for name, body in self.stages.items():
             window = self.data.history + 2  # the events, the one that leads them in, and a start
             if body.chunk.tokens < window:
@@ -128,6 +131,7 @@ class Scenario(StrictModel):
 
     @model_validator(mode="after")
     def _names_meet(self) -> Scenario:
+        """Check that every pool and role that is referred to exists."""
         known_pools = [*self.pools, "cpu"]
         for path, pool in self._pool_names():
             if pool not in known_pools:
@@ -144,6 +148,7 @@ class Scenario(StrictModel):
         return self
 
     def _pool_names(self) -> Iterator[tuple[str, str]]:
+        """Yield (path, pool) of every reference to a pool."""
         for name, role in self.roles.items():
             if role.pool:
                 yield f"roles.{name}.pool", role.pool
@@ -159,10 +164,18 @@ class Scenario(StrictModel):
 def load_scenario(
     source: str | Path, changes: list[str] | None = None, stored: Path | None = None
 ) -> tuple[Scenario, Path]:
-    """The scenario of a path or a shipped name, with `a.b=c` changes; and the folder its files are beside.
+    """Load a scenario from a path or by the name of a shipped one.
 
-    stored: the scenario of a run that goes on, which has what `settings: data` means there. Raises ConfigError with one
-    readable line.
+    Args:
+        source: A path to a YAML file, or the name of a shipped scenario.
+        changes: Changes such as `a.b=c`, which are applied to the document first.
+        stored: The scenario of a run that is resumed, from which the values of `settings: data` are taken.
+
+    Returns:
+        The scenario, and the folder of its files.
+
+    Raises:
+        ConfigError: There is no such scenario, or it is invalid; the message is one line.
     """
     path = find(source)
     document = yaml.read(path)
@@ -174,8 +187,17 @@ def load_scenario(
 def make_scenario(
     document: Any, source: str = "scenario", files: PluginFiles = HERE, stored: Any = None
 ) -> Scenario:
-    """A Scenario from plain dicts, whose own files are `files`. Raises ConfigError that names the key, what was given and
-    what is allowed."""
+    """Validate a document.
+
+    Args:
+        document: Plain dicts, lists and scalars.
+        source: Where the document comes from, for messages.
+        files: The user's own files.
+        stored: The document of a run that is resumed, from which the values of `settings: data` are taken.
+
+    Raises:
+        ConfigError: The document is invalid; the message has the key, its value, and what is allowed.
+    """
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: wanted a map with name, data and stages, got {type(document).__name__}")
     document = _with_settings(cast("dict[str, Any]", document), source, files, stored)
@@ -186,7 +208,7 @@ def make_scenario(
 
 
 def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, stored: Any) -> dict[str, Any]:
-    """The document with what `settings: data` leaves to the data, or to the run whose scenario is `stored`."""
+    """Return the document with the values that `settings: data` leaves to the data, or to the stored run."""
     settings = document.get("settings")
     if settings is not None and settings != "data" and not yaml.is_map(settings):
         raise ConfigError(f"{source}: settings: wanted data, or nothing, got {settings!r}")
@@ -215,27 +237,29 @@ def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, st
 
 
 def _without_data(interactions: str, files: PluginFiles) -> bool:
-    """Whether a shipped scenario waits for tables of the user's."""
+    """Return whether the tables are missing because a shipped scenario expects the user's."""
     return Path(files.folder).resolve() == LIBRARY.resolve() and not (
         ":" in interactions or Path(interactions).is_absolute()
     )
 
 
 def _put(document: dict[str, Any], path: str, value: Any) -> None:
+    """Set a derived key."""
     put(document, path, value, "settings: data")
 
 
 def _rebuilt(document: Any, files: PluginFiles) -> Scenario:
-    """A scenario of keys that are right. Raises pydantic's errors."""
+    """Validate a document and return the scenario; raise pydantic's errors."""
     return Scenario.model_validate(document, context={"files": files})
 
 
 def _plain(scenario: Scenario) -> dict[str, Any]:
+    """Return a scenario as plain data, without keys that are None."""
     return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
 
 
 def _files_of(path: Path) -> PluginFiles:
-    """Own files of a scenario: beside it; those of a run's are the run's copies."""
+    """Return the own files of a scenario: those beside it, or, in a run's folder, the copies of the run."""
     copies = path.parent / SOURCES
     if not copies.exists():
         return PluginFiles(str(path.parent))
@@ -244,7 +268,14 @@ def _files_of(path: Path) -> PluginFiles:
 
 
 def find(source: str | Path) -> Path:
-    """The file of a scenario: a path, or the name of a shipped one."""
+    """Return the path of a scenario's file.
+
+    Args:
+        source: A path to a YAML file, or the name of a shipped scenario.
+
+    Raises:
+        ConfigError: There is no such scenario.
+    """
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.exists():
         if not path.is_file():
@@ -260,22 +291,22 @@ def find(source: str | Path) -> Path:
 
 
 def shipped_names() -> list[str]:
-    """Names of the scenarios that come with Nonet."""
+    """Return the names of the scenarios that come with Nonet."""
     return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
 
 
 def bound(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run keeps to when it is resumed: everything but how long its waits may take."""
+    """Return the keys that must not change when a run is resumed: all but `deadlines`."""
     return {key: value for key, value in document.items() if key != "deadlines"}
 
 
 def document(scenario: BaseModel) -> dict[str, Any]:
-    """The scenario as plain data, defaults filled in, values of env.vars left out: what `scenario.yaml` of a run holds."""
+    """Return a scenario as plain data, with all defaults and without values of `env.vars`, as `scenario.yaml` of a run has it."""
     return hide(_named_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True)))
 
 
 def _named_uses(value: Any) -> Any:
-    """Objects that a script put under `use` become the name they have there."""
+    """Replace objects that a script put under `use` by their import path."""
     if yaml.is_map(value):
         return {key: _named_uses(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -284,6 +315,7 @@ def _named_uses(value: Any) -> Any:
 
 
 def _set(document: Any, change: str) -> None:
+    """Apply a change such as `a.b=c` to a document."""
     path, equals, text = change.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set wants a.b=value, got {change!r}")
@@ -291,7 +323,17 @@ def _set(document: Any, change: str) -> None:
 
 
 def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
-    """Set the key at `a.b.c` of a document. Raises ConfigError, which begins with `source`, where b holds no keys."""
+    """Set the key at a path of a document.
+
+    Args:
+        document: The document, changed in place.
+        path: The keys, such as `a.b.c`.
+        value: The new value.
+        source: The beginning of messages.
+
+    Raises:
+        ConfigError: A key on the path has a value without keys.
+    """
     *parents, last = path.split(".")
     place = document
     for depth, part in enumerate(parents):

@@ -1,4 +1,4 @@
-"""The `sparse` part of a scenario: tables, who gets a row and who loses it, and where rows lie."""
+"""The `sparse` part of a scenario: tables, admission and eviction of rows, and the tiers in which rows are stored."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ AtLeast0 = Annotated[float, Field(ge=0)]
 
 
 class Admit(StrictModel):
+    """Conditions under which an id gets a row."""
+
     count: Annotated[
         Positive | None, Field(description="steps in which an id must be asked for before it gets a row")
     ] = None
@@ -25,12 +27,15 @@ class Admit(StrictModel):
 
     @model_validator(mode="after")
     def _some(self) -> Admit:
+        """Check that at least one condition is given."""
         if self.count is None and self.probability is None:
             raise ValueError("give count or probability, or both; or leave admit out")
         return self
 
 
 class Evict(StrictModel):
+    """Conditions under which a row is removed."""
+
     by: Annotated[
         Literal["lru", "lfu"] | None,
         Field(
@@ -47,6 +52,7 @@ class Evict(StrictModel):
 
     @model_validator(mode="after")
     def _one(self) -> Evict:
+        """Check that a condition is given, and at most one time to live."""
         if self.ttl is not None and self.ttl_steps is not None:
             raise ValueError("give one of ttl and ttl_steps")
         if self.by is None and self.ttl is None and self.ttl_steps is None:
@@ -55,6 +61,8 @@ class Evict(StrictModel):
 
 
 class TierOptions(StrictModel):
+    """Sizes of the tiers of a table: rows on devices, in host memory and on disk."""
+
     device: Annotated[Bytes | None, Field(gt=0, description="of hot rows on each shard's device")] = None
     device_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
     policy: Annotated[
@@ -70,6 +78,7 @@ class TierOptions(StrictModel):
 
     @model_validator(mode="after")
     def _some(self) -> TierOptions:
+        """Check that a tier is given, in either bytes or rows."""
         for name in ("device", "host"):
             if getattr(self, name) is not None and getattr(self, f"{name}_rows") is not None:
                 raise ValueError(f"give one of {name} and {name}_rows")
@@ -79,7 +88,7 @@ class TierOptions(StrictModel):
 
 
 class RowOptions(StrictModel):
-    """What a table says, or `sparse.defaults` for all that don't."""
+    """Options of rows that a table states, or `sparse.defaults` for all tables that do not."""
 
     init_scale: Annotated[
         AtLeast0 | None, Field(description="first values are uniform within this of 0; 0.02 by default")
@@ -100,12 +109,16 @@ class RowOptions(StrictModel):
 
 
 class TableDefaults(RowOptions):
+    """Options of all tables that do not state their own."""
+
     dim: Positive = 32
     optimizer: Optimizer = "rowwise_adagrad"
     lr: Rate = 0.02
 
 
 class Table(RowOptions):
+    """One table of sparse rows."""
+
     features: Annotated[list[str] | None, Field(min_length=1)] = None
     dim: Positive | None = None
     optimizer: Optimizer | None = None
@@ -125,6 +138,7 @@ class Table(RowOptions):
 
     @model_validator(mode="after")
     def _spent(self) -> Table:
+        """Check that a table with an eviction order has a budget."""
         if self.evict and self.evict.by and not self.budget:
             raise ValueError(
                 "evict.by says who goes when the budget is spent: give a budget, or leave it out"
@@ -133,6 +147,8 @@ class Table(RowOptions):
 
 
 class Sparse(StrictModel):
+    """The tables of sparse rows, and how rows are sent between processes."""
+
     defaults: TableDefaults = TableDefaults()
     tables: dict[Word, Table] = {}
     replica_bytes: Annotated[

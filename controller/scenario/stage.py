@@ -1,7 +1,7 @@
-"""Stages of a scenario: the keys that all kinds have, and what a kind says of itself.
+"""Stages of a scenario: the keys that all kinds have, and the interface of a kind.
 
-A kind is found by `use:`, or by its keys where a stage names none. `StageKind` is what the rest of the controller asks: nobody
-else tells kinds apart. Its methods are pure; the loop, which is not, is named by its dotted path.
+A kind is found by `use:`, or by its keys if a stage has none. The rest of the controller distinguishes kinds only through
+the methods of `StageKind`. They are pure; the training loop, which is not, is named by its dotted path.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from nonet.workers.roles import CHUNK_TOKENS
 
 
 class Schedule(StrictModel):
+    """The learning rate of a stage over its steps."""
+
     peak: Rate
     warmup: Share = 0.05
     decay: Literal["cosine", "linear", "none"] = "cosine"
 
 
 class Stop(StrictModel):
+    """The condition under which a stage stops early."""
+
     patience: Annotated[
         Positive,
         Field(description="validations without a better one after which the stage stops; off: all steps run"),
@@ -34,7 +38,7 @@ class Stop(StrictModel):
 
 
 class Best(StrictModel):
-    """Which step of a reinforced stage goes on, by its validations."""
+    """The rule that chooses a reinforced stage's best step from its validations."""
 
     by: Annotated[
         str,
@@ -54,17 +58,22 @@ class Best(StrictModel):
 
 
 class BatchSize(StrictModel):
+    """The size of a global batch, in positions or users."""
+
     tokens: Rate | None = None
     users: Positive | None = None
 
     @model_validator(mode="after")
     def _one(self) -> BatchSize:
+        """Check that exactly one of tokens and users is given."""
         if (self.tokens is None) == (self.users is None):
             raise ValueError("give one of tokens and users")
         return self
 
 
 class Chunk(StrictModel):
+    """The largest amount of work that a worker computes at once."""
+
     tokens: Annotated[
         Rate,
         Field(
@@ -74,7 +83,7 @@ class Chunk(StrictModel):
 
 
 class OptimizerOptions(StrictModel):
-    """How a stage's dense part learns. A word alone, such as `optimizer: adamw`, means `{use: adamw}`."""
+    """Options of a stage's dense optimizer. A word alone, such as `optimizer: adamw`, means `{use: adamw}`."""
 
     use: Annotated[
         Literal["muon", "adamw"],
@@ -97,7 +106,7 @@ class OptimizerOptions(StrictModel):
 
 
 class PrecisionOptions(StrictModel):
-    """In what a stage's losses are computed; weights, gradients and optimizer stay fp32."""
+    """The precision in which a stage's losses are computed; weights, gradients and optimizer stay fp32."""
 
     use: Literal["fp32", "bf16", "fp16"] = "fp32"
     scale: Annotated[
@@ -110,7 +119,7 @@ class PrecisionOptions(StrictModel):
 
 
 class StageOptions(StrictModel):
-    """What every stage has; a kind adds its own keys."""
+    """Options that every stage has; a kind adds its own keys."""
 
     kind_name: ClassVar[str] = ""
     use: Annotated[str | None, Field(description="the kind of stage, where its keys do not tell")] = None
@@ -123,6 +132,7 @@ class StageOptions(StrictModel):
 
     @model_validator(mode="after")
     def _located(self, info: ValidationInfo) -> StageOptions:
+        """Keep the user's own files that the validation context gives."""
         self._files = files_of(info)
         return self
 
@@ -135,7 +145,7 @@ class StageOptions(StrictModel):
 
     @property
     def kind(self) -> StageKind:
-        """What this stage is. Raises ConfigError."""
+        """The kind of the stage. Raises ConfigError if there is none of that name."""
         return STAGES.get(self.use or self.kind_name, self._files)
 
     @property
@@ -145,13 +155,21 @@ class StageOptions(StrictModel):
 
     @property
     def address(self) -> str:
-        """The kind's name, as other processes find it."""
+        """The name of the kind, as other processes find it."""
         return self._files.make_absolute(self.use or self.kind_name)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnWorkers:
-    """Workers that a stage brings along beside the roles: a reward, a step between. `where`: its path in the scenario."""
+    """Workers that a stage adds to the roles: a reward, or a step between rollout and rewards.
+
+    Attributes:
+        name: The name of their group.
+        where: Their path in the scenario.
+        pool: The pool; None for the default.
+        workers: The number of workers.
+        runs: Whether this version runs them; otherwise they can only be planned.
+    """
 
     name: str
     where: str
@@ -161,33 +179,46 @@ class OwnWorkers:
 
 
 class PlannedGroup(Protocol):
-    """What a kind may ask of a group of processes that a plan has placed."""
+    """The part of a placed group of processes that a stage kind may use."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the group."""
+
     @property
-    def roles(self) -> tuple[str, ...]: ...
+    def roles(self) -> tuple[str, ...]:
+        """The roles that each of its processes holds."""
+
     @property
-    def resource(self) -> str: ...
+    def resource(self) -> str:
+        """Ray's name of the device; "CPU" on cpu."""
+
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """The number of workers."""
+
     @property
-    def devices(self) -> float: ...
+    def devices(self) -> float:
+        """Devices per worker; 0 on cpu."""
 
 
 class StageKind:
-    """A kind of stage, by default one whose trainers learn from batches and whose rollouts rest.
+    """A kind of stage. By default trainers learn from batches, and rollouts are idle.
 
-    plan_name   as plans call it
-    options     its keys
-    learner     dotted path of the StageLearner that trains it; "" for the model's own (`ModelSpec.learner`)
-    loop        (session, name, recorder, stopped) -> whether it came to its end, or the dotted path of that function
-    roles       that work in it; `name.` stands for the workers it brings along
-    trainer_phases  of the trainer: (when it learns, when it is saved, loaded or published)
-    rolls_out   whether there are prompts, beams and rewards in it
-    takes       artifacts, beside the model before
-    validates   whether its loop asks for validations while it trains, and its best commit goes on
-    aligns      whether it teaches a model what semantic ids mean in words
+    Attributes:
+        plan_name: The name of the kind in plans.
+        options: The class of its keys.
+        learner: Dotted path of the StageLearner that trains it; "" for the model's own (`ModelSpec.learner`).
+        loop: A function (session, name, recorder, stopped) that returns whether the stage was completed, or its dotted
+            path.
+        roles: Roles that work in it; `name.` stands for the workers that it adds.
+        trainer_phases: Phases of the trainer: the one in which it learns, and the one in which it is saved, loaded or
+            published.
+        rolls_out: Whether it has prompts, beams and rewards.
+        takes: Artifacts that it reads, besides the model of the previous stage.
+        no_model: Artifacts that it reads in place of a model if it is the first stage.
+        validates: Whether its loop validates while it trains, and continues from the best checkpoint.
+        aligns: Whether it teaches a model what semantic ids mean in words.
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -203,47 +234,82 @@ class StageKind:
     aligns: ClassVar[bool] = False
 
     def can_claim(self, keys: set[str]) -> bool:
-        """Whether a stage with these keys and no `use` is of this kind."""
+        """Return whether a stage with these keys and without `use` is of this kind."""
         return False
 
     def list_phases(self, body: Any) -> dict[str, tuple[str, ...]]:
-        """Who works at once, phase by phase: roles, "reward" for the workers it brings along. Everybody else rests."""
+        """Return the roles that work at the same time in each phase; the others are idle.
+
+        Args:
+            body: The options of the stage.
+
+        Returns:
+            Roles by phase; "reward" stands for the workers that the stage adds.
+        """
         return {"train": ("trainer", "embedding", "evaluator")}
 
     def list_own_workers(self, stage: str, body: Any) -> Iterator[OwnWorkers]:
-        """Workers that it brings along."""
+        """Yield the workers that the stage adds.
+
+        Args:
+            stage: The name of the stage.
+            body: The options of the stage.
+        """
         return iter(())
 
     def find_unsupported(self, path: str, body: Any) -> Iterator[str]:
-        """Keys that can be planned and not run."""
+        """Yield the keys that this version can plan but not run.
+
+        Args:
+            path: The path of the stage in the scenario.
+            body: The options of the stage.
+        """
         return iter(())
 
     def list_item_columns(self, body: Any) -> tuple[str, ...]:
-        """Columns of the items that it reads."""
+        """Return the columns of the items that the stage reads."""
         return ()
 
     def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
-        """Raise ConfigError where the stage cannot run in the groups that are planned for it."""
+        """Check that the stage can run in the groups that are planned for it.
+
+        Args:
+            name: The name of the stage.
+            body: The options of the stage.
+            groups: The groups of the stage.
+
+        Raises:
+            ConfigError: The stage cannot run in them.
+        """
 
     def check_data(self, name: str, body: Any, seq: Any) -> None:
-        """Raise ConfigError where these sequences have nothing for the stage."""
+        """Check that the data contain something to learn from in the stage.
+
+        Args:
+            name: The name of the stage.
+            body: The options of the stage.
+            seq: The sequences of all users.
+
+        Raises:
+            ConfigError: There is nothing.
+        """
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
     def get_width(self, body: Any) -> int:
-        """Beams a prompt; 0 where there are none."""
+        """Return the number of beams per prompt; 0 if the stage has none."""
         return 0
 
     def make_rollout_options(self, body: Any) -> dict[str, Any]:
-        """What rollouts are told of a stage: at least `width`."""
+        """Return the options that rollouts receive; at least `width`."""
         return {"width": self.get_width(body)}
 
     def make_scenes(self, body: Any) -> Any:
-        """Its scenes (`SceneSetup`); None where all prompts are one."""
+        """Return the scenes (`SceneSetup`); None if all prompts belong to one."""
         return None
 
     def needs_reference(self, body: Any) -> bool:
-        """Whether trainers keep the stage's first weights."""
+        """Return whether trainers keep the weights from the start of the stage."""
         return False
 
     def count_old_versions(self, body: Any) -> int:
@@ -255,33 +321,76 @@ class StageKind:
         return 0
 
     def find_least_users(self, body: Any) -> tuple[int | None, str]:
-        """Users of a step where the scenario says so, and the key that does."""
+        """Return the users of a step, if the scenario fixes them, and the key that does."""
         return None, "users"
 
     def count_unit_tokens(self, scenario: Any, body: Any, size: Any) -> float:
-        """Positions of what a chunk is counted in: 1, or those of a prompt."""
+        """Return the positions of one unit of a chunk: 1, or those of a prompt.
+
+        Args:
+            scenario: The scenario.
+            body: The options of the stage.
+            size: The shape of the model.
+        """
         return 1.0
 
     def count_units(self, body: Any, workers: int) -> int | None:
-        """How many such units a worker has in a step at most; None: as many as the data say."""
+        """Return an upper bound of the units that a worker has in a step.
+
+        Args:
+            body: The options of the stage.
+            workers: The number of workers.
+
+        Returns:
+            The number of units; None if it depends on the data.
+        """
         return None
 
     def step_tokens(self, scenario: Any, body: Any, size: Any) -> float:
-        """Positions of one global step, at most."""
+        """Return an upper bound of the positions of one global step.
+
+        Args:
+            scenario: The scenario.
+            body: The options of the stage.
+            size: The shape of the model.
+        """
         raise NotImplementedError
 
     def derive_sizes(
         self, body: Any, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Sizes a worker and chunk, as a plan prints them; `workers` and `chunks` by role."""
+        """Return sizes per worker and chunk, as a plan prints them.
+
+        Args:
+            body: The options of the stage.
+            workers: The number of workers of each role.
+            chunks: The chunk of each role; 0 if it has none.
+        """
         return {}
 
     def work(self, scenario: Any, name: str, body: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
-        """Flops and bytes of a step (a plan's `StageWork`)."""
+        """Estimate the FLOPs and bytes of a step.
+
+        Args:
+            scenario: The scenario.
+            name: The name of the stage.
+            body: The options of the stage.
+            groups: The groups of the stage.
+            size: The shape of the model.
+
+        Returns:
+            The `StageWork` of a plan.
+        """
         raise NotImplementedError
 
     def compute_lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:
-        """Arguments of StageSetup that follow from the data: at least `steps` and `users` (a step)."""
+        """Return the arguments of StageSetup that depend on the data: at least `steps`, and `users` per step.
+
+        Args:
+            body: The options of the stage.
+            users: The number of rows in an epoch.
+            events: The number of training events.
+        """
         raise NotImplementedError
 
 
@@ -289,14 +398,31 @@ STAGES = PluginRegistry("stage", StageKind, "nonet.controller.stages")
 
 
 def stage_of(value: Any, info: ValidationInfo) -> Any:
-    """A stage from plain keys, by its kind. Raises ConfigError and pydantic's errors."""
+    """Validate the keys of a stage with the options of its kind.
+
+    Args:
+        value: The keys; options that are validated already are returned as they are.
+        info: The validation context, with the user's own files.
+
+    Raises:
+        ConfigError: There is no such kind.
+        ValidationError: A key is wrong.
+    """
     if isinstance(value, StageOptions):
         return value
     return kind_of(value, files_of(info)).options.model_validate(value, context=info.context)
 
 
 def kind_of(value: Any, files: PluginFiles = HERE) -> StageKind:
-    """The kind of a stage's keys: what `use` names, else the first shipped one that claims them."""
+    """Return the kind that `use` names, else the first shipped kind that claims the keys.
+
+    Args:
+        value: The keys of a stage.
+        files: The user's own files.
+
+    Raises:
+        ConfigError: There is no kind of that name.
+    """
     document = value if is_map(value) else {}
     if "use" in document:
         return STAGES.get(document["use"], files)

@@ -1,8 +1,8 @@
-"""From the scenario's tables to the arguments of a TableSpec; and what a time to live is in steps.
+"""Arguments of a TableSpec from a scenario's tables, and the conversion of a time to live into steps.
 
-Steps are the only clock of a run that a resume and every sharding agree on: epochs are shuffled, so a step has no event
-time of its own, and wall time differs from machine to machine. `ttl: 30d` is therefore the number of steps that train
-30 days' worth of events, at the first stage's pace through the training events; `ttl_steps` says it outright.
+Steps are the only clock of a run on which a resume and every sharding agree: epochs are shuffled, so a step has no event
+time of its own, and wall time differs between machines. `ttl: 30d` therefore means the number of steps that train 30 days'
+worth of events, at the pace of the first stage; `ttl_steps` states it directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from nonet.suggest import suggest_sentence
 
 
 def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
-    """What TableSpec takes, what the scenario leaves out left out; a ttl in time is settled later (`ttl_steps`)."""
+    """Return the arguments of TableSpec that the scenario states.
+
+    A time to live in event time is not among them; `ttl_steps` computes it when the data are known.
+
+    Args:
+        defaults: The options of all tables.
+        table: The options of the table.
+    """
     arguments: dict[str, Any] = {
         "dim": table.dim or defaults.dim,
         "optimizer": table.optimizer or defaults.optimizer,
@@ -43,7 +50,11 @@ def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
 
 
 def check_tables(scenario: Scenario) -> None:
-    """Raises ConfigError for a table that cannot be made, and for features that no model or two tables have."""
+    """Check that all tables can be made, and that each feature is known and has one table.
+
+    Raises:
+        ConfigError: A table or a feature is wrong.
+    """
     defaults = scenario.sparse.defaults
     readers: dict[str, str] = {}
     for name, table in scenario.sparse.tables.items():
@@ -76,7 +87,7 @@ def check_tables(scenario: Scenario) -> None:
 
 
 def _known_features(scenario: Scenario) -> tuple[str, ...] | None:
-    """The features that the scenario's model may read, columns out of stores among them; None: whatever tables say."""
+    """Return the features that the model may read, with joined columns; None if the tables define them."""
     own = scenario.model.spec.features
     if own is None or not scenario.model.spec.makes_lists:
         return own
@@ -85,7 +96,7 @@ def _known_features(scenario: Scenario) -> tuple[str, ...] | None:
 
 
 def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
-    """The nearest items vote by the rows that items enter with, of every item."""
+    """Raise ConfigError if the nearest items vote and some items have no row to compare."""
     if "nearest" not in scenario.model.voters():
         return
     if "item" not in readers:
@@ -102,7 +113,13 @@ def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
 
 
 def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
-    """What nonet.embedding.Tiers takes, but for the device; `host_bytes` is turned into rows where the spec is known."""
+    """Return the arguments of nonet.embedding.Tiers except the device.
+
+    `host_bytes` is converted into rows when the spec is known.
+
+    Args:
+        tiers: The tiers of the table.
+    """
     arguments = {
         "device_rows": tiers.device_rows,
         "device_bytes": tiers.device,
@@ -115,12 +132,21 @@ def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
 
 
 def has_policy(scenario: Scenario) -> bool:
-    """Whether some table refuses or forgets rows."""
+    """Return whether a table has a policy by which it refuses or evicts rows."""
     return any(table.admit or table.evict or table.budget for table in scenario.sparse.tables.values())
 
 
 def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, int]:
-    """ttl_steps of each table whose ttl is a time. `data`: facts with "train_span_s"; `steps`: of each stage."""
+    """Compute the time to live in steps of each table that states it as a time.
+
+    Args:
+        scenario: The scenario.
+        data: Facts of the data, with "train_span_s", the time span of the training events in seconds.
+        steps: The number of steps of each stage.
+
+    Raises:
+        ConfigError: Rows would be evicted before the next epoch reads them.
+    """
     timed = {
         name: table.evict.ttl
         for name, table in scenario.sparse.tables.items()
@@ -134,6 +160,7 @@ def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, i
 
 
 def _steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float) -> int:
+    """Convert a time to live into steps; raise ConfigError if it is shorter than an epoch."""
     lifetime_steps = max(1, math.ceil(ttl_s / span_s * epoch_steps))
     if lifetime_steps < epoch_steps and epochs > 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What this version can plan but not yet run, said before anything starts."""
+"""Keys that this version can plan but not run, reported before anything starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from nonet.workers.roles.kinds import shipped_roles
 
 
 def check_runnable(scenario: Scenario) -> None:
-    """Raises ConfigError that lists every key that can only be planned."""
+    """Check that this version can run every key of a scenario.
+
+    Raises:
+        ConfigError: Some keys can only be planned; the message lists them.
+    """
     missing = list(_missing(scenario))
     if missing:
         raise ConfigError(
@@ -23,7 +27,7 @@ def check_runnable(scenario: Scenario) -> None:
 
 
 def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
-    """Roles that a plan places and no run starts: steps between rollout and rewards, rewards elsewhere, roles of your own."""
+    """Return the roles that a plan places but no run starts."""
     own = [name for name, role in scenario.roles.items() if not _runs(name, role)]
     for stage, body in scenario.stages.items():
         own += [name for name, role in body.roles.items() if not _runs(name, role)]
@@ -32,6 +36,7 @@ def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _missing(scenario: Scenario) -> Iterator[str]:
+    """Yield every key that can only be planned."""
     data = scenario.data
     if scenario.storage:
         yield "storage (runs live in a local folder)"
@@ -77,12 +82,12 @@ def _missing(scenario: Scenario) -> Iterator[str]:
 
 
 def _of_blocks(options: Mapping[str, Any]) -> str | None:
-    """An engine's option that wants a model with blocks."""
+    """Return the option of an engine that needs a model with blocks; None if there is none."""
     return next((key for key in ("recompute", "compile") if options.get(key)), None)
 
 
 def _undone(role: Role, scenario: Scenario) -> str | None:
-    """What an engine does not do with its options where the role is."""
+    """Return what an engine does not support on the role's device and ranks; None if it supports everything."""
     if role.engine is None:
         return None
     host = role
@@ -94,6 +99,7 @@ def _undone(role: Role, scenario: Scenario) -> str | None:
 
 
 def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
+    """Yield the keys of roles that can only be planned."""
     blocks = scenario.model.spec.blocks
     for name, role in roles.items():
         if role.engine and (path, name) != ("roles", "trainer"):
@@ -110,7 +116,7 @@ def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> 
 
 
 def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
-    """Evaluators rank a share of the events each, as many as a run begins with. A model's own ranks alone."""
+    """Yield numbers of evaluators that cannot be run: elastic ones, and more than one of a model's own evaluator."""
     role = roles.get("evaluator")
     if role is None:
         return
@@ -122,12 +128,15 @@ def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> I
 
 
 def _runs(name: str, role: Role) -> bool:
-    """Whether there is a kind of this name, or the role names one."""
+    """Return whether a role names its kind or has the name of a shipped one."""
     return role.use is not None or name in shipped_roles()
 
 
 def joined_features(scenario: Scenario) -> list[str]:
-    """Return the columns of `data.join` that the model has a table for: serving, exports and tables of users do not read them."""
+    """Return the columns of `data.join` that the model has a table for.
+
+    Serving, exports and tables of users do not read them.
+    """
     joined = {name for join in scenario.data.join.values() for name in join.columns}
     features = {
         feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]

@@ -1,7 +1,7 @@
-"""When stages are validated while they train, by which metric, and when supervised ones stop early.
+"""Rules of validation: when stages are validated while they train, by which metric, and when they stop early.
 
-Validation events alone are looked at, never test events. A decision is a pure function of the validations before it, so the same
-seed stops at the same step. Patience after Prechelt, "Early stopping - but when?", 1998.
+Only validation events are used, never test events. A decision is a pure function of the validations before it, so runs with
+the same seed stop at the same step. Patience follows Prechelt, "Early stopping - but when?", 1998.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ LAST = "last"  # the last step goes on, and is validated like those before
 
 @dataclass(frozen=True, slots=True)
 class ValidationRule:
-    """How one stage is validated.
+    """The rule by which one stage is validated.
 
-    metric    that says which commit is the best one; `lower`: whether less of it is better
-    patience  validations without a better one after which the stage stops; None: all its steps run
-    every     steps between validations; None: as `points` says
-    reward    whether the trained reward of validation prompts says which is the best, among those that hold the floors of
-              rewards and keep `least` of what the metric was before the stage
-    last      whether the last one goes on, whatever it is like
-    apart     steps between validations at least
+    Attributes:
+        metric: The metric that decides which checkpoint is the best.
+        lower: Whether lower values of the metric are better.
+        patience: Validations without improvement after which the stage stops; None if it never stops early.
+        every: Steps between validations; None to spread them evenly (see `points`).
+        reward: Whether the trained reward of validation prompts decides, among steps that keep the floors of rewards and
+            `least`.
+        least: The share of the metric before the stage that must be kept.
+        last: Whether the last step is kept, whatever its validation.
+        apart: The smallest number of steps between validations.
     """
 
     metric: str
@@ -47,15 +50,25 @@ class ValidationRule:
     apart: int = LEAST_STEPS
 
     def points(self, steps: int, epochs: float) -> tuple[int, ...]:
-        """Steps of the stage after which it is validated, ascending; the last is its end. Evenly spread by default: once an
-        epoch, at least 4 and at most 20 times, with `apart` steps or more between them."""
+        """Return the steps after which a stage is validated, in ascending order; the last is its end.
+
+        By default they are spread evenly: once per epoch, but at least 4 and at most 20 times, and at least `apart` steps
+        apart.
+
+        Args:
+            steps: The number of steps of the stage.
+            epochs: The number of epochs of the stage.
+        """
         if self.every is not None:
             return (*range(self.every, steps, self.every), steps)
         count = max(1, min(steps // self.apart, max(FEWEST, min(MOST, round(epochs)))))
         return tuple(round(steps * number / count) for number in range(1, count + 1))
 
     def best(self, values: Sequence[float]) -> int | None:
-        """Which of the values is the best one, the earlier of equals; None of none. A value that is NaN is never it."""
+        """Return the index of the best value, the earlier of equal ones; None if there are no values.
+
+        NaN is never the best value, except that 0 is returned if all values are NaN.
+        """
         sign = -1.0 if self.lower else 1.0
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         return max(known, key=lambda index: (sign * values[index], -index), default=0 if values else None)
@@ -63,9 +76,21 @@ class ValidationRule:
     def judged(
         self, metric: float, reward: float | None, before: float | None, missing: float | None = None
     ) -> float:
-        """What a validation counts, more is better: its reward where the metric kept enough of what it was `before`; one that
-        did not counts less than any that did, by its metric; one below a floor less still, by what is `missing` as a share of
-        the floor. NaN where it says nothing."""
+        """Return the score of a validation; higher is better.
+
+        The score is the reward if the metric kept enough of its value before the stage. Validations that did not keep it
+        score lower than all that did, ordered by the metric; those below a floor of a reward score lower still, ordered by
+        the shortfall.
+
+        Args:
+            metric: The value of the metric.
+            reward: The trained reward; None if it was not measured.
+            before: The value of the metric before the stage; None if unknown.
+            missing: The shortfall below a floor, as a share of the floor; None or 0 if all floors are kept.
+
+        Returns:
+            The score; NaN if the deciding value is NaN.
+        """
         sign = -1.0 if self.lower else 1.0
         if not self.reward or reward is None:
             return sign * metric
@@ -75,22 +100,27 @@ class ValidationRule:
         return reward if enough else sign * metric - _FAR
 
     def keeps(self, metric: float, before: float) -> bool:
-        """Return whether a metric keeps `least` of what it was before the stage."""
+        """Return whether a metric keeps the share `least` of its value before the stage."""
         return metric * self.least <= before if self.lower else metric >= self.least * before
 
     def over(self, values: Sequence[float]) -> bool:
-        """Whether a stage with these validations so far stops."""
+        """Return whether a stage with these validations so far stops."""
         best = self.best(values)
         return self.patience is not None and best is not None and len(values) - 1 - best >= self.patience
 
 
 def holds_out_validation(scenario: Scenario) -> bool:
-    """Whether the split leaves validation events."""
+    """Return whether the split holds out validation events."""
     return bool(scenario.data.split.options().get("valid"))
 
 
 def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
-    """How a stage is validated; None where it is not."""
+    """Return the rule by which a stage is validated; None if it is not validated.
+
+    Args:
+        scenario: The scenario.
+        stage: The name of the stage.
+    """
     body, best = scenario.stages[stage], getattr(scenario.stages[stage], "best", None)
     if not holds_out_validation(scenario):
         return None
@@ -111,13 +141,17 @@ def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
 
 
 def best_metric(scenario: Scenario) -> str:
-    """The metric that the best commit is the best by."""
+    """Return the metric by which the best checkpoint is chosen."""
     metrics = scenario.evaluate.metrics
     return scenario.checkpoint.keep.best or (PREFERRED if PREFERRED in metrics else metrics[0])
 
 
 def check_validation(scenario: Scenario) -> None:
-    """Raises ConfigError for a metric that is not measured, and for keys that ask for validations nobody can make."""
+    """Check that metrics are measured, and that validations that are asked for are possible.
+
+    Raises:
+        ConfigError: They are not.
+    """
     best, metrics = scenario.checkpoint.keep.best, [*scenario.evaluate.metrics, NATS]
     if best is not None and best not in metrics:
         raise ConfigError(
@@ -152,7 +186,15 @@ def check_validation(scenario: Scenario) -> None:
 
 
 def check_every(scenario: Scenario, steps: Mapping[str, int]) -> None:
-    """Raises ConfigError where every validated stage is over before its first validation; `steps` of the stages."""
+    """Check that a validated stage has at least one validation before its end.
+
+    Args:
+        scenario: The scenario.
+        steps: The number of steps of each stage.
+
+    Raises:
+        ConfigError: `evaluate.every` is larger than every validated stage.
+    """
     every = scenario.evaluate.every
     lengths = {name: count for name, count in steps.items() if scenario.stages[name].kind.validates}
     if every is not None and lengths and every > max(lengths.values()):
@@ -164,7 +206,12 @@ def check_every(scenario: Scenario, steps: Mapping[str, int]) -> None:
 
 
 def validation_words(scenario: Scenario, stage: str) -> str:
-    """A stage's validations in words, as plans print them; "" where there are none."""
+    """Describe the validations of a stage, as plans print them; "" if there are none.
+
+    Args:
+        scenario: The scenario.
+        stage: The name of the stage.
+    """
     rule = validation_rule(scenario, stage)
     if rule is None:
         return ""

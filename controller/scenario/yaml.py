@@ -1,6 +1,7 @@
-"""Read and write YAML 1.2 core: `1e-3` is a number; `on`, `no` and dates stay words.
+"""Read and write YAML 1.2 core: `1e-3` is a number; `on`, `no` and dates are strings.
 
-ruamel.yaml speaks 1.2; its timestamps, which core has not, are left as text. PyYAML speaks 1.1 and gets all three wrong.
+ruamel.yaml implements YAML 1.2; its timestamps, which the core schema lacks, are read as strings. PyYAML implements 1.1,
+which reads all three differently.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from nonet.errors import ConfigError
 
 
 def _yaml() -> Any:
+    """Return a safe YAML 1.2 parser and writer without timestamps."""
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import SafeConstructor
 
@@ -30,7 +32,15 @@ def _yaml() -> Any:
 
 
 def parse(text: str, source: str = "text") -> Any:
-    """One YAML document as plain dicts, lists and scalars. Raises ConfigError with line and column."""
+    """Parse one YAML document into plain dicts, lists and scalars.
+
+    Args:
+        text: The document.
+        source: Where it comes from, for messages.
+
+    Raises:
+        ConfigError: The text is not valid YAML; the message has line and column.
+    """
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
@@ -42,19 +52,23 @@ def parse(text: str, source: str = "text") -> Any:
 
 
 def _problem(error: Any) -> str:
-    """Where the text is wrong, and what is; ruamel.yaml does not type its errors."""
+    """Format the place and the problem of a parser error (untyped in ruamel.yaml)."""
     mark = error.problem_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
     return f"{where}: {' '.join(str(error.problem).split())}"
 
 
 def is_map(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a part of a document has keys."""
+    """Return whether a part of a document has keys."""
     return isinstance(value, dict)
 
 
 def read(path: Path) -> Any:
-    """The document in a file."""
+    """Read the document in a file.
+
+    Raises:
+        ConfigError: There is no such file, or it is not valid YAML.
+    """
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
@@ -64,7 +78,7 @@ def read(path: Path) -> Any:
 
 
 def dump(value: Any) -> str:
-    """A document as YAML text, keys in their order."""
+    """Return a document as YAML text, with keys in their order."""
     out = io.StringIO()
     _yaml().dump(value, out)
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""Other placements of a scenario, ranked by what they hold, what they move and how many processes they start."""
+"""Search over placements of a scenario, ranked by memory, traffic and number of processes."""
 
 import lazy_loader
 

@@ -1,9 +1,9 @@
-"""Placements of a scenario's roles, ranked by analytic cost: fused, apart, collocated, and how many workers of each.
+"""Placements of a scenario's roles, ranked by estimated cost: fused, apart or collocated, with different numbers of workers.
 
-Only `roles` differ between placements. The rank is by bytes that the fullest device or machine holds, then by bytes that a step
-of each stage moves between processes, then by the number of processes; all three follow from shapes (`Plan.ledger`,
-`Plan.work`). Only a run tells how fast a placement is. A placement that cannot be made, or does not fit in memory, is listed with
-its reason; one that this version only plans is never the choice.
+Placements differ only in `roles`. They are ranked by the bytes that the fullest device or machine holds, then by the bytes
+that one step of each stage moves between processes, then by the number of processes. All three follow from shapes
+(`Plan.ledger`, `Plan.work`); only a run shows how fast a placement is. A placement that cannot be made, or does not fit in
+memory, is listed with the reason. One that this version only plans is never chosen.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PlacedVariant:
     """One placement of a scenario.
 
     Attributes:
-        name: What is where, in words.
-        roles: The scenario's `roles` that make it.
-        plan: Its plan; None where it cannot be placed.
-        refused: Why it cannot be placed; "" where it can.
-        missing: What of it this version only plans; "" where it runs.
+        name: The placement in words.
+        roles: The `roles` of the scenario that produce it.
+        plan: Its plan; None if it cannot be placed.
+        refused: Why it cannot be placed; "" if it can.
+        missing: The keys that this version only plans; "" if it can run all of them.
     """
 
     name: str
@@ -41,17 +41,17 @@ class PlacedVariant:
 
     @property
     def is_runnable(self) -> bool:
-        """Whether this version of Nonet can run the placement, and not only plan it."""
+        """Whether this version of Nonet can run the placement."""
         return not self.missing
 
     @property
     def processes(self) -> int:
-        """Processes that it starts."""
+        """The number of processes that it starts."""
         return sum(group.workers for group in self.plan.groups) if self.plan else 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the fullest device or machine holds, at its peak over all stages."""
+        """Bytes that the fullest device or machine holds at its peak over all stages."""
         return max((line.needed for line in self.plan.ledger.lines), default=0) if self.plan else 0
 
     @property
@@ -61,43 +61,57 @@ class PlacedVariant:
 
     @property
     def rank_key(self) -> tuple[bool, int, int, int]:
-        """The key that placements are sorted by: whether it cannot be placed, bytes held, bytes moved, processes."""
+        """The sort key of placements: whether it cannot be placed, bytes held, bytes moved, processes."""
         return self.plan is None, self.held_bytes, self.moved_bytes, self.processes
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Every placement of a scenario by rank, those that cannot be made last."""
+    """All placements of a scenario by rank, those that cannot be made last.
+
+    Attributes:
+        scenario: The scenario.
+        found: The placements.
+    """
 
     scenario: Scenario
     found: tuple[PlacedVariant, ...]
 
     @property
     def choice(self) -> PlacedVariant | None:
-        """The first that this version runs."""
+        """The best placement that this version can run."""
         return next((variant for variant in self.found if variant.plan and variant.is_runnable), None)
 
     @property
     def beyond(self) -> PlacedVariant | None:
-        """The first that this version only plans, where it ranks before the choice."""
+        """The best placement that this version only plans, if it ranks before the choice."""
         best = next((variant for variant in self.found if variant.plan and not variant.is_runnable), None)
         return best if best and (self.choice is None or best.rank_key < self.choice.rank_key) else None
 
     def changes(self, variant: PlacedVariant) -> list[str]:
-        """Return what to give to `--set` for a placement; nothing for the scenario as it is."""
+        """Return the values of `--set` that produce a placement; none for the scenario as it is."""
         return [f"roles={_flow(variant.roles)}"] if variant.roles or self.scenario.roles else []
 
 
 def search_placements(scenario: Scenario, view: ClusterView) -> Search:
-    """Plan every placement and rank them."""
+    """Plan every placement of a scenario and rank them.
+
+    Args:
+        scenario: The scenario.
+        view: The cluster.
+    """
     tried = [_try_placement(scenario, name, roles, view) for name, roles in variants(scenario, view)]
     return Search(scenario, tuple(sorted(tried, key=lambda variant: (*variant.rank_key, variant.name))))
 
 
 def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (name, roles) of each placement: trainers by rollout, embedding and evaluator, fused, apart or collocated.
+    """Yield (name, roles) of each placement: trainers by rollout, embedding and evaluator, each fused, apart or collocated.
 
-    The cores of the largest node bound the number of workers.
+    The number of cores of the largest node limits the number of workers.
+
+    Args:
+        scenario: The scenario.
+        view: The cluster.
     """
     cores = max(node.total.get("CPU", 1.0) for node in view.nodes)
     counts = [count for count in _WORKERS if count <= max(1.0, cores)]
@@ -118,6 +132,7 @@ def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[
 
 
 def _role(name: str, how: str) -> dict[str, Any]:
+    """Return the roles that place one role in the given way."""
     if how == "fused":
         return {}
     return {
@@ -126,14 +141,19 @@ def _role(name: str, how: str) -> dict[str, Any]:
 
 
 def with_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
-    """The scenario with these roles in place of its own of the same names; the shipped roles start afresh."""
+    """Return the scenario with the given roles; the user's own roles are kept, shipped roles are replaced.
+
+    Args:
+        scenario: The scenario.
+        roles: The roles as plain data.
+    """
     own = {n: r for n, r in scenario.roles.items() if n not in shipped_roles()}
     made = {name: Role.model_validate(body) for name, body in roles.items()}
     return scenario.model_copy(update={"roles": {**made, **own}})
 
 
 def _try_placement(scenario: Scenario, name: str, roles: dict[str, Any], view: ClusterView) -> PlacedVariant:
-    """Plan a scenario with these roles, or say why it cannot be placed."""
+    """Plan the scenario with the given roles, or record why it cannot be placed."""
     changed = with_roles(scenario, roles)
     missing = _missing(changed)
     try:
@@ -143,7 +163,7 @@ def _try_placement(scenario: Scenario, name: str, roles: dict[str, Any], view: C
 
 
 def _missing(scenario: Scenario) -> str:
-    """What of a scenario this version only plans, as its refusal names it."""
+    """Return the keys of a scenario that this version only plans; "" if there are none."""
     try:
         check_runnable(scenario)
     except ConfigError as error:
@@ -152,7 +172,7 @@ def _missing(scenario: Scenario) -> str:
 
 
 def _flow(value: Any) -> str:
-    """YAML flow style of plain dicts, strings and numbers."""
+    """Format plain dicts, strings and numbers in YAML flow style."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(part)}" for key, part in value.items()) + "}"
     return str(value)

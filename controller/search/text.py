@@ -1,4 +1,4 @@
-"""A search as a person reads it: the ranking, what to set for the choice, and what is only planned."""
+"""Text of a search over placements: the ranking, the settings of the choice, and the best placement that is only planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ _SHOWN = 12
 
 
 def search_text(search: Search, limit: int = _SHOWN) -> str:
-    """Return the first `limit` placements as a table, the choice among them, and the best that is only planned beside it."""
+    """Format the first placements as a table, with the choice and the best one that is only planned.
+
+    Args:
+        search: The search.
+        limit: The largest number of placements to show.
+    """
     ranked = [variant for variant in search.found if variant.plan]
     choice, beyond = search.choice, search.beyond
     alike: dict[tuple[Any, ...], list[PlacedVariant]] = {}
@@ -36,7 +41,7 @@ def search_text(search: Search, limit: int = _SHOWN) -> str:
 
 
 def search_dict(search: Search) -> list[dict[str, Any]]:
-    """Return every placement by rank, for programs."""
+    """Return every placement by rank as plain data."""
     return [
         {
             "variant": variant.name,
@@ -55,7 +60,7 @@ def search_dict(search: Search) -> list[dict[str, Any]]:
 
 
 def _verdict(search: Search, choice: PlacedVariant | None, beyond: PlacedVariant | None) -> list[str]:
-    """Return what to set for the choice, and what a version that ran more would take."""
+    """Return the lines on the settings of the choice and on the better placement that is only planned."""
     lines = []
     if choice:
         changes = " ".join(f"--set '{change}'" for change in search.changes(choice))

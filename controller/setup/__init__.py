@@ -1,4 +1,4 @@
-"""What a run needs before its first step: checks, files, settings of workers, a warm start."""
+"""Preparation of a run before its first step: checks, files, settings of workers, and a warm start."""
 
 import lazy_loader
 

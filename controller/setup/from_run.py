@@ -1,8 +1,9 @@
-"""Warm start: dense weights and sparse rows of a run's finished stage, for a run on other data.
+"""Warm start: dense weights and sparse rows from a finished stage of another run, for a run on other data.
 
-`init: {from: RUN, stage: NAME}` in a scenario and `Session(from_run=, stage=)` both end here. Rows are named by hashed ids, so
-old users and items find theirs and new ones start as new rows; semantic ids of known items are kept
-(`nonet.models.tokenizer.known_sids`). Steps are counted on from the source's, for rows remember when they were trained.
+`init: {from: RUN, stage: NAME}` in a scenario and `Session(from_run=, stage=)` both use this module. Rows are named by
+hashed ids, so known users and items find their rows, and new ones get new rows. Semantic ids of known items are kept
+(`nonet.models.tokenizer.known_sids`). Steps continue from those of the source, as rows record the step of their last
+update.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ _FREE = ("dropout",)  # options that change no weight's shape
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Where a run starts: the source's id, stage, commit's folder, global step, and what is known of its data."""
+    """The checkpoint from which a run starts.
+
+    Attributes:
+        run: The id of the source run.
+        stage: The stage whose end is used.
+        commit: The folder of the checkpoint.
+        step: The global step of the checkpoint.
+        known: What is known of the source run's data.
+    """
 
     run: str
     stage: str
@@ -33,21 +42,32 @@ class WarmStart:
     known: KnownRun
 
     def as_dict(self) -> dict[str, Any]:
-        """As `results/tokenise.json` keeps it."""
+        """Return the entries that `results/tokenise.json` contains."""
         return {name: value for name, value in asdict(self).items() if name != "known"}
 
 
 def starting_from(scenario: Scenario, run: str | Path, stage: str | None = None) -> Scenario:
-    """The scenario with `init`, named outright. Raises ConfigError."""
+    """Return the scenario with `init` set to a run.
+
+    Args:
+        scenario: The scenario.
+        run: A folder, an id, a unique prefix of one, or "last".
+        stage: The stage of the run; None for the last that has ended.
+
+    Raises:
+        ConfigError: There is no such run or stage.
+    """
     return settled(
         scenario.model_copy(update={"init": Init.model_validate({"from": str(run), "stage": stage})})
     )
 
 
 def settled(scenario: Scenario) -> Scenario:
-    """The scenario with what it means now: the files of its source, and the folder and the stage of its `init`.
+    """Return the scenario with everything that depends on the moment fixed: files of its source, and folder and stage of `init`.
 
-    Raises ConfigError or DataError where there is none such.
+    Raises:
+        ConfigError: There is no such run, or it has finished no stage.
+        DataError: There are no such files.
     """
     scenario = _with_files(scenario)
     if scenario.init is None:
@@ -59,6 +79,7 @@ def settled(scenario: Scenario) -> Scenario:
 
 
 def _with_files(scenario: Scenario) -> Scenario:
+    """Return the scenario with the files that its source reads now."""
     source = scenario.data.source
     pinned = source.spec.pin(source.options())
     if pinned == source.options():
@@ -68,9 +89,13 @@ def _with_files(scenario: Scenario) -> Scenario:
 
 
 def as_begun(scenario: Scenario, run: RunFolder) -> Scenario:
-    """The scenario as it was `settled` when its run began: a resumed run keeps its files and the run that it started from.
+    """Return the scenario with the source files and the initial run that were fixed when the run began.
 
-    Keys that do not depend on the moment are left as they are, so that another scenario is still found out.
+    Keys that do not depend on the moment are kept, so that a different scenario is still detected.
+
+    Args:
+        scenario: The scenario that is given for the resume.
+        run: The folder of the run.
     """
     if not run.scenario.exists():
         return scenario
@@ -85,7 +110,14 @@ def as_begun(scenario: Scenario, run: RunFolder) -> Scenario:
 
 
 def warm_start(scenario: Scenario) -> WarmStart | None:
-    """What `init` names, checked against the scenario; None without it. Raises ConfigError that says what differs."""
+    """Find the checkpoint that `init` names, and check that it fits the scenario.
+
+    Returns:
+        The checkpoint; None if the scenario has no `init`.
+
+    Raises:
+        ConfigError: The source does not exist or does not fit; the message says what differs.
+    """
     named = settled(scenario).init
     if named is None or named.stage is None:
         return None
@@ -110,6 +142,7 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
 
 
 def _source(run: str) -> RunFolder:
+    """Return the folder of the run that `init.from` names."""
     try:
         return find_run(run)
     except ConfigError as error:
@@ -117,7 +150,7 @@ def _source(run: str) -> RunFolder:
 
 
 def _newest_stage(folder: RunFolder) -> str:
-    """The last stage of a run that has ended."""
+    """Return the last stage of a run that has ended."""
     scenario, _ = load_scenario(folder.scenario)
     for name in reversed(scenario.stages):
         try:
@@ -131,7 +164,7 @@ def _newest_stage(folder: RunFolder) -> str:
 
 
 def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
-    """Raises ConfigError where weights or rows of the source would not fit."""
+    """Raise ConfigError if weights or rows of the source would not fit."""
     for what, ours, theirs in _shapes(scenario, source):
         if ours != theirs:
             raise ConfigError(
@@ -141,6 +174,7 @@ def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
 
 
 def _shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
+    """Return (key, value here, value in the source) for everything that must be equal."""
     ours, theirs = run_setup(scenario), run_setup(source)
     pairs = [("model.use", ours.model["use"], theirs.model["use"])]
     pairs += _each("model", _shaping(ours.model), _shaping(theirs.model))
@@ -158,8 +192,10 @@ def _shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
 
 
 def _shaping(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a model that change the shapes of its weights."""
     return {key: value for key, value in model.items() if key not in _FREE}
 
 
 def _each(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (key, ours, theirs) for the keys of both mappings."""
     return [(f"{what}.{key}", ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]

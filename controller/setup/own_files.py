@@ -1,11 +1,12 @@
-"""Own files of a scenario: every `file.py` that a `use:` names, copied into the run, which works from its copies alone.
+"""The user's own files of a scenario: every `file.py` that a `use:` names is copied into the run, which uses only the copies.
 
-What lies beside such a file travels with it, at the same place beside the copy: modules that it imports, and tables that it
-opens by `__file__`. A folder of up to 16 MiB and 500 files is copied whole, without hidden files, caches, runs and the
-scenario's own tables. Of a larger one travel the modules that the file imports and the files that it names in its text.
+Files beside such a file are copied to the same place beside the copy: modules that it imports, and tables that it opens
+relative to `__file__`. A folder of up to 16 MiB and 500 files is copied as a whole, without hidden files, caches, runs and
+the scenario's own tables. From a larger folder, only modules that the file imports and files that its text names are
+copied.
 
-`sources.json` says which copy stands for which `use`, with its sha256; the copies of what lies beside have no `use`. The
-originals may be edited or deleted while a run goes on, and before it is resumed; a copy that changed is an error
+`sources.json` states which copy stands for which `use`, with its SHA-256; copies of files beside it have no `use`. The
+originals may be edited or deleted during a run and before it is resumed; a copy that changed is an error
 (docs/explanation/design.md, section 7).
 """
 
@@ -28,12 +29,21 @@ _LEFT_OUT = ("__pycache__", "runs", "node_modules")
 
 
 def named_files(scenario: Scenario) -> list[str]:
-    """Every `file.py` that some `use:` of the scenario names, once each, as it is written there."""
+    """Return every `file.py` that a `use:` of the scenario names, once each, as it is written there."""
     return list(dict.fromkeys(filter(None, map(parse_file, _uses(document(scenario))))))
 
 
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
-    """Copy own files, looked for beside the scenario in `folder`, into the run. Raises ConfigError for one that is missing."""
+    """Copy the user's own files into a run.
+
+    Args:
+        scenario: The scenario that names them.
+        folder: The folder of the scenario, to which names are relative.
+        run: The folder of the run.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
     records, copied = [], {}
     for use in named_files(scenario):
         origin = (folder / use).resolve()
@@ -53,18 +63,23 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
 
 
 def copy_with_siblings(file: Path, place: Path) -> None:
-    """Copy a file of the user's own, and what travels with it to the same places beside the copy."""
+    """Copy a user's file together with the files that it needs beside it.
+
+    Args:
+        file: The original.
+        place: The path of the copy.
+    """
     _copied(file, place)
     for other in files_beside(file):
         _copied(other, place.parent / other.relative_to(file.parent))
 
 
 def files_beside(file: Path, without: Collection[Path] = ()) -> list[Path]:
-    """Return what travels with a file of the user's own: all files of its folder or, where that is large, what it names.
+    """Return the files that must be copied with a user's file: its whole folder or, if that is large, the files that it names.
 
     Args:
         file: The file that a `use:` names.
-        without: Files and folders that do not travel.
+        without: Files and folders that are not copied.
     """
     there: list[Path] = []
     size = 0
@@ -77,7 +92,7 @@ def files_beside(file: Path, without: Collection[Path] = ()) -> list[Path]:
 
 
 def _walk(folder: Path, without: Collection[Path]) -> Iterator[Path]:
-    """Yield the files of a folder and of those below, but for hidden ones, caches, runs and `without`."""
+    """Yield the files of a folder and its subfolders, except hidden ones, caches, runs and `without`."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in _LEFT_OUT or path.resolve() in without:
             continue
@@ -88,7 +103,7 @@ def _walk(folder: Path, without: Collection[Path]) -> Iterator[Path]:
 
 
 def _named_in(file: Path, known: set[Path]) -> set[Path]:
-    """Return the modules beside a file that it imports, in turn, and the files beside it that its text names."""
+    """Return the modules beside a file that it imports, recursively, and the files beside it that its text names."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):  # told where it is imported
@@ -112,19 +127,24 @@ def _named_in(file: Path, known: set[Path]) -> set[Path]:
 
 
 def _copied(origin: Path, place: Path) -> Path:
+    """Copy a file and return the path of the copy."""
     make_folder(place.parent)
     write_whole(place, origin.read_bytes())
     return place
 
 
 def _tables(scenario: Scenario, folder: Path) -> set[Path]:
-    """Return the tables of a scenario on this machine, which are read where they are."""
+    """Return the scenario's tables on this machine, which are read where they are."""
     named = (scenario.data.interactions, scenario.data.items)
     return {(folder / path).resolve() for path in named if isinstance(path, str) and "://" not in path}
 
 
 def read_copies(run: RunFolder) -> PluginFiles:
-    """The copies that a run keeps. Raises ConfigError where one is missing or is not what the run began with."""
+    """Return the copies of the user's own files that a run keeps.
+
+    Raises:
+        ConfigError: A copy is missing, or differs from the one at the start of the run.
+    """
     records = run.read_json(run.sources_list.name) or []
     for record in records:
         place = run.sources / record["copy"]
@@ -144,14 +164,14 @@ def read_copies(run: RunFolder) -> PluginFiles:
 
 
 def _name_of_copy(use: str, digest: str) -> str:
-    """A file below the scenario keeps its place; of others two may have one name."""
+    """Return the relative path of a copy: that below the scenario, or a unique one for files outside its folder."""
     path = Path(use)
     outside = path.is_absolute() or ".." in path.parts
     return f"outside-{digest[:12]}/{path.name}" if outside else str(path)
 
 
 def _uses(value: Any) -> Iterator[Any]:
-    """What stands under a key `use`, anywhere."""
+    """Yield all values of keys `use` at any depth."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if isinstance(value, dict) and "use" in value:
         yield value["use"]

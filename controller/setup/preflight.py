@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a scenario, found before a process starts or a file is written."""
+"""Checks of a scenario and its data that run before a process is started or a file is written."""
 
 from __future__ import annotations
 
@@ -43,9 +43,18 @@ from nonet.workers.roles import DataSetup
 
 
 def check(scenario: Scenario, folder: Path) -> list[str]:
-    """Read and split the data, find the rewards, parse the metrics; what is dangerous in the data, in sentences.
+    """Check everything about a scenario that a run would need.
 
-    Raises ConfigError or DataError, one line.
+    Args:
+        scenario: The scenario.
+        folder: The folder of its files.
+
+    Returns:
+        Warnings about the data, in sentences.
+
+    Raises:
+        ConfigError: A key is wrong, or this version cannot run it.
+        DataError: The tables cannot be read, or contain too little.
     """
     check_runnable(scenario)
     _check_engine(scenario)
@@ -53,12 +62,13 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
 
 
 def check_definition(scenario: Scenario, folder: Path) -> list[str]:
-    """Check everything that needs neither the tables nor this machine's packages: tables of rows, metrics, features, rewards
-    and their options, joins.
+    """Check what needs neither the tables nor this machine's packages.
+
+    These are the sparse tables, metrics, features, rewards with their options, and joins.
 
     Args:
         scenario: A scenario that this version runs.
-        folder: Where its files are.
+        folder: The folder of its files.
 
     Returns:
         Warnings, in sentences.
@@ -91,7 +101,7 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
 
 
 def _check_engine(scenario: Scenario) -> None:
-    """Raises ConfigError where the trainers' engine is not installed."""
+    """Raise ConfigError if the package of the trainers' engine is not installed."""
     engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
     needs = engine.spec.needs if engine is not None else None
     if engine is not None and needs is not None and find_spec(needs) is None:
@@ -101,7 +111,7 @@ def _check_engine(scenario: Scenario) -> None:
 
 
 def _check_joins(scenario: Scenario) -> list[str]:
-    """Open every store that is joined, and close it; warnings. Raises ConfigError, StoreError."""
+    """Open and close every joined store; return its warnings. Raise ConfigError or StoreError if it does not fit."""
     joined = StoreJoins(joins(scenario))
     features = run_setup(scenario).features
     try:
@@ -121,6 +131,7 @@ def _check_joins(scenario: Scenario) -> list[str]:
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:
+    """Check the options of a reward, with the keys of all rewards in the message."""
     try:
         check_options(target, options.options(), name=name)
     except ConfigError as error:
@@ -129,6 +140,7 @@ def _check_reward(target: Any, name: str, options: Any) -> None:
 
 
 def _check_tiers(scenario: Scenario) -> None:
+    """Raise ConfigError if the tiers of a table do not fit its rows."""
     setup = run_setup(scenario)
     specs = setup.specs()
     for name, tiers in setup.tiers.items():
@@ -139,18 +151,18 @@ def _check_tiers(scenario: Scenario) -> None:
 
 
 def check_data(scenario: Scenario, folder: Path) -> list[str]:
-    """Read and split the data, and check what the scenario asks of them.
+    """Read and split the data, and check them against the scenario.
 
     Args:
         scenario: A scenario whose definition is right.
-        folder: Where its files are.
+        folder: The folder of its files.
 
     Returns:
-        What is dangerous in the data, in sentences.
+        Warnings about the data, in sentences.
 
     Raises:
-        ConfigError: A column that the scenario names is not there.
-        DataError: The tables cannot be read, or hold too little.
+        ConfigError: A column that the scenario names is missing.
+        DataError: The tables cannot be read, or contain too little.
     """
     start = warm_start(scenario)
     reward_columns = _reward_columns(scenario, folder)
@@ -187,7 +199,7 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
 
 
 def _reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
-    """Return (reward, column) of the items' columns that rewards ask for; joined columns are not among them."""
+    """Return (reward, column) for each column of the items that a reward reads, without joined columns."""
     joined = StoreJoins(joins(scenario)).names
     return [
         (name, column)
@@ -200,7 +212,7 @@ def _reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
 def _check_sample(
     scenario: Scenario, data: DataSetup, folder: Path, reward_columns: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """What one row group and the columns of the items tell; the tokenise stage checks all of them where it reads them."""
+    """Check one row group and the columns of the items; the tokenise stage checks the rest as it reads them."""
     _, items = data.sampled()
     _check_columns(reward_columns, items.names)
     _check_stage_columns(scenario, items.names)
@@ -210,6 +222,7 @@ def _check_sample(
 
 
 def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[str]) -> None:
+    """Raise ConfigError if a reward reads a column that is missing."""
     for name, column in reward_columns:
         if column not in there:
             raise ConfigError(
@@ -218,6 +231,7 @@ def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[st
 
 
 def _check_stage_columns(scenario: Scenario, there: Sequence[str]) -> None:
+    """Raise ConfigError if a stage reads a column that is missing."""
     for name, body in scenario.stages.items():
         for column in set(body.kind.list_item_columns(body)) - set(there):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a scenario names beside itself: its tables for the tokenise stage, and its own files, copied into the run."""
+"""Files that a scenario names: tables for the tokenise stage, and the user's own files, which are copied into the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from nonet.workers.roles import DataSetup, KnownRun
 
 
 def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) -> DataSetup:
-    """What the tokenise stage is told; `known`: of the run that weights start from."""
+    """Return the settings of the tokenise stage.
+
+    Args:
+        scenario: The scenario.
+        folder: The folder of its files.
+        known: What is known of the run from which weights are taken; None without a warm start.
+    """
     data = scenario.data
     return DataSetup(
         interactions=_beside(scenario, folder, "interactions", data.interactions),
@@ -41,7 +47,10 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
 
 
 def _labels(scenario: Scenario, folder: Path) -> LabelSetup | None:
-    """Labels that come later; events that have none yet are history for models of lists, and left out for click models."""
+    """Return the settings of delayed labels.
+
+    Events without a label are part of the history of models of lists, and are left out for click models.
+    """
     labels = scenario.data.labels
     if labels is None:
         return None
@@ -50,9 +59,10 @@ def _labels(scenario: Scenario, folder: Path) -> LabelSetup | None:
 
 
 def _beside(scenario: Scenario, folder: Path, key: str, path: str) -> str:
-    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are.
+    """Return a path relative to the scenario's folder; names of built-in data, URIs and absolute paths are returned as they are.
 
-    Raises ConfigError for a shipped scenario that comes without data of its own.
+    Raises:
+        ConfigError: The scenario is a shipped one, which comes without data.
     """
     if ":" in path or Path(path).is_absolute():
         return path
@@ -66,9 +76,18 @@ def _beside(scenario: Scenario, folder: Path, key: str, path: str) -> str:
 
 
 def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
-    """Put the scenario and its own files into the run's folder, or find them there; the hash of what is there.
+    """Write the scenario and its own files into the run's folder, unless they are there already.
 
-    Raises ConfigError where the folder is that of another scenario, or a file is missing.
+    Args:
+        scenario: The scenario.
+        folder: The folder of its files.
+        run: The folder of the run.
+
+    Returns:
+        The SHA-256 of the stored scenario.
+
+    Raises:
+        ConfigError: The folder is that of another scenario, or a file is missing.
     """
     make_folder(run.path)
     if run.scenario.exists():
@@ -81,7 +100,15 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
 
 
 def check_same(scenario: Scenario, run: RunFolder) -> None:
-    """Raise ConfigError where a run's folder is that of another scenario, deadlines and values of env.vars left aside."""
+    """Check that a run's folder is that of the scenario, regardless of deadlines and values of `env.vars`.
+
+    Args:
+        scenario: The scenario.
+        run: The folder of the run.
+
+    Raises:
+        ConfigError: It is the folder of another scenario.
+    """
     if bound(document(load_scenario(run.scenario)[0])) != bound(document(scenario)):
         raise ConfigError(
             f"{run.path} is a run of another scenario ({run.scenario}); "

@@ -1,4 +1,4 @@
-"""From a scenario to what workers are told: plain setups, nothing of the scenario itself."""
+"""Settings that workers receive, derived from a scenario; workers do not read the scenario itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
 
 def run_setup(scenario: Scenario) -> RunSetup:
-    """Seed, history, model, tables and features."""
+    """Return the settings that all roles share: seed, history, model, tables, features and sources."""
     tables, features = {}, {}
     defaults = scenario.sparse.defaults
     for name, table in scenario.sparse.tables.items():
@@ -62,13 +62,13 @@ def run_setup(scenario: Scenario) -> RunSetup:
 
 
 def stored_sequences(scenario: Scenario) -> StoredSequences | None:
-    """Where users' tokenised events are read from; None: the run's folder."""
+    """Return the store from which users' tokenised events are read; None for the run's folder."""
     stored = scenario.data.sequences
     return None if stored is None else StoredSequences(stored.use, stored.options)
 
 
 def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
-    """What is joined to samples and rollouts."""
+    """Return the stores that are joined to samples and rollouts."""
     return tuple(
         JoinSetup(name, join.on or name, join.use, join.columns, join.as_of, join.options)
         for name, join in scenario.data.join.items()
@@ -76,7 +76,7 @@ def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
 
 
 def source_options(scenario: Scenario) -> dict[str, Any]:
-    """What `open_source` takes; the engine where the scenario names one."""
+    """Return the arguments of `open_source`, with the engine if the scenario names one."""
     data = scenario.data
     engine = {"engine": data.engine} if data.engine and data.source.spec.engines != ("local",) else {}
     end = get_training_end({"use": data.split.use, **data.split.options()})
@@ -85,19 +85,19 @@ def source_options(scenario: Scenario) -> dict[str, Any]:
 
 
 def _engine(scenario: Scenario) -> dict[str, Any]:
-    """What `make_engine` takes."""
+    """Return the arguments of `make_engine`; empty without an engine."""
     role = scenario.roles.get("trainer")
     engine = role.engine if role else None
     return {"use": engine.address, **engine.options()} if engine else {}
 
 
 def deadlines(scenario: Scenario) -> Deadlines:
-    """How long the run's waits may take."""
+    """Return the timeouts of a run's waits."""
     return Deadlines.from_seconds(scenario.deadlines.model_dump())
 
 
 def model_options(scenario: Scenario) -> dict[str, Any]:
-    """What `build_model` takes."""
+    """Return the arguments of `build_model`."""
     model = scenario.model
     around = ModelContext(0, 0, scenario.data.history)
     memory = {"memory": model.voters()} if model.voters() else {}
@@ -105,7 +105,7 @@ def model_options(scenario: Scenario) -> dict[str, Any]:
 
 
 def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """What stages are measured against, by name: what `make_baseline` takes."""
+    """Return the arguments of `make_baseline` for each baseline, by name."""
     chosen = scenario.evaluate.baselines
     if chosen is None:
         return {name: {"use": name} for name in scenario.model.spec.list_baselines()}
@@ -113,21 +113,21 @@ def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 def targets(scenario: Scenario) -> dict[str, str]:
-    """Stage -> target condition."""
+    """Return the target condition of each stage that has one."""
     return {
         name: target for name, body in scenario.stages.items() if (target := getattr(body, "target", None))
     }
 
 
 def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:
-    """(stage, name, options) of every reward."""
+    """Yield (stage, name, options) of every reward."""
     for stage, body in scenario.stages.items():
         for name, options in getattr(body, "rewards", {}).items():
             yield stage, name, options
 
 
 def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """How each stage that rolls out does so."""
+    """Return the rollout options of each stage that rolls out."""
     return {
         name: body.kind.make_rollout_options(body)
         for name, body in scenario.stages.items()
@@ -136,9 +136,15 @@ def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
-    """How every role of the plan is made; `file.py` references are the copies that the run keeps.
+    """Return how the workers of every role are made; `file.py` references become the copies that the run keeps.
 
-    Raises ConfigError where one of them was changed.
+    Args:
+        scenario: The scenario.
+        run: The folder of the run.
+        evaluate: The settings of the evaluator.
+
+    Raises:
+        ConfigError: A copy was changed, or a step between does not fit.
     """
     arguments = {"run": run_setup(scenario), "evaluate": evaluate}
     copies = read_copies(run)
@@ -167,14 +173,21 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
 
 
 def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
-    """How a worker of a reward is made."""
+    """Return how a worker of a reward is made.
+
+    Args:
+        scenario: The scenario.
+        run: The folder of the run.
+        name: The name of the reward.
+        options: The options of the reward.
+    """
     use = read_copies(run).make_absolute(options.use or name)
     told = name, use, str(run.sources), options.options(), joins(scenario), options.timeout_s
     return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 
 def between_roles(scenario: Scenario) -> dict[str, list[str]]:
-    """By stage, the names of its steps between rollout and rewards, in order."""
+    """Return, by stage, the role names of the steps between rollout and rewards, in order."""
     found = {stage: len(getattr(body, "between", ())) for stage, body in scenario.stages.items()}
     return {
         stage: [f"{stage}.between.{index}" for index in range(count)]
@@ -184,7 +197,16 @@ def between_roles(scenario: Scenario) -> dict[str, list[str]]:
 
 
 def between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeWorker]:
-    """The worker that a step between rollout and rewards names. Raises ConfigError where it is none, or cannot take beams."""
+    """Return the worker class that a step between rollout and rewards names.
+
+    Args:
+        step: The step.
+        files: The user's own files.
+        where: The path in the scenario, for messages.
+
+    Raises:
+        ConfigError: It is not a DistributeWorker, or has no `apply` method that takes and returns rollouts.
+    """
     worker = (
         load_reference(step.use, files, f"{where}: {step.use!r}") if isinstance(step.use, str) else step.use
     )
@@ -200,7 +222,7 @@ def between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeW
 
 
 def _sendable(cls: Any) -> Any:
-    """A class; one from a file of the user's own goes to its workers whole, for their processes cannot import the file."""
+    """Return a class after making it picklable by value if it is from the user's own file, which workers cannot import."""
     module = sys.modules[cls.__module__]
     if module.__name__.startswith(OWN):
         from ray import cloudpickle
@@ -210,6 +232,7 @@ def _sendable(cls: Any) -> Any:
 
 
 def _own_options(role: Role | None) -> dict[str, Any] | None:
+    """Return the keyword arguments of a role's workers; None if there are none."""
     return (role.own_options or None) if role else None
 
 
@@ -220,10 +243,14 @@ def stage_setups(
     chunks: Mapping[str, int | None] | None = None,
     first: int = 0,
 ) -> dict[str, StageSetup]:
-    """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events.
+    """Return the settings of every stage, with its number of steps.
 
-    `chunks` is what a plan says a trainer computes at once, by stage; by default what the scenario says. `first`: the
-    global step that the run starts at, which is that of the commit it goes on from.
+    Args:
+        scenario: The scenario.
+        users: The number of rows of the sequences.
+        events: The number of training events.
+        chunks: What a trainer computes at once, by stage, as planned; by default what the scenario says.
+        first: The global step at which the run starts: that of the checkpoint from which it continues.
     """
     setups: dict[str, StageSetup] = {}
     users = events if scenario.model.spec.rows == "events" else users
@@ -257,7 +284,14 @@ def stage_setups(
 
 
 def following(stages: Mapping[str, StageSetup], at: Manifest) -> dict[str, StageSetup]:
-    """The stages, their global steps counted on from a commit: one that ends its stage makes the stage as long as that."""
+    """Renumber the global steps of the stages after a checkpoint.
+
+    If the checkpoint ends its stage, the stage gets the length that it had there.
+
+    Args:
+        stages: The settings of all stages.
+        at: The manifest of the checkpoint.
+    """
     numbered, names, first = dict(stages), list(stages), at.step - at.stage_step
     for name in names[names.index(at.stage) :]:
         numbered[name] = replace(stages[name], first=first)
@@ -266,7 +300,16 @@ def following(stages: Mapping[str, StageSetup], at: Manifest) -> dict[str, Stage
 
 
 def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
-    """Rows of an epoch of the scenario's source; where it has no end, as many as the sequences have. Raises ConfigError."""
+    """Return the number of rows in an epoch of the scenario's source; that of the sequences if the source has no end.
+
+    Args:
+        scenario: The scenario.
+        stage: The name of the stage.
+        rows: The number of rows of the sequences.
+
+    Raises:
+        ConfigError: The source has no end, and the stage does not state its steps.
+    """
     source, body = scenario.data.source, scenario.stages[stage]
     epoch = source.spec.epoch(source.options(), rows)
     if epoch is None and getattr(body, "steps", 1) is None:
@@ -275,4 +318,5 @@ def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
 
 
 def _rate(lr: float | Schedule) -> Mapping[str, Any]:
+    """Return the learning rate schedule as plain data; a constant rate has only a peak."""
     return lr.model_dump() if isinstance(lr, Schedule) else {"peak": lr}

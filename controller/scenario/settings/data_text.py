@@ -1,4 +1,4 @@
-"""Sentences on a run's data: repeated items, copies of events, items that share codes."""
+"""Sentences about a run's data: repeated items, duplicate events, and items that share codes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ _LEAST_SHARING, _MANY_SHARING = 10, 0.1
 
 
 def repeats_text(data: Mapping[str, Any]) -> str:
-    """Return a sentence on whether seen items are recommended again, and how many events that touches; "" if unknown.
+    """Return a sentence on whether seen items are recommended again, and on how many events that affects.
 
-    `data`: a report's or the tokenise stage's, whose "repeats" is {"policy", "chosen_by", "share"}.
+    Args:
+        data: Facts from a report or the tokenise stage; "repeats" is {"policy", "chosen_by", "share"}.
+
+    Returns:
+        The sentence; "" if the facts lack it.
     """
     repeats = data.get("repeats")
     if not repeats:
@@ -37,10 +41,14 @@ def repeats_text(data: Mapping[str, Any]) -> str:
 
 
 def duplicates_text(data: Mapping[str, Any]) -> str:
-    """Return a sentence on the copies among a run's events; "" where there are few, or the data do not say.
+    """Return a sentence on the duplicates among a run's events.
 
     Args:
-        data: of a report or the tokenise stage; "duplicates" are events of the same user, item and second as another.
+        data: Facts from a report or the tokenise stage; "duplicates" counts events with the user, item and second of
+            another.
+
+    Returns:
+        The sentence; "" if there are few, or the facts lack them.
     """
     copies, events = data.get("duplicates", 0), data.get("events", 0)
     if copies <= MANY_DUPLICATES * events:
@@ -53,11 +61,14 @@ def duplicates_text(data: Mapping[str, Any]) -> str:
 
 
 def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
-    """Return a sentence on the largest group of items with the same codes; "" where it is small, or nothing is known of it.
+    """Return a sentence on the largest group of items with the same codes.
 
     Args:
-        tokenizer: the report of semantic ids; "largest_collision" is the size of that group.
-        items: the size of the catalogue.
+        tokenizer: The report on semantic ids; "largest_collision" is the size of that group.
+        items: The number of items in the catalogue.
+
+    Returns:
+        The sentence; "" if the group is small, or unknown.
     """
     largest = tokenizer.get("largest_collision", 0)
     if largest < max(_LEAST_SHARING, _MANY_SHARING * items):
@@ -70,5 +81,5 @@ def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share in per cent; a share above 0 is never shown as 0."""
+    """Format a share as a percentage; a share above 0 is never shown as 0."""
     return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"

@@ -1,7 +1,7 @@
-"""Fill a scenario's document before it is checked: what it leaves out comes from the data, what it says stays.
+"""Completion of a scenario's document from the data before it is validated; keys that the document has are kept.
 
-The document is plain data, as YAML has it. Afterwards `settings` holds a reason for every derived key instead of the word
-`data`: a run stores it so, and a resume derives nothing.
+The document is plain data, as in YAML. Afterwards `settings` contains a reason for every derived key instead of the word
+`data`. A run stores this, so a resume derives nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,31 @@ Put = Callable[[Document, str, Any], None]
 
 
 class Stages(NamedTuple):
-    """What a rule asks of a scenario's stages: the names of those that learn next events, and whether one rolls out."""
+    """The part of a scenario's stages that the rule depends on.
+
+    Attributes:
+        supervised: Names of the stages that learn next events.
+        rolls_out: Whether a stage rolls out.
+    """
 
     supervised: Sequence[str]
     rolls_out: bool
 
 
 def fill(document: Document, folder: Path, stages: Stages, put: Put) -> dict[str, str]:
-    """Put every derived key that is not there into `document`; path -> reason of each.
+    """Add every derived key that the document lacks.
 
-    Raises DataError where the tables cannot be read, or hold nothing to learn from.
+    Args:
+        document: The document, changed in place.
+        folder: The folder of the scenario, to which paths are relative.
+        stages: The stages of the scenario.
+        put: Sets the key at a path of the document.
+
+    Returns:
+        The reason for each derived key, by path.
+
+    Raises:
+        DataError: The tables cannot be read, or contain nothing to learn from.
     """
     data: Document = document["data"]
     keep = _part(data, "keep")
@@ -66,7 +81,7 @@ def fill(document: Document, folder: Path, stages: Stages, put: Put) -> dict[str
 
 
 def _holds_all_items(sparse: Document) -> bool:
-    """Whether the tables that a scenario names have a row of every item; one that names none leaves them to the rule."""
+    """Return whether the scenario's tables have a row for every item, or the rule derives the tables."""
     tables = _part(sparse, "tables")
     if tables is None:
         return True
@@ -76,7 +91,16 @@ def _holds_all_items(sparse: Document) -> bool:
 
 
 def take_from(document: Document, stored: Mapping[str, Any], put: Put) -> dict[str, str]:
-    """As `fill`, with the values that a run's stored document has."""
+    """Add derived keys as `fill` does, with the values in the stored document of a run.
+
+    Args:
+        document: The document, changed in place.
+        stored: The document that the run stored.
+        put: Sets the key at a path of the document.
+
+    Returns:
+        The reason for each derived key, by path.
+    """
     reasons: dict[str, str] = {}
     for path, reason in stored["settings"].items():
         if not _says(document, path):
@@ -86,7 +110,13 @@ def take_from(document: Document, stored: Mapping[str, Any], put: Put) -> dict[s
 
 
 def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:
-    """The profile of what a document's `data` names, beside the scenario in `folder`."""
+    """Read the tables that a document's `data` names, and return their profile.
+
+    Args:
+        data: The keys of `data`.
+        folder: The folder of the scenario, to which paths are relative.
+        keep: The keys of `data.keep`.
+    """
     return read_profile(
         _beside(folder, data["interactions"]),
         _beside(folder, data["items"]) if data.get("items") else None,
@@ -97,7 +127,7 @@ def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -
 
 
 def _check(profile: DataProfile, least: int) -> None:
-    """Raise DataError where nothing can be learnt and tested; least: events that a user needs for that."""
+    """Raise DataError if there is nothing to learn from and to test; a user must have `least` events for that."""
     most = profile.get_length_quantile(1.0)
     if most < least:
         each = "one event" if most == 1 else f"{most} events at most"
@@ -113,7 +143,7 @@ def _check(profile: DataProfile, least: int) -> None:
 
 
 def _says(document: Mapping[str, Any], path: str) -> bool:
-    """Whether the document has a value at `a.b.c`, or on the way something that has no keys."""
+    """Return whether a document has a value at a path, or on the way to it a value without keys."""
     *parents, last = path.split(".")
     place: Any = document
     for part in parents:
@@ -128,6 +158,7 @@ def _says(document: Mapping[str, Any], path: str) -> bool:
 
 
 def _at(document: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path of a document."""
     value: Any = document
     for part in path.split("."):
         value = value[part]
@@ -135,6 +166,7 @@ def _at(document: Mapping[str, Any], path: str) -> Any:
 
 
 def _part(document: Mapping[str, Any], name: str) -> Document | None:
+    """Return the keys under a name; a word becomes `{use: word}`, and None means that the name is missing."""
     value = document.get(name)
     if value is not None and not _is_map(value):
         return {"use": value} if isinstance(value, str) else {}
@@ -146,6 +178,7 @@ def _is_map(value: object) -> TypeGuard[Document]:
 
 
 def _beside(folder: Path, path: Any) -> str:
+    """Return a path relative to the scenario's folder; absolute paths and URIs are returned as they are."""
     if not isinstance(path, str):
         raise ConfigError(f"data: wanted a path, got {path!r}")
     return path if ":" in path or Path(path).is_absolute() else str(folder / path)

@@ -1,26 +1,27 @@
-"""The rule: from a profile of a data set to the settings that fit it. Every number that it uses is a constant here.
+"""The rule that derives settings from the profile of a data set. Every number that it uses is a constant in this file.
 
-data.keep       Items with fewer than 5 events go, where 80 % of the events stay without them; else 3, 2, or none. Users with one
-                event go: they have no next event.
-data.split      5 test events where the median user has 30 events, else 1; 1 validates. Where a stage rolls out, as many RL
+data.keep       Items with fewer than 5 events are dropped if 80 % of the events remain; otherwise the threshold is 3, 2, or none.
+                Users with one event are dropped, as they have no next event.
+data.split      5 test events if the median user has 30 events, else 1; 1 validation event. If a stage rolls out, as many RL
                 events as test events are held out too.
 data.history    Covers 90 % of the users, between 10 and 50 events.
-tokenizer       Vectors from cooccurrence, and from the title, the categories and other text that the items share.
-                64 codes a level up to 5,000 items, 128 up to 30,000, 256 above; fewer where there are fewer items than
-                4 a code; 3 levels, more where the codes would not reach 16 times the items.
-model           Width 64, 128 from 2 M training events on; 3 layers where the median user is long, else 2;
-                dropout 0.1 where an item has 20 events, else 0.3. A memory of transitions, which validation weighs; where the
-                median user has fewer than 30 events, the items nearest to a user's state vote too.
-sparse.tables   An `item` row of 64 numbers, of 32 where the median user has 30 events; a `user` row where the median user has 20
-                training events: with fewer it is learnt by heart.
-batch           Events a step: the power of two between 512 and 2,048 that leaves an epoch 47 steps.
-epochs          A bound: the first stage has about 800 steps, from 4 to 10 epochs; later ones 2 epochs.
+tokenizer       Vectors from cooccurrence, and from the title, the categories and other text that items share. 64 codes per level
+                up to 5,000 items, 128 up to 30,000, 256 above; fewer if there are fewer than 4 items per code. 3 levels, more
+                if the codes would give fewer than 16 ids per item.
+model           Width 64, 128 from 2 M training events on; 3 layers if the median user has 30 events, else 2; dropout 0.1 if an
+                item has 20 events, else 0.3. A memory of transitions, whose weight is fitted to validation; if the median user
+                has fewer than 30 events, the items nearest to a user's state vote too.
+sparse.tables   An `item` row of 64 numbers, of 32 if the median user has 30 events; a `user` row if the median user has 20
+                training events, as with fewer the row memorises the user.
+batch           Events per step: the power of two between 512 and 2,048 with which an epoch still has 47 steps.
+epochs          An upper bound: the first stage has about 800 steps, from 4 to 10 epochs; later ones have 2 epochs.
 lr              3e-3 in the first stage, 3e-4 in later ones.
-ahead           1 where the median user has fewer than 5 events, else 3. smoothing: 0.1 of every target goes to its siblings.
-evaluate        recall and NDCG at 5 and 10; beams as wide as the largest k, 20 at least.
+ahead           1 if the median user has fewer than 5 events, else 3.
+smoothing       0.1 of every target is distributed over its siblings.
+evaluate        recall and NDCG at 5 and 10; as many beams as the largest k, at least 20.
 
-The machine is not asked, so that a scenario means the same everywhere; what does not fit one, its plan refuses.
-docs/reference/settings.md has the same as a table, with the reasons.
+The rule does not depend on the machine, so that a scenario means the same everywhere; the plan rejects what does not fit.
+docs/reference/settings.md contains the same table with the reasons.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ CUTOFFS, BEAMS = (5, 10), 20
 
 
 class Setting(NamedTuple):
-    """One derived key: its path, its value, and why in a few words."""
+    """One derived key.
+
+    Attributes:
+        path: The path of the key.
+        value: Its value.
+        reason: Why it has this value, in a few words.
+    """
 
     path: str
     value: Any
@@ -55,7 +62,7 @@ class Setting(NamedTuple):
 
 
 def choose_keep(profile: DataProfile) -> Setting:
-    """`data.keep`, from the profile of all that there is."""
+    """Choose `data.keep` from the profile of all data."""
     least = next((n for n in RARE_ITEM_EVENTS if profile.compute_kept_share(n) >= EVENTS_KEPT), 0)
     rare = int(profile.items_of[:least].sum())
     reason = (
@@ -70,7 +77,12 @@ def choose_keep(profile: DataProfile) -> Setting:
 
 
 def choose_split(profile: DataProfile, rolls_out: bool) -> Setting:
-    """`data.split`, from the profile of what is kept."""
+    """Choose `data.split`.
+
+    Args:
+        profile: The profile of the kept data.
+        rolls_out: Whether a stage rolls out.
+    """
     median = profile.get_length_quantile(0.5)
     test = LONG_TEST if median >= LONG_USER_EVENTS else 1
     rl = test if rolls_out else 0
@@ -90,10 +102,14 @@ def choose_rest(
     metrics: Sequence[str] | None,
     all_rows: bool = True,
 ) -> Iterator[Setting]:
-    """Every other key, from the profile of what is kept and the split.
+    """Yield all other keys.
 
-    supervised: stages that learn next events, in order; metrics: of the scenario, where it names some; all_rows: whether its
-    tables hold a row of every item, or are the rule's to say.
+    Args:
+        profile: The profile of the kept data.
+        split: The keys of `data.split`.
+        supervised: Names of the stages that learn next events, in order.
+        metrics: The metrics that the scenario names; None if it names none.
+        all_rows: Whether the scenario's tables have a row for every item, or are derived by the rule.
     """
     held_out = held_out_of(split)
     yield _history(profile)
@@ -106,12 +122,14 @@ def choose_rest(
 
 
 def _history(profile: DataProfile) -> Setting:
+    """Choose how many events the model sees."""
     covered = profile.get_length_quantile(COVERED)
     history = next((length for length in HISTORIES if length >= covered), HISTORIES[-1])
     return Setting("data.history", history, f"{COVERED:.0%} of the users have at most {covered} events")
 
 
 def _tokenizer(profile: DataProfile) -> Iterator[Setting]:
+    """Yield the vectors, levels and codes of the tokenizer."""
     of = {column.name: column for column in profile.columns if column.filled >= FILLED}
     vectors = [
         name
@@ -143,6 +161,7 @@ def _tokenizer(profile: DataProfile) -> Iterator[Setting]:
 
 
 def _model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
+    """Yield the width, layers and dropout of the model."""
     trained, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
     is_long = median >= LONG_USER_EVENTS
     yield Setting(
@@ -157,6 +176,7 @@ def _model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
 
 
 def _memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
+    """Choose the memory and its voters."""
     validates = split.get("valid", 1) not in (0, None)
     if not validates:
         return Setting("model.memory", "off", "nothing validates what voters count")
@@ -168,6 +188,7 @@ def _memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> S
 
 
 def _tables(profile: DataProfile, held_out: int) -> Setting:
+    """Choose the tables of sparse rows and their widths."""
     median = profile.get_median_train_length(held_out)
     has = median >= USER_ROW_EVENTS
     width = ROW_WIDTH if profile.get_length_quantile(0.5) >= LONG_USER_EVENTS else NEAREST_WIDTH
@@ -180,6 +201,7 @@ def _tables(profile: DataProfile, held_out: int) -> Setting:
 
 
 def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
+    """Yield the batch, epochs, learning rate, steps ahead and smoothing of every supervised stage."""
     trained = profile.count_train_events(held_out)
     tokens = LEAST_TOKENS
     while tokens < MOST_TOKENS and 2 * tokens * EPOCH_STEPS <= trained:
@@ -210,6 +232,7 @@ def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> I
 
 
 def _evaluate(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:
+    """Yield the metrics and the number of beams."""
     cutoffs = [k for k in CUTOFFS if k <= max(1, profile.items // 2)] or [1]
     ours = [f"{name}@{k}" for name in ("recall", "ndcg") for k in cutoffs]
     yield Setting("evaluate.metrics", ours, f"a catalogue of {profile.items:,}")
@@ -219,7 +242,14 @@ def _evaluate(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[S
 
 
 def held_out_of(split: Mapping[str, Any]) -> int:
-    """Events that a leave-last-out split takes of a user; 0 of a split in time, which takes what lies late."""
+    """Return how many events per user a split holds out.
+
+    Args:
+        split: The keys of `data.split`.
+
+    Returns:
+        The number of events; 0 for a split by time, which has no fixed number.
+    """
     if split.get("use", "leave_last_out") != "leave_last_out":
         return 0
     defaults = {"test": 1, "valid": 1, "rl": 0}

@@ -1,4 +1,4 @@
-"""What is dangerous in a data set, in sentences with numbers: for plans, runs and `nonet new`."""
+"""Warnings about a data set, as sentences with numbers, for plans, runs and `nonet new`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ _ONE_USER, _LONGER, _MANY_USERS = 0.1, 20, 20
 def data_warnings(
     profile: DataProfile, split: Mapping[str, Any], features: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Sentences. profile: of the kept events; split: the scenario's; features: sparse features with a row."""
+    """Yield warnings about a data set.
+
+    Args:
+        profile: The profile of the kept events.
+        split: The keys of `data.split`.
+        features: The sparse features that have a row.
+    """
     p, held_out = profile, held_out_of(split)
     last_out = split.get("use", "leave_last_out") == "leave_last_out"
     if p.ties > TIED and not p.counted:
@@ -73,6 +79,7 @@ def data_warnings(
 
 
 def _of_the_end(p: DataProfile, test: int, held_out: int) -> Iterator[str]:
+    """Yield warnings about the test events at the end of users' histories."""
     tied, users = p.count_tied_tests(test, held_out)
     if not p.counted and users and tied > TIED * users:
         yield (
@@ -89,6 +96,7 @@ def _of_the_end(p: DataProfile, test: int, held_out: int) -> Iterator[str]:
 
 
 def _day(unix_s: int) -> str:
+    """Format a time as a date; out of range as seconds."""
     try:
         return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
     except (OverflowError, ValueError, OSError):
