@@ -178,7 +178,7 @@ def read_view(path: Path) -> ClusterView:
     )
     if twice:
         raise ConfigError(
-            f"{path}: node id {min(twice)!r} is there twice; put {{i}} into the id of a counted node"
+            f"{path}: node id {min(twice)!r} occurs twice; put {{i}} into the id of a node with a count"
         )
     return ClusterView(nodes, tuple(Held(**entry.model_dump()) for entry in text.held))
 

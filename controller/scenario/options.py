@@ -49,30 +49,32 @@ class Join(StrictModel):
         str,
         Field(
             description="a folder of packed segments, lmdb:FOLDER, redis://HOST:PORT/NAME or hbase://HOST:PORT/TABLE; passwords "
-            "come from the environment"
+            "are read from the environment"
         ),
     ]
     columns: Annotated[
         list[str] | dict[str, str],
         Field(
             min_length=1,
-            description="names, or name here -> name in the store; of HBase name -> family:qualifier type",
+            description="names, or a mapping from names to those in the store; for HBase to `family:qualifier type`",
         ),
     ]
     on: Annotated[
         Literal["item", "user"] | None,
-        Field(description="what the store's keys are the ids of; by default what the join is called"),
+        Field(description="which ids are the keys of the store; by default the name of the join"),
     ] = None
     as_of: Annotated[
         Literal["time", "newest"] | None,
         Field(
-            description="time: the newest version before the event; newest: as it is now. By default time where the store has "
-            "versions"
+            description="time: the newest version before the event; newest: the current version. By default time if the store "
+            "has versions"
         ),
     ] = None
     options: Annotated[
         dict[str, Any],
-        Field(description="of the store: timeout, attempts, and what docs/how-to/stores.md lists"),
+        Field(
+            description="options of the store: timeout, attempts, and those that docs/how-to/stores.md lists"
+        ),
     ] = {}
 
     @field_validator("use")
@@ -101,7 +103,7 @@ class Data(StrictModel):
     missing: Annotated[
         list[str] | None,
         Field(
-            description="texts that stand for a missing value: no ids of users or items, and no categories. By default NA, "
+            description="texts that mean a missing value, which is no id of a user or item and no category. By default NA, "
             "N/A, n/a, nan, NaN, None, null, NULL, \\N, <NA> and the empty text"
         ),
     ] = None
@@ -110,30 +112,32 @@ class Data(StrictModel):
     events: Compress | None = None
     labels: Annotated[
         Labels | None,
-        Field(description="labels that come later than their events, as a column of the events"),
+        Field(description="labels that arrive later than their events, added as a column of the events"),
     ] = None
     join: dict[Word, Join] = {}
     sequences: Annotated[
         StoredIn | None,
         Field(
-            description="a store of users' tokenised events, read by key; by default they stay in the run's folder"
+            description="a store of users' tokenised events, read by key; by default they are kept in the run's folder"
         ),
     ] = None
     prepare: Annotated[
         Literal["memory", "disk"] | None,
         Field(
-            description="where events become sequences: memory, or disk, in memory that does not grow with them; the same "
-            "sequences either way. By default disk above five million events"
+            description="where events are turned into sequences: in memory, or on disk with bounded memory; the sequences are "
+            "the same. By default disk above five million events"
         ),
     ] = None
-    history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
+    history: Annotated[
+        Positive, Field(description="the number of a user's last events that the model sees")
+    ] = 50
     split: Split = Split()
-    source: Annotated[Source, Field(description="where trainers' samples come from")] = Source()
+    source: Annotated[Source, Field(description="the source of the trainers' samples")] = Source()
     engine: Annotated[
         Literal["local", "ray"] | None,
         Field(
-            description="local, threads of the trainers; ray, Ray Data; by default ray for sources that it can read "
-            "above 64 GiB"
+            description="local: threads of the trainers; ray: Ray Data. By default ray for sources above 64 GiB that it can "
+            "read"
         ),
     ] = None
     repeats: Annotated[
@@ -164,7 +168,7 @@ class Data(StrictModel):
         taken: dict[str, str] = {}
         for name, join in self.join.items():
             if join.on is None and name not in ("item", "user"):
-                raise ValueError(f"join.{name}: say on: item or on: user, or call the join item or user")
+                raise ValueError(f"join.{name}: set on: item or on: user, or name the join item or user")
             for column in join.columns:
                 if column in _BATCH_COLUMNS:
                     raise ValueError(
@@ -204,31 +208,39 @@ class Memory(StrictModel):
     voters: Annotated[
         list[Literal["transitions", "nearest"]],
         Field(
-            description="transitions between items, and the items whose rows are nearest to a user's state"
+            description="transitions: items that follow a user's events; nearest: items whose rows are nearest to the "
+            "user's state"
         ),
     ] = ["transitions"]
     width: Annotated[
-        Positive, Field(description="best-voted items of each voter that a user's memory holds")
+        Positive,
+        Field(description="the number of items with most votes that a user's memory keeps per voter"),
     ] = 64
-    last: Annotated[Positive, Field(description="newest events of a user that vote")] = 5
+    last: Annotated[Positive, Field(description="the number of a user's newest events that vote")] = 5
     fade: Annotated[
-        float, Field(gt=0, le=1, description="an event votes this much weaker than the one after it")
+        float,
+        Field(gt=0, le=1, description="decay: the vote of an event relative to that of the next newer one"),
     ] = 0.6
     reach: Annotated[
-        Positive, Field(description="events apart that a pair of items may be, weighted 1 / distance")
+        Positive,
+        Field(description="the largest distance between a pair of events; a pair weighs 1 / distance"),
     ] = 3
-    neighbours: Annotated[Positive, Field(description="kept an item, the most frequent")] = 100
+    neighbours: Annotated[
+        Positive, Field(description="the number of most frequent transitions that are kept per item")
+    ] = 100
     events: Annotated[
-        list[str], Field(description="kinds of events that count and vote; all by default")
+        list[str], Field(description="kinds of events that are counted and that vote; all by default")
     ] = []
-    half_life: Annotated[Seconds | None, Field(gt=0, description="age at which a pair counts half")] = None
+    half_life: Annotated[
+        Seconds | None, Field(gt=0, description="age at which a pair has half its weight")
+    ] = None
 
     @field_validator("voters")
     @classmethod
     def _with_transitions(cls, voters: list[str]) -> list[str]:
         """Check that transitions are among the voters, and that no voter is listed twice."""
         if "transitions" not in voters or len(set(voters)) < len(voters):
-            raise ValueError("voters are transitions, or transitions and nearest, each once")
+            raise ValueError("voters must be transitions, or transitions and nearest, each once")
         return voters
 
 
@@ -240,7 +252,8 @@ class Model(Replaceable):
     memory: Annotated[
         Literal["on", "off"] | Memory,
         Field(
-            description="a memory of transitions over the catalogue, fitted to validation after every supervised stage"
+            description="a memory of transitions over the catalogue, whose weight is fitted to validation after every "
+            "supervised stage"
         ),
     ] = "off"
 
@@ -301,7 +314,7 @@ class Pool(StrictModel):
         Field(
             gt=0,
             description="bytes of one device, or on cpu of one bundle, for models, optimizers and activations; "
-            "groups of it that don't fit together take turns. By default what the cluster view knows",
+            "groups that do not fit together take turns. By default what the cluster view states",
         ),
     ] = None
 
@@ -341,7 +354,7 @@ class Role(StrictModel):
     """The placement of a role's workers; for a role of the user's own also its kind and that kind's options."""
 
     model_config = ConfigDict(extra="allow")
-    use: Annotated[str | None, Field(description="the kind of role, where its name is not that of one")] = (
+    use: Annotated[str | None, Field(description="the kind of role, unless its name is that of a kind")] = (
         None
     )
     pool: str | None = None
@@ -405,16 +418,16 @@ class Init(StrictModel):
         str,
         Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
     ]
-    stage: Annotated[
-        str | None, Field(description="which of its finished stages; the last of them by default")
-    ] = None
+    stage: Annotated[str | None, Field(description="one of its finished stages; by default the last")] = None
 
 
 class Baseline(Replaceable):
     """A baseline that stages are compared with."""
 
     registry: ClassVar[PluginRegistry[Any] | None] = BASELINES
-    name: Annotated[Word | None, Field(description="in the report; by default the last word of `use`")] = None
+    name: Annotated[
+        Word | None, Field(description="the name in the report; by default the last word of `use`")
+    ] = None
 
     @property
     def title(self) -> str:
@@ -430,36 +443,36 @@ class Evaluate(StrictModel):
     users: Annotated[
         Positive | Literal["all"],
         Field(
-            description="users whose held-out events are ranked, drawn by the seed where there are more; a recall of 0.1 of "
-            "20,000 users is known to 0.004"
+            description="the number of users whose held-out events are ranked, drawn by the seed if there are more; with 20,000 "
+            "users, a recall of 0.1 is known to 0.004"
         ),
     ] = 20_000
     exhaustive: Annotated[
         Literal["on", "off"] | None,
         Field(
-            description="whether a model scores every item; off: by beam alone. By default on for up to 25,000 items"
+            description="whether a model scores every item; off: beam search only. By default on for up to 25,000 items"
         ),
     ] = None
     every: Annotated[
         Positive | None,
         Field(
-            description="steps between validations of a supervised stage, whose end is validated too. By default once an "
-            "epoch, but at least 4 and at most 20 times a stage and never within 50 steps; on up to 2,000 validation users"
+            description="steps between validations of a supervised stage, whose end is validated too. By default once per "
+            "epoch, but 4 to 20 times per stage and at least 50 steps apart; on up to 2,000 validation users"
         ),
     ] = None
     baselines: Annotated[
         list[Baseline] | None,
         Field(
-            description="what stages are measured against: popularity, transition_counter, sasrec, or a class of your own; "
-            "by default the model's"
+            description="baselines that stages are compared with: popularity, transition_counter, sasrec, or a class of your "
+            "own; by default the model's"
         ),
     ] = None
 
     shuffle_ties: Annotated[
         bool,
         Field(
-            description="rank test events once more with a user's events of equal time in another order, drawn by the seed; "
-            "what was trained stays as it is"
+            description="rank test events once more with a user's events of equal time in a random order, drawn by the seed; "
+            "training does not change"
         ),
     ] = False
 
@@ -475,7 +488,7 @@ class Evaluate(StrictModel):
         twice = next((title for title in titles if titles.count(title) > 1), None)
         if twice:
             raise ValueError(
-                f"baselines: {titles.count(twice)} are called {twice!r}; give each a name: of its own"
+                f"baselines: {titles.count(twice)} are named {twice!r}; give each a different name:"
             )
         return self
 
@@ -486,21 +499,23 @@ Wait = Annotated[Seconds, Field(gt=0)]
 class Deadlines(StrictModel):
     """Timeouts of a run's waits, in seconds."""
 
-    start: Annotated[Wait, Field(description="until a group's processes are there, environment included")] = (
-        float(DEFAULTS.start)
-    )
+    start: Annotated[
+        Wait, Field(description="the start of a group's processes, including their environment")
+    ] = float(DEFAULTS.start)
     step: Annotated[
-        Wait, Field(description="a training step, a rollout; what ranks wait for each other in is twice it")
+        Wait, Field(description="a training step or a rollout; ranks wait twice as long for each other")
     ] = float(DEFAULTS.step)
-    open: Annotated[Wait, Field(description="opening the artifacts, or a commit, in every role")] = float(
-        DEFAULTS.open
-    )
-    save: Annotated[Wait, Field(description="writing a commit")] = float(DEFAULTS.save)
-    tokenise: Annotated[Wait, Field(description="reading and tokenising the tables")] = float(
+    open: Annotated[
+        Wait, Field(description="the opening of the artifacts, or of a checkpoint, in every role")
+    ] = float(DEFAULTS.open)
+    save: Annotated[Wait, Field(description="the writing of a checkpoint")] = float(DEFAULTS.save)
+    tokenise: Annotated[Wait, Field(description="the reading and tokenising of the tables")] = float(
         DEFAULTS.tokenise
     )
-    evaluate: Annotated[Wait, Field(description="ranking one stage or baseline")] = float(DEFAULTS.evaluate)
-    reshard: Annotated[Wait, Field(description="moving the rows of all tables")] = float(DEFAULTS.reshard)
+    evaluate: Annotated[Wait, Field(description="the ranking of one stage or baseline")] = float(
+        DEFAULTS.evaluate
+    )
+    reshard: Annotated[Wait, Field(description="the moving of all tables' rows")] = float(DEFAULTS.reshard)
 
 
 class Weights(StrictModel):
@@ -509,15 +524,13 @@ class Weights(StrictModel):
     publish: Annotated[
         Literal["full", "delta"],
         Field(
-            description="what rollouts in other processes are sent: all of a version, or blocks that changed"
+            description="what is sent to rollouts in other processes: all weights, or only the blocks that changed"
         ),
     ] = "full"
-    bucket: Annotated[Bytes, Field(ge=4096, description="of weights under way to rollouts at once")] = (
+    bucket: Annotated[Bytes, Field(ge=4096, description="weights that are sent to rollouts at once")] = (
         64 << 20
     )
-    block: Annotated[
-        Bytes, Field(ge=64, description="of weights that are compared and sent as one, of a delta")
-    ] = 65536
-    shard: Annotated[Bytes, Field(ge=4096, description="of one file of a commit's weights or optimizer")] = (
-        2 << 30
-    )
+    block: Annotated[Bytes, Field(ge=64, description="the size of the blocks of a delta")] = 65536
+    shard: Annotated[
+        Bytes, Field(ge=4096, description="the size of one weights or optimizer file of a checkpoint")
+    ] = 2 << 30

@@ -22,7 +22,7 @@ def files_of(info: ValidationInfo[Any]) -> PluginFiles:
     return context.get("files", HERE)
 
 
-_TOLERANCE = 0.02  # below a floor that still counts as held
+_TOLERANCE = 0.02  # share of a floor by which a mean may be below it
 
 
 class Replaceable(BaseModel):
@@ -105,7 +105,7 @@ class Ramp(StrictModel):
     start: float
     end: float
     steps: Annotated[Positive, Field(description="steps of the stage from start to end")]
-    after: Annotated[Count, Field(description="steps before it begins to move")] = 0
+    after: Annotated[Count, Field(description="steps before the weight begins to change")] = 0
 
     def at(self, step: int) -> float:
         """Return the weight at a step of the stage, counted from 0."""
@@ -120,10 +120,14 @@ class RewardOptions(BaseModel):
         extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
     use: Any = None
-    weight: Annotated[float | Ramp, Field(description="what it counts; or {start, end, steps, after}")] = 1.0
+    weight: Annotated[
+        float | Ramp, Field(description="the weight in the sum of rewards, or {start, end, steps, after}")
+    ] = 1.0
     at_least: Annotated[
         float | None,
-        Field(description="floor of its mean a beam: while it is lower, a multiplier adds to its weight"),
+        Field(
+            description="a floor of its mean per beam; while the mean is lower, a multiplier adds to its weight"
+        ),
     ] = None
     timeout_s: Rate = 60.0
     pool: str | None = None

@@ -49,7 +49,7 @@ from nonet.plugins import HERE, PluginFiles
 from nonet.suggest import suggest_inline
 from nonet.workers.roles.kinds import shipped_roles
 
-SOURCES = "sources.json"  # of a run: its copies of own files
+SOURCES = "sources.json"  # lists the copies of own files in a run's folder
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
 
@@ -77,7 +77,7 @@ class Scenario(StrictModel):
     settings: Annotated[
         Literal["data"] | dict[str, str] | None,
         Field(
-            description="data: keys that are left out follow from the data. A run's own scenario has the reason of each there"
+            description="data: missing keys are derived from the data. A run's own scenario has the reason for each of them here"
         ),
     ] = None
     _files: PluginFiles = PrivateAttr(default=HERE)
@@ -121,7 +121,7 @@ class Scenario(StrictModel):
     def _windows_fit(self) -> Scenario:
         """Check that a chunk of every stage holds at least one full history."""
         for name, body in self.stages.items():
-            window = self.data.history + 2  # the events, the one that leads them in, and a start
+            window = self.data.history + 2  # the events, the one before them, and the start position
             if body.chunk.tokens < window:
                 raise ValueError(
                     f"stages.{name}.chunk.tokens: {body.chunk.tokens:g} is less than one window of data.history: "
@@ -214,7 +214,7 @@ def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, st
         raise ConfigError(f"{source}: settings: wanted data, or nothing, got {settings!r}")
     data, stages = document.get("data"), document.get("stages")
     if settings != "data" or not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
-        return document  # what is missing is said by the checks
+        return document  # the validation reports what is missing
     if _without_data(str(data["interactions"]), files):
         return {**document, "settings": {}}
     for key, part in (("model", Model), ("tokenizer", Tokenizer)):
@@ -222,7 +222,8 @@ def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, st
         use = named.get("use", part.default) if yaml.is_map(named) else named or part.default
         if use != part.default:
             raise ConfigError(
-                f"{source}: settings: data knows {key}.use: {part.default}, got {use!r}; leave `settings` out and give the keys"
+                f"{source}: settings: data supports only {key}.use: {part.default}, got {use!r}; leave `settings` out and "
+                "give the keys"
             )
     filled = deepcopy(document)
     empty: dict[str, Any] = {}
@@ -338,7 +339,7 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     place = document
     for depth, part in enumerate(parents):
         there: Any = place.get(part)
-        if there is None:  # `pretrain:` with nothing behind it
+        if there is None:  # a key without a value, such as `pretrain:`
             there = place[part] = {}
         if not yaml.is_map(there):
             value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(there)

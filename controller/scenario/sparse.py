@@ -19,10 +19,10 @@ class Admit(StrictModel):
     """Conditions under which an id gets a row."""
 
     count: Annotated[
-        Positive | None, Field(description="steps in which an id must be asked for before it gets a row")
+        Positive | None, Field(description="steps in which an id must be requested before it gets a row")
     ] = None
     probability: Annotated[
-        float | None, Field(gt=0, le=1, description="the chance that such a step then gives it one")
+        float | None, Field(gt=0, le=1, description="the probability that such a step then creates the row")
     ] = None
 
     @model_validator(mode="after")
@@ -39,16 +39,19 @@ class Evict(StrictModel):
     by: Annotated[
         Literal["lru", "lfu"] | None,
         Field(
-            description="who goes when the budget is spent: seen longest ago, or least often; lru by default"
+            description="which rows are evicted when the budget is used up: the least recently (lru, the default) or the least "
+            "frequently used (lfu)"
         ),
     ] = None
     ttl: Annotated[
         Seconds | None,
         Field(
-            description="rows unseen while this much event time is trained go; the run turns it into steps"
+            description="rows that are not used while this much event time is trained are evicted; the run converts it into steps"
         ),
     ] = None
-    ttl_steps: Annotated[Positive | None, Field(description="rows unseen for more steps than this go")] = None
+    ttl_steps: Annotated[
+        Positive | None, Field(description="rows that are not used for more steps than this are evicted")
+    ] = None
 
     @model_validator(mode="after")
     def _one(self) -> Evict:
@@ -63,17 +66,20 @@ class Evict(StrictModel):
 class TierOptions(StrictModel):
     """Sizes of the tiers of a table: rows on devices, in host memory and on disk."""
 
-    device: Annotated[Bytes | None, Field(gt=0, description="of hot rows on each shard's device")] = None
+    device: Annotated[
+        Bytes | None, Field(gt=0, description="the size of hot rows on each shard's device")
+    ] = None
     device_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
     policy: Annotated[
-        Literal["lfu", "lru"], Field(description="which hot rows leave when no coming batch needs them")
+        Literal["lfu", "lru"], Field(description="which hot rows are replaced if no coming batch needs them")
     ] = "lfu"
     host: Annotated[
-        Bytes | None, Field(gt=0, description="of rows in each shard's memory; the others go to disk")
+        Bytes | None,
+        Field(gt=0, description="the size of rows in each shard's memory; the others are kept on disk"),
     ] = None
     host_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
     folder: Annotated[
-        str | None, Field(description="scratch space on each shard's disk; the system's by default")
+        str | None, Field(description="scratch space on each shard's disk; by default the system's")
     ] = None
 
     @model_validator(mode="after")
@@ -91,20 +97,29 @@ class RowOptions(StrictModel):
     """Options of rows that a table states, or `sparse.defaults` for all tables that do not."""
 
     init_scale: Annotated[
-        AtLeast0 | None, Field(description="first values are uniform within this of 0; 0.02 by default")
+        AtLeast0 | None, Field(description="initial values are uniform in [-x, x]; 0.02 by default")
     ] = None
     weight_decay: Annotated[
-        AtLeast0 | None, Field(description="decoupled, of the rows a step touches; 0 by default")
+        AtLeast0 | None, Field(description="decoupled weight decay of the rows in a step; 0 by default")
     ] = None
     clip: Annotated[
-        AtLeast0 | None, Field(description="largest norm of a row's gradient in a step; 0, the default: any")
+        AtLeast0 | None,
+        Field(description="the largest norm of a row's gradient; 0, the default, for no limit"),
     ] = None
-    eps: Annotated[AtLeast0 | None, Field(description="the optimizer's; ftrl's is McMahan's beta")] = None
-    l1: Annotated[AtLeast0 | None, Field(description="ftrl: what pulls numbers to exactly 0")] = None
-    l2: Annotated[AtLeast0 | None, Field(description="ftrl: what pulls numbers towards 0")] = None
+    eps: Annotated[
+        AtLeast0 | None, Field(description="the optimizer's epsilon; for ftrl the beta of McMahan et al.")
+    ] = None
+    l1: Annotated[AtLeast0 | None, Field(description="ftrl: L1 penalty, which sets numbers to exactly 0")] = (
+        None
+    )
+    l2: Annotated[AtLeast0 | None, Field(description="ftrl: L2 penalty, which shrinks numbers towards 0")] = (
+        None
+    )
     dtype: Annotated[
         Numbers | None,
-        Field(description="of a row's numbers in memory, fp32 by default; optimizer state stays fp32"),
+        Field(
+            description="the type of a row's numbers in memory, fp32 by default; optimizer state stays fp32"
+        ),
     ] = None
 
 
@@ -124,15 +139,16 @@ class Table(RowOptions):
     optimizer: Optimizer | None = None
     lr: Rate | None = None
     combiner: Annotated[
-        Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
+        Literal["sum", "mean"] | None,
+        Field(description="how deepfm combines the rows of several ids; mean by default"),
     ] = None
     default: Annotated[
-        float | None, Field(description="every number of the row that an id without one reads; 0 by default")
+        float | None, Field(description="the value that is read for ids without a row; 0 by default")
     ] = None
     admit: Admit | None = None
     evict: Evict | None = None
     budget: Annotated[
-        Bytes | None, Field(gt=0, description="of the whole table, over all its shards; at least one row")
+        Bytes | None, Field(gt=0, description="the size of the table over all its shards; at least one row")
     ] = None
     tiers: TierOptions | None = None
 
@@ -140,9 +156,7 @@ class Table(RowOptions):
     def _spent(self) -> Table:
         """Check that a table with an eviction order has a budget."""
         if self.evict and self.evict.by and not self.budget:
-            raise ValueError(
-                "evict.by says who goes when the budget is spent: give a budget, or leave it out"
-            )
+            raise ValueError("evict.by applies when the budget is used up: give a budget, or leave it out")
         return self
 
 
@@ -154,14 +168,16 @@ class Sparse(StrictModel):
     replica_bytes: Annotated[
         Bytes,
         Field(
-            description="rollouts hold copies of tables up to this size together, and read larger ones by key"
+            description="rollouts keep copies of the tables up to this total size, and read larger ones by key"
         ),
     ] = 1 << 30
     in_flight: Annotated[
         Positive | None,
-        Field(description="batches under way at once, 1: none overlaps; 3 where rows travel, else 1"),
+        Field(
+            description="batches that are processed at once, 1 for no overlap; by default 3 if rows are sent, else 1"
+        ),
     ] = None
     wire: Annotated[
         Wire,
-        Field(description="of rows and gradients between processes; what is not fp32 is rounded on the way"),
+        Field(description="the type in which rows and gradients are sent; all but fp32 round them"),
     ] = "fp32"

@@ -33,7 +33,7 @@ class Stop(StrictModel):
 
     patience: Annotated[
         Positive,
-        Field(description="validations without a better one after which the stage stops; off: all steps run"),
+        Field(description="validations without improvement after which the stage stops; off: all steps run"),
     ] = 3
 
 
@@ -43,8 +43,8 @@ class Best(StrictModel):
     by: Annotated[
         str,
         Field(
-            description="reward: the highest trained reward of validation prompts, of steps that hold floors and `least`; "
-            "or a metric; or last: the last one, validated all the same"
+            description="reward: the highest trained reward of validation prompts among steps that keep floors and `least`; "
+            "or a metric; or last: the last step, which is validated too"
         ),
     ] = "reward"
     least: Annotated[
@@ -52,7 +52,7 @@ class Best(StrictModel):
         Field(
             ge=0,
             le=1,
-            description="share that checkpoint.keep.best's metric must keep of what it was before the stage",
+            description="the share of checkpoint.keep.best's metric before the stage that must be kept",
         ),
     ] = 0.98
 
@@ -77,7 +77,7 @@ class Chunk(StrictModel):
     tokens: Annotated[
         Rate,
         Field(
-            description="positions that a worker computes at once, at most; a device with less room has fewer"
+            description="the most positions that a worker computes at once; fewer on a device with less memory"
         ),
     ] = float(CHUNK_TOKENS)
 
@@ -88,15 +88,17 @@ class OptimizerOptions(StrictModel):
     use: Annotated[
         Literal["muon", "adamw"],
         Field(
-            description="muon for hidden matrices and AdamW for the rest, or AdamW for all; left out, muon, or adamw where the "
-            "engine does not step muon"
+            description="muon for hidden matrices and AdamW for the rest, or AdamW for all; by default muon, or adamw if the "
+            "engine does not support muon"
         ),
     ] = "muon"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    clip: Annotated[Rate, Field(description="the norm that gradients are cut to")] = 1.0
+    clip: Annotated[Rate, Field(description="the norm to which gradients are clipped")] = 1.0
     clip_rows: Annotated[
         bool,
-        Field(description="the norm is that of dense and sparse gradients together, and both are cut to it"),
+        Field(
+            description="whether the norm is that of dense and sparse gradients together, and both are clipped"
+        ),
     ] = False
 
     @model_validator(mode="before")
@@ -111,10 +113,10 @@ class PrecisionOptions(StrictModel):
     use: Literal["fp32", "bf16", "fp16"] = "fp32"
     scale: Annotated[
         Rate,
-        Field(description="what fp16's losses are multiplied by at first; halved where gradients overflow"),
+        Field(description="the initial loss scale of fp16; it is halved when gradients overflow"),
     ] = 65536.0
     grow_every: Annotated[
-        Positive, Field(description="steps that moved after which the scale is doubled")
+        Positive, Field(description="applied steps after which the loss scale is doubled")
     ] = 2000
 
 
@@ -122,12 +124,14 @@ class StageOptions(StrictModel):
     """Options that every stage has; a kind adds its own keys."""
 
     kind_name: ClassVar[str] = ""
-    use: Annotated[str | None, Field(description="the kind of stage, where its keys do not tell")] = None
+    use: Annotated[
+        str | None, Field(description="the kind of stage, if it does not follow from the keys")
+    ] = None
     chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-3
     optimizer: OptimizerOptions = OptimizerOptions()
     precision: PrecisionOptions = PrecisionOptions()
-    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
+    roles: Annotated[dict[Word, Role], Field(description="roles that apply in this stage only")] = {}
     _files: PluginFiles = PrivateAttr(default=HERE)
 
     @model_validator(mode="after")

@@ -68,11 +68,11 @@ def check_tables(scenario: Scenario) -> None:
                 raise ConfigError(
                     f"sparse.tables.{name}: {scenario.model.use} has no feature {feature!r}; there are "
                     f"{', '.join(known)}.{suggest_sentence(feature, known)} "
-                    f"A table of another name says features: [{known[0]}]"
+                    f"A table with another name needs features: [{known[0]}]"
                 )
             if feature in readers:
                 raise ConfigError(
-                    f"sparse.tables.{name}: feature {feature!r} is that of table {readers[feature]!r} too; "
+                    f"sparse.tables.{name}: feature {feature!r} also belongs to table {readers[feature]!r}; "
                     "a feature has one table"
                 )
             readers[feature] = name
@@ -107,7 +107,7 @@ def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
     table = scenario.sparse.tables[name]
     if table.admit or table.evict or table.budget:
         raise ConfigError(
-            f"model.memory.voters: nearest asks for the rows of all items, and sparse.tables.{name} refuses or forgets some; "
+            f"model.memory.voters: nearest needs the rows of all items, and sparse.tables.{name} refuses or evicts some; "
             "leave admit, evict and budget out, or nearest"
         )
 
@@ -165,7 +165,7 @@ def _steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: 
     if lifetime_steps < epoch_steps and epochs > 1:
         raise ConfigError(
             f"sparse.tables.{table}.evict.ttl: {ttl_s / 86400:g} days are {lifetime_steps} steps of this data, whose training "
-            f"events span {span_s / 86400:.1f} days in {epoch_steps:.0f} steps an epoch: rows would go before the next "
-            f"epoch asks for them. Give at least the data's span, train one epoch, or say evict.ttl_steps"
+            f"events span {span_s / 86400:.1f} days in {epoch_steps:.0f} steps an epoch: rows would be evicted before the next "
+            f"epoch reads them. Give at least the data's span, train one epoch, or set evict.ttl_steps"
         )
     return lifetime_steps

@@ -39,7 +39,7 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     """Yield every key that can only be planned."""
     data = scenario.data
     if scenario.storage:
-        yield "storage (runs live in a local folder)"
+        yield "storage (runs are stored in a local folder)"
     if scenario.weights.shard != Weights().shard and not scenario.model.spec.makes_lists:
         yield f"weights.shard with model.use: {scenario.model.use}"
     if data.events and data.prepare == "disk":
@@ -71,9 +71,9 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             wanted = " or ".join(engine.spec.optimizers)
-            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (say optimizer: {{use: {wanted}}})"
+            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (set optimizer: {{use: {wanted}}})"
         if stage.kind.aligns and not scenario.model.spec.aligns:
-            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it knows no words)"
+            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it has no words)"
         if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
             key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
             yield f"stages.{name}.{key} in a stage that rolls out"
@@ -112,7 +112,7 @@ def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> 
             yield f"{path}.{name}.engine: {role.engine.use} with {what}"
         if not _runs(name, role):
             near = suggest_sentence(name, shipped_roles())
-            yield f"{path}.{name} (a role of your own says what it is: use: file.py:SPEC.{near})"
+            yield f"{path}.{name} (a role of your own must name its kind, use: file.py:SPEC.{near})"
 
 
 def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> I
         return
     elastic = role.workers if isinstance(role.workers, Elastic) else None
     if elastic is not None and elastic.max > 1:
-        yield f"{path}.evaluator.workers from {elastic.min} to {elastic.max} (say how many)"
+        yield f"{path}.evaluator.workers from {elastic.min} to {elastic.max} (give one number)"
     elif role.workers != 1 and "evaluator" in model.spec.roles:
         yield f"{path}.evaluator.workers above 1 with model.use: {model.use}"
 

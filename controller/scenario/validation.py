@@ -177,7 +177,7 @@ def check_validation(scenario: Scenario) -> None:
         given = "none" if split.options().get("valid") is None else f"valid: {split.options()['valid']:g}"
         example = "1d" if split.use == "time" else "1"
         raise ConfigError(
-            f"{asked[0]} wants validation events, and data.split holds out {given}: "
+            f"{asked[0]} needs validation events, and data.split holds out {given}: "
             f"set data.split.valid, e.g. valid: {example}, or leave {asked[0]} out"
         )
     steps = {name: getattr(body, "steps", None) for name, body in scenario.stages.items()}
@@ -201,7 +201,7 @@ def check_every(scenario: Scenario, steps: Mapping[str, int]) -> None:
         longest = max(lengths, key=lambda name: lengths[name])
         raise ConfigError(
             f"evaluate.every: {every} is above the {lengths[longest]} steps of stages.{longest}, the longest that is validated, "
-            "so ends alone would be; give at most that many, or leave it out"
+            "so only ends of stages would be validated; give at most that many, or leave it out"
         )
 
 
@@ -230,5 +230,9 @@ def validation_words(scenario: Scenario, stage: str) -> str:
         count = min(MOST, max(FEWEST, epochs)) if epochs else f"{FEWEST} to {MOST}"
         when = f"{'up to ' if epochs else ''}{count} times"
     when += "" if rule.every else f", at least {LEAST_STEPS} steps apart"
-    stops = f"stops after {rule.patience} without a better one" if rule.patience else "never stops early"
+    stops = (
+        f"stops after {rule.patience} validations without improvement"
+        if rule.patience
+        else "never stops early"
+    )
     return f"validated {when}; best by {rule.metric}{' (lowest)' if rule.lower else ''}; {stops}"

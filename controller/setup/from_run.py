@@ -132,8 +132,8 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
     paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     if load_item_keys(Path(paths["sequences"])) is None:
         raise ConfigError(
-            f"init: {folder.id} is of a version whose sparse rows are named by their places in its own data, so no other "
-            "run can tell whose they are; train it again with this version"
+            f"init: {folder.id} is of a version that names sparse rows by their position in its own data, so no other "
+            "run can use them; train it again with this version"
         )
     known = KnownRun(
         folder.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
@@ -168,8 +168,8 @@ def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
     for what, ours, theirs in _shapes(scenario, source):
         if ours != theirs:
             raise ConfigError(
-                f"init: {what} is {ours!r} here and was {theirs!r} in {name}; its weights fit no other. "
-                f"Say {what}: {theirs!r}, or leave init out"
+                f"init: {what} is {ours!r} here and was {theirs!r} in {name}; the weights would not fit. "
+                f"Set {what}: {theirs!r}, or leave init out"
             )
 
 

@@ -156,7 +156,8 @@ def read_copies(run: RunFolder) -> PluginFiles:
         if digest != record["sha256"]:
             raise ConfigError(
                 f"{place} was changed since the run began (sha256 {digest[:12]}, the run's is {record['sha256'][:12]}): a run "
-                f"goes on with what it began with; put it back, or start a new run with the changed {record['use'] or place.name}"
+                f"continues with the files from its start; put it back, or start a new run with the "
+                f"changed {record['use'] or place.name}"
             )
     return PluginFiles(
         str(run.sources), {record["use"]: record["copy"] for record in records if record["use"]}

@@ -86,7 +86,7 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
     taken = ("tokenise", "evaluate", *baselines_of(scenario))
     for name in scenario.stages:
         if name in taken:
-            raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
+            raise ConfigError(f"stages.{name}: {', '.join(taken)} are reserved names; choose another")
     for _, name, options in reward_options(scenario):
         _check_reward(find_reward(options.use or name, folder, name=name), name, options)
     for stage, body in scenario.stages.items():

@@ -68,7 +68,7 @@ def _beside(scenario: Scenario, folder: Path, key: str, path: str) -> str:
         return path
     if folder.resolve() == LIBRARY.resolve():
         raise ConfigError(
-            f"data.{key}: {path} lies beside the scenario, and {scenario.name} is shipped without data. `nonet new "
+            f"data.{key}: {path} is relative to the scenario, and {scenario.name} is shipped without data. `nonet new "
             f"{scenario.name} DIR` puts it beside the tables that `nonet import` wrote to DIR; or give a whole path: "
             f'--set data.{key}="$PWD/DIR/{path}"'
         )

@@ -211,12 +211,12 @@ def between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeW
         load_reference(step.use, files, f"{where}: {step.use!r}") if isinstance(step.use, str) else step.use
     )
     if not (isinstance(worker, type) and issubclass(worker, DistributeWorker)):
-        raise ConfigError(f"{where}: {step.use!r} is {worker!r}, which is no nonet.DistributeWorker")
+        raise ConfigError(f"{where}: {step.use!r} is {worker!r}, which is not a nonet.DistributeWorker")
     declaration = getattr(getattr(worker, "apply", None), "__nonet_method__", None)
     if declaration is None or declaration.collect != "concat" or Shard not in declaration.markers.values():
         raise ConfigError(
-            f'{where}: {worker.__name__} wants a method `apply(self, rollouts)` marked @nonet.method(collect="concat", '
-            "rollouts=nonet.Shard), which gives the rollouts back"
+            f'{where}: {worker.__name__} needs a method `apply(self, rollouts)` marked @nonet.method(collect="concat", '
+            "rollouts=nonet.Shard), which returns the rollouts"
         )
     return worker
 
@@ -313,7 +313,7 @@ def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
     source, body = scenario.data.source, scenario.stages[stage]
     epoch = source.spec.epoch(source.options(), rows)
     if epoch is None and getattr(body, "steps", 1) is None:
-        raise ConfigError(f"stages.{stage}: the source {source.use} has no end: say how many steps: to train")
+        raise ConfigError(f"stages.{stage}: the source {source.use} has no end: set steps: to train")
     return rows if epoch is None else epoch
 
 

@@ -265,4 +265,4 @@ def test_copies_of_events_and_shared_codes_are_warned_of_when_the_run_begins(mad
     session.facts["tokenizer"] = {"used": [8], "codes": [8], "largest_collision": 50}
     assert runner.run()
     said = [text for text in session.evaluator.log if text.startswith("warning: ")]
-    assert ["1,600 of 3,200 events are there twice" in said[0], "50 of 60 items" in said[1]] == [True, True]
+    assert ["1,600 of 3,200 events are duplicates" in said[0], "50 of 60 items" in said[1]] == [True, True]

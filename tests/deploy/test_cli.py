@@ -324,7 +324,7 @@ def test_seeds_of_a_bench_are_numbers(ring, monkeypatch, capsys):
 
 def test_a_misspelt_role_or_key_of_every_reward_is_told_what_there_is(refused):
     assert (
-        "roles.trainr (a role of your own says what it is: use: file.py:SPEC. Did you mean 'trainer'?)"
+        "roles.trainr (a role of your own must name its kind, use: file.py:SPEC. Did you mean 'trainer'?)"
         in refused("roles={trainr: {workers: 1}}", verbs=("run",))
     )
     assert "Every reward has weight, at_least, timeout_s, pool, workers." in refused(

@@ -54,7 +54,7 @@ def duplicates_text(data: Mapping[str, Any]) -> str:
     if copies <= MANY_DUPLICATES * events:
         return ""
     return (
-        f"{copies:,} of {events:,} events are there twice (same user, item and second), so a held-out event may be a copy of "
+        f"{copies:,} of {events:,} events are duplicates (same user, item and second), so a held-out event may be a copy of "
         "one that was trained on: drop the copies before you compare these numbers with others, unless they are events of "
         "their own."
     )

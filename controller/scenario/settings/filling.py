@@ -132,7 +132,7 @@ def _check(profile: DataProfile, least: int) -> None:
     if most < least:
         each = "one event" if most == 1 else f"{most} events at most"
         raise DataError(
-            f"settings: data: each of the {profile.users:,} users has {each}, and one must have {least}, to learn from and to "
+            f"settings: data: each of the {profile.users:,} users has {each}, and at least one must have {least} to train and "
             "test. Check data.columns.user: does it name users or sessions, or single events?"
         )
     if profile.items < 2:

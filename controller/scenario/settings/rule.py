@@ -179,10 +179,10 @@ def _memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> S
     """Choose the memory and its voters."""
     validates = split.get("valid", 1) not in (0, None)
     if not validates:
-        return Setting("model.memory", "off", "nothing validates what voters count")
+        return Setting("model.memory", "off", "no validation events to fit the memory's weight")
     median = profile.get_length_quantile(0.5)
     if median >= LONG_USER_EVENTS or not all_rows:
-        return Setting("model.memory", "on", "validation decides what transitions count")
+        return Setting("model.memory", "on", "validation fits the weight of transitions")
     said = f"the median user has {median} events: the items nearest to a user's state vote too"
     return Setting("model.memory", {"voters": ["transitions", "nearest"]}, said)
 
@@ -217,10 +217,12 @@ def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> I
         yield Setting(
             f"{path}.epochs",
             count,
-            f"about {count * steps:,} steps" if not i else "on what a stage before learnt",
+            f"about {count * steps:,} steps" if not i else "continues from the stage before",
         )
         yield Setting(
-            f"{path}.lr", LATER_LR if i else FIRST_LR, "later stages go gently" if i else "the first stage"
+            f"{path}.lr",
+            LATER_LR if i else FIRST_LR,
+            "later stages use a lower rate" if i else "the first stage",
         )
         median = profile.get_length_quantile(0.5)
         yield Setting(

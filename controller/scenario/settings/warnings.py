@@ -9,15 +9,14 @@ from typing import Any
 from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, held_out_of
 from nonet.samples.profiles import DataProfile
 
-TIED = 0.05  # share of neighbours, or of tested users, from which ties are told
+TIED = 0.05  # share of neighbours, or of tested users, from which ties are reported
 UNTESTED = 0.5  # share of users that only train
 FEW_TESTED = 200  # users; under them a recall of 0.1 is uncertain by more than 0.02
 MANY_DUPLICATES, NEW = 0.01, 0.3
-_RELATIVE = (
-    10 * 365 * 86_400
-)  # seconds; times below it that are all of a log's count from a start of their own
+# Seconds: if all times of a log are below it, they are counted from a start of their own, such as the first event.
+_RELATIVE = 10 * 365 * 86_400
+# One user is implausible among at least `_MANY_USERS` with this share of all events, and this many times the median.
 _ONE_USER, _LONGER, _MANY_USERS = 0.1, 20, 20
-"""Share of all events, and times the median user's events, from which one user is implausible among so many."""
 
 
 def data_warnings(
@@ -41,8 +40,8 @@ def data_warnings(
     median = p.get_median_train_length(held_out)
     if "user" in features and median < USER_ROW_EVENTS:
         yield (
-            f"sparse.tables: a row a user, and the median user has {median} training events: under {USER_ROW_EVENTS} such rows "
-            "learn users by heart; leave `user` out"
+            f"sparse.tables has a row per user, and the median user has {median} training events: under "
+            f"{USER_ROW_EVENTS}, such rows memorise users; leave `user` out"
         )
     relative = p.implausible == p.events and p.first >= 0 and p.last < _RELATIVE
     if p.implausible and not relative:
@@ -65,13 +64,13 @@ def data_warnings(
     for column in p.columns:
         if column.delimiter is not None:
             yield (
-                f"{column.name}: each text is taken as one word, though most hold {column.delimiter!r}: if they "
+                f"{column.name}: each text is treated as one word, although most contain {column.delimiter!r}: if they "
                 f"are lists, write them as "
                 "lists or cut by |"
             )
     if p.duplicates > MANY_DUPLICATES * p.events:
         yield (
-            f"{p.duplicates:,} of {p.events:,} events are there twice (same user, item and second); drop the copies, or keep "
+            f"{p.duplicates:,} of {p.events:,} events are duplicates (same user, item and second); drop them, or keep "
             "them if they are events of their own"
         )
     if p.drift is not None and p.drift > NEW:

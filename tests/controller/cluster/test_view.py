@@ -32,7 +32,7 @@ def test_counted_nodes_fill_their_number_into_id_and_labels(tmp_path):
 def test_views_that_cannot_be_are_refused_with_the_key(tmp_path):
     with pytest.raises(ConfigError, match=r"used\.GPU is 3, its resources have 2"):
         view_of(tmp_path, "nodes: [{id: n, resources: {GPU: 2}, used: {GPU: 3}}]")
-    with pytest.raises(ConfigError, match="node id 'n' is there twice"):
+    with pytest.raises(ConfigError, match="node id 'n' occurs twice"):
         view_of(tmp_path, "nodes: [{id: n, resources: {CPU: 2}}, {id: n, resources: {CPU: 2}}]")
     with pytest.raises(ConfigError, match="expected a size such as"):
         view_of(tmp_path, "nodes: [{id: n, resources: {memory: lots}}]")

@@ -54,7 +54,7 @@ def test_what_a_plan_places_and_no_run_starts_is_refused():
         check_runnable(asked)
     for key in (
         "roles.trainer.engine: deepspeed with offload: optimizer on device cpu",
-        "roles.evaluator.workers from 1 to 2 (say how many)",
+        "roles.evaluator.workers from 1 to 2 (give one number)",
     ):
         assert key in str(caught.value)
 

@@ -113,7 +113,7 @@ def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():
             "sparse.tables.item.l1=0.5",
             "sparse.tables.item: l1 and l2 are settings of ftrl, and rowwise_adagrad has neither",
         ),
-        ("sparse.tables.item.features=[user]", "feature 'user' is that of table 'item' too"),
+        ("sparse.tables.item.features=[user]", "feature 'user' also belongs to table 'item'"),
     ],
 )
 def test_a_table_that_cannot_be_made_is_refused_before_anything_starts(change, said):

@@ -115,7 +115,7 @@ def test_metrics_that_are_not_measured_are_refused_with_what_is():
 )
 def test_keys_that_need_validation_events_say_so_where_there_are_none(change, key):
     assert wrong("data.split.valid=0", change) == (
-        f"{key} wants validation events, and data.split holds out valid: 0: set data.split.valid, e.g. valid: 1, or leave "
+        f"{key} needs validation events, and data.split holds out valid: 0: set data.split.valid, e.g. valid: 1, or leave "
         f"{key} out"
     )
     check_validation(load_scenario("quickstart", ["data.split.valid=0", "stages.pretrain.stop=off"])[0])
@@ -130,8 +130,8 @@ def test_a_patience_of_nothing_and_points_beyond_a_stage_are_refused():
         load_scenario("quickstart", ["stages.pretrain.stop={patence: 3}"])
     short = "stages={pretrain: {steps: 50, ahead: 1}, finetune: {steps: 40, ahead: 1}}"
     assert wrong(short, "evaluate.every=51") == (
-        "evaluate.every: 51 is above the 50 steps of stages.pretrain, the longest that is validated, so ends alone would be; "
-        "give at most that many, or leave it out"
+        "evaluate.every: 51 is above the 50 steps of stages.pretrain, the longest that is validated, so only ends of stages "
+        "would be validated; give at most that many, or leave it out"
     )
     check_validation(load_scenario("quickstart", [short, "evaluate.every=45"])[0])
 
@@ -141,7 +141,7 @@ def test_a_plan_says_in_words_when_a_stage_is_validated_and_stops():
         return validation_words(load_scenario("quickstart", list(changes))[0], stage)
 
     assert words() == (
-        "validated once an epoch, at least 50 steps apart; best by ndcg@10; stops after 3 without a better one"
+        "validated once an epoch, at least 50 steps apart; best by ndcg@10; stops after 3 validations without improvement"
     )
     assert words(
         "evaluate.every=20", "stages.pretrain={steps: 50, stop: off}", "checkpoint.keep.best=nats"

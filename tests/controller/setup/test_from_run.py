@@ -113,5 +113,5 @@ def test_dropout_may_differ(runs):
 
 def test_a_run_whose_rows_are_named_by_places_is_refused(runs):
     finished(runs, keyed=False)
-    with pytest.raises(ConfigError, match="named by their places in its own data"):
+    with pytest.raises(ConfigError, match="names sparse rows by their position in its own data"):
         warm_start(quickstart("init.from=last"))

@@ -188,7 +188,7 @@ def test_18_rows_twice_are_counted_and_turn_no_repeats_on(new):
     as_csv(pa.table(twice), "clicks.csv")
     code, out, _ = new("a/mine.yaml", "--data", "clicks.csv")
     assert code == 0
-    assert "warning: 1,600 of 3,200 events are there twice" in out
+    assert "warning: 1,600 of 3,200 events are duplicates" in out
     some = {name: values + values[:640:16] for name, values in columns.items()}
     seq, _ = build_sequences(pa.table(some), None, split=SPLIT)
     assert seq.repeats == "mask"

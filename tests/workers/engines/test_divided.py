@@ -131,7 +131,7 @@ def test_muon_and_deepspeed_do_not_go_together(ring):
     scenario, _ = load_scenario(ring.scenario, [deepspeed, "stages.pretrain.optimizer=muon"])
     with pytest.raises(
         ConfigError,
-        match=r"stages.pretrain.optimizer: muon with engine deepspeed \(say optimizer: {use: adamw}",
+        match=r"stages.pretrain.optimizer: muon with engine deepspeed \(set optimizer: {use: adamw}",
     ):
         check_runnable(scenario)
     with pytest.raises(ConfigError, match=r"no key 'fp17' to pass"):

@@ -62,8 +62,8 @@ def test_an_update_scores_beams_as_the_rollout_did(trained):
     ("changes", "says"),
     [
         (["sparse.tables={user: {dim: 8}}"], "no table has them; add sparse.tables.item"),
-        (["sparse.tables.item.evict={ttl_steps: 9}"], "refuses or forgets some"),
-        (["model.memory={voters: [nearest]}"], "voters are transitions, or transitions and nearest"),
+        (["sparse.tables.item.evict={ttl_steps: 9}"], "refuses or evicts some"),
+        (["model.memory={voters: [nearest]}"], "voters must be transitions, or transitions and nearest"),
     ],
 )
 def test_a_voter_without_rows_of_all_items_is_refused_at_once(ring, changes, says):

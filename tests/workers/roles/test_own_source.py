@@ -100,6 +100,6 @@ def test_another_number_of_trainers_cannot_go_on_from_it(ring, tmp_path):
 def test_a_stream_without_an_end_wants_steps(ring):
     scenario, _ = load_scenario(ring.scenario, [OWN])
     with pytest.raises(
-        ConfigError, match=r"stages.pretrain: the source stream.py:SPEC has no end: say how many steps"
+        ConfigError, match=r"stages.pretrain: the source stream.py:SPEC has no end: set steps"
     ):
         stage_setups(scenario, 60, 700)
