@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group_table
 
 from nonet.controller.cluster.view import ClusterView, DeviceFacts, Held, Node
 
-# Devices whose memory follows from the name Ray gives them; others (A100: 40 or 80 GB) stay unknown.
+# Memory of devices whose name in Ray determines it; that of others (A100: 40 or 80 GB) is unknown.
 _MEMORY_GB = {
     "T4": 16,
     "L4": 24,

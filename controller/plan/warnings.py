@@ -119,7 +119,7 @@ def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]
         if users and users < trainer.workers:
             idle = trainer.workers - users
             yield (
-                f"warning: {name} trains on {users} users a step, so {idle} of {trainer.workers} trainers "
+                f"warning: {name} trains on {users} users per step, so {idle} of {trainer.workers} trainers "
                 f"have nothing to do; raise stages.{name}.{key}"
             )
     evaluator = next((group for group in groups if "evaluator" in group.roles), None)

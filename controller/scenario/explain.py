@@ -17,7 +17,7 @@ from nonet.controller.scenario.stage import StageOptions, kind_of
 from nonet.plugins import PluginFiles
 from nonet.suggest import suggest_inline
 
-# Names of arms of unions, as pydantic has them in paths.
+# Names of union arms as they appear in pydantic's paths.
 _WORDLESS = {
     "Schedule",
     "Elastic",
@@ -102,7 +102,7 @@ def _class_at(
     """Return the class of the part of a document at a path; None if the part has no class of its own."""
     own_name = False
     for part in loc:
-        if isinstance(part, int):  # a place in a list
+        if isinstance(part, int):  # an index of a list
             continue
         if own_name:
             own_name = False

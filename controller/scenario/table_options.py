@@ -165,7 +165,7 @@ def _steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: 
     if lifetime_steps < epoch_steps and epochs > 1:
         raise ConfigError(
             f"sparse.tables.{table}.evict.ttl: {ttl_s / 86400:g} days are {lifetime_steps} steps of this data, whose training "
-            f"events span {span_s / 86400:.1f} days in {epoch_steps:.0f} steps an epoch: rows would be evicted before the next "
+            f"events span {span_s / 86400:.1f} days in {epoch_steps:.0f} steps per epoch: rows would be evicted before the next "
             f"epoch reads them. Give at least the data's span, train one epoch, or set evict.ttl_steps"
         )
     return lifetime_steps

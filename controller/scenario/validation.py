@@ -19,9 +19,9 @@ from nonet.suggest import suggest_sentence
 PREFERRED = "ndcg@10"
 FEWEST, MOST, LEAST_STEPS = 4, 20, 50
 _LEAST_RL_STEPS = 10
-_FAR = 1e6  # below every reward
-REWARD = "reward"  # what a reinforced stage is judged by, where no metric is named
-LAST = "last"  # the last step goes on, and is validated like those before
+_FAR = 1e6  # larger than any reward, to rank validations below all rewards
+REWARD = "reward"  # a reinforced stage is judged by its reward unless a metric is named
+LAST = "last"  # the last step is kept; it is validated like those before
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.samples.sequences import load_item_keys
 from nonet.workers.roles import KnownRun
 
-_FREE = ("dropout",)  # options that change no weight's shape
+_FREE = ("dropout",)  # options that do not change the shape of any weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from nonet.controller.scenario import Scenario, document
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, parse_file
 
-_MOST_BYTES, _MOST_FILES = 16 << 20, 500  # of a folder that is copied whole
+_MOST_BYTES, _MOST_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _LEFT_OUT = ("__pycache__", "runs", "node_modules")
 
 
@@ -106,7 +106,7 @@ def _named_in(file: Path, known: set[Path]) -> set[Path]:
     """Return the modules beside a file that it imports, recursively, and the files beside it that its text names."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError):  # told where it is imported
+    except (SyntaxError, UnicodeDecodeError):  # the import of the file reports it
         return known
     for node in ast.walk(tree):
         names = []

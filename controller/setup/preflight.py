@@ -94,7 +94,7 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
             between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
     warnings = _check_joins(scenario)
     if (stored := stored_sequences(scenario)) is not None:
-        with suppress(StoreNotFoundError):  # the tokenise stage will make it
+        with suppress(StoreNotFoundError):  # the tokenise stage creates it
             open_store(stored.use, **stored.options).close()
     scenario.data.source.spec.check(source_options(scenario))
     return warnings
@@ -123,7 +123,7 @@ def _check_joins(scenario: Scenario) -> list[str]:
                 )
         for name in set(joined.names) & set(features) - set(joined.get_kinds()):
             raise ConfigError(
-                f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id an event"
+                f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id per event"
             )
         return joined.list_warnings()
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nonet.controller.plan import largest_chunk, resolve_run
+from nonet.controller.plan import largest_chunk, model_size, resolve_run
 from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
@@ -255,13 +255,13 @@ def stage_setups(
     setups: dict[str, StageSetup] = {}
     users = events if scenario.model.spec.rows == "events" else users
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
-    resolved = resolve_run(scenario)
+    size = model_size(scenario)
     for name, body in scenario.stages.items():
         rows = epoch_rows(scenario, name, users)
         lengths = body.kind.compute_lengths(body, rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
-        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, resolved.size)
+        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, size)
         setups[name] = StageSetup(
             name=name,
             first=first,

@@ -33,11 +33,11 @@ def repeats_text(data: Mapping[str, Any]) -> str:
             f"{percent(train)} of the training events."
         )
     missed = (
-        f"{percent(test)} of the test events return to one and are missed by everybody"
+        f"{percent(test)} of the test events return to one and are missed by every model"
         if test
         else "no test event returns to one"
     )
-    return f"Seen items are recommended to nobody again ({how}); {missed}."
+    return f"Seen items are not recommended again ({how}); {missed}."
 
 
 def duplicates_text(data: Mapping[str, Any]) -> str:

@@ -32,13 +32,18 @@ from typing import Any, NamedTuple
 from nonet.samples.profiles import DataProfile
 
 RARE_ITEM_EVENTS, EVENTS_KEPT = (5, 3, 2), 0.8
-LONG_USER_EVENTS, LONG_TEST = 30, 5  # the median user from which 5 events are tested
+LONG_USER_EVENTS, LONG_TEST = 30, 5  # events of the median user from which 5 events are tested
 HISTORIES, COVERED = (10, 20, 30, 50), 0.9
-SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = 0.5, 0.5, 2, 0.3  # of text columns beside title and categories
+SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = (
+    0.5,
+    0.5,
+    2,
+    0.3,
+)  # for text columns besides title and categories
 CODES, ITEMS_A_CODE, REACH = ((5_000, 64), (30_000, 128), (1 << 62, 256)), 4, 16
-WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # by training events
+WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # below this number of training events, this width
 LONG_LAYERS, SHORT_LAYERS = 3, 2
-DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # of the mean item
+DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # by the mean events per item
 USER_ROW_EVENTS, ROW_WIDTH, NEAREST_WIDTH = 20, 32, 64
 SHORT_SESSION, AHEAD, SMOOTHING = 5, 3, 0.1
 EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 47, 512, 2048
@@ -211,7 +216,7 @@ def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> I
     for i, name in enumerate(supervised):
         path = f"stages.{name}"
         yield Setting(
-            f"{path}.batch", {"tokens": float(tokens)}, f"{steps} steps an epoch of {trained:,} events"
+            f"{path}.batch", {"tokens": float(tokens)}, f"{steps} steps per epoch of {trained:,} events"
         )
         count = LATER_EPOCHS if i else epochs
         yield Setting(

@@ -48,7 +48,7 @@ def data_warnings(
         yield (
             f"{p.implausible:,} of {p.events:,} times are before 1990 or after next year, the first of all "
             f"{_day(p.first)}, the last "
-            f"{_day(p.last)}: if they are no times since a start of their own, name another column (columns: {{time: NAME}})"
+            f"{_day(p.last)}: unless they count from a start of their own, name another column (columns: {{time: NAME}})"
         )
     longest = p.get_length_quantile(1.0)
     if (
@@ -58,15 +58,13 @@ def data_warnings(
     ):
         yield (
             f"one user has {longest:,} of {p.events:,} events, and the median user {p.get_length_quantile(0.5):,}: such a "
-            f"user is often the id of "
-            "everybody without one; leave it out with data.where"
+            "user is often the id of all users without one; leave it out with data.where"
         )
     for column in p.columns:
         if column.delimiter is not None:
             yield (
                 f"{column.name}: each text is treated as one word, although most contain {column.delimiter!r}: if they "
-                f"are lists, write them as "
-                "lists or cut by |"
+                "are lists, write them as lists or separate them by |"
             )
     if p.duplicates > MANY_DUPLICATES * p.events:
         yield (

@@ -188,8 +188,8 @@ def test_what_repeats_mean_is_told_where_there_are_some():
         "44.6 % of the test events return to one, 22.1 % of the training events."
     )
     assert get_verdict(made | {"data": repeats("mask", "scenario", train=0.2, test=0.4459)})[-1] == (
-        "Seen items are recommended to nobody again (data.repeats: mask, set by the scenario); "
-        "44.6 % of the test events return to one and are missed by everybody."
+        "Seen items are not recommended again (data.repeats: mask, set by the scenario); "
+        "44.6 % of the test events return to one and are missed by every model."
     )
     few = get_verdict(made | {"data": repeats("mask", train=0.0, test=0.0001)})[-1]
     assert "less than 0.1 % of the test events return" in few
