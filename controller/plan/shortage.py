@@ -22,26 +22,32 @@ class PlacedGroup(Protocol):
     @property
     def name(self) -> str:
         """The name of the group."""
+        ...
 
     @property
     def pool(self) -> str:
         """The pool of the scenario."""
+        ...
 
     @property
     def workers(self) -> int:
         """The number of workers."""
+        ...
 
     @property
     def resource(self) -> str:
         """Ray's name of the device."""
+        ...
 
     @property
     def bundle(self) -> Mapping[str, float]:
         """Resources reserved for one worker."""
+        ...
 
     @property
     def nodes(self) -> Sequence[str]:
         """The node of each rank."""
+        ...
 
 
 def shortage(

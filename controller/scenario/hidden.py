@@ -25,9 +25,11 @@ class _HasPools(Protocol):
     @property
     def pools(self) -> Mapping[str, Any]:
         """The pools of the scenario."""
+        ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced."""
+        ...
 
 
 _Scenario = TypeVar("_Scenario", bound=_HasPools)

@@ -188,22 +188,27 @@ class PlannedGroup(Protocol):
     @property
     def name(self) -> str:
         """The name of the group."""
+        ...
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles that each of its processes holds."""
+        ...
 
     @property
     def resource(self) -> str:
         """Ray's name of the device; "CPU" on cpu."""
+        ...
 
     @property
     def workers(self) -> int:
         """The number of workers."""
+        ...
 
     @property
     def devices(self) -> float:
         """Devices per worker; 0 on cpu."""
+        ...
 
 
 class StageKind:
