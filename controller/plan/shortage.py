@@ -68,8 +68,9 @@ def shortage(
     left = capacity.total_free(request.resource, nodes)
     needed = request.least * request.bundle
     text = (
-        f"group {request.name!r} (pool {request.pool}) needs {needed:g} {request.resource}{_labels(request)}{_near(request)}, "
-        f"the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, {before:g} free before this plan"
+        f"group {request.name!r} (pool {request.pool}) needs {needed:g} {request.resource}"
+        f"{_labels(request)}{_near(request)}, the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, "
+        f"{before:g} free before this plan"
     )
     if left < before - 1e-6:
         text += f", {left:g} free after its other groups"
@@ -168,6 +169,7 @@ def taken_since(group: PlacedGroup, view: ClusterView) -> str:
     return (
         f"group {group.name!r} (pool {group.pool}) was planned {planned:g} {group.resource} on {len(planned_by_node)} nodes, "
         f"which were taken before it was bound: {waiting or 'the scheduler has not placed it'}; in all nodes "
-        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(amounts)}"
-        "Nothing was kept. Start it again to plan on what is free now, lower its workers, or free what is held."
+        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. "
+        f"{held_by(amounts)}Nothing was kept. Start it again to plan on what is free now, lower its workers, "
+        "or free what is held."
     )

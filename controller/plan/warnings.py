@@ -99,8 +99,8 @@ def _copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) 
     memory = view.node(node).total.get(MEMORY, 0.0)
     if memory and count * rows > memory:
         yield (
-            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)}, {count} of them on {node}, "
-            f"which has {gigabytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
+            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)}, {count} of them on "
+            f"{node}, which has {gigabytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
         )
 
 

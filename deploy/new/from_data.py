@@ -189,7 +189,7 @@ def _build_scenario(
     made = source.plan(this_machine())
     memory = max((line.needed for line in made.ledger.lines), default=0)
     said.append(
-        f"the workers need about {gigabytes(memory)}, and Ray's own processes {gigabytes(_RAY_BYTES)} more; the run prints the "
-        "remaining time after its first steps"
+        f"the workers need about {gigabytes(memory)}, and Ray's own processes {gigabytes(_RAY_BYTES)} more; the run prints "
+        "the remaining time after its first steps"
     )
     return text, said

@@ -74,9 +74,9 @@ def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
     if largest < max(_LEAST_SHARING, _MANY_SHARING * items):
         return ""
     return (
-        f"{largest:,} of {items:,} items ({percent(largest / items)}) share the same codes and differ in the collision level "
-        "alone, which says nothing about them: name tokenizer.vectors that tell these items apart, or raise tokenizer.levels "
-        "or tokenizer.codes."
+        f"{largest:,} of {items:,} items ({percent(largest / items)}) share the same codes and differ in the collision "
+        "level alone, which says nothing about them: name tokenizer.vectors that tell these items apart, or raise "
+        "tokenizer.levels or tokenizer.codes."
     )
 
 
