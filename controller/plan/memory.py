@@ -17,9 +17,8 @@ from nonet.models import ModelSize
 
 RUNTIME_BYTES = 1_500_000_000  # device context and collective buffers of one process
 PROCESS_BYTES = 400_000_000  # host memory of Python, torch and Ray in one process
-_CUT_TO = (
-    0.8  # share of the room that a chunk may take: it is estimated from shapes, and allocators need slack
-)
+# Share of the room that a chunk may take: its size is estimated from shapes, and allocators need slack.
+_CUT_TO = 0.8
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,8 @@ class OffloadMove:
         return self.unit.partition("/")[2]
 
 
-TOGETHER = (
-    "rollout + update"  # in a stage that has this phase both sides always work, so it stands for all phases
-)
+# In a stage that has this phase both sides always work, so it stands for all phases.
+TOGETHER = "rollout + update"
 
 
 class OffloadSchedule:

@@ -34,12 +34,8 @@ from nonet.samples.profiles import DataProfile
 RARE_ITEM_EVENTS, EVENTS_KEPT = (5, 3, 2), 0.8
 LONG_USER_EVENTS, LONG_TEST = 30, 5  # events of the median user from which 5 events are tested
 HISTORIES, COVERED = (10, 20, 30, 50), 0.9
-SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = (
-    0.5,
-    0.5,
-    2,
-    0.3,
-)  # for text columns besides title and categories
+# For text columns besides title and categories.
+SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = 0.5, 0.5, 2, 0.3
 CODES, ITEMS_A_CODE, REACH = ((5_000, 64), (30_000, 128), (1 << 62, 256)), 4, 16
 WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # below this number of training events, this width
 LONG_LAYERS, SHORT_LAYERS = 3, 2
