@@ -137,10 +137,10 @@ def estimate_kl(d: Tensor, estimator: str = "k3") -> Tensor:
 
 
 def clip_early(change: Tensor, logp: Tensor, advantage: Tensor, *, max_ratio: float) -> Tensor:
-    """Limit log ratios to log(`most`), as ECPO does (OneRec, arXiv 2506.13695).
+    """Limit log ratios to log(`max_ratio`), as ECPO does (OneRec, arXiv 2506.13695).
 
-    The old policy is at least the current one / `most`, so a large ratio of a bad beam is limited to `most` and its gradient
-    stays bounded.
+    The old policy is at least the current one / `max_ratio`, so a large ratio of a bad beam is limited to `max_ratio` and its
+    gradient stays bounded.
     """
     return change - (change.detach() - torch.tensor(max_ratio, dtype=change.dtype).log()).clamp_min(0)
 

@@ -32,7 +32,7 @@ def publish(
         version: The version to publish.
         replica_bytes: The largest size of tables that are copied to rollouts.
         stage: The RL stage that it is for; trainer and rollout that share a device are moved to it in turn.
-        behind: Whether not to wait for ranks that are still generating; each takes the version over before its next
+        in_background: Whether not to wait for ranks that are still generating; each takes the version over before its next
             prompts.
 
     Returns:

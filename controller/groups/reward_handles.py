@@ -187,7 +187,7 @@ class RewardHandles:
         Args:
             name: The reward.
             step: The step; below 0 it is not counted.
-            why: What was wrong; None where some prompt has a score.
+            reason: What was wrong; None where some prompt has a score.
         """
         if reason is None:
             self._barren.pop(name, None)

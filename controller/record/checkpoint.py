@@ -85,7 +85,7 @@ class Checkpoints:
         A checkpoint of the same step is replaced; at no time is there none.
 
         Args:
-            aside: The staging directory.
+            staging_dir: The staging directory.
             manifest: The manifest, without files.
             written: The files that the participants wrote and synced, with hashes and sizes.
 
@@ -160,8 +160,8 @@ class Checkpoints:
         one.
 
         Args:
-            last: The number of newest checkpoints to keep in addition.
-            spared: Global steps whose checkpoints are kept.
+            keep_last: The number of newest checkpoints to keep in addition.
+            kept_steps: Global steps whose checkpoints are kept.
         """
         there = {
             _parse_step(path): path for path in self._list_folders() if (path / "manifest.json").exists()

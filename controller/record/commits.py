@@ -99,14 +99,14 @@ class CommitLog:
         *,
         last: bool | None = None,
     ) -> Path:
-        """Begin a checkpoint after `done` steps of a stage.
+        """Begin a checkpoint after `applied_steps` steps of a stage.
 
         Args:
             stage: The stage.
-            done: The number of applied steps of the stage.
+            applied_steps: The number of applied steps of the stage.
             version: The version of the weights.
             artifacts: The hashes of the artifacts, by kind.
-            worlds: The number of ranks that write, by role.
+            ranks_by_role: The number of ranks that write, by role.
             last: Whether the checkpoint ends its stage; by default whether all steps are done. A checkpoint that is
                 chosen later
                 is marked by `end`.
@@ -154,7 +154,7 @@ class CommitLog:
         return path if (path / "manifest.json").exists() else None
 
     def end(self, stage: StageSetup, applied_steps: int) -> tuple[Path, Manifest]:
-        """End a stage with the checkpoint after `done` steps, and delete the later ones."""
+        """End a stage with the checkpoint after `applied_steps` steps, and delete the later ones."""
         path, manifest = self.checkpoints.mark_last(stage.first + applied_steps)
         self.note(ended=manifest.step, stage=stage.name)
         self.checkpoints.drop_after(manifest.step)

@@ -32,7 +32,7 @@ class Recorder:
         self._feed = EventFeed()
 
     def begin(self, stage: str, steps: int, applied_steps: int) -> None:
-        """Record that a stage starts, or continues after `done` steps; later points of its curves are written again."""
+        """Record that a stage starts, or continues after `applied_steps` steps; later points of its curves are written again."""
         if applied_steps:
             self._boards[stage] = self._open_board(stage, purge_step=applied_steps + 1)
         self.add_event("stage", stage=stage, steps=steps, done=applied_steps)

@@ -39,7 +39,7 @@ def check_reached(run: RunFolder, token: str, process_name: str) -> None:
     Args:
         run: The folder of the run.
         token: The expected token.
-        who: The name of this process in the message.
+        process_name: The name of this process in the message.
 
     Raises:
         PlacementError: This process does not see the token.

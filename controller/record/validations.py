@@ -42,7 +42,7 @@ class ValidationRecord:
 
         Args:
             step: The step of the stage.
-            found: The results.
+            results: The results.
 
         Returns:
             The entry of the history, with the rewards of the step if they are known.
@@ -134,7 +134,7 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
 
     Args:
         stage: The name of the stage.
-        found: The summary that `Validations.close` recorded, and the "history".
+        summary: The summary that `Validations.close` recorded, and the "history".
     """
     best, metric, guard = summary["best"], summary["metric"], summary.get("guard")
     entry = next((each for each in summary["history"] if each["step"] == best), None)

@@ -23,7 +23,7 @@ def wait_for_tokenise(
         future: The call of the tokenise stage.
         run: The folder of the run, which has a progress file.
         deadline: The longest time without progress.
-        tell: Receives a line of progress at most every 10 seconds.
+        report_progress: Receives a line of progress at most every 10 seconds.
 
     Returns:
         The result of the tokenise stage.

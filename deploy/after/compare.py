@@ -15,8 +15,8 @@ def compare_runs(
     """Compare two runs, or a stage or baseline of each, on the same test events.
 
     Args:
-        a: The first run.
-        b: The second run.
+        run_a: The first run.
+        run_b: The second run.
         stage_a: A stage or baseline of the first run, by default its last stage.
         stage_b: A stage or baseline of the second run, by default its last stage.
 

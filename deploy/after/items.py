@@ -41,8 +41,8 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
 
     Args:
         run: A folder, an id, a prefix, or `last`.
-        new: A table of new items; None for none.
-        withdraw: Ids of items that must no longer be recommended.
+        items_path: A table of new items; None for none.
+        withdrawn_ids: Ids of items that must no longer be recommended.
 
     Returns:
         The version's record in RUN/catalogues.json.

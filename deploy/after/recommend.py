@@ -51,10 +51,10 @@ def recommend_for(
 
     Args:
         run: A run's folder, its id, a unique prefix, or `last`.
-        like: Titles that a new user liked.
-        user: A user of the data, instead of `like`.
+        liked_titles: Titles that a new user liked.
+        user: A user of the data, instead of `liked_titles`.
         top: Number of items of each list.
-        ask: Makes the question for a user and a number of items if events were posted or items withdrawn
+        make_question: Makes the question for a user and a number of items if events were posted or items withdrawn
             since. By default it is made from the data.
 
     Returns:

@@ -46,7 +46,7 @@ def run_tradeoff(
         run: A folder, an id, a prefix, or `last`.
         sweep: KEY=A,B,C.
         run_dir: The folder of the points, by default a new one.
-        least: Share of the metric before the stage that the chosen point must keep.
+        min_metric_share: Share of the metric before the stage that the chosen point must keep.
         changes: Changes of keys for all points, each "a.b=c".
 
     Returns:

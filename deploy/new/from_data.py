@@ -40,10 +40,10 @@ def create_from_data(
 
     Args:
         target: The scenario's file.
-        place: The tables: a folder, or a file of interactions.
-        items: The file of items, if it is not found beside the interactions.
-        columns: Columns by role, which override guesses.
-        missing: Texts that stand for a missing value; None for the default ones.
+        data_path: The tables: a folder, or a file of interactions.
+        items_path: The file of items, if it is not found beside the interactions.
+        columns_by_role: Columns by role, which override guesses.
+        missing_texts: Texts that stand for a missing value; None for the default ones.
 
     Yields:
         What was found and written, line by line.

@@ -118,10 +118,10 @@ def find_source(
     """Find the tables in a folder, or beside a file of interactions.
 
     Args:
-        place: A file or a folder.
-        items: The file of items, if one is named.
-        columns: Columns by role, which override guesses.
-        missing: Texts that stand for a missing value; None for the default ones.
+        data_path: A file or a folder.
+        items_path: The file of items, if one is named.
+        columns_by_role: Columns by role, which override guesses.
+        missing_texts: Texts that stand for a missing value; None for the default ones.
 
     Raises:
         ConfigError: A table or a role is missing or ambiguous, or an option does not apply.

@@ -122,7 +122,7 @@ def get_limits(precisions: Sequence[str], overrides: Mapping[str, float] | None 
 
     Args:
         precisions: The precision of each side.
-        given: Limits by name that override the default ones.
+        overrides: Limits by name that override the default ones.
 
     Raises:
         ConfigError: A limit is unknown.

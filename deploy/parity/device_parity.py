@@ -72,7 +72,7 @@ def compare_pools(
     """Compare two pools on a scenario.
 
     Args:
-        made: The scenario.
+        scenario_file: The scenario.
         pools: Two names of pools or devices, separated by a comma.
         precision: The precision of each side, separated by a comma.
         run: The run whose newest checkpoint is used; None to train weights here.

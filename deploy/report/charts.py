@@ -33,7 +33,7 @@ def draw_line_chart(
         steps: The x coordinates.
         values: The y coordinates; non-finite ones are left out.
         unit: The unit of the values.
-        beside: Points (step, value) of a second, dashed curve.
+        dashed_points: Points (step, value) of a second, dashed curve.
 
     Returns:
         The markup of a figure.

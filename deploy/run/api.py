@@ -159,20 +159,20 @@ def resume(
 ) -> DriverRun:
     """Continue a run from its newest complete checkpoint.
 
-    Values of env.vars, which a run does not store, come from `changes`, from `given`, or from the
+    Values of env.vars, which a run does not store, come from `changes`, from `scenario_file`, or from the
     environment.
 
     Args:
         run_name: A folder, an id, a prefix, or `last`.
         changes: Values of env.vars, each "a.b=c".
-        given: The scenario that started the run.
+        scenario_file: The scenario that started the run.
         panel: Where the progress is shown, by default standard error.
 
     Returns:
         The finished run.
 
     Raises:
-        ConfigError: There is nothing to resume, or the run has another scenario than `given`.
+        ConfigError: There is nothing to resume, or the run has another scenario than `scenario_file`.
     """
     folder = find_run(run_name)
     check_same(

@@ -88,8 +88,8 @@ def stage_files(folder: Path, scenario: Path, scenario_files: list[Path], stagin
     Args:
         folder: The scenario's folder.
         scenario: The scenario's file.
-        named: Files below the folder that the scenario names.
-        staged: An empty folder.
+        scenario_files: Files below the folder that the scenario names.
+        staging_dir: An empty folder.
     """
     for file in {*_iterate_files(folder), *scenario_files, scenario}:
         place = staging_dir / file.relative_to(folder)

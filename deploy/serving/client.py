@@ -209,7 +209,7 @@ class Client:
             verb: The HTTP method.
             path: The path below the server's address.
             body: The content, which is sent as JSON.
-            again: Whether the request may be sent again when a connection breaks.
+            may_retry: Whether the request may be sent again when a connection breaks.
 
         Raises:
             ServerError: The server refused the request or did not answer.

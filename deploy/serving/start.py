@@ -144,7 +144,7 @@ def build_app(arguments: dict[str, Any]) -> Any:
     """Build the application that a Serve config file names.
 
     Args:
-        given: {"run": the run's folder, "config": keys of `ServeConfig`}.
+        arguments: {"run": the run's folder, "config": keys of `ServeConfig`}.
 
     Raises:
         ConfigError: The run cannot be served.

@@ -13,7 +13,7 @@ def format_search_result(search_result: Mapping[str, Any]) -> str:
     """Format the trials as a table, best first, and the best one.
 
     Args:
-        found: The result of `tune_scenario`.
+        search_result: The result of `tune_scenario`.
     """
     search, results = search_result["search"], [TrialResult(**each) for each in search_result["results"]]
     paths = list(search["space"])
@@ -78,7 +78,7 @@ def format_progress(result: TrialResult, search: Mapping[str, Any], done: int, t
         result: The job's result.
         search: The definition of the search.
         done: Number of jobs that have ended.
-        of: Number of all jobs.
+        total: Number of all jobs.
     """
     values = ", ".join(f"{shorten_key(path)} {format_value(value)}" for path, value in result.values.items())
     outcome = f"failed: {result.failed}" if result.score is None else f"{search['metric']} {result.score:.4f}"

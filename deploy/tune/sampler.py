@@ -38,7 +38,7 @@ def sample_values(
         trials: Number of trials.
         lower: Whether lower scores are better.
         number: The trial's number.
-        told: Results that the sampler learns from.
+        results: Results that the sampler learns from.
 
     Returns:
         Values by key.

@@ -93,7 +93,7 @@ class Answer:
 def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequences:
     """Pack the histories [N + Q] as sequences of Q users, each followed by a placeholder event that is the target and never read.
 
-    `like` are the sequences whose items, kinds of events and columns are used.
+    `template` are the sequences whose items, kinds of events and columns are used.
     """
     counts = np.array([len(question.events) + 1 for question in questions], np.int64)
     columns = {
@@ -123,7 +123,7 @@ def collect_hidden(questions: Sequence[Question]) -> Jagged:
 
 
 def choose_beam_width(min_width: int, top: int) -> int:
-    """Return the number of beams for `top` items: `least` times a power of two, so that few widths occur and requests merge."""
+    """Return the number of beams for `top` items: `min_width` times a power of two, so that few widths occur."""
     width = min_width
     while width < top:
         width *= 2

@@ -64,7 +64,7 @@ class TrieWalk:
         return DrawnLeaves(state[0], torch.stack(logp, -1), torch.stack(sampling, -1), noisy)
 
     def perturb(self, max_leaves: int, noise: Sequence[np.random.Generator]) -> DrawnLeaves:
-        """Return the `most` leaves with the largest log-probability plus independent Gumbel noise."""
+        """Return the `max_leaves` leaves with the largest log-probability plus independent Gumbel noise."""
         node_UV, mass_UV, own_UV, sid_UVl = self._start_at_root(1)
         noisy_UV = self._draw_gumbel(noise, 1, 1)[..., 0]
         logp_UVl = torch.zeros(*node_UV.shape, 0, dtype=mass_UV.dtype, device=self._device)

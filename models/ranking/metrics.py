@@ -167,7 +167,7 @@ def compare_paired(
 
 
 def compute_half_width(values: np.ndarray, user: np.ndarray, total_users: int) -> float:
-    """Half of the 95 % interval of a metric's mean where its users were drawn among `of_users`: the mean over them all lies
+    """Half of the 95 % interval of a metric's mean where its users were drawn among `total_users`: the mean over them all lies
     within it.
 
     values [P]: the metric of each event; user [P]: who it belongs to. Users are drawn, so it is the interval of a ratio of

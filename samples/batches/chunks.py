@@ -8,7 +8,7 @@ import numpy as np
 
 
 def split_by_size(sizes_B: np.ndarray, max_size: int) -> list[slice]:
-    """Return slices of [B] in order whose sizes sum to at most `most`; a single larger element is a slice of its own.
+    """Return slices of [B] in order whose sizes sum to at most `max_size`; a single larger element is a slice of its own.
 
     Slices are as long as possible. An empty input gives one empty slice.
     """

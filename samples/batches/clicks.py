@@ -167,7 +167,7 @@ class ClickRows:
         return np.flatnonzero(mine)
 
     def batch(self, index: np.ndarray, *, without_moment: np.ndarray | None = None) -> dict[str, Jagged]:
-        """Build the bags of ids by feature for events [P]; time features are omitted where `timeless` [P] is True."""
+        """Build the bags of ids by feature for events [P]; time features are omitted where `without_moment` [P] is True."""
         seq = self.seq
         user, begin = seq.user[index], seq.offsets[seq.user[index]]
         past, cuts = expand_ranges(np.maximum(begin, index - self.history), index)

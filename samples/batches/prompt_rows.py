@@ -20,14 +20,14 @@ _GATHERED = 1 << 20  # most events gathered at once
 def list_prompts(
     seq: Sequences, split: int, event_mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return users [P] and positions [P] int64 of every event of a split, users ascending, limited to the mask `among` [N]."""
+    """Return users [P] and positions [P] int64 of every event of a split, users ascending, limited to `event_mask` [N]."""
     return locate_prompts(seq, find_events(seq, split, event_mask))
 
 
 def sample_prompts(
     seq: Sequences, split: int, max_users: int | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prompts (see `list_prompts`) of at most `users` users, sampled with the seed; of all users for None.
+    """Return the prompts (see `list_prompts`) of at most `max_users` users, sampled with the seed; of all users for None.
 
     Splits with the same users sample the same ones.
     """
@@ -48,7 +48,7 @@ def sample_counted_prompts(
 
 
 def find_events(seq: Sequences, split: int, event_mask: np.ndarray | None = None) -> np.ndarray:
-    """Return the indices of a split's events, ascending, limited to the mask `among` [N]."""
+    """Return the indices of a split's events, ascending, limited to `event_mask` [N]."""
     events = seq.find_split_events(split)
     return events if event_mask is None else events[event_mask[events]]
 

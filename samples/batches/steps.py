@@ -50,7 +50,7 @@ def select_step_prompts(
         seed: the seed of the order.
         stage: the stage whose order it is.
         step: the global step, from 0.
-        among: [N] bool, only these events are asked for (a `target:` mask, or `np.isin(seq.user, users)`).
+        event_mask: [N] bool, only these events are asked for (a `target:` mask, or `np.isin(seq.user, users)`).
         events: the indices of the events that are asked for, ascending, where the caller has looked for them already.
     """
     if events is None:

@@ -58,7 +58,7 @@ def write_tables(
         interactions: The interactions.
         items: The items.
         dst: Target folder.
-        what: Prefix of error messages.
+        label: Prefix of error messages.
         columns: Column names of the interactions.
         item_columns: Column names of the items.
         missing: Texts that stand for a missing value.

@@ -88,7 +88,7 @@ def read_text(
 
     Args:
         path: a file, or a folder whose files are the parts of one table.
-        what: opens every error.
+        label: opens every error.
         texts: columns that are read as text, such as ids, which may have zeros in front.
         notes: gets a sentence about each thing that was decided, such as another encoding.
         missing: texts that stand for a missing value in columns of numbers.

@@ -175,7 +175,7 @@ class SampleLedger:
         """Continue from a snapshot.
 
         Args:
-            body: Content of `ledger.json`.
+            ledger_json: Content of `ledger.json`.
             bitmaps: The bitmaps.
             where: Prefix of error messages.
 

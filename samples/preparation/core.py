@@ -48,7 +48,7 @@ def compute_k_core(
         partitions: Sorted partitions; their columns are not changed.
         n_items: Number of catalogue rows.
         keep: Least `item_events` and `user_events`.
-        tell: Called with the number of events that were processed.
+        report_rows: Called with the number of events that were processed.
 
     Raises:
         DataError: If no event is left.

@@ -169,7 +169,7 @@ def count_train_events(
         item: Item of each event [N].
         split: Split code of each event [N].
         n_items: Number of items I.
-        tell: Called with the number of events of each block.
+        report_rows: Called with the number of events of each block.
     """
     counts, block = np.zeros(n_items, np.int64), 1 << 22
     for start in range(0, len(item), block):

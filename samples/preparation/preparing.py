@@ -130,9 +130,9 @@ def prepare_sequences(
     """Write root/sequences-<sha8>, continuing an earlier call with the same options and files that was killed.
 
     Args:
-        ask: Paths and options of the build.
+        options: Paths and options of the build.
         root: Parent folder of the artifact and of the working folder.
-        tell: Called with a `Report` at most once a second.
+        report_progress: Called with a `Report` at most once a second.
         slice_rows: Rows per slice; None for the default.
         partition_rows: Rows per partition.
         threads: Number of threads; None for at most four.

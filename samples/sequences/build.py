@@ -237,8 +237,8 @@ def select_events(
     Args:
         user: User of each event [N].
         item: Item of each event [N].
-        users: Number of users.
-        items: Number of items I.
+        n_users: Number of users.
+        n_items: Number of items I.
         keep: Least `item_events` and `user_events`.
     """
     item_least, user_least = parse_min_events(keep)

@@ -57,7 +57,7 @@ class PairCounter:
 
         Args:
             seq: The sequences.
-            chosen: Returns which events of a part are counted [N] bool.
+            select_events: Returns which events of a part are counted [N] bool.
             range_pairs: Approximate number of pairs in a range.
             folder: Folder for files if there is more than one range; by default the system's temporary folder.
 
@@ -151,8 +151,8 @@ def select_top_neighbours(
         key: source * n_items + other [E], ascending.
         count: Count of each pair [E].
         n_items: Number of items.
-        most: Neighbours to keep per source.
-        sources: Number of sources.
+        max_neighbours: Neighbours to keep per source.
+        n_sources: Number of sources.
     """
     source = key // n_items
     first = np.searchsorted(source, np.arange(n_sources + 1))

@@ -72,14 +72,14 @@ def find_duplicates(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.
 
 
 def choose_policy(counts: np.ndarray, requested: str | None = None) -> str:
-    """Return `asked`, or the policy that the share of repeats suggests.
+    """Return `requested`, or the policy that the share of repeats suggests.
 
     TEST events are not used. RL and VALID events are, because users with few events train on their first ones, which do not
     repeat.
 
     Args:
         counts: Repeating events and all events by split [2, 4].
-        asked: The policy that the scenario sets; None to decide.
+        requested: The policy that the scenario sets; None to decide.
     """
     if requested is not None:
         return requested

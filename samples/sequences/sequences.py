@@ -183,7 +183,7 @@ class Sequences:
         return compute_repeat_shares(count_repeats(self))
 
     def iterate_parts(self, max_events: int = _PART_EVENTS) -> Iterator[Sequences]:
-        """Iterate over all users in parts of about `events` events; the pages of a part are released after it.
+        """Iterate over all users in parts of about `max_events` events; the pages of a part are released after it.
 
         Use this for sums over events in memory that does not grow with them. There is at least one part, which may be
         empty.

@@ -64,7 +64,7 @@ def select_held_out_users(seq: Sequences, seed: int, rl_event_ids: np.ndarray | 
     Args:
         seq: The sequences.
         seed: Seed of the sample.
-        events: Indices of the RL events, if they are known.
+        rl_event_ids: Indices of the RL events, if they are known.
     """
     users = np.unique(seq.find_users(find_rl_events(seq) if rl_event_ids is None else rl_event_ids))
     return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _KEPT_OUT])

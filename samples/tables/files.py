@@ -94,7 +94,7 @@ def find_files(
 
     Args:
         path: a folder stands for its files of `ending`, or, where it has none, for its Parquet files of any name.
-        what: opens every error.
+        label: opens every error.
         ending: one ending or several.
 
     Raises:

@@ -32,7 +32,7 @@ def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str]
 
     Args:
         path: Path, glob, folder, URI or `builtin:` name.
-        what: Prefix of every error message, such as "interactions".
+        label: Prefix of every error message, such as "interactions".
         only: Columns to read, by their names in the files; missing ones are ignored. None reads all.
     """
     found = find_files(path, label)
@@ -78,7 +78,7 @@ def read_unified_schema(
         files: Paths of the files.
         partitions: Columns of the folders.
         where: Prefix of errors about the whole table.
-        what: Prefix of errors about a file.
+        label: Prefix of errors about a file.
     """
     facts = [
         (
@@ -178,7 +178,7 @@ def pack_files(
     Args:
         source: Path of the Parquet files.
         folder: Target folder.
-        done: Called with the number of files written and the number of all files.
+        report_progress: Called with the number of files written and the number of all files.
 
     Raises:
         DataError: If a file cannot be read or packed.

@@ -42,8 +42,8 @@ def read_with_retries(
 
     Args:
         read: the call; it may run several times.
-        what: opens the error's message.
-        corrupt: whether an OSError says that the content is wrong, so that another attempt gives the same.
+        label: opens the error's message.
+        is_corrupt: whether an OSError says that the content is wrong, so that another attempt gives the same.
 
     Raises:
         CorruptDataError: Arrow cannot decode what it has read.

@@ -109,7 +109,7 @@ def read_tables(
 
 
 def check_columns(columns: Columns, available: Collection[str]) -> None:
-    """Raise DataError if `columns` names a column that is not in `there`, the columns of both tables."""
+    """Raise DataError if `columns` names a column that is not in `available`, the columns of both tables."""
     for name, source in to_table_format(columns).columns.items():
         if source not in available:
             near = suggest_sentence(source, available)
@@ -157,7 +157,7 @@ def check_interactions(table: pa.Table, columns: Columns, label: str) -> pa.Tabl
     Args:
         table: The interactions as they were read.
         columns: Column names, or the whole table format.
-        what: Prefix of every error message.
+        label: Prefix of every error message.
     """
     table = _rename_roles(table, columns, label)
     _check_not_empty(table, label)
@@ -173,7 +173,7 @@ def check_events(
     Args:
         table: The rows as they were read.
         columns: Column names, or the whole table format.
-        what: Prefix of every error message.
+        label: Prefix of every error message.
         unit: Unit of numeric times if it is known from more rows; None to determine it.
 
     Returns:
@@ -215,7 +215,7 @@ def check_items(table: pa.Table, columns: Columns, label: str) -> pa.Table:
     Args:
         table: The items as they were read.
         columns: Column names, or the whole table format.
-        what: Prefix of every error message.
+        label: Prefix of every error message.
     """
     source_of = {
         name: source for name, source in _get_sources(columns).items() if source in table.column_names

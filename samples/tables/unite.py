@@ -21,7 +21,7 @@ def unify_schemas(files: Iterable[tuple[str, pa.Schema, int]], label: str) -> pa
 
     Args:
         files: name, schema and rows of each file. A file without rows has no say in types that another file knows.
-        what: opens the error's message.
+        label: opens the error's message.
 
     Raises:
         DataError: two files hold a column in types that cannot be united; it names both.
@@ -69,7 +69,7 @@ def conform(table: pa.Table, schema: pa.Schema, label: str) -> pa.Table:
     """Return the table with exactly these columns and types; a column that it lacks is missing in every row.
 
     Raises:
-        DataError: a value does not fit the type; `what` opens the message.
+        DataError: a value does not fit the type; `label` opens the message.
     """
     arrays = []
     for field in schema:

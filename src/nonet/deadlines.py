@@ -29,7 +29,7 @@ class Deadline(float):
         return Deadline, (float(self), self.key)
 
     def scale_by(self, factor: float) -> Deadline:
-        """Return a deadline that is `count` times as long, with the same key."""
+        """Return a deadline that is `factor` times as long, with the same key."""
         return Deadline(factor * self, self.key)
 
 

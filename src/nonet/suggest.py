@@ -12,7 +12,7 @@ def find_close_matches(word: str, known: Iterable[str], max_matches: int = 1, cu
     Args:
         word: The misspelled word.
         known: The valid words.
-        most: The largest number of matches.
+        max_matches: The largest number of matches.
         cutoff: The smallest similarity, from 0 to 1.
 
     Returns:

@@ -252,7 +252,7 @@ class _RankPiece:
     stop: int
 
     def select_from(self, flat_tensor: Tensor) -> Tensor:
-        """Return the elements of this piece in a tensor with the layout of `flat`."""
+        """Return the elements of this piece in a tensor with the layout of `flat_tensor`."""
         return flat_tensor[self.at : self.at + self.stop - self.start]
 
 

@@ -55,7 +55,7 @@ class CircuitBreaker:
         """Record the outcome of a request that was allowed.
 
         Args:
-            well: Whether it succeeded.
+            succeeded: Whether it succeeded.
             now: The time in monotonic seconds, by default the current one.
         """
         now = time.monotonic() if now is None else now

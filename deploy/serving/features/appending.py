@@ -20,7 +20,7 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
 
     Args:
         run: A folder, an id, a prefix, or `last`.
-        events: The table of interactions, with columns named as in the run's `data.columns`.
+        events_path: The table of interactions, with columns named as in the run's `data.columns`.
         store: The address of the store (that of `services.features.store`); None for the run's
             `data.sequences`.
 

@@ -81,7 +81,7 @@ class PostedEvents:
         self.events, self.older, self.older_items = events, older, older_items
 
     def extend(self, events: list[dict[str, Any]], max_events: int | None) -> PostedEvents:
-        """Return a copy with newer arrivals, of which at most `kept` events stay; concurrent readers keep the old object."""
+        """Return a copy with newer arrivals and at most `max_events` events; concurrent readers keep the old object."""
         together = [*self.events, *events]
         if max_events is None or len(together) <= max_events:
             return PostedEvents(together, self.older, self.older_items)
