@@ -255,7 +255,7 @@ MissingOption = Annotated[
 @app.command("import")
 def import_(
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="movielens, csv or sequences.")],
-    source: Annotated[Path, typer.Argument(metavar="SRC")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="The file or folder to convert.")],
     target: Annotated[
         Path, typer.Argument(metavar="DST", help="Folder for interactions.parquet and items.parquet.")
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,35 +15,52 @@ from nonet import errors
 from nonet.deploy.cli import app
 
 FOLDER = Path(__file__).parent / "reference"
+_COMMON = 3  # commands that must share a parameter and its help for it to be described once
 
 
 def write_commands() -> str:
     """Return the page of commands and their options, from the command line's own help."""
+    commands = [
+        each
+        for name, command in sorted(typer.main.get_command(app).commands.items())  # type: ignore[attr-defined]
+        for each in _walk_commands(f"nonet {name}", command)
+    ]
+    counts = Counter(parameter for _, _, parameters in commands for parameter in parameters)
+    common = dict(p for p, count in reversed(counts.most_common()) if count >= _COMMON)  # one text per label
     lines = [
         "# Commands",
         "",
-        "Every command has `--help`. This page is generated from the command line.",
+        "This page is generated from the help of the commands. These arguments mean the same in several commands:",
+        "",
+        *(f"- `{label}`: {text}" for label, text in sorted(common.items())),
         "",
     ]
-    for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
-        lines += _describe_command(f"nonet {name}", command)
+    for name, text, parameters in commands:
+        lines += [f"## {name}", "", text, ""]
+        shared = [f"`{label}`" for label, text in parameters if common.get(label) == text]
+        own = [f"- `{label}`: {text}" for label, text in parameters if common.get(label) != text]
+        lines += [*own, *([f"- {', '.join(shared)}"] if shared else []), *([""] if parameters else [])]
     return "\n".join(lines)
 
 
-def _describe_command(name: str, command: object) -> Iterator[str]:
-    """Yield the lines of one command, or of each command of a group."""
-    text = inspect.cleandoc(getattr(command, "help", "") or "")
-    yield from (f"## {name}", "", text.replace("\f", ""), "")
-    parameters = [p for p in getattr(command, "params", []) if p.name != "help"]
-    if parameters:
-        yield from ("| argument or option | meaning |", "|---|---|")
-        for parameter in parameters:
-            label = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.name.upper()
-            text = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
-            yield f"| `{label}` | {text} |"
-        yield ""
-    for part, inner in sorted(getattr(command, "commands", {}).items()):
-        yield from _describe_command(f"{name} {part}", inner)
+def _walk_commands(name: str, command: object) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Yield name, help and parameters of one command, or of each command of a group."""
+    help_text = inspect.cleandoc(getattr(command, "help", "") or "").replace("\f", "")
+    parameters = [
+        (
+            parameter.opts[-1]
+            if parameter.param_type_name == "option"
+            else parameter.metavar or parameter.name.upper(),
+            " ".join((getattr(parameter, "help", "") or "").replace("<", "&lt;").split()),
+        )
+        for parameter in getattr(command, "params", [])
+        if parameter.name != "help"
+    ]
+    parts = sorted(getattr(command, "commands", {}).items())
+    if not parts or getattr(command, "invoke_without_command", False):
+        yield name, help_text, parameters
+    for part, inner in parts:
+        yield from _walk_commands(f"{name} {part}", inner)
 
 
 def write_errors() -> str:
@@ -51,13 +69,12 @@ def write_errors() -> str:
         "# Errors",
         "",
         "Every error is a `nonet.errors.NonetError`. A message says what is wrong, what was given, what is allowed, "
-        "and the next step.",
+        "and the next step. A command exits with 2 for a `ConfigError`, and with 1 for others. The base class is in parentheses.",
         "",
     ]
-    lines += ["| error | base | exit code | when |", "|---|---|---|---|"]
     for error in _walk(errors.NonetError):
         text = " ".join(inspect.cleandoc(error.__doc__ or "").split("\n\n")[0].split())
-        lines.append(f"| `{error.__name__}` | `{error.__bases__[0].__name__}` | {error.exit_code} | {text} |")
+        lines.append(f"- `{error.__name__}` (`{error.__bases__[0].__name__}`): {text}")
     return "\n".join([*lines, ""])
 
 
@@ -77,11 +94,11 @@ def write_names() -> str:
         "",
     ]
     for module in (nonet,):
-        lines += [f"## {module.__name__}", "", "| name | description |", "|---|---|"]
+        lines += [f"## {module.__name__}", ""]
         for name in sorted(module.__all__):
             value = getattr(module, name)
-            text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("|", "\\|")
-            lines.append(f"| `{name}{_shorten(value)}` | {text} |")
+            text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+            lines.append(f"- `{name}{_shorten(value)}`: {text}")
         lines.append("")
     return "\n".join(lines)
 

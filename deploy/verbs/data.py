@@ -55,6 +55,9 @@ ColumnOption = Annotated[
         help="A column to keep, by default all; may be repeated. HBase: NAME='family:qualifier type'.",
     ),
 ]
+StoreOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A=B", help="An option of the store; may be repeated.")
+]
 
 
 @samples.command()
@@ -88,7 +91,7 @@ def pack(
     ] = None,
     time: TimeOption = None,
     column: ColumnOption = None,
-    option: SetOption = None,
+    option: StoreOption = None,
 ) -> None:
     """Write Parquet rows to a store by --key, or as packed Arrow files of samples without --key.
 
@@ -117,7 +120,7 @@ def put(
     key: KeyOption,
     time: TimeOption = None,
     column: ColumnOption = None,
-    option: SetOption = None,
+    option: StoreOption = None,
 ) -> None:
     """Write Parquet rows into an existing store; rows with the same key (and time) are replaced."""
     from nonet.samples.stores import StoreFiller
@@ -156,12 +159,12 @@ def append(
 @store.command()
 def get(
     use: UseArg,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys to read.")],
     as_of: Annotated[
         int | None, typer.Option(help="Unix seconds; use the newest version before this time.")
     ] = None,
     column: ColumnOption = None,
-    option: SetOption = None,
+    option: StoreOption = None,
 ) -> None:
     """Print the rows of keys, one JSON object per line; null for a missing key."""
     from nonet.samples.stores import get_rows
@@ -172,7 +175,7 @@ def get(
 
 
 @store.command("stats")
-def show_store_stats(use: UseArg, column: ColumnOption = None, option: SetOption = None) -> None:
+def show_store_stats(use: UseArg, column: ColumnOption = None, option: StoreOption = None) -> None:
     """Print the contents of a store as JSON."""
     opened = _open_store(use, _parse_columns(column), _parse_options(option))
     columns = {field.name: str(field.type) for field in opened.schema}
