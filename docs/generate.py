@@ -15,7 +15,7 @@ from nonet import errors
 from nonet.deploy.cli import app
 
 FOLDER = Path(__file__).parent / "reference"
-_COMMON = 3  # commands that must share a parameter and its help for it to be described once
+_COMMON = 2  # commands that must share a parameter and its help for it to be described once
 
 
 def write_commands() -> str:
