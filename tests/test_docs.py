@@ -107,9 +107,7 @@ def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch):
     for tag, text in _blocks(page):
         if tag == "python" and page != WHOLE:
             _run(text, f"{page.name}: {text[:60]!r}")
-        elif tag.startswith(
-            "python"
-        ):  # of a file that the page names: it needs a run, or the names around it
+        elif tag.startswith("python"):  # a part of the file in its title, which needs a run
             compile(text, str(page), "exec")
 
 
@@ -121,8 +119,8 @@ def test_yaml_blocks_are_scenarios_or_parts_of_one(page: Path, tmp_path: Path):
 
 
 def test_blocks_say_what_they_are():
-    known = {"", "sh", "python", "python fragment", "yaml"}
-    assert {tag for page in PAGES for tag, _ in _blocks(page)} <= known
+    known = {"", "sh", "python", "yaml"}
+    assert {tag.partition(" title=")[0] for page in PAGES for tag, _ in _blocks(page)} <= known
 
 
 def test_the_examples_of_the_rewards_module_run():
