@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -30,37 +31,41 @@ def write_commands() -> str:
     lines = [
         "# Commands",
         "",
-        "This page is generated from the help of the commands. These arguments mean the same in several commands:",
+        "This page is generated from the help of the commands. Options with `...` may be repeated. These mean the same in "
+        "several commands:",
         "",
         *(f"- `{label}`: {text}" for label, text in sorted(common.items())),
         "",
     ]
     for name, text, parameters in commands:
-        lines += [f"## {name}", "", text, ""]
-        shared = [f"`{label}`" for label, text in parameters if common.get(label) == text]
+        arguments = [label for label, _ in parameters if not label.startswith("--")]
         own = [f"- `{label}`: {text}" for label, text in parameters if common.get(label) != text]
-        lines += [*own, *([f"- {', '.join(shared)}"] if shared else []), *([""] if parameters else [])]
+        shared = [
+            f"`{label}`" for label, text in parameters if common.get(label) == text and label.startswith("--")
+        ]
+        lines += [f"## {' '.join((name, *arguments))}", "", text, ""]
+        lines += [*own, *([f"- {', '.join(shared)}"] if shared else []), *([""] if own or shared else [])]
     return "\n".join(lines)
 
 
 def _walk_commands(name: str, command: object) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Yield name, help and parameters of one command, or of each command of a group."""
     help_text = inspect.cleandoc(getattr(command, "help", "") or "").replace("\f", "")
-    parameters = [
-        (
-            parameter.opts[-1]
-            if parameter.param_type_name == "option"
-            else parameter.metavar or parameter.name.upper(),
-            " ".join((getattr(parameter, "help", "") or "").replace("<", "&lt;").split()),
-        )
-        for parameter in getattr(command, "params", [])
-        if parameter.name != "help"
-    ]
+    parameters = [_describe_parameter(p) for p in getattr(command, "params", []) if p.name != "help"]
     parts = sorted(getattr(command, "commands", {}).items())
     if not parts or getattr(command, "invoke_without_command", False):
-        yield name, help_text, parameters
+        yield name, " ".join(help_text.split()), parameters
     for part, inner in parts:
         yield from _walk_commands(f"{name} {part}", inner)
+
+
+def _describe_parameter(parameter: Any) -> tuple[str, str]:
+    """Return the label of an argument or option, and its help."""
+    text = " ".join((parameter.help or "").replace("<", "&lt;").split())
+    if parameter.param_type_name != "option":
+        return parameter.metavar or parameter.name.upper(), text
+    once = text.replace("; may be repeated", "")
+    return parameter.opts[-1] + (" ..." if once != text else ""), once
 
 
 def write_errors() -> str:
