@@ -14,11 +14,23 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs import JsonOption, RunArg, ScenarioArg, SetOption, data, questions, serving, steering
+from nonet.deploy.verbs import (
+    JsonOption,
+    RunArg,
+    ScenarioArg,
+    SetOption,
+    VerbGroup,
+    data,
+    questions,
+    serving,
+    steering,
+)
 from nonet.errors import ConfigError, NonetError
+from nonet.plugins import load_heavy
 
 app = typer.Typer(
     name="nonet",
+    cls=VerbGroup,
     help="Generative recommendation from clicks to reinforcement learning, under one controller on Ray.",
     no_args_is_help=True,
     add_completion=False,
@@ -390,9 +402,7 @@ def bench(
     ] = None,
 ) -> None:
     """List the benches, or run one and print its figures."""
-    from nonet.bench import run_bench
-
-    run_bench(name, json_file, _parse_seeds(seeds), device, change or [])
+    load_heavy("nonet.bench:run_bench")(name, json_file, _parse_seeds(seeds), device, change or [])
 
 
 def _parse_seeds(seeds: str) -> list[int]:

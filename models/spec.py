@@ -6,6 +6,7 @@ otherwise they are estimates and marked as such.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -112,6 +113,7 @@ class ModelSpec:
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
 
+    @abstractmethod
     def size(self, options: Options, around: ModelContext) -> ModelSize:
         """Return the size of the model."""
         raise NotImplementedError
@@ -152,7 +154,11 @@ class ModelSpec:
         return iter(())
 
 
-MODELS = PluginRegistry("model", ModelSpec, "nonet.models", "spec")
+def _build_module(options: Any, codes: Any, features: Any, seed: Any) -> Any:
+    """Declare the arguments of `ModelSpec.build`."""
+
+
+MODELS = PluginRegistry("model", ModelSpec, "nonet.models", "spec", contract={"build": _build_module})
 
 
 def build_model(config: Options, codes: Sequence[int], features: Mapping[str, int], seed: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
@@ -51,9 +51,7 @@ def _install(
     """Pretend that packages offer these classes of this file under this name in a group of entry points."""
     points = [EntryPoint(scheme, f"{__name__}:{name}", group) for name in classes]
     monkeypatch.setattr(
-        contracts,
-        "entry_points",
-        lambda *, group, name: [p for p in points if (p.group, p.name) == (group, name)],
+        contracts, "_read_entry_points", lambda group: EntryPoints(points).select(group=group)
     )
 
 

@@ -119,7 +119,7 @@ def test_yaml_blocks_are_scenarios_or_parts_of_one(page: Path, tmp_path: Path):
 
 
 def test_blocks_say_what_they_are():
-    known = {"", "sh", "python", "yaml"}
+    known = {"", "sh", "toml", "python", "yaml"}
     assert {tag.partition(" title=")[0] for page in PAGES for tag, _ in _blocks(page)} <= known
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,10 @@ def test_a_run_s_copies_stand_for_the_files_that_are_cited(tmp_path, files):
         ("grop", r"'grop' \(did you mean 'grpo'\?\) does not exist"),
         ("mine.py", "the reference does not name an object; write mine.py:Name"),
         ("mine.py:NONE", "there is no 'NONE' in mine.py"),
-        ("mine.py:NOT_ONE", "is 3, which is not of the type Algorithm"),
+        (
+            "mine.py:NOT_ONE",
+            "mine.py\\): expected an object of type Algorithm, got 3; see docs/how-to/extend.md",
+        ),
         ("none.py:SPEC", "there is no file"),
         ("no_such_package:SPEC", "the import failed: ModuleNotFoundError"),
     ],
@@ -87,18 +91,8 @@ def test_what_is_not_there_is_said_in_a_line(files, use, says):
 
 
 def test_an_installed_package_names_its_own_by_an_entry_point(monkeypatch):
-    class Point:
-        name = "theirs"
-
-        @staticmethod
-        def load():
-            return ALGORITHMS.get("grpo")
-
-    def points(group, name=None):
-        assert group == "nonet.algorithms"
-        return [Point] if name in (None, "theirs") else []
-
-    monkeypatch.setattr("nonet.plugins.entry_points", points)
+    points = EntryPoints([EntryPoint("theirs", "nonet.rl.algorithms.grpo:SPEC", "nonet.algorithms")])
+    monkeypatch.setattr("nonet.contracts._read_entry_points", lambda group: points.select(group=group))
     registry = PluginRegistry("algorithm", Algorithm, "nonet.rl.algorithms")
     assert "theirs" in registry.list_names()
     assert registry.get("theirs") is ALGORITHMS.get("grpo")

@@ -1,19 +1,19 @@
 """Choice of the nodes for one group's workers; `Capacity` tracks what is free while a plan is made.
 
-The algorithm is best fit across groups and jobs: a group takes the fewest nodes, and the node that it fills only in part is
-the fullest one that still fits; ties are broken in favour of the fullest rack. Four one-GPU groups therefore share a node
-and leave three nodes whole, where Ray's own placement leaves none (`nonet bench placement`). Groups whose workers do not
-communicate fill partly used nodes first. The cost is O(groups x nodes), independent of the number of workers.
+A group takes the smallest domain of the topology that holds it. Which of its nodes, a placement policy decides
+(`nonet.controller.cluster.placement`). The work is O(groups x nodes), whatever the number of workers: 50 groups on 1,000
+nodes of 8 devices take a fraction of a second.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nonet.controller.cluster import ANYWHERE, ClusterView, Domain, Node, domain, levels_to_try, place_key
-from nonet.controller.scenario import Topology
+from nonet.controller.cluster.placement import NodeSlots, pack_workers
+from nonet.controller.scenario import Placement, Topology
 
 _TINY = 1e-6
 
@@ -41,32 +41,15 @@ class Request:
     gang: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSlots:
-    """A node with the number of workers that fit on it.
-
-    Attributes:
-        node: The node.
-        order: The node's position in the order of places.
-        slots: The number of workers that fit.
-        broken: Whether part of the node is in use.
-        full: Free units in the node's rack and zone; smaller means fuller.
-    """
-
-    node: Node
-    order: int
-    slots: int
-    broken: bool
-    full: tuple[float, float]
-
-
 Choice = list[tuple[Node, int]]
 
 
 class Capacity:
     """The free resources of a cluster view, reduced as groups are placed."""
 
-    def __init__(self, view: ClusterView):
+    def __init__(self, view: ClusterView, placement: Placement | None = None):
+        placement = placement or Placement(use=Placement.default)
+        self._policy, self._options = placement.spec, placement.options()
         self.nodes = sorted(view.nodes, key=place_key)
         self._order = {node.id: index for index, node in enumerate(self.nodes)}
         self._free = {node.id: dict(node.free) for node in self.nodes}
@@ -108,7 +91,8 @@ class Capacity:
             best = self._best_domain(self._domains(rooms, level, request), request, last=level == levels[-1])
             if best:
                 count = min(request.most, sum(room.slots for room in best))
-                return self._pack(best, count, request.gang), level
+                packed = pack_workers(self._policy, self._options, best, count, request.gang)
+                return [(room.node, workers) for room, workers in packed], level
         return None
 
     def _rooms(self, request: Request) -> list[NodeSlots]:
@@ -174,30 +158,6 @@ class Capacity:
         if some and last:
             return max(some, key=lambda choice: (choice[0], -choice[1][0].order))[1]
         return None
-
-    def _pack(self, rooms: Sequence[NodeSlots], count: int, gang: bool) -> Choice:
-        """Distribute `count` workers over nodes: whole nodes first, then the tightest fit for the rest."""
-        taken: list[tuple[NodeSlots, int]] = []
-        if not gang:
-            for room in sorted((r for r in rooms if r.broken), key=lambda r: (r.slots, r.full, r.order)):
-                if room.slots >= count:
-                    break
-                taken.append((room, room.slots))
-                count -= room.slots
-        used = {room.order for room, _ in taken}
-        left = sorted((r for r in rooms if r.order not in used), key=lambda r: (-r.slots, r.full, r.order))
-        for index, room in enumerate(left):
-            if room.slots >= count:
-                taken.append((_tightest(left[index:], count), count))
-                break
-            taken.append((room, room.slots))
-            count -= room.slots
-        return [(room.node, n) for room, n in sorted(taken, key=lambda t: t[0].order) if n]
-
-
-def _tightest(rooms: list[NodeSlots], count: int) -> NodeSlots:
-    """Return the node with the fewest slots among those that hold `count` workers."""
-    return min((r for r in rooms if r.slots >= count), key=lambda r: (r.slots, r.full, r.order))
 
 
 def _has_devices(node: Node) -> bool:

@@ -226,7 +226,7 @@ def replan(
     Raises:
         PlacementError: A group that must start does not fit.
     """
-    return _change(run, stage, tuple(before), Capacity(view), view, 0)[0]
+    return _change(run, stage, tuple(before), Capacity(view, run.scenario.placement), view, 0)[0]
 
 
 def make_changes(

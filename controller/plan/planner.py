@@ -156,7 +156,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
 
     check_tables(scenario)
     run = resolve_run(scenario)
-    capacity = Capacity(view)
+    capacity = Capacity(view, scenario.placement)
     groups = with_threads(place_groups(group_requests(run), capacity, view, ()), view, threads)
     changes, by_stage = make_changes(run, groups, capacity, view, threads)
     for name, body in scenario.stages.items():

@@ -3,6 +3,7 @@ from .hidden import hide_in_command as hide_in_command
 from .hidden import with_values as with_values
 from .options import Elastic as Elastic
 from .options import Init as Init
+from .options import Placement as Placement
 from .options import Pool as Pool
 from .options import Role as Role
 from .options import Topology as Topology

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
+from nonet.controller.cluster.placement import PLACEMENTS
 from nonet.controller.scenario.replaceable import Replaceable, files_of
 from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
-from nonet.models.tokenizer import FileTokenizer, RqKmeans
+from nonet.models.tokenizer.kinds import TOKENIZERS
 from nonet.options import Positive, StrictModel, Word
-from nonet.plugins import HERE, PluginFiles, PluginRegistry
+from nonet.plugins import HERE, LocatedName, PluginFiles, PluginRegistry, parse_file
 from nonet.samples.sequences import Compress, Keep, Labels, LeaveLastOut, TimeSplit
 from nonet.samples.sources import SOURCES
 from nonet.samples.stores import check_address
@@ -199,7 +208,7 @@ class Tokenizer(Replaceable):
     """The tokenizer that gives items their semantic ids."""
 
     default: ClassVar[str] = "rq_kmeans"
-    shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
+    registry: ClassVar[PluginRegistry[Any] | None] = TOKENIZERS
 
 
 class Memory(StrictModel):
@@ -343,6 +352,13 @@ class Topology(StrictModel):
     prefer: list[Level] = []
 
 
+class Placement(Replaceable):
+    """The policy that chooses nodes for the workers of a group."""
+
+    default: ClassVar[str] = "best_fit"
+    registry: ClassVar[PluginRegistry[Any] | None] = PLACEMENTS
+
+
 class Engine(Replaceable):
     """The engine that steps the trainers' dense weights."""
 
@@ -480,6 +496,19 @@ class Evaluate(StrictModel):
     def most_users(self) -> int | None:
         """The largest number of users that are ranked; None for all."""
         return None if self.users == "all" else int(self.users)
+
+    @field_validator("metrics")
+    @classmethod
+    def _locate_metrics(cls, metrics: list[str], info: ValidationInfo) -> list[str]:
+        """Keep the address of each metric in a file beside its name."""
+        return [
+            LocatedName(name, files_of(info).make_absolute(name)) if parse_file(name) else name
+            for name in map(str, metrics)
+        ]
+
+    @field_serializer("metrics")
+    def _write_metrics(self, metrics: list[str]) -> list[str]:
+        return [str(name) for name in metrics]
 
     @model_validator(mode="after")
     def _told_apart(self) -> Evaluate:

@@ -34,6 +34,7 @@ from nonet.controller.scenario.options import (
     Evaluate,
     Init,
     Model,
+    Placement,
     Pool,
     Role,
     Tokenizer,
@@ -68,6 +69,9 @@ class Scenario(StrictModel):
     sparse: Sparse = Sparse()
     pools: dict[Word, Pool] = {}
     roles: dict[Word, Role] = {}
+    placement: Annotated[
+        Placement | None, Field(description="the policy that chooses nodes for workers, by default best_fit")
+    ] = None
     init: Init | None = None
     stages: dict[Word, Stage]
     evaluate: Evaluate = Evaluate()

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
+from nonet.controller.scenario.replaceable import files_of
+from nonet.embedding.tables.optimizers import OPTIMIZERS
+from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, StrictModel, Word
+from nonet.plugins import LocatedName, parse_file
 from nonet.units import Bytes, Seconds
 
-Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+
+def _locate_optimizer(use: str, info: ValidationInfo) -> str:
+    """Check the optimizer, and keep the address of one in a file beside its name."""
+    files = files_of(info)
+    try:
+        OPTIMIZERS.get(str(use), files)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return LocatedName(use, files.make_absolute(use)) if parse_file(use) else use
+
+
+Optimizer = Annotated[str, AfterValidator(_locate_optimizer), PlainSerializer(str)]
 Numbers = Literal["fp32", "bf16", "fp16"]
 Wire = Literal["fp32", "fp16", "bf16", "int8"]
 AtLeast0 = Annotated[float, Field(ge=0)]

@@ -6,6 +6,7 @@ the methods of `StageKind`. They are pure; the training loop, which is not, is n
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -355,6 +356,7 @@ class StageKind:
         """
         return None
 
+    @abstractmethod
     def step_tokens(self, scenario: Any, body: Any, size: Any) -> float:
         """Return an upper bound of the positions of one global step.
 
@@ -377,6 +379,7 @@ class StageKind:
         """
         return {}
 
+    @abstractmethod
     def work(self, scenario: Any, name: str, body: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
         """Estimate the FLOPs and bytes of a step.
 
@@ -392,6 +395,7 @@ class StageKind:
         """
         raise NotImplementedError
 
+    @abstractmethod
     def compute_lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that depend on the data: at least `steps`, and `users` per step.
 
@@ -403,7 +407,12 @@ class StageKind:
         raise NotImplementedError
 
 
-STAGES = PluginRegistry("stage", StageKind, "nonet.controller.stages")
+def _run_loop(session: Any, name: str, recorder: Any, stopped: Any) -> bool:
+    """Declare the arguments of `StageKind.loop`."""
+    raise NotImplementedError
+
+
+STAGES = PluginRegistry("stage", StageKind, "nonet.controller.stages", contract={"loop": _run_loop})
 
 
 def stage_of(value: Any, info: ValidationInfo) -> Any:

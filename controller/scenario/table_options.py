@@ -28,9 +28,10 @@ def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
         defaults: The options of all tables.
         table: The options of the table.
     """
+    optimizer = table.optimizer or defaults.optimizer
     arguments: dict[str, Any] = {
         "dim": table.dim or defaults.dim,
-        "optimizer": table.optimizer or defaults.optimizer,
+        "optimizer": getattr(optimizer, "address", optimizer),
         "lr": table.lr or defaults.lr,
     }
     inherited = {

@@ -8,7 +8,6 @@ from typing import Any
 from nonet.controller.scenario.options import Elastic, Model, Pool, Role, Weights
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
-from nonet.plugins import is_reference
 from nonet.suggest import suggest_sentence
 from nonet.workers.roles.kinds import shipped_roles
 
@@ -56,8 +55,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:
         yield f"model.use: {scenario.model.use}"
-    if is_reference(str(scenario.tokenizer.use)):
-        yield f"tokenizer.use: {scenario.tokenizer.use}"
     yield from _missing_roles("roles", scenario.roles, scenario)
     yield from _missing_evaluators("roles", scenario.roles, scenario.model)
     for name, stage in scenario.stages.items():

@@ -143,7 +143,8 @@ def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
 def best_metric(scenario: Scenario) -> str:
     """Return the metric by which the best checkpoint is chosen."""
     metrics = scenario.evaluate.metrics
-    return scenario.checkpoint.keep.best or (PREFERRED if PREFERRED in metrics else metrics[0])
+    best = scenario.checkpoint.keep.best or (PREFERRED if PREFERRED in metrics else metrics[0])
+    return next((metric for metric in metrics if metric == best), best)
 
 
 def check_validation(scenario: Scenario) -> None:

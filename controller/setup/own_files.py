@@ -29,8 +29,9 @@ _LEFT_OUT = ("__pycache__", "runs", "node_modules")
 
 
 def named_files(scenario: Scenario) -> list[str]:
-    """Return every `file.py` that a `use:` of the scenario names, once each, as it is written there."""
-    return list(dict.fromkeys(filter(None, map(parse_file, _uses(document(scenario))))))
+    """Return every `file.py` that a `use:`, a metric or an optimizer of the scenario names, once each."""
+    uses = [*_uses(document(scenario)), *scenario.evaluate.metrics, *_optimizers(scenario)]
+    return list(dict.fromkeys(filter(None, map(parse_file, uses))))
 
 
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
@@ -169,6 +170,12 @@ def _name_of_copy(use: str, digest: str) -> str:
     path = Path(use)
     outside = path.is_absolute() or ".." in path.parts
     return f"outside-{digest[:12]}/{path.name}" if outside else str(path)
+
+
+def _optimizers(scenario: Scenario) -> list[str | None]:
+    """Return the optimizers that sparse tables name."""
+    sparse = scenario.sparse
+    return [sparse.defaults.optimizer, *(table.optimizer for table in sparse.tables.values())]
 
 
 def _uses(value: Any) -> Iterator[Any]:

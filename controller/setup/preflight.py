@@ -216,7 +216,7 @@ def _check_sample(
     _, items = data.sampled()
     _check_columns(reward_columns, items.names)
     _check_stage_columns(scenario, items.names)
-    if scenario.model.spec.makes_lists and data.tokenizer["use"] != "file":
+    if scenario.model.spec.makes_lists:
         check_tokenizer(items.empty_table(), data.tokenizer, folder)
     return []
 

@@ -56,10 +56,10 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
     scenario, beside = load_scenario(folder.scenario)
     if not scenario.model.spec.makes_lists:
         raise ConfigError(f"{folder.id} scores events and has no catalogue of items")
-    if items_path is not None and scenario.tokenizer.use != "rq_kmeans":
+    if items_path is not None and not scenario.tokenizer.spec.adds_items:
         raise ConfigError(
-            f"items add: the semantic ids of {folder.id} come from a file, so there are no codebooks for new items; "
-            "add their ids to that file and start a run with init: {from: RUN}"
+            f"items add: the semantic ids of {folder.id} come from the tokenizer {scenario.tokenizer.use}, which has no "
+            "codebooks for new items; give them ids there and start a run with init: {from: RUN}"
         )
     artifacts = folder.find_artifacts()
     corpus = run_setup(scenario).corpus(artifacts)

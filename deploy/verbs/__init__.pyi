@@ -3,6 +3,7 @@ from . import listing as listing
 from . import questions as questions
 from . import serving as serving
 from . import steering as steering
+from .installed import VerbGroup as VerbGroup
 from .questions import JsonOption as JsonOption
 from .questions import RunArg as RunArg
 from .questions import ScenarioArg as ScenarioArg

@@ -124,15 +124,21 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its id, a prefix, or `last`.")],
     target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     version: Annotated[int | None, typer.Option(help="Version to export, by default the served one.")] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Exporter: folder, or file.py:NAME or package.module:NAME of your own."
+        ),
+    ] = "folder",
     as_json: JsonOption = False,
 ) -> None:
     """Write a model, its semantic ids, trie, rows and counts into a folder that needs no Ray."""
     from nonet.deploy.serving.offline import export_run
 
-    written = export_run(run, target, version)
-    done = (
-        f"{target}: version {written['version']}, {written['bytes']:,} bytes; try: python {target}/example.py"
-    )
+    written = export_run(run, target, version, form)
+    done = f"{target}: version {written['version']}, {written['bytes']:,} bytes"
+    if (target / "example.py").exists():
+        done += f"; try: python {target}/example.py"
     print(json.dumps(written, indent=1) if as_json else done)
 
 

@@ -15,7 +15,7 @@ namespace nonet {
 constexpr int64_t kMostWidth = 4096;
 
 enum Format : int32_t { kFp32 = 0, kBf16 = 1, kFp16 = 2 };
-enum Rule : int32_t { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3, kFtrl = 4 };
+using Rule = int32_t;  // the number of an optimizer, see step_row in rules.h and tables/optimizers
 
 struct Step {
   float lr, decay, eps, clip, l1, l2;  // decay: 1 - lr * weight_decay, or 1

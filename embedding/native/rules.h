@@ -1,4 +1,4 @@
-// What one optimizer step does to one row, in an order of float operations that optimizer.py repeats to the bit.
+// What one optimizer step does to one row, in an order of float operations that tables/optimizers repeats to the bit.
 //
 // No fused multiply-add (built with -ffp-contract=off); sums over a row's width run in 16 lanes, element i in
 // lane i mod 16, and the lanes are added as a tree. Included once for each instruction set.
@@ -95,10 +95,10 @@ INLINED void step_row(Rule rule, float* w, float* s, float* g, int64_t width, co
   if (p.decay != 1.0f)
     for (int64_t i = 0; i < width; ++i) w[i] *= p.decay;
   switch (rule) {
-    case kSgd: return sgd(w, g, width, p);
-    case kAdagrad: return adagrad(w, s, g, width, p);
-    case kRowwiseAdagrad: return rowwise_adagrad(w, s, g, width, p);
-    case kAdam: return adam(w, s, g, width, p);
-    case kFtrl: return ftrl(w, s, g, width, p);
+    case 0: return sgd(w, g, width, p);
+    case 1: return adagrad(w, s, g, width, p);
+    case 2: return rowwise_adagrad(w, s, g, width, p);
+    case 3: return adam(w, s, g, width, p);
+    case 4: return ftrl(w, s, g, width, p);
   }
 }

@@ -23,12 +23,6 @@ from .native_library import register_finalizer as register_finalizer
 from .native_table import NativeTable as NativeTable
 from .numpy_table import KeyIndex as KeyIndex
 from .numpy_table import NumPyTable as NumPyTable
-from .optimizer import BETA1 as BETA1
-from .optimizer import BETA2 as BETA2
-from .optimizer import LANES as LANES
-from .optimizer import OptimizerSettings as OptimizerSettings
-from .optimizer import compute_power as compute_power
-from .optimizer import get_row_optimizer as get_row_optimizer
 from .protocol import DELETE as DELETE
 from .protocol import SparseTable as SparseTable
 from .rows import RowColumns as RowColumns

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from nonet.embedding import SLICES, compute_slices, splitmix64
-from nonet.embedding.tables.optimizer import get_row_optimizer
+from nonet.embedding.tables.optimizers import get_row_optimizer
 from nonet.embedding.tables.protocol import DELETE
 from nonet.embedding.tables.rows import WAIT, RowColumns, from_arrow_table, to_arrow_table
 from nonet.embedding.tables.spec import TableSpec
@@ -183,9 +183,10 @@ class BaseTable(ABC):
     def _resolve_lr(self, lr: float | None) -> float:
         """Return the learning rate of a step: `lr`, or the spec's if it is None."""
         rate = self.spec.lr if lr is None else lr
-        if rate == 0 and self.spec.optimizer == "ftrl":
+        if rate == 0 and self._optimizer.divides_by_lr:
             raise ConfigError(
-                f"table {self.name!r}: ftrl divides by the learning rate, which must be above 0, got 0; end the schedule above 0"
+                f"table {self.name!r}: {self.spec.optimizer} divides by the learning rate, which must be above 0, "
+                "got 0; end the schedule above 0"
             )
         return rate
 

@@ -19,7 +19,7 @@ from nonet.embedding import SLICES, compute_slices
 from nonet.embedding.tables.base import ALL_SLICES, BaseTable
 from nonet.embedding.tables.native_table import NativeTable
 from nonet.embedding.tables.numpy_table import NumPyTable
-from nonet.embedding.tables.optimizer import get_row_optimizer
+from nonet.embedding.tables.optimizers import get_row_optimizer
 from nonet.embedding.tables.protocol import DELETE, UPSERT
 from nonet.embedding.tables.rows import WAIT, RowColumns, from_arrow_table, to_arrow_table
 from nonet.embedding.tables.spec import TableSpec

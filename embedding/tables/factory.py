@@ -12,6 +12,7 @@ from functools import cache
 
 from nonet.embedding.tables.base import BaseTable
 from nonet.embedding.tables.native_library import NativeUnavailable, load_library
+from nonet.embedding.tables.optimizers import get_row_optimizer
 from nonet.embedding.tables.spec import TableSpec
 
 
@@ -49,7 +50,14 @@ def get_core_status() -> CoreStatus:
 
 
 def make_table(name: str, spec: TableSpec, seed: int) -> BaseTable:
-    """Create the table that `spec` describes on the C++ core, or, with one warning, on NumPy if there is no core."""
+    """Create the table that `spec` describes on the C++ core, or, with one warning, on NumPy if there is no core.
+
+    A table whose optimizer has no native rule is on NumPy too.
+    """
+    if get_row_optimizer(spec.optimizer).number is None:
+        from nonet.embedding.tables.numpy_table import NumPyTable
+
+        return NumPyTable.from_spec(name, spec, seed)
     if get_core_status().native:
         from nonet.embedding.tables.native_table import NativeTable
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nonet.embedding import compute_slices, splitmix64
 from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, to_int64_keys
-from nonet.embedding.tables.optimizer import OptimizerSettings
+from nonet.embedding.tables.optimizers import OptimizerSettings
 from nonet.embedding.tables.policy import AdmissionFilter, find_due_slices, find_expired, find_surplus
 from nonet.embedding.tables.rows import RowColumns
 

@@ -62,9 +62,9 @@ class TableSpec:
     budget_bytes: int = 0
 
     def __post_init__(self) -> None:
-        from nonet.embedding.tables.optimizer import get_row_optimizer
+        from nonet.embedding.tables.optimizers import get_row_optimizer
 
-        get_row_optimizer(self.optimizer)
+        optimizer = get_row_optimizer(self.optimizer)
         for name in ("dim", "admit_count", "ttl_steps", "budget_rows", "budget_bytes"):
             if not isinstance(value := getattr(self, name), Integral):
                 raise ConfigError(f"a sparse table's {name} must be a whole number, got {value!r}")
@@ -78,12 +78,14 @@ class TableSpec:
                 raise ConfigError(
                     f"a sparse table's {name} must be a finite number of at least 0, got {value}"
                 )
-        if self.optimizer != "ftrl" and (self.l1 or self.l2):
+        if not optimizer.has_penalties and (self.l1 or self.l2):
             raise ConfigError(
                 f"l1 and l2 are settings of ftrl, and {self.optimizer} has neither: leave them out, or set them to 0"
             )
-        if self.optimizer == "ftrl" and not self.lr:
-            raise ConfigError("ftrl divides by its lr, which must be above 0, got 0; set a small one")
+        if optimizer.divides_by_lr and not self.lr:
+            raise ConfigError(
+                f"{self.optimizer} divides by its lr, which must be above 0, got 0; set a small one"
+            )
         self._check_names()
         self._check_admission()
         self._check_budget()
@@ -101,7 +103,7 @@ class TableSpec:
     @property
     def row_bytes(self) -> int:
         """The bytes that a row counts in a budget: its numbers, state, key, step and policy counters."""
-        from nonet.embedding.tables.optimizer import get_row_optimizer
+        from nonet.embedding.tables.optimizers import get_row_optimizer
 
         number = 4 if self.dtype == "fp32" else 2
         policy = 12 if self.ttl_steps or self.budget_rows or self.budget_bytes else 0

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.tables import (
-    OptimizerSettings,
     RowColumns,
     TableSpec,
-    get_row_optimizer,
     get_state_width,
 )
+from nonet.embedding.tables.optimizers import OptimizerSettings, get_row_optimizer
 from nonet.embedding.tiers.device_optimizer import apply_step, sum_gradients
 from nonet.embedding.tiers.slot_index import SlotIndex
 from nonet.errors import ConfigError
@@ -120,7 +119,7 @@ class DeviceCache:
         total = sum_gradients(grads, self._to_device(inverse.astype(np.int64)), len(slots))
         rows, state = self._rows.index_select(0, at).float(), self._state.index_select(0, at)
         numbers = OptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
-        apply_step(spec.optimizer, rows, state, total, numbers)
+        apply_step(self._optimizer, rows, state, total, numbers)
         self._rows.index_copy_(0, at, rows.to(self._rows.dtype))
         self._state.index_copy_(0, at, state)
         self._dirty[slots], self._step[slots] = True, step

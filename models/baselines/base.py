@@ -15,7 +15,7 @@ few items alone may have `votes(seq, users, positions)` -> Votes, which is ranke
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -24,7 +24,6 @@ from pydantic import create_model
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
-from nonet.samples.sequences import TRAIN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,8 +48,8 @@ class SparseVotes:
 class Baseline(Protocol):
     """Made with (n_items, **options)."""
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Self:
-        """Learn from the events of these splits alone, and of nothing that is held out; returns itself."""
+    def fit(self, seq: Sequences) -> Self:
+        """Learn from the events of the train split alone, and of nothing that is held out; returns itself."""
         ...
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -74,21 +73,17 @@ class BaselineSpec:
 
 
 class _BaselineRegistry(PluginRegistry[BaselineSpec]):
-    """A class with both calls is its own spec."""
+    """The registry of baselines, where a class with both calls is its own spec."""
 
-    def _check_type(self, use: str, value: Any) -> BaselineSpec:
-        if isinstance(value, type) and not isinstance(value, BaselineSpec):
-            missing = [name for name in ("fit", "scores") if not callable(getattr(value, name, None))]
-            if missing:
-                raise ConfigError(
-                    f"{self.kind} {use!r}: class {value.__name__} has no {' and no '.join(missing)}; a baseline has "
-                    "fit(seq, splits), which returns itself, and scores(seq, users, positions), [prompts, items]"
-                )
-            return BaselineSpec(value, _derive_options(value))
-        return super()._check_type(use, value)
+    def _check(self, value: Any, title: str) -> BaselineSpec:
+        if isinstance(value, type):
+            value = BaselineSpec(value, _derive_options(value))
+        return super()._check(value, title)
 
 
-BASELINES = _BaselineRegistry("baseline", BaselineSpec, "nonet.models.baselines")
+BASELINES = _BaselineRegistry(
+    "baseline", BaselineSpec, "nonet.models.baselines", contract={"build": Baseline}
+)
 
 
 def make_baseline(

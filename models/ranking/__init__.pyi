@@ -1,4 +1,3 @@
-from .lists import ItemCategories as ItemCategories
 from .lists import ListQuality as ListQuality
 from .metrics import MISSED as MISSED
 from .metrics import compare_paired as compare_paired

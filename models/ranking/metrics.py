@@ -9,56 +9,75 @@ not over events, since the events of one user are not independent.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.ranking.kinds import (
+    METRICS,
+    MISSED,
+    EventMetric,
+    ListAccumulator,
+    ListCatalogue,
+    ListMetric,
+    RankingMetric,
+)
+from nonet.plugins import is_reference
 from nonet.random import rng
 from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
 # Shapes: P prompts (held-out events), I items of the catalogue, U users, W recommended items.
 
-_PER_EVENT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "recall": lambda ranks, k: (ranks < k).astype(np.float64),
-    "ndcg": lambda ranks, k: np.where(ranks < k, 1 / np.log2(ranks + 2.0), 0.0),
-    "mrr": lambda ranks, k: np.where(ranks < k, 1 / (ranks + 1.0), 0.0),
-}
-_NAMES = (*_PER_EVENT, "coverage")
-
 _NORMAL_95 = 1.959964
-
-MISSED = 1 << 30
-"""The rank of what a list can not hold or does not: below every number of items."""
 
 
 def parse_metric(name: str) -> tuple[str, int | None]:
-    """`recall@10` -> ("recall", 10); `coverage` may stand without a number, all that was recommended
-    counts then."""
-    match = re.fullmatch(r"([a-z_]+)(?:@(\d+))?", str(name).strip())
-    kind, k = (match[1], int(match[2]) if match[2] else None) if match else (str(name), None)
-    if kind not in _NAMES:
-        raise ConfigError(
-            f"evaluate.metrics: unknown metric {name!r}; there are {join_names(f'{m}@k' for m in _NAMES)}."
-            f"{suggest_sentence(kind, _NAMES)}"
-        )
-    if k == 0 or (k is None and kind != "coverage"):
-        raise ConfigError(
-            f"evaluate.metrics: {name!r} needs a number of items, at least 1, such as {kind}@10."
-        )
+    """Split a metric of a scenario into its kind and its number of items: `recall@10` is ("recall", 10).
+
+    Raises:
+        ConfigError: There is no such metric, or it lacks its number of items.
+    """
+    kind, _, k = _resolve_metric(name)
     return kind, k
 
 
+def _resolve_metric(name: str) -> tuple[str, RankingMetric, int | None]:
+    """Return the kind of a metric by name, its spec, and the number of items that count. Raises ConfigError."""
+    match = re.fullmatch(r"(.*?)(?:@(\d+))?", str(name).strip())
+    assert match is not None  # the expression matches every line
+    kind, k = match[1], int(match[2]) if match[2] else None
+    if not is_reference(kind) and kind not in METRICS.list_names():
+        names = METRICS.list_names()
+        raise ConfigError(
+            f"evaluate.metrics: unknown metric {name!r}; there are {join_names(f'{m}@k' for m in names)}."
+            f"{suggest_sentence(kind, names)}"
+        )
+    address = getattr(name, "address", name)
+    spec = METRICS.get(address.removesuffix(f"@{match[2]}").strip() if match[2] else address.strip())
+    if k == 0 or (k is None and getattr(spec, "needs_k", True)):
+        raise ConfigError(
+            f"evaluate.metrics: {name!r} needs a number of items, at least 1, such as {kind}@10."
+        )
+    return kind, spec, k
+
+
 def select_event_metrics(names: Iterable[str]) -> list[str]:
-    """Those of the metrics that an event has by itself, so that two subjects can be compared event by event."""
-    return [name for name in names if parse_metric(name)[0] in _PER_EVENT]
+    """Return those of the metrics that an event has by itself, so that two subjects can be compared event by event."""
+    return [name for name in names if isinstance(_resolve_metric(name)[1], EventMetric)]
 
 
 def list_depth(names: Iterable[str], width: int) -> int:
-    """How many recommended items the metrics need beside ranks: the largest k of coverage, `width` without a number."""
-    parsed = [parse_metric(name) for name in names]
-    return max((k or width for kind, k in parsed if kind == "coverage"), default=0)
+    """Return how many recommended items metrics of lists need: the largest k, or `width` for one without k; 0 for none."""
+    resolved = [_resolve_metric(name) for name in names]
+    return max((k or width for _, spec, k in resolved if isinstance(spec, ListMetric)), default=0)
+
+
+def make_accumulators(names: Iterable[str], catalogue: ListCatalogue) -> dict[str, ListAccumulator]:
+    """Return an empty accumulator for each kind of metric of lists among these metrics, by kind."""
+    resolved = [_resolve_metric(name) for name in names]
+    return {kind: spec.make(catalogue) for kind, spec, _ in resolved if isinstance(spec, ListMetric)}
 
 
 def make_tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
@@ -101,48 +120,37 @@ def rank_of_target_np(
 def compute_per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
     """The metric of each held-out event, [P] float64: recall@k is 1 or 0, ndcg@k is 1 / log2(rank + 2)
     or 0."""
-    kind, k = parse_metric(metric)
-    if kind == "coverage" or k is None:
+    _, spec, k = _resolve_metric(metric)
+    if not isinstance(spec, EventMetric) or k is None:
         raise ConfigError(f"{metric} is of a whole list of recommendations, not of one event.")
-    return _PER_EVENT[kind](np.asarray(ranks), k)
-
-
-class CoverageCounter:
-    """The best place at which each item of the catalogue was recommended to anybody, over all lists added."""
-
-    def __init__(self, n_items: int):
-        self._place_I = np.full(n_items, MISSED, np.int64)
-
-    def add(self, lists_PW: np.ndarray) -> None:
-        """Lists of item indices, best first; -1 is none."""
-        there = lists_PW >= 0
-        place_PW = np.broadcast_to(np.arange(lists_PW.shape[1]), lists_PW.shape)
-        np.minimum.at(self._place_I, lists_PW[there], place_PW[there])
-
-    def absorb(self, other: CoverageCounter) -> None:
-        """Add the lists of another."""
-        self._place_I = np.minimum(self._place_I, other._place_I)
-
-    def coverage(self, k: int | None = None) -> float:
-        """The part of the catalogue that is among anybody's k first recommendations, or anywhere in a list."""
-        return float((self._place_I < (k or MISSED)).mean())
+    return spec.compute(np.asarray(ranks), k)
 
 
 def summarise(
-    ranks: np.ndarray, metrics: Iterable[str], reach: CoverageCounter | None = None
+    ranks: np.ndarray, metrics: Iterable[str], lists: Mapping[str, ListAccumulator] | None = None
 ) -> dict[str, float]:
-    """Metric name -> mean over events; coverage needs the `reach` of what was recommended."""
+    """Compute the mean of each metric over events, by name.
+
+    Args:
+        ranks: Rank of each event [P].
+        metrics: Names of the metrics.
+        lists: By kind, the accumulators of the metrics of lists (`make_accumulators`).
+
+    Raises:
+        DataError: There is no event.
+        ConfigError: A metric needs lists that were not accumulated.
+    """
     if not len(ranks):
         raise DataError("no held-out event to evaluate; the split or the target condition leaves none.")
     values: dict[str, float] = {}
     for name in metrics:
-        kind, k = parse_metric(name)
-        if kind != "coverage":
+        kind, spec, k = _resolve_metric(name)
+        if isinstance(spec, EventMetric):
             values[name] = float(compute_per_event(name, ranks).mean())
-        elif reach is None:
+        elif lists is None or kind not in lists:
             raise ConfigError(f"{name} needs the recommended items, which ranks alone do not hold.")
         else:
-            values[name] = reach.coverage(k)
+            values[name] = lists[kind].compute(k)
     return values
 
 

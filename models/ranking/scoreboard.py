@@ -1,6 +1,6 @@
 """Scoreboard: ranking metrics of one subject, accumulated over chunks of held-out events.
 
-It stores one rank per event and one place per item, which is what coverage needs, however many lists there are.
+It stores one rank per event, and of lists what the metrics of lists accumulate, however many lists there are.
 """
 
 from __future__ import annotations
@@ -10,26 +10,31 @@ from pathlib import Path
 
 import numpy as np
 
-from nonet.models.ranking.metrics import CoverageCounter, summarise
+from nonet.models.ranking.kinds import ListCatalogue
+from nonet.models.ranking.metrics import make_accumulators, summarise
 
 # Shapes: P held-out events, C of them in a chunk, W recommended items.
 
 
 class Scoreboard:
-    """`groups`: name -> [P] bool, the events that are summed up together; `metrics` by name."""
+    """Metrics by name of groups of events.
 
-    def __init__(self, metrics: Sequence[str], n_items: int, groups: Mapping[str, np.ndarray]):
+    `catalogue` is what metrics of lists know about the items; `groups` maps a name to the events [P] bool of the group.
+    """
+
+    def __init__(self, metrics: Sequence[str], catalogue: ListCatalogue, groups: Mapping[str, np.ndarray]):
         self._metrics, self._groups = metrics, groups
-        self._reach = {name: CoverageCounter(n_items) for name in groups}
+        self._lists = {name: make_accumulators(metrics, catalogue) for name in groups}
         self._ranks: list[np.ndarray] = []
         self._events = 0
 
     def add(self, ranks_C: np.ndarray, lists_CW: np.ndarray | None = None) -> None:
-        """Add the ranks of the next events and, if coverage is requested, their lists (-1 is none)."""
+        """Add the ranks of the next events and, if a metric of lists is requested, their lists (-1 is none)."""
         part = slice(self._events, self._events + len(ranks_C))
         if lists_CW is not None:
             for name, member in self._groups.items():
-                self._reach[name].add(lists_CW[member[part]])
+                for accumulator in self._lists[name].values():
+                    accumulator.add(lists_CW[member[part]])
         self._ranks.append(ranks_C)
         self._events = part.stop
 
@@ -38,8 +43,9 @@ class Scoreboard:
         self._groups = {
             name: np.concatenate([member, other._groups[name]]) for name, member in self._groups.items()
         }
-        for name, reach in self._reach.items():
-            reach.absorb(other._reach[name])
+        for name, accumulators in self._lists.items():
+            for kind, accumulator in accumulators.items():
+                accumulator.absorb(other._lists[name][kind])
         self._ranks += other._ranks
         self._events += other._events
 
@@ -56,7 +62,7 @@ class Scoreboard:
         """Compute the metrics by name for each group; a group without events is left out."""
         ranks = self.ranks
         return {
-            name: summarise(ranks[member], self._metrics, self._reach[name])
+            name: summarise(ranks[member], self._metrics, self._lists[name])
             for name, member in self._groups.items()
             if member.any()
         }

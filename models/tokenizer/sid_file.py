@@ -7,7 +7,7 @@ Parquet: item_id and l0, l1, ... Items of the file that the catalogue lacks are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.errors import DataError
+from nonet.models.tokenizer.kinds import TokenisedItems, TokenizeRequest
+from nonet.models.tokenizer.semantic_ids import add_collision_level, check_known
 
 MOST_CODES = 1 << 20  # a code beyond is an item number, not a code
 
 # Shapes: I items, L levels.
+
+
+def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> TokenisedItems:
+    """Return the ids of the file, with a collision level where several items share an id."""
+    codes_IL, sizes = read_sids(request.folder / options["path"], request.items["item_id"].to_pylist())
+    return check_known(request, add_collision_level(codes_IL, sizes, always=False))
+
+
+def check_file(items: pa.Table, options: Mapping[str, Any], folder: Path) -> None:
+    """Raise DataError if the file is not there or lacks an item; nothing is read for a table without rows."""
+    if len(items):
+        read_sids(folder / options["path"], items["item_id"].to_pylist())
 
 
 def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, ...]]:

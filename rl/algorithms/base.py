@@ -174,4 +174,19 @@ def has_kl(options: Options) -> bool:
     return options["kl"] > 0
 
 
-ALGORITHMS = PluginRegistry("algorithm", Algorithm, "nonet.rl.algorithms")
+def _compute_advantages(
+    rewards: Any, weights: Any, valid_UW: Any, options: Any, reduce: Any, **drawn: Any
+) -> Any:
+    """Declare the arguments of `Algorithm.advantage`."""
+
+
+def _compute_loss(policy: Any, options: Any) -> Any:
+    """Declare the arguments of `Algorithm.loss`."""
+
+
+ALGORITHMS = PluginRegistry(
+    "algorithm",
+    Algorithm,
+    "nonet.rl.algorithms",
+    contract={"advantage": _compute_advantages, "loss": _compute_loss},
+)

@@ -151,7 +151,7 @@ class CountedSource(Protocol):
         ...
 
 
-SOURCES = PluginRegistry("source", SampleSource, "nonet.samples.sources")
+SOURCES = PluginRegistry("source", SampleSource, "nonet.samples.sources", contract={"open": Samples})
 
 
 def open_source(config: Options, request: SampleRequest) -> Samples:

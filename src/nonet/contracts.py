@@ -1,17 +1,26 @@
-"""Contracts of plug-in classes: the methods that a class of a kind must have, and the arguments that they must accept.
+"""Contracts of plug-ins: the methods that an object of a kind must have, and the arguments that they must accept.
 
-A class that breaks its contract is refused in one line, which names the file of the class, what is wrong, and the
-page of the documentation that shows a correct one.
+A plug-in that breaks its contract is refused in one line, which names its file, what is wrong, and the page of the
+documentation that shows a correct one.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from typing import Any, TypeVar
 
 from nonet.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def mark_optional(method: F) -> F:
+    """Mark a method of a contract as one that a plug-in may leave out."""
+    method.__nonet_optional__ = True  # type: ignore[attr-defined]
+    return method
 
 
 def check_class(value: Any, base: type, title: str, page: str) -> None:
@@ -32,43 +41,122 @@ def check_class(value: Any, base: type, title: str, page: str) -> None:
         raise ConfigError(f"{title} ({_locate_source(value)}): {'; '.join(problems)}; see {page}")
 
 
+def check_spec(value: Any, base: type, title: str, page: str, contract: Mapping[str, Any]) -> None:
+    """Check that a plug-in is a complete spec of its kind.
+
+    Args:
+        value: The object that a reference or an entry point leads to.
+        base: The class of the specs of the kind. Methods that it marks as abstract must be overridden.
+        title: The start of error messages, with the file of the plug-in.
+        page: The page of the documentation that shows how to write one.
+        contract: By attribute of the spec, a protocol or base class that a class must implement, or a function whose
+            arguments a function must accept. A spec's dotted paths are not imported.
+
+    Raises:
+        ConfigError: The object is of another type, or lacks a method, or a method does not accept its arguments.
+    """
+    if isinstance(value, base):
+        problems = _find_method_problems(type(value), base)
+        for name, declared in contract.items():
+            problems += _find_member_problems(getattr(value, name), declared, name) if hasattr(value, name) else []
+    else:
+        problems = [f"expected an object of type {base.__name__}, got {value!r}"]
+    if problems:
+        raise ConfigError(f"{title}: {'; '.join(problems)}; see {page}")
+
+
 def find_entry_point(name: str, group: str, title: str, shipped: Collection[str]) -> EntryPoint | None:
     """Return the entry point with a name, or None if no installed package has one.
 
     Raises:
         ConfigError: The name is already taken by a shipped plug-in or by a second package.
     """
-    points = list(entry_points(group=group, name=name))
+    points = list(list_entry_points(group, name))
     if points and (name in shipped or len(points) > 1):
         owner = "Nonet ships" if name in shipped else f"{points[1].value} has"
         raise ConfigError(f"{title} ({points[0].value}): the name is taken, {owner} it; choose another name")
     return points[0] if points else None
 
 
+def list_entry_points(group: str, name: str | None = None) -> EntryPoints:
+    """Return the entry points of a group, those with a name if one is given; they are read once per process."""
+    points = _read_entry_points(group)
+    return points if name is None else points.select(name=name)
+
+
+@cache
+def _read_entry_points(group: str) -> EntryPoints:
+    return entry_points(group=group)
+
+
 def _find_class_problems(value: Any, base: type) -> list[str]:
     """List what is wrong with a plug-in class; an empty list if nothing is."""
     if not isinstance(value, type) or not issubclass(value, base):
         return [f"expected a subclass of {base.__name__}, got {value!r}"]
-    missing = sorted(getattr(value, "__abstractmethods__", ()))
+    return _find_method_problems(value, base)
+
+
+def _find_member_problems(member: Any, declared: Any, name: str) -> list[str]:
+    """List what is wrong with an attribute of a spec: a class that implements a protocol, or a function."""
+    if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
+        return _find_class_problems(member, declared) if isinstance(member, type) else []
+    if not isinstance(declared, type):
+        if callable(member):
+            problem = _find_call_problem(member, declared, name)
+            return [problem] if problem else []
+        return [] if member and isinstance(member, str) else [f"{name} is {member!r}, which is not a function"]
+    return _find_method_problems(member, declared) if isinstance(member, type) else []
+
+
+def _find_method_problems(value: type, base: type) -> list[str]:
+    """List the methods of a base class or protocol that a class lacks, or else those with the wrong arguments."""
+    methods = [name for name in sorted(vars(base)) if not name.startswith("__")]
+    missing = sorted(getattr(value, "__abstractmethods__", ())) or [
+        name for name in methods if _is_required(base, name) and not _is_implemented(value, name)
+    ]
     if missing:
         return [f"class {value.__name__} has no {' and no '.join(missing)}"]
-    return [problem for name in sorted(vars(base)) if (problem := _find_signature_problem(value, base, name))]
+    return [problem for name in methods if (problem := _find_signature_problem(value, base, name))]
+
+
+def _is_required(base: type, name: str) -> bool:
+    """Return whether a class must have this method of its base class or protocol."""
+    declared = inspect.getattr_static(base, name)
+    required = getattr(base, "_is_protocol", False) or getattr(declared, "__isabstractmethod__", False)
+    return inspect.isfunction(declared) and required and not hasattr(declared, "__nonet_optional__")
+
+
+def _is_implemented(value: type, name: str) -> bool:
+    """Return whether a class has a method that is not only declared."""
+    method = getattr(value, name, None)
+    return callable(method) and not getattr(method, "__isabstractmethod__", False)
 
 
 def _find_signature_problem(value: type, base: type, name: str) -> str:
     """Describe why a method cannot be called as the base class declares; empty if it can."""
-    declared, written = getattr(base, name), getattr(value, name)
-    if name.startswith("__") or written is declared or not inspect.isfunction(declared):
+    declared, written = getattr(base, name), getattr(value, name, None)
+    if written is None or written is declared or not inspect.isfunction(declared):
         return ""
-    expected = inspect.signature(declared)
+    if not inspect.isfunction(inspect.getattr_static(value, name)):
+        return ""  # a static or class method, or an object that is called
+    return _find_call_problem(written, declared, f"{value.__name__}.{name}")
+
+
+def _find_call_problem(written: Callable[..., Any], declared: Callable[..., Any], title: str) -> str:
+    """Describe why a function cannot be called with the arguments of another one; empty if it can."""
+    expected, parameters = inspect.signature(declared), inspect.signature(written).parameters
     by_keyword = [key for key, p in expected.parameters.items() if p.kind is p.KEYWORD_ONLY]
     by_position = [
         p for p in expected.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
+    if any(p.kind is p.VAR_KEYWORD for p in expected.parameters.values()):  # the caller passes what is required
+        required = [key for key, p in parameters.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        by_keyword += required[len(by_position) :]
+        by_keyword += [key for key, p in parameters.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
     try:
         inspect.signature(written).bind(*(None for _ in by_position), **dict.fromkeys(by_keyword))
     except (TypeError, ValueError):
-        return f"{value.__name__}.{name} does not accept {expected}"
+        return f"{title} does not accept {expected}"
     return ""
 
 

@@ -25,11 +25,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from nonet.contracts import check_spec, find_entry_point, list_entry_points
 from nonet.errors import ConfigError
 from nonet.suggest import suggest_inline
 
@@ -65,6 +65,23 @@ class PluginFiles:
         return f"{self.resolve_path(where).resolve()}{colon}{name}" if where.endswith(".py") else use
 
 
+class LocatedName(str):
+    """A name as a scenario says it, with the address by which every process finds the plug-in."""
+
+    __slots__ = ("address",)
+    address: str
+
+    def __new__(cls, name: str, address: str) -> LocatedName:
+        """Keep the address beside the name."""
+        made = super().__new__(cls, name)
+        made.address = address
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take the address along to another process."""
+        return LocatedName, (str(self), self.address)
+
+
 HERE = PluginFiles()
 OWN = "nonet_own_"  # prefix of the names of modules imported from files of the user
 
@@ -81,12 +98,16 @@ class PluginRegistry(Generic[T]):
         module: The module that contains the spec, for specs that are subpackages: "spec" for models/<name>/spec.py.
             An empty
             string means that the spec is in the module itself.
+        contract: What attributes of a spec must be, see `nonet.contracts.check_spec`; or a dotted path of it.
+        page: The page of the documentation that shows how to write one.
     """
 
     kind: str
     spec: type[T]
     package: str
     module: str = ""
+    contract: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    page: str = "docs/how-to/extend.md"
 
     @property
     def group(self) -> str:
@@ -95,7 +116,7 @@ class PluginRegistry(Generic[T]):
 
     def list_names(self) -> list[str]:
         """Return the names of the shipped specs and of the specs of installed packages, sorted."""
-        return sorted({*self.list_shipped(), *(point.name for point in entry_points(group=self.group))})
+        return sorted({*self.list_shipped(), *(point.name for point in list_entry_points(self.group))})
 
     def get(self, use: Any, files: PluginFiles = HERE) -> T:
         """Return the spec with this name or reference.
@@ -105,36 +126,34 @@ class PluginRegistry(Generic[T]):
             files: The location of the files that references name.
 
         Raises:
-            ConfigError: There is no such spec; the message lists the names that exist.
+            ConfigError: There is no such spec, the spec breaks the contract of its kind, or its name is taken.
         """
         if not isinstance(use, str):
             raise ConfigError(
                 f"{self.kind}: expected a name or an object of type {self.spec.__name__}, got {use!r}"
             )
-        return self._check_type(use, self._find(use, files))
-
-    def _find(self, use: str, files: PluginFiles) -> Any:
-        """Resolve a reference, a shipped name or an entry point, without checking its type."""
         title = f"{self.kind} {use!r}"
         if is_reference(use):
-            return load_reference(use, files, title)
-        if use in self.list_shipped():
+            value = load_reference(use, files, title)
+            return self._check(value, f"{title} ({_locate_reference(use, files)})")
+        shipped = self.list_shipped()
+        point = find_entry_point(use, self.group, title, shipped)
+        if point is not None:
+            value = load_reference(point.value, HERE, title)
+            return self._check(value, f"{title} ({_locate_reference(point.value, HERE)})")
+        if use in shipped:
             home = ".".join(filter(None, [self.package, use, self.module]))
             return importlib.import_module(home).SPEC
-        for point in entry_points(group=self.group, name=use):
-            return point.load()
         names = self.list_names()
         raise ConfigError(
             f"{title}{suggest_inline(use, names)} does not exist; choose one of: {', '.join(names)}, "
             "or refer to an object by file.py:Name or package.module:Name"
         )
 
-    def _check_type(self, use: str, value: Any) -> T:
-        """Return the value, or raise ConfigError if it is not a spec of this kind."""
-        if not isinstance(value, self.spec):
-            raise ConfigError(
-                f"{self.kind} {use!r} is {value!r}, which is not of the type {self.spec.__name__}"
-            )
+    def _check(self, value: Any, title: str) -> T:
+        """Return a plug-in's spec, or raise ConfigError if it breaks the contract of its kind."""
+        contract = {name: load_heavy(declared) for name, declared in self.contract.items()}
+        check_spec(value, self.spec, title, self.page, contract)
         return value
 
     def list_shipped(self) -> list[str]:
@@ -152,6 +171,14 @@ def _list_shipped(package: str, inner: str) -> tuple[str, ...]:
         if not inner or (module.ispkg and importlib.util.find_spec(f"{package}.{module.name}.{inner}")):
             names.append(module.name)
     return tuple(names)
+
+
+def _locate_reference(use: str, files: PluginFiles) -> str:
+    """Return the file of an imported reference."""
+    where = use.partition(":")[0]
+    if where.endswith(".py"):
+        return str(files.resolve_path(where))
+    return getattr(sys.modules.get(where), "__file__", None) or where
 
 
 def is_reference(use: str) -> bool:

@@ -41,7 +41,7 @@ COMMANDS = {
     "publish": "--step --json",
     "promote": "--share --json",
     "rollback": "--to --json",
-    "export": "--version --json",
+    "export": "--version --form --json",
     "tradeoff": "--least --run-dir --set --json",
     "attach": "--reward --name --weight --set --stage --wait --json",
     "detach": "--name --stage --wait --json",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import Field
 
+from nonet.contracts import mark_optional
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
 
@@ -95,6 +96,7 @@ class EngineRuntime(Protocol):
         """Update the weights with a learning rate, and set gradients to zero."""
         ...
 
+    @mark_optional
     def collect_gradients(self) -> Sequence[Tensor]:
         """Return this rank's gradients, to be scaled in place before `clip`.
 
@@ -102,6 +104,7 @@ class EngineRuntime(Protocol):
         """
         ...
 
+    @mark_optional
     def skip(self) -> None:
         """Drop the gradients of a step that is skipped, after `clip`.
 
@@ -201,7 +204,7 @@ class TrainEngine:
     needs: str | None = None
 
 
-ENGINES = PluginRegistry("engine", TrainEngine, "nonet.workers.engines")
+ENGINES = PluginRegistry("engine", TrainEngine, "nonet.workers.engines", contract={"cls": EngineRuntime})
 
 
 def make_engine(

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.deploy.serving.features import RequestFeatures, ServedRun, UserHistories
-from nonet.embedding.reading import MappedReader, RowLayer, merge_layers
+from nonet.deploy.serving.features import RequestFeatures, UserHistories
+from nonet.deploy.serving.offline.exporters import EXPORTERS, VersionToExport
+from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import ConfigError, DataError
-from nonet.models import MODELS, build_model
+from nonet.models import MODELS
 from nonet.models.generation import Corpus
 from nonet.models.inference import InferenceEngine, find_default_values
 from nonet.plugins import load_heavy
-from nonet.workers import load_weights
 from nonet.workers.registry import COUNTS, load_recommender
 from nonet.workers.roles import RunSetup
 
@@ -46,40 +46,51 @@ for item, title, score in model.recommend(history, k=10):
 '''
 
 
-def export_run(run: str, target: Path, version: int | None = None) -> dict[str, Any]:
+def export_run(run: str, target: Path, version: int | None = None, form: str = "folder") -> dict[str, Any]:
     """Write a version of a run into a new folder.
 
     Args:
         run: A folder, an id, a prefix, or `last`.
         target: The folder.
         version: The version, by default the served one.
+        form: The exporter: a name, `file.py:NAME` or `package.module:NAME`.
 
     Returns:
         {"run", "version", "folder", "bytes"}.
 
     Raises:
-        ConfigError: The folder is not empty, or the version cannot be exported.
+        ConfigError: The folder is not empty, the version cannot be exported, or there is no such exporter.
     """
+    write = load_heavy(EXPORTERS.get(form).write)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} already exists; choose a new folder to export to")
-    opened = ServedRun.open(run)
-    opened.check_servable("export")
-    number = version or opened.registry.serving.default or opened.publish_newest().number
-    published = opened.registry.read_version(number)
-    dense, counts = opened.registry.locate_files(published)
-    corpus = opened.catalogues.get_corpus(published.catalogue)
-    if corpus is None:
-        raise ConfigError(
-            f"version {number} is of catalogue {published.catalogue}, which {opened.folder.id} does not have"
-        )
+    exported = VersionToExport.open(run, version)
     make_folder(target)
-    shutil.copyfile(dense, target / "model.safetensors")
-    for name, path in counts.items():
+    write(exported, target)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return {
+        "run": exported.run.folder.id,
+        "version": exported.version,
+        "folder": str(target),
+        "bytes": size,
+    }
+
+
+def write_folder(exported: VersionToExport, target: Path) -> None:
+    """Write the folder that `Exported` loads, and its example.
+
+    Args:
+        exported: The version.
+        target: An empty folder.
+    """
+    opened, corpus = exported.run, exported.corpus
+    shutil.copyfile(exported.dense, target / "model.safetensors")
+    for name, path in exported.counts.items():
         make_folder(target / "transitions")
         shutil.copyfile(path, target / "transitions" / _get_file_name(name))
-    for table, layers in opened.registry.map_layers(number).items():
+    for table, arrays in exported.merge_rows().items():
         make_folder(target / "rows" / table)
-        for name, array in merge_layers(layers).to_arrays().items():
+        for name, array in arrays.items():
             np.save(target / "rows" / table / f"{name}.npy", array)
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
@@ -89,22 +100,22 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
         Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
     if (write := MODELS.get(opened.setup.model["use"]).exports) != "":
-        model = build_model(
-            opened.setup.model, opened.corpus.codes, opened.setup.feature_dims(), opened.setup.seed
-        )
-        load_weights(model, dense)
         make_folder(target / OWN_FORM)
-        load_heavy(write)(model, opened.setup.model, opened.setup.seed, target / OWN_FORM)
+        load_heavy(write)(exported.build_model(), opened.setup.model, opened.setup.seed, target / OWN_FORM)
     setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
     usual = {name: value.item() for name, value in find_default_values(seq).items()}
-    body = {"format": FORMAT, "run": opened.folder.id, "version": number, "setup": setup, "usual": usual}
+    body = {
+        "format": FORMAT,
+        "run": opened.folder.id,
+        "version": exported.version,
+        "setup": setup,
+        "usual": usual,
+    }
     body["width"] = opened.scenario.evaluate.width
     (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
     write_whole(
         target / "export.json", json.dumps(body, indent=1).encode()
     )  # written last, because a folder without it is not an export
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    return {"run": opened.folder.id, "version": number, "folder": str(target), "bytes": size}
 
 
 class Exported:

@@ -121,7 +121,7 @@ static void index_against_a_map() {
 
 // SGD at rate 1 on rows that begin at 0: a row is minus the number of gradients of ones it got.
 static void against_a_map(const char* isa, int64_t width, nonet::Format format) {
-  nonet::Config made = config(width, format, nonet::kSgd, 0);
+  nonet::Config made = config(width, format, /*rule: sgd*/ 0, 0);
   made.scale = 0;
   void* table = nonet_table_new(&made, isa);
   CHECK(table);
@@ -193,7 +193,7 @@ static void every_rule(const char* isa, int64_t width, nonet::Format format) {
 
 static void admission_and_eviction(const char* isa) {
   for (int kind = nonet::kLru; kind <= nonet::kScore; ++kind) {
-    nonet::Config made = config(5, nonet::kFp32, nonet::kRowwiseAdagrad, 1);
+    nonet::Config made = config(5, nonet::kFp32, /*rule: rowwise_adagrad*/ 2, 1);
     made.policy = {kind, 2, (1 << 24) / 2, 9, 3000, 1};
     void* table = nonet_table_new(&made, isa);
     std::vector<int64_t> keys(900);
@@ -222,7 +222,7 @@ static void* read_on(void* table) {
 }
 
 static void readers_beside_a_writer(const char* isa) {
-  nonet::Config made = config(8, nonet::kFp32, nonet::kAdagrad, 8);
+  nonet::Config made = config(8, nonet::kFp32, /*rule: adagrad*/ 1, 8);
   void* table = nonet_table_new(&made, isa);
   pthread_t readers[2];
   for (pthread_t& reader : readers) pthread_create(&reader, nullptr, read_on, table);
@@ -256,7 +256,7 @@ struct Columns {  // as in pieces.cpp
 // A version of a table that evicts, read in two halves while steps go on, is the table as it was; twice in the same memory.
 static void a_version_while_rows_go(const char* isa) {
   constexpr int64_t kWidth = 5, kKeys = 600, kBatch = 200;
-  nonet::Config made = config(kWidth, nonet::kFp32, nonet::kAdagrad, kWidth);
+  nonet::Config made = config(kWidth, nonet::kFp32, /*rule: adagrad*/ 1, kWidth);
   made.policy.evict = nonet::kLru;
   made.policy.budget_rows = 300;
   made.policy.ttl_steps = 9;

@@ -5,7 +5,9 @@ from views import gpu_nodes, node
 
 from nonet.controller.cluster.view import ClusterView
 from nonet.controller.plan.packing import Capacity, Request
+from nonet.controller.scenario import Placement
 from nonet.controller.scenario.options import Topology
+from nonet.errors import ConfigError
 from nonet.random import rng
 
 
@@ -133,3 +135,42 @@ def test_any_choice_has_the_workers_asked_for_and_never_more_than_a_node_has(see
         assert all(capacity.free(n.id, "GPU") >= -1e-9 for n in nodes)
         racks = {n.labels.get("rack") for n in nodes if n.id in found[0]}
         assert found[1] != "rack" or (len(racks) == 1 and None not in racks)
+
+
+OWN = """
+from nonet.plug import PlacementPolicy
+
+def widest(slots, count, gang, options):
+    return [(slot, 1) for slot in sorted(slots, key=lambda slot: -slot.order)[:count]]
+
+WIDEST = PlacementPolicy(widest)
+SHORT = PlacementPolicy(lambda slots, count: [])
+NONE = PlacementPolicy(lambda slots, count, gang, options: [])
+FULL = PlacementPolicy(lambda slots, count, gang, options: [(slots[0], 99)])
+"""
+
+
+def place_by(tmp_path, name):
+    (tmp_path / "own.py").write_text(OWN)
+    return Capacity(gpu_nodes(4), Placement(use=f"{tmp_path}/own.py:{name}"))
+
+
+def test_a_policy_from_a_file_chooses_the_nodes(tmp_path):
+    assert put(place_by(tmp_path, "WIDEST"), ask(3)) == ({"n001": 1, "n002": 1, "n003": 1}, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NONE", "the policy places 0 workers; it must place 3"),
+        ("FULL", "the policy puts 99 workers on node n000, where 4 fit"),
+    ],
+)
+def test_a_policy_that_places_too_few_or_too_many_workers_is_refused(tmp_path, name, said):
+    with pytest.raises(ConfigError, match=said):
+        put(place_by(tmp_path, name), ask(3))
+
+
+def test_a_policy_that_breaks_its_contract_is_refused_where_the_scenario_is_read(tmp_path):
+    with pytest.raises(ValueError, match=r"own.py\): pack does not accept .*; see docs/how-to/extend.md"):
+        place_by(tmp_path, "SHORT")

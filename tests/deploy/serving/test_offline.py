@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -87,3 +88,36 @@ def test_an_export_answers_as_the_server_does_and_its_example_runs_without_ray(s
         export_run(str(served.folder.path), target)
     with pytest.raises(DataError, match="has no export"):
         Exported(tmp_path)
+
+
+OWN = """
+import json
+from nonet.plug import Exporter
+
+def write(version, folder):
+    names = list(version.build_model().state_dict())
+    facts = {"version": version.version, "weights": names, "rows": sorted(version.merge_rows())}
+    (folder / "facts.json").write_text(json.dumps(facts))
+
+FACTS = Exporter(write)
+SHORT = Exporter(lambda version: None)
+"""
+
+
+def test_an_exporter_from_a_file_writes_its_own_form(served, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    written = export_run(str(served.folder.path), tmp_path / "out", form=f"{tmp_path}/own.py:FACTS")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["facts.json"]
+    assert written["bytes"] == (tmp_path / "out" / "facts.json").stat().st_size
+    facts = json.loads((tmp_path / "out" / "facts.json").read_text())
+    assert (facts["version"], facts["rows"]) == (1, ["item", "user"])
+    assert facts["weights"]
+
+
+def test_an_exporter_that_breaks_its_contract_is_refused_before_a_folder_is_made(served, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(
+        ConfigError, match=r"own.py\): write does not accept \(version.*see docs/how-to/extend.md"
+    ):
+        export_run(str(served.folder.path), tmp_path / "out", form=f"{tmp_path}/own.py:SHORT")
+    assert not (tmp_path / "out").exists()

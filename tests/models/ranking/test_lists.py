@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from nonet.models.ranking.lists import ItemCategories, ListQuality
+from nonet.models.ranking.kinds import ItemCategories
+from nonet.models.ranking.lists import ListQuality
 from nonet.types import Jagged
 
 NAMES = [["a"], ["a"], ["b"], ["a", "b"], [], ["c"]]

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.ranking.kinds import ListCatalogue
+from nonet.models.ranking.kinds.coverage import CoverageCounter
 from nonet.models.ranking.metrics import (
     MISSED,
-    CoverageCounter,
     compare_paired,
     compute_per_event,
     is_significant,
@@ -93,14 +94,15 @@ def test_metrics_of_known_ranks():
 
 def test_coverage_counts_distinct_recommended_items():
     lists = np.array([[0, 1, -1], [1, 2, 3]])
-    whole, parts = CoverageCounter(10), CoverageCounter(10)
+    catalogue = ListCatalogue(np.zeros(10))
+    whole, parts = CoverageCounter(catalogue), CoverageCounter(catalogue)
     whole.add(lists)
     for row in lists:
         parts.add(row[None])
     for reach in (whole, parts):
-        assert [reach.coverage(k) for k in (None, 1, 2, 3)] == [0.4, 0.2, 0.3, 0.4]
-    assert summarise(np.array([0]), ["coverage@2"], whole) == {"coverage@2": 0.3}
-    assert CoverageCounter(10).coverage() == 0
+        assert [reach.compute(k) for k in (None, 1, 2, 3)] == [0.4, 0.2, 0.3, 0.4]
+    assert summarise(np.array([0]), ["coverage@2"], {"coverage": whole}) == {"coverage@2": 0.3}
+    assert CoverageCounter(catalogue).compute(None) == 0
 
 
 def test_metrics_say_how_long_lists_they_need_and_which_of_them_an_event_has():
@@ -116,7 +118,7 @@ def test_metrics_say_how_long_lists_they_need_and_which_of_them_an_event_has():
     [
         (
             "recal@5",
-            "unknown metric 'recal@5'; there are recall@k, ndcg@k, mrr@k, coverage@k. Did you mean 'recall'",
+            "unknown metric 'recal@5'; there are coverage@k, mrr@k, ndcg@k, recall@k. Did you mean 'recall'",
         ),
         ("recall", "'recall' needs a number of items, at least 1, such as recall@10"),
         ("ndcg@0", "needs a number"),

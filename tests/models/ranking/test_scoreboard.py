@@ -1,6 +1,6 @@
 import numpy as np
 
-from nonet.models.ranking.metrics import MISSED
+from nonet.models.ranking.kinds import MISSED, ListCatalogue
 from nonet.models.ranking.scoreboard import Scoreboard
 
 
@@ -9,7 +9,7 @@ def test_groups_are_summed_up_alone_and_chunks_change_nothing():
     lists = np.array([[0, 1], [2, 3], [0, 1], [0, 2], [4, -1]])
     groups = {"all": np.ones(5, bool), "target": np.array([True, False, False, True, False])}
     for size in (1, 2, 5):
-        board = Scoreboard(["recall@2", "coverage@1", "coverage"], 10, groups)
+        board = Scoreboard(["recall@2", "coverage@1", "coverage"], ListCatalogue(np.zeros(10)), groups)
         for start in range(0, 5, size):
             board.add(ranks[start : start + size], lists[start : start + size])
         assert board.ranks.tolist() == ranks.tolist()
@@ -20,6 +20,8 @@ def test_groups_are_summed_up_alone_and_chunks_change_nothing():
 
 
 def test_a_group_without_events_is_left_out():
-    board = Scoreboard(["recall@1"], 3, {"all": np.ones(1, bool), "target": np.zeros(1, bool)})
+    board = Scoreboard(
+        ["recall@1"], ListCatalogue(np.zeros(3)), {"all": np.ones(1, bool), "target": np.zeros(1, bool)}
+    )
     board.add(np.array([0]))
     assert board.summarise() == {"all": {"recall@1": 1.0}}

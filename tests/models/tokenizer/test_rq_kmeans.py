@@ -8,7 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.tokenizer.rq_kmeans import describe_codebooks, quantise_residuals, resolve, tokenise
+from nonet.models.tokenizer.kinds import TOKENIZERS
+from nonet.models.tokenizer.rq_kmeans import quantise_residuals
+from nonet.models.tokenizer.semantic_ids import describe_codebooks, resolve, tokenise
+from nonet.plugins import PluginFiles
 from nonet.samples.sequences.sequences import build_sequences
 
 
@@ -133,7 +136,7 @@ def test_a_code_space_too_small_for_the_items_is_refused(tmp_path):
 
 def test_an_unknown_tokenizer_is_an_error(tmp_path):
     items, seq = tables()
-    with pytest.raises(ConfigError, match="'rqvae' is unknown; there are: file, rq_kmeans"):
+    with pytest.raises(ConfigError, match="'rqvae' does not exist; choose one of: file, rq_kmeans"):
         tokenise(items, seq, {"use": "rqvae"}, seed=7, folder=tmp_path)
 
 
@@ -204,3 +207,16 @@ def test_a_file_that_is_not_there_or_not_json_or_lacks_columns_is_one_readable_e
     pq.write_table(pa.table({"item": [1], "l0": [2]}), tmp_path / "odd.parquet")
     with pytest.raises(DataError, match="has columns item, l0; it needs item_id, l0"):
         tokenise(items, seq, {"use": "file", "path": "odd.parquet"}, seed=7, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("lambda request: None", r"own.py\): encode does not accept \(request: .*see docs/how-to/extend.md"),
+        ("'nonet.models:MODELS', check=3", "check is 3, which is not a function"),
+    ],
+)
+def test_a_tokenizer_that_breaks_its_contract_is_refused_in_one_line(tmp_path, body, said):
+    (tmp_path / "own.py").write_text(f"from nonet.plug import TokenizerSpec\nSPEC = TokenizerSpec({body})\n")
+    with pytest.raises(ConfigError, match=said):
+        TOKENIZERS.get("own.py:SPEC", PluginFiles(str(tmp_path)))

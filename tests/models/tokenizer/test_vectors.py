@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.tokenizer.rq_kmeans import check_tokenizer
+from nonet.models.tokenizer.semantic_ids import check_tokenizer
 from nonet.models.tokenizer.vectors import (
     SparseMatrix,
     compute_item_vectors,

@@ -47,7 +47,7 @@ class Descent:
     def backward(self, loss):
         loss.backward()
 
-    def clip(self):
+    def clip(self, sparse_norm=0.0):
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
 
     def step(self, lr):
@@ -213,7 +213,7 @@ def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring,
             r"engine.*'dpd' \(did you mean 'ddp'\?\) does not exist; choose one of: ddp, deepspeed, fsdp2",
         ),
         (engine("short.py:SPEC", sped=2.0), r"sped"),
-        (engine("short.py:Plain"), "which is not of the type TrainEngine"),
+        (engine("short.py:Plain"), "expected an object of type TrainEngine"),
         (engine("ddp", zero=1), "zero"),
     ],
 )

@@ -12,7 +12,8 @@ from ring_world import Ring
 from nonet.models.generation import corpus
 from nonet.models.generation.corpus_items import read_items
 from nonet.models.generation.exhaustive import select_top_items
-from nonet.models.ranking.lists import ItemCategories, ListQuality
+from nonet.models.ranking.kinds import ItemCategories
+from nonet.models.ranking.lists import ListQuality
 from nonet.samples.batches.prompt_rows import (
     gather_masked_items,
     gather_seen_items,

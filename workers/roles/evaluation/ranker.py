@@ -23,7 +23,6 @@ from nonet.models.baselines import Popularity, SparseVotes
 from nonet.models.generation import Corpus, Recommender, select_top_items
 from nonet.models.ranking import (
     MISSED,
-    ItemCategories,
     ListQuality,
     Scoreboard,
     SharedScores,
@@ -36,6 +35,7 @@ from nonet.models.ranking import (
     rank_of_target_np,
     select_event_metrics,
 )
+from nonet.models.ranking.kinds import ItemCategories, ListCatalogue
 from nonet.samples.batches import (
     gather_masked_items,
     gather_seen_items,
@@ -346,7 +346,11 @@ class Ranker:
         groups |= self._scenes(users, positions)
         asked = {name: member[events] for name, member in groups.items()}
         names = self._ask.metrics if metrics is None else metrics
-        return Scoreboard(names, len(self.corpus.items), asked), users[events], positions[events]
+        return (
+            Scoreboard(names, ListCatalogue(self._occurs, self._categories), asked),
+            users[events],
+            positions[events],
+        )
 
     def _scenes(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
         """The events [P] of each scene of the run's RL stages."""

@@ -44,7 +44,12 @@ class RoleKind:
     restarts: bool = False
 
 
-ROLES = PluginRegistry("role", RoleKind, "nonet.workers.roles.kinds")
+ROLES = PluginRegistry(
+    "role",
+    RoleKind,
+    "nonet.workers.roles.kinds",
+    contract={"cls": "nonet.workers.runtime:DistributeWorker"},
+)
 
 
 @cache

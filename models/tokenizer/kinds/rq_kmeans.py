@@ -1,4 +1,4 @@
-"""Options of the shipped tokenizers, as a scenario gives them. Pure: no torch."""
+"""Semantic ids by residual k-means over the vectors of items."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from nonet.models.tokenizer.kinds.base import TokenizerSpec
 from nonet.options import Positive, Rate, StrictModel
 
 
@@ -24,6 +25,8 @@ class TextEncoder(StrictModel):
 
 
 class RqKmeans(StrictModel):
+    """Options of residual k-means."""
+
     vectors: list[str | dict[str, float] | TextEncoder] | str | dict[str, float] | TextEncoder = [
         "title",
         "categories",
@@ -34,5 +37,9 @@ class RqKmeans(StrictModel):
     dim: Positive = 64
 
 
-class FileTokenizer(StrictModel):
-    path: str
+SPEC = TokenizerSpec(
+    "nonet.models.tokenizer.rq_kmeans:encode_items",
+    RqKmeans,
+    check="nonet.models.tokenizer.rq_kmeans:check_vectors",
+    adds_items=True,
+)

@@ -1,0 +1,3 @@
+from .base import EXPORTERS as EXPORTERS
+from .base import Exporter as Exporter
+from .base import VersionToExport as VersionToExport

@@ -1,0 +1,50 @@
+"""Lazy Adam: torch's formula, with a count of steps per row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nonet.embedding.tables.optimizers.base import OptimizerSettings, RowOptimizer, compute_power
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+BETA1, BETA2 = 0.9, 0.999
+
+
+def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
+    """Update rows and state on the host."""
+    dim = rows.shape[1]
+    first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
+    steps += 1
+    first += np.float32(1 - BETA1) * (grads - first)
+    second += np.float32(1 - BETA2) * (grads * grads - second)
+    count = steps.astype(np.int64)
+    rate = (step.lr / (1.0 - compute_power(BETA1, count))).astype(np.float32)
+    scale = (1.0 / np.sqrt(1.0 - compute_power(BETA2, count))).astype(np.float32)
+    rows -= rate * first / (np.sqrt(second) * scale + np.float32(step.eps))
+
+
+def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
+    """Update rows and state on a device, with the same bits."""
+    import torch
+
+    from nonet.embedding.tables.optimizers._device import compute_sqrt, round_to_float32
+
+    dim = rows.shape[1]
+    first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
+    steps.add_(1.0)
+    first.add_((grads - first) * round_to_float32(1 - BETA1))
+    second.add_((grads * grads - second) * round_to_float32(1 - BETA2))
+    count = steps.cpu().numpy().astype(np.int64)
+    rate = (step.lr / (1.0 - compute_power(BETA1, count))).astype(np.float32)
+    scale = (1.0 / np.sqrt(1.0 - compute_power(BETA2, count))).astype(np.float32)
+    device = rows.device
+    move = torch.from_numpy(rate).to(device) * first
+    rows.sub_(move / (compute_sqrt(second) * torch.from_numpy(scale).to(device) + round_to_float32(step.eps)))
+
+
+SPEC = RowOptimizer(update_rows, 2, 1, 1e-8, number=3, device_rule=update_on_device)

@@ -1,0 +1,91 @@
+"""The interface of tokenizers: a function from items to codes, and the facts by which a scenario finds it."""
+
+# Shapes: I items, L levels.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nonet.options import StrictModel
+from nonet.plugins import PluginRegistry
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from nonet.samples.sequences import Sequences
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedItems:
+    """The semantic ids of a catalogue.
+
+    Attributes:
+        sids: Semantic ids [I, L] int32, unique.
+        codes: Number of codes of every level.
+        report: How well the codebooks are used.
+    """
+
+    sids: np.ndarray
+    codes: tuple[int, ...]
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """What a tokenizer works on.
+
+    Attributes:
+        items: The table of the items [I], in the order of the result.
+        seq: The prepared events; those outside the train split must not shape the codes.
+        seed: Seed of the run.
+        folder: The folder that relative paths start from.
+        known: The `KnownSids` that items keep, of the run that weights start from; None for a new model.
+    """
+
+    items: pa.Table
+    seq: Sequences
+    seed: int
+    folder: Path
+    known: Any = None
+
+
+def _accept_items(items: pa.Table, options: Options, folder: Path) -> None:
+    """Accept every table of items."""
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """One kind of tokenizer.
+
+    Attributes:
+        encode: (request, options) -> codes [I, L] of integers from 0, or the dotted path of that function. Items with
+            equal codes are told apart by a last level that is added. A shipped function may return `TokenisedItems`.
+        options: Its keys in a scenario. Plans read `levels` and `codes`, where it has them.
+        check: (items, options, folder) -> None, or its dotted path; raises ConfigError or DataError before a run
+            starts. Where tables are large, `items` has columns and no rows.
+        adds_items: Whether new items get codes from the vectors of `options["vectors"]` and the codebooks of known
+            items (`nonet items add`).
+    """
+
+    encode: str | Callable[[TokenizeRequest, Options], np.ndarray | TokenisedItems]
+    options: type[StrictModel] = StrictModel
+    check: str | Callable[[pa.Table, Options, Path], None] = _accept_items
+    adds_items: bool = False
+
+
+def _encode_items(request: Any, options: Any) -> Any:
+    """Declare the arguments of `TokenizerSpec.encode`."""
+
+
+TOKENIZERS = PluginRegistry(
+    "tokenizer",
+    TokenizerSpec,
+    "nonet.models.tokenizer.kinds",
+    contract={"encode": _encode_items, "check": _accept_items},
+)

@@ -1,0 +1,160 @@
+"""Semantic ids: every item becomes a tuple of codes, by the tokenizer that a scenario names.
+
+Items that end in the same tuple are told apart by a last *collision* level, so a semantic id is one item. A codebook that
+collapsed is refused: a model trained on it can only ever be bad.
+"""
+
+# Shapes: I items, L levels, K codes of a level.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import DataError
+from nonet.models.tokenizer.kinds import TOKENIZERS, TokenisedItems, TokenizeRequest
+from nonet.models.tokenizer.known_sids import KnownSids
+from nonet.plugins import load_heavy
+from nonet.samples.sequences import Sequences
+
+LEAST_UNIQUE = 0.1  # share of distinct tuples before the collision level
+LEAST_EVEN = 0.1  # perplexity of the first level over the codes it could use
+
+
+def tokenise(
+    items: pa.Table,
+    seq: Sequences,
+    config: Mapping[str, Any],
+    *,
+    seed: int,
+    folder: Path,
+    known: KnownSids | None = None,
+) -> TokenisedItems:
+    """Compute the semantic id of every item of a table.
+
+    Args:
+        items: The items.
+        seq: The prepared events.
+        config: The tokenizer, `use` (rq_kmeans by default) and its options.
+        seed: Seed of the run.
+        folder: The folder that relative paths start from.
+        known: Ids that items keep, of the run that weights start from.
+
+    Raises:
+        ConfigError: There is no such tokenizer, or codes do not fit the known ones.
+        DataError: The codebook collapsed, or a plug-in returned no codes of the items.
+    """
+    options = dict(config)
+    use = options.pop("use", "rq_kmeans")
+    request = TokenizeRequest(items, seq, seed, folder, known)
+    found = load_heavy(TOKENIZERS.get(use).encode)(request, options)
+    return found if isinstance(found, TokenisedItems) else _finish_codes(request, found, f"tokenizer {use!r}")
+
+
+def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise ConfigError or DataError if `tokenise` would not find what it must read."""
+    options = dict(config)
+    load_heavy(TOKENIZERS.get(options.pop("use", "rq_kmeans")).check)(items, options, folder)
+
+
+def _finish_codes(request: TokenizeRequest, codes_IL: Any, title: str) -> TokenisedItems:
+    """Check the codes that a plug-in returned, and add the collision level."""
+    codes_IL = np.asarray(codes_IL)
+    if codes_IL.ndim != 2 or len(codes_IL) != len(request.items) or codes_IL.dtype.kind not in "iu":
+        raise DataError(
+            f"{title} returned {codes_IL.dtype} {list(codes_IL.shape)}; it must return integers "
+            f"[{len(request.items)}, levels], the codes of each item"
+        )
+    if not codes_IL.size or codes_IL.min() < 0:
+        raise DataError(f"{title} returned no codes, or a code below 0; codes count from 0")
+    sizes = tuple(int(size) + 1 for size in codes_IL.max(0))
+    return check_known(request, add_collision_level(codes_IL.astype(np.int32), sizes, always=True))
+
+
+def check_known(request: TokenizeRequest, tokens: TokenisedItems) -> TokenisedItems:
+    """Return ids that were made without the known ones. Raises ConfigError if a known item's id is another one."""
+    if request.known is None:
+        return tokens
+    keys = request.seq.get_item_keys(np.arange(len(request.items)))
+    codes = request.known.check(tokens.sids, tokens.codes, keys)
+    return make_extended_tokens(tokens.sids, codes, request.known, request.seq)
+
+
+def make_extended_tokens(
+    sids_IL: np.ndarray, codes: tuple[int, ...], known: KnownSids, seq: Sequences
+) -> TokenisedItems:
+    """Describe the ids of all items where known ones keep theirs."""
+    place_I = known.locate_items(seq.get_item_keys(np.arange(len(sids_IL))))
+    report = describe_codebooks(sids_IL, codes)
+    report |= {"known_items": int((place_I >= 0).sum()), "new_items": int((place_I < 0).sum())}
+    return TokenisedItems(sids_IL, codes, report)
+
+
+def resolve(codes_IL: np.ndarray) -> np.ndarray:
+    """Collision number [I] of each item among those of its tuple, 0, 1, ... in the order of the items."""
+    _, group = np.unique(codes_IL, axis=0, return_inverse=True)
+    order = np.argsort(group.reshape(-1), kind="stable")
+    ordered = group.reshape(-1)[order]
+    first = np.searchsorted(ordered, ordered, side="left")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order)) - first
+    return number
+
+
+def describe_codebooks(codes_IL: np.ndarray, codes: tuple[int, ...]) -> dict[str, Any]:
+    """used and perplexity by level, the share of distinct tuples, and the largest group that shares one."""
+    counts = [np.bincount(codes_IL[:, level], minlength=k) for level, k in enumerate(codes)]
+    shares = [count[count > 0] / count.sum() for count in counts]
+    _, group = np.unique(codes_IL, axis=0, return_counts=True)
+    return {
+        "levels": len(codes),
+        "codes": list(codes),
+        "used": [int((count > 0).sum()) for count in counts],
+        "perplexity": [round(float(np.exp(-(share * np.log(share)).sum())), 2) for share in shares],
+        "unique_before_collisions": len(group) / max(len(codes_IL), 1),
+        "largest_collision": int(group.max(initial=0)),
+    }
+
+
+def add_collision_level(codes_IL: np.ndarray, codes: tuple[int, ...], *, always: bool) -> TokenisedItems:
+    """Check codes, and add the collision level.
+
+    Args:
+        codes_IL: Codes of the items.
+        codes: Number of codes of every level.
+        always: Whether unique codes get a collision level too.
+
+    Raises:
+        DataError: The codebook collapsed.
+    """
+    report = describe_codebooks(codes_IL, codes)
+    _refuse_collapsed(report, len(codes_IL))
+    if report["largest_collision"] > 1 or always:
+        number = resolve(codes_IL)
+        codes_IL = np.concatenate([codes_IL, number[:, None]], 1)
+        codes = (*codes, report["largest_collision"])
+        report = describe_codebooks(codes_IL, codes) | {
+            name: report[name] for name in ("unique_before_collisions", "largest_collision")
+        }
+    return TokenisedItems(np.ascontiguousarray(codes_IL, dtype=np.int32), codes, report)
+
+
+def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
+    reach = min(report["codes"][0], items)
+    least = max(LEAST_EVEN * reach, 1.1) if reach > 1 else 0.0
+    if report["perplexity"][0] < least:
+        raise DataError(
+            f"the codebook collapsed: the first level uses {report['used'][0]} codes with perplexity "
+            f"{report['perplexity'][0]}, of {reach} it could use; at least {least:.1f} is wanted. "
+            "The item vectors hardly differ: name other tokenizer.vectors, or fewer codes."
+        )
+    if report["unique_before_collisions"] < LEAST_UNIQUE:
+        raise DataError(
+            f"the codebook collapsed: {items} items share {round(report['unique_before_collisions'] * items)} semantic "
+            f"ids, the largest group holds {report['largest_collision']}; at least {LEAST_UNIQUE:.0%} must be distinct "
+            "before the collision level. Raise tokenizer.levels or codes, or name richer tokenizer.vectors."
+        )
