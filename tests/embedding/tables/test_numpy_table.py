@@ -226,7 +226,7 @@ def test_keys_that_are_not_int64_are_refused():
 
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match="optimizer 'adamax' .*does not exist; choose one of: adagrad, adam"
+        ConfigError, match=r"optimizer 'adamax' .*does not exist; choose one of: adagrad, adam"
     ):
         table("adamax")
 
