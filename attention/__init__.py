@@ -1,4 +1,4 @@
-"""UniAttention: one operator for the masks of recommendation, on whatever device there is."""
+"""UniAttention: one attention operator for the masks of recommendation models, on every supported device."""
 
 import lazy_loader
 

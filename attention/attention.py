@@ -1,8 +1,8 @@
 """uni_attention: attention over packed sequences of any length, under a mask that is data.
 
-One signature for every mask and machine: q [T, H, D], k [S, G, D] and v [S, G, E] packed, or [B, H, N, D] dense. On a CPU the
-mask is cut into pieces that torch's fused kernel computes without a mask; a mask is never dropped, and never an N x N
-tensor. A query that sees no key gives 0.
+The signature is the same for every mask and device: q [T, H, D], k [S, G, D] and v [S, G, E] packed, or [B, H, N, D] dense. On a
+CPU the mask is cut into pieces that torch's fused kernel computes without a mask. A mask is never ignored, and never becomes an N
+x N tensor. A query that sees no key gives 0.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ def _attend_dense(
 
 
 def _resolve_cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Check the cuts of packed queries and keys, and use those of the queries for the keys by default."""
     if cu_q is None:
         raise ConfigError(
             "packed q [T, H, D] needs cu_seqlens_q [B + 1], where each sequence begins and the last ends."
@@ -135,7 +136,7 @@ def _resolve_cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None
     check_cuts(cu_q, cu_k, len(q), len(k))
     if cu_k is cu_q and len(q) != len(k):
         raise ConfigError(
-            f"q has {len(q)} tokens and k {len(k)}; where they differ cu_seqlens_k [B + 1] must say how k is cut."
+            f"q has {len(q)} tokens and k {len(k)}; if these differ, pass the cuts of k as cu_seqlens_k [B + 1]."
         )
     return cu_q, cu_k
 
@@ -168,7 +169,7 @@ def _resolve_table(
 
 
 def _count_keys(table: IntervalTable, tokens_k: int) -> int:
-    """Keys that a table was made for, as far as that is known without asking a device."""
+    """Return the number of keys that a table was made for, as far as it is known without reading from a device."""
     of_key = table.column_start if table.column_start is not None else table.word
     if of_key is not None:
         return len(of_key)
@@ -178,6 +179,7 @@ def _count_keys(table: IntervalTable, tokens_k: int) -> int:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check the shapes, dtypes, devices and widths of queries, keys and values."""
     shapes = f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
     if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2]:
         raise ConfigError(
@@ -202,7 +204,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, width in (("q and k", q.shape[2]), ("v", v.shape[2])):
         if not 0 < width <= _MOST_WIDTH:
             raise ConfigError(
-                f"{name} have width {width} (shapes {shapes}); uni_attention takes 1 to {_MOST_WIDTH} a head."
+                f"{name} have width {width} (shapes {shapes}); uni_attention takes 1 to {_MOST_WIDTH} per head."
             )
 
 
@@ -216,6 +218,7 @@ def _check_options(
     sink: Tensor | None,
     soft_cap: float | None,
 ) -> None:
+    """Check the options of a call: activation, scales, sink and bias."""
     if activation not in ("softmax", "silu"):
         raise ConfigError(f"activation is {activation!r}; it must be 'softmax' or 'silu'.")
     if activation == "silu" and (scaling_length is None or scaling_length <= 0):
@@ -230,7 +233,7 @@ def _check_options(
         activation == "silu" or tuple(sink.shape) != (q.shape[1],) or sink.device != q.device
     ):
         raise ConfigError(
-            f"sink has shape {list(sink.shape)} on {sink.device}; it must be [{q.shape[1]}], a logit a head, on {q.device}, "
+            f"sink has shape {list(sink.shape)} on {sink.device}; it must be [{q.shape[1]}], a logit per head, on {q.device}, "
             f"and needs a softmax; activation is {activation!r}."
         )
     if bias is not None:
@@ -249,7 +252,7 @@ def _select_backend(name: str, q: Tensor, v: Tensor, call: AttentionCall) -> str
     if name == "auto":
         chosen = os.environ.get(
             "NONET_ATTENTION", "auto"
-        )  # one backend on all devices: then their bits can be compared
+        )  # One backend on all devices, so that results can be compared bitwise.
         if chosen != "auto":
             return chosen
         if q.is_cuda and q.dtype != torch.float64:

@@ -1,8 +1,8 @@
-"""BeamCache: keys and values of decoding beams, the prompt's once and each beam's own few behind it.
+"""BeamCache: keys and values of decoding beams; those of the prompt are stored once, followed by each beam's own.
 
-A step attends the beams' newest tokens to the shared prompt (read once for all beams of a prompt) and to their own
-short line, and merges the two by log-sum-exp. Equal to attention over every beam's whole sequence; with W beams the
-prompt's keys are stored and read W times less. For inference: nothing here differentiates.
+A step attends the beams' newest tokens to the shared prompt (read once for all beams of a prompt) and to their own tokens, and
+merges the two by log-sum-exp. The result equals attention over every beam's whole sequence, but the prompt's keys are stored and
+read W times less. The cache is for inference only: nothing here is differentiable.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from nonet.errors import ConfigError
 
 
 class BeamCache:
-    """prefix keys [S, G, D] and values [S, G, E] packed by cu_prefix [U + 1].
+    """Keys and values of the prompts and the beams.
 
-    Beams start empty, or with own keys [U, W, L, G, D] and values [U, W, L, G, E]; where these have one row for U, the same
-    W lines stand behind every prompt.
+    The prefix keys [S, G, D] and values [S, G, E] are packed by cu_prefix [U + 1]. Beams start empty, or with own keys [U, W, L,
+    G, D] and values [U, W, L, G, E]; if these have one row instead of U, all prompts share it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class BeamCache:
             or values.shape[:3] != keys.shape[:3]
         ):
             raise ConfigError(
-                f"append takes keys [{prompts}, W, {want[0]}, {want[1]}] and values alike; got {list(keys.shape)} and "
+                f"append takes keys [{prompts}, W, {want[0]}, {want[1]}] and values to match; got {list(keys.shape)} and "
                 f"{list(values.shape)}."
             )
         if self.own_keys is None or self.own_values is None:
@@ -75,7 +75,7 @@ class BeamCache:
         groups = heads // self.keys.shape[1]
         rows = q.unflatten(2, (-1, groups)).transpose(
             2, 3
-        )  # heads that share keys are rows like any other: [U, W, H / G, G, D]
+        )  # Heads that share keys are further rows: [U, W, H / G, G, D].
         cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
         out, lse = uni_attention(
             *(rows.flatten(0, 2), self.keys, self.values),
@@ -95,6 +95,7 @@ class BeamCache:
 
 
 def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int) -> None:
+    """Check the shapes of the beams' own keys and values."""
     if (
         own_keys.ndim != 5
         or len(own_keys) not in (1, prompts)
@@ -102,13 +103,13 @@ def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int)
         or own_values.shape[:4] != own_keys.shape[:4]
     ):
         raise ConfigError(
-            f"BeamCache takes own keys [{prompts} or 1, W, L, {keys.shape[1]}, {keys.shape[2]}] and values alike; got "
+            f"BeamCache takes own keys [{prompts} or 1, W, L, {keys.shape[1]}, {keys.shape[2]}] and values to match; got "
             f"{list(own_keys.shape)} and {list(own_values.shape)}."
         )
 
 
 def _attend_own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Output [U, W, H, E] and log-sum-exp [U, W, H] over the beams' own tokens."""
+    """Compute output [U, W, H, E] and log-sum-exp [U, W, H] over the beams' own tokens."""
     groups = q.shape[2] // keys.shape[3]
     total = torch.float64 if q.dtype == torch.float64 else torch.float32
     q_grouped = q.unflatten(2, (-1, groups)).to(total)
@@ -120,6 +121,6 @@ def _attend_own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) ->
 
 
 def _merge_softmax(one: Tensor, lse_one: Tensor, other: Tensor, lse_other: Tensor) -> Tensor:
-    """Two parts of one softmax; a part that saw nothing (log-sum-exp -inf) has no weight."""
+    """Merge two parts of one softmax; a part without keys (log-sum-exp -inf) has no weight."""
     share = torch.sigmoid(lse_other.to(other.dtype) - lse_one.to(other.dtype))[..., None]
     return (one.to(other.dtype) * (1 - share) + other * share).to(one.dtype)

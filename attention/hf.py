@@ -1,7 +1,7 @@
 """uni_attention as an attention implementation of Hugging Face transformers: `attn_implementation="uni_attention"`.
 
-Call `register()` once; needs the extra `hf`. A model's mask function is read into intervals exactly, or refused: nothing
-is dropped in silence, which registered backends have done (NeMo-Automodel PR 2622).
+Call `register()` once; this needs the extra `hf`. A model's mask function is converted to intervals exactly, or refused. No mask
+is ignored silently, which other registered backends have done (NeMo-Automodel PR 2622).
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class _MaskFunctionRule:
         )
 
     def _evaluate_block(self, b: int, first: int, last: int, keys: int, device: torch.device) -> Tensor:
+        """Evaluate the mask function and the padding for rows [first, last) of sequence b."""
         q = torch.arange(first, last, device=device)[:, None] + self.q_offset
         k = torch.arange(keys, device=device)[None] + self.kv_offset
         number = torch.full((1, 1), b, device=device)
@@ -88,7 +89,9 @@ class _MaskFunctionRule:
         if self.padding is None:
             return seen
         unpadded = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
-        unpadded = torch.nn.functional.pad(unpadded, (0, keys - len(unpadded)))  # keys not yet written
+        unpadded = torch.nn.functional.pad(
+            unpadded, (0, keys - len(unpadded))
+        )  # Keys that are not written yet.
         return seen & unpadded
 
 

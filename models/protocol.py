@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
     from nonet.types import SampleBatch
 
-# Shapes: B sequences, T positions, M targets, A states that each is asked from, U prompts, W beams, L levels, K codes, D width.
+# Shapes: B sequences, T positions, M targets, A states that predict each, U prompts, W beams, L levels, K codes, D width.
 
 
 class PromptCache(Protocol):
     """Read-only result of a prefill that steps use; `state` [U, D] has one row per prompt, on the cache's device."""
 
     @property
-    def state(self) -> Tensor: ...
+    def state(self) -> Tensor:
+        """State [U, D] that predicts the next item of each prompt."""
 
     def select_prompts(self, start: int, stop: int) -> Self:
         """Return the cache of the prompts [start, stop)."""
@@ -41,7 +42,8 @@ class SidModel(Protocol):
     width: int
 
     @property
-    def features(self) -> Mapping[str, int]: ...
+    def features(self) -> Mapping[str, int]:
+        """Width of the rows by sparse feature."""
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -93,14 +95,14 @@ class SidModel(Protocol):
         """
         ...
 
-    # A model may also have `compute_legal_logits`, which exhaustive scoring asks in place of `step`. It must say the same:
+    # A model may also have `compute_legal_logits`, which exhaustive scoring calls instead of `step`, with the same result:
     #
-    #     def legal_logits(self, cache, level, prefix_ml, row_c, code_c) -> Tensor | None
+    #     def compute_legal_logits(self, cache, level, prefix_ml, row_c, code_c) -> Tensor | None
     #
-    # Logits [U, c] of code_c[i] after prefix_ml[row_c[i]], rows rising; prefixes [m, level] are the same for all prompts. None
-    # where it has no faster way than `step`.
+    # It returns the logits [U, c] of code_c[i] after prefix_ml[row_c[i]], with ascending rows; prefixes [m, level] are the same
+    # for all prompts. It returns None if it is not faster than `step`.
     #
-    # And `extend` with `extends` True, which servers ask in place of `prefill` where a user comes back: of prefixes that were
-    # kept and the events after them what steps need, and the longer prefixes, each with `nbytes`:
+    # And `extend`, with `extends` True, which servers call instead of `prefill` for returning users. From cached prefixes and
+    # the events after them it returns the cache that steps need, and the longer prefixes, each with `nbytes`:
     #
     #     def extend(self, batch, rows, kept) -> tuple[PromptCache, list[Prefix]]

@@ -41,8 +41,20 @@ class ModelContext:
 class ModelSize:
     """The size of a model.
 
-    `levels` and `codes` are those of the semantic ids. `assumed` says what was guessed, "" if nothing. `frozen` counts parameters
-    that are not trained. `matrices` counts those between hidden states, of which Muon keeps one moment; 0 if not known.
+    Attributes:
+        parameters: Number of parameters.
+        layers: Number of layers.
+        width: Width of the states.
+        feed_forward: Width of the feed-forward layers.
+        kv_width: Width of the keys and values of a layer.
+        vocabulary: Number of logits per position.
+        levels: Number of levels of the semantic ids.
+        positions_an_event: Number of positions per event.
+        weight_bytes: Bytes per weight.
+        assumed: Description of assumptions; "" if there are none.
+        depth_vectors: Vectors of the width that a level of the depth decoder keeps per position.
+        frozen: Number of parameters that are not trained.
+        matrices: Number of parameters between hidden states, of which Muon keeps one moment; 0 if unknown.
     """
 
     parameters: int
@@ -80,22 +92,24 @@ class ModelSize:
 
 
 class ModelSpec:
-    """A model, by default one that recommends by semantic ids with the shipped roles.
+    """Spec of a model; by default one that recommends by semantic ids with the shipped roles.
 
-    options      its keys in a scenario
-    build        (options, codes, features, seed) -> module, or the dotted path of that function
-    roles        classes of the roles that train, rank and prepare data for it, by role, where they are not the shipped ones
-    learner      dotted path of the learner of stages whose kind names none, where it is not that of histories of users
-    features     sparse features it reads; None: whatever tables say
-    makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
-    rows         what a step's batch counts: "users" or "events"
-    cuts_steps   whether trainers compute a step in chunks
-    aligns       whether stages can teach it what semantic ids mean in words: the module has `compute_alignment_loss(sids, texts)`
-    exports      (module, options, seed, folder): what an export holds besides, in the form of its own library; or the dotted path
-    blocks       whether it has `blocks`, which an engine may recompute or compile
-    ahead        how many events ahead its stages teach where they do not say
-    lower_is_better  of its metrics, those of which less is better
-    runs         whether this version runs it, or only plans it
+    Attributes:
+        options: Its keys in a scenario.
+        build: (options, codes, features, seed) -> module, or the dotted path of that function.
+        roles: Classes of the roles that train, evaluate and prepare data for it, by role, if they are not the shipped ones.
+        learner: Dotted path of the learner of stages whose kind names none; "" for the learner of users' histories.
+        features: Sparse features that it reads; None for those of the tables.
+        makes_lists: Whether it recommends lists; then there are rollouts, RL, and a policy for repeats.
+        rows: Unit of a step's batch: "users" or "events".
+        cuts_steps: Whether trainers compute a step in chunks.
+        blocks: Whether the module has `blocks`, which an engine may recompute or compile.
+        ahead: Default number of future events that are targets.
+        aligns: Whether stages can align semantic ids with words: the module has `compute_alignment_loss(sids, texts)`.
+        exports: (module, options, seed, folder): writes an additional export in the format of another library; or the dotted
+            path.
+        runs: Whether this version can run it, or only plan it.
+        lower_is_better: Names of its metrics for which lower values are better.
     """
 
     options: ClassVar[type[StrictModel]] = StrictModel

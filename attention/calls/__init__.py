@@ -1,4 +1,4 @@
-"""What one call of attention is: its tensors, lengths, mask and bias."""
+"""The arguments of one attention call: its tensors, lengths, mask and bias."""
 
 import lazy_loader
 

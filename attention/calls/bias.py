@@ -1,8 +1,8 @@
 """Relative position and time bias of attention scores, from O(N) tables.
 
 score[h, q, k] += position[h, clamp(k - p, -(P - 1), P - 1) + P - 1] + time[h, bucket_of(t_q - t_k)], where p is the query's
-place among the keys (its own position, aligned at the newest token when there are fewer queries than keys). A dense
-bias is O(N^2) to read and to get a gradient for; these tables are 2 P - 1 and some tens of numbers a head.
+position among the keys (its own position, aligned at the newest token if there are fewer queries than keys). A dense bias and its
+gradient need O(N^2) memory; these tables have 2 P - 1 and some tens of numbers per head.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nonet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelativeBias:
-    """Tables of a bias; either may be left out. Tables have a row per head, or one row that all heads share."""
+    """Tables of a bias; either may be None. A table has one row per head, or one row that all heads share."""
 
     position: Tensor | None = None  # [H or 1, 2 P - 1]
     time: Tensor | None = None  # [H or 1, C]
-    time_q: Tensor | None = None  # [T] int32, seconds say, counted from any origin within 2^31
+    time_q: Tensor | None = None  # [T] int32, for example seconds from any origin within 2^31
     time_k: Tensor | None = None  # [S] int32
     steps: float = 2.0  # buckets per doubling of the time between two tokens
 
@@ -34,7 +34,7 @@ class RelativeBias:
                 raise ConfigError(f"bias.{name} is {tuple(table.shape)}; it must be [{heads} or 1, entries].")
         if self.position is not None and self.position.shape[1] % 2 == 0:
             raise ConfigError(
-                f"bias.position has {self.position.shape[1]} entries a head; it takes an odd number, 2 P - 1: "
+                f"bias.position has {self.position.shape[1]} entries per head; it takes an odd number, 2 P - 1: "
                 "from P - 1 keys before the query to P - 1 behind it."
             )
         if self.time is None:
@@ -43,15 +43,15 @@ class RelativeBias:
             if times is None or times.shape != (tokens,) or times.dtype != torch.int32:
                 got = None if times is None else f"{tuple(times.shape)} {times.dtype}"
                 raise ConfigError(
-                    f"bias.{name} is {got}; a time bias takes [{tokens}] int32, a time a token."
+                    f"bias.{name} is {got}; a time bias takes [{tokens}] int32, one time per token."
                 )
 
 
 def compute_bucket(between: Tensor, steps: float, buckets: int) -> Tensor:
-    """Bucket of a time difference: floor(steps * octave), at most buckets - 1.
+    """Compute the bucket of a time difference: floor(steps * octave), at most buckets - 1.
 
-    octave is log2(max(1, |difference|)) with straight lines between powers of two, read off the float32's bits: no
-    logarithm, and the same bucket on every device.
+    octave is log2(max(1, |difference|)), linearly interpolated between powers of two and read from the bits of the float32. So no
+    logarithm is computed, and the bucket is the same on every device.
     """
     bits = between.abs().clamp_min(1).to(torch.float32).view(torch.int32)
     octave = ((bits - 0x3F800000) >> 8).to(torch.float32)

@@ -1,4 +1,4 @@
-"""Call: everything of one attention call but q, k and v, as the ops carry it and backends read it."""
+"""AttentionCall: all arguments of an attention call except q, k and v, as operators pass them and backends read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nonet.attention.masks import IntervalTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
-    """`table` is None where `form` ("full" or "causal" of equal cuts) says it all."""
+    """The arguments of a call; `table` is None if `form` ("full", or "causal" with equal cuts) defines the mask."""
 
     cu_q: Tensor
     cu_k: Tensor
@@ -23,13 +23,13 @@ class AttentionCall:
     scale: float
     activation: str = "softmax"
     scaling_length: float = 1.0
-    soft_cap: float | None = None  # of the scaled product, before the bias
+    soft_cap: float | None = None  # Applied to the scaled product, before the bias.
     sink: Tensor | None = None  # [H]
     bias: RelativeBias | None = None
 
     @property
     def plain(self) -> bool:
-        """Softmax of scaled products, at most with a sink: what fused kernels of other libraries speak."""
+        """Whether the call is a softmax of scaled products with at most a sink, which other libraries' fused kernels support."""
         return self.activation == "softmax" and self.soft_cap is None and self.bias is None
 
     def build_table(self, tokens_q: int | None = None, tokens_k: int | None = None) -> IntervalTable:
@@ -39,5 +39,5 @@ class AttentionCall:
         from nonet.attention.masks import UniMask
 
         mask = UniMask.causal() if self.form == "causal" else UniMask.full()
-        # Copies: a table that is kept as long as its cuts live must not keep them alive.
+        # Copied, because the cache keeps a table while its cuts are alive, and the table must not keep them alive.
         return mask.build_table(self.cu_q.clone(), self.cu_k.clone(), tokens_q=tokens_q, tokens_k=tokens_k)

@@ -1,6 +1,6 @@
-"""The Triton kernels as a backend of uni_attention: plans made once a table, for all layers and both directions.
+"""The Triton kernels as a backend of uni_attention: plans are made once per table, for all layers and both directions.
 
-Loaded on the first call that computes with Triton; nothing else imports it.
+This module is imported by the first call that uses Triton, and by nothing else.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import make_plans  # type: ignore[import-not-found]
 
 # Shapes: T packed query tokens, H query heads, E value width.
-_PLANS: Any = WeakIdKeyDictionary()  # start tensor of a table -> its version and plans by configuration
-_TABLES: Any = WeakIdKeyDictionary()  # cuts -> their version and tables by form, where a form says it all
+_PLANS: Any = WeakIdKeyDictionary()  # Start tensor of a table -> its version, and plans by configuration.
+_TABLES: Any = (
+    WeakIdKeyDictionary()
+)  # Cuts -> their version, and tables by form if the form defines the mask.
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output [T, H, E] and log-sum-exp [H, T] float32 ([H, 0] for "silu")."""
+    """Compute output [T, H, E] and log-sum-exp [H, T] float32 ([H, 0] for "silu")."""
     q, k, v = _make_rows_contiguous(q, k, v)
     table, options = _get_table(call, len(q), len(k)), _make_options(call)
     config = kernels.infer_config(q, v, table, options)
@@ -33,7 +35,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall
 ) -> list[Tensor | None]:
-    """Gradients of q, k, v, sink, and the bias's position and time tables; None of what is not there."""
+    """Compute the gradients of q, k, v, sink, and the bias's position and time tables; None for inputs that do not exist."""
     q, k, v = _make_rows_contiguous(q, k, v)
     table, options = _get_table(call, len(q), len(k)), _make_options(call)
     config = kernels.infer_config(q, v, table, options)
@@ -50,6 +52,7 @@ def backward(
 
 
 def _make_options(call: AttentionCall) -> KernelOptions:
+    """Return the options of the kernels for a call."""
     return KernelOptions(
         scale=call.scale,
         activation=call.activation,

@@ -1,7 +1,7 @@
-"""Launches of the backward kernels: dQ first (it leaves delta), then dK and dV, then the bias tables if there are any.
+"""Launches of the backward kernels: dQ first, which stores delta, then dK and dV, then the bias tables if there are any.
 
-Every sum has one order: a program adds its blocks in turn, torch adds the programs' partial sums. So gradients are the
-same bits on every run, at 7 matrix products a tile pair.
+Every sum has a fixed order: a program adds its blocks in sequence, and torch adds the programs' partial sums. So gradients are
+bitwise reproducible, at the cost of 7 matrix products per pair of tiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import KernelTile, TileConfig, TilePlan, TilePlans
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
-_PROGRAMS = 1024  # enough to fill any chip; the bias kernel splits its sums until it has as many
+_PROGRAMS = (
+    1024  # Enough to fill any device; the bias kernel splits its sums until it has this many programs.
+)
 _MOST_SPLITS = 16
 
 
@@ -39,9 +41,9 @@ def backward(
     config: TileConfig | None = None,
     grad_lse: Tensor | None = None,
 ) -> AttentionGradients:
-    """Gradients of all inputs, from forward's out and lse; grad_lse [H, T] where log-sum-exp was used too.
+    """Compute the gradients of all inputs from forward's out and lse.
 
-    plans and config are forward's.
+    `grad_lse` [H, T] is given if the log-sum-exp was used too. `plans` and `config` are those of forward.
     """
     options = options or KernelOptions()
     config = config or infer_config(q, v, table, options)
@@ -73,6 +75,7 @@ def _compute_grad_q(
     options: KernelOptions,
     tile: KernelTile,
 ) -> Tensor:
+    """Launch the kernel that computes the gradient of the queries."""
     from nonet.attention.kernels.triton_backward import dq_kernel
 
     q, k, v, out = inputs
@@ -98,6 +101,7 @@ def _compute_grad_kv(
     options: KernelOptions,
     tile: KernelTile,
 ) -> tuple[Tensor, Tensor]:
+    """Launch the kernel that computes the gradients of keys and values."""
     from nonet.attention.kernels.triton_backward import dkv_kernel
 
     q, k, v = inputs
@@ -124,14 +128,14 @@ def _compute_grad_bias(
     tile: KernelTile,
     piece: int,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the position and the time table, or None."""
+    """Compute the gradients of the position and the time table; None for a missing one."""
     from nonet.attention.kernels.triton_bias import bias_kernel
 
     bias, (q, k, v) = options.bias, inputs
     if bias is None or (bias.position is None and bias.time is None):
         return None, None
     size, heads = min(piece, tile.block_q), q.shape[1]
-    # A key is at most max_k - 1 before the query's place and max_q - 1 behind it.
+    # A key is at most max_k - 1 positions before the query and max_q - 1 after it.
     lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
     diagonals = lowest + highest + 1
     splits = max(
@@ -162,7 +166,7 @@ def _compute_grad_bias(
 
 
 def _sum_distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
-    """Halves of neighbouring diagonals added, and distances past the table's reach added to its ends."""
+    """Add up the halves of neighbouring diagonals, and add distances beyond the table to its ends."""
     heads, diagonals, _, size = far_HA2M.shape
     line = far_HA2M.new_zeros(heads, diagonals + 1, size)
     line[:, :-1] += far_HA2M[:, :, 0]

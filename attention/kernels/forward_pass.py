@@ -1,8 +1,8 @@
-"""The kernels behind uni_attention, as functions of tensors, a mask's table and its plan; nothing here differentiates.
+"""The kernels of uni_attention as functions of tensors, a mask's table and its plan; nothing here is differentiable.
 
-`forward` gives outputs and log-sum-exp, `backward` the gradients of all inputs from two kernels without atomics: the
-same bits on every run. Metadata is tensors, so neither lengths nor masks recompile anything. Triton is imported on
-first use; with TRITON_INTERPRET=1 in the environment before that, CPU tensors work, slowly.
+`forward` computes outputs and log-sum-exp, `backward` the gradients of all inputs with two kernels without atomics, so both are
+bitwise reproducible. Metadata is passed as tensors, so neither lengths nor masks cause recompilation. Triton is imported on first
+use. If TRITON_INTERPRET=1 is set before that, CPU tensors work, slowly.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def check(
         raise ConfigError(f"scale {options.scale} and soft_cap {options.soft_cap} must be above 0.")
     if options.sink is not None and (options.activation == "silu" or options.sink.shape != (q.shape[1],)):
         raise ConfigError(
-            f"sink {tuple(options.sink.shape)} must be [{q.shape[1]}], a logit a head, and needs a softmax; "
+            f"sink {tuple(options.sink.shape)} must be [{q.shape[1]}], a logit per head, and needs a softmax; "
             f"activation is {options.activation!r}."
         )
     if options.bias is not None:

@@ -1,9 +1,8 @@
-"""A launch's arguments, in the order in which every attention kernel declares them after its own tensors.
+"""The arguments of a launch, in the order in which every attention kernel declares them after its own tensors.
 
-All four kernels share one run of arguments (`make_shared_arguments`), their strides (`get_strides`) and
-constants (`make_constants`): a mask, a
-bias or a scale is turned into integers, floats and pointers here and nowhere else. None leaves a feature out of the
-compiled code.
+All four kernels share one list of arguments (`make_shared_arguments`), their strides (`get_strides`) and constants
+(`make_constants`). Only this module converts a mask, a bias or a scale to integers, floats and pointers. None removes a feature
+from the compiled code.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import KernelTile, Tiles
 
 # Shapes: T packed query tokens, H query heads, G key heads (H a multiple), D and E widths of q, k and of v.
-Arguments: TypeAlias = tuple[Any, ...]  # tensors, numbers, None
+Arguments: TypeAlias = tuple[Any, ...]  # Tensors, numbers or None.
 _LOG2_E = 1.4426950408889634
 _MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelOptions:
-    """What is done with a product of query and key, beside the mask."""
+    """Operations on the product of query and key besides the mask."""
 
-    scale: float | None = None  # 1 / sqrt(D) when left out; above 0
+    scale: float | None = None  # Positive; None for 1 / sqrt(D).
     activation: str = "softmax"  # or "silu": silu(score) / scaling_length, no normalisation over keys
     scaling_length: float | None = (
-        None  # for "silu"; pinned, so that a row's result doesn't depend on its batch
+        None  # For "silu"; constant, so that a row's result does not depend on its batch.
     )
     soft_cap: float | None = None  # score -> soft_cap * tanh(score / soft_cap), before the bias
-    sink: Tensor | None = None  # [H] a logit a head that takes weight and has no value
+    sink: Tensor | None = None  # [H] a logit per head that has weight but no value
     bias: RelativeBias | None = None
 
 
 def make_shared_arguments(
     q: Tensor, k: Tensor, table: IntervalTable, tiles: Tiles, options: KernelOptions
 ) -> Arguments:
-    """Tiles, mask, bias, scales and counts: what stands between a kernel's own tensors and its strides."""
+    """Return tiles, mask, bias, scales and counts: the arguments between a kernel's own tensors and its strides."""
     return (
         *(tiles.place, tiles.spans, table.cu_q, table.cu_k),
         *(table.start, table.stop, table.column_start, table.column_stop, table.sees, table.word),
@@ -78,7 +77,7 @@ def make_constants(
 
 
 def limit_registers(dtype: torch.dtype) -> dict[str, int]:
-    """float32 takes all that a thread may have: left alone, ptxas spills a few for one more block on the chip."""
+    """Return the register limit: float32 kernels use all registers of a thread, else ptxas spills some to fit one more block."""
     return {"maxnreg": _MOST_REGISTERS} if dtype == torch.float32 else {}
 
 
@@ -93,6 +92,7 @@ def round_to_power_of_two(width: int) -> int:
 
 
 def _make_bias_arguments(bias: RelativeBias | None) -> Arguments:
+    """Return the kernel arguments of a relative bias; None for each missing part."""
     if bias is None:
         return (None, None, None, None)
     position = None if bias.position is None else bias.position.contiguous()
@@ -102,7 +102,10 @@ def _make_bias_arguments(bias: RelativeBias | None) -> Arguments:
 
 
 def _compute_scales(q: Tensor, options: KernelOptions) -> Arguments:
-    """inner, outer, silu and soft cap: a score is outer * f(inner * product); without cap and bias all is in outer."""
+    """Return inner, outer, silu and soft cap of the score outer * f(inner * product).
+
+    Without cap and bias, outer has all factors.
+    """
     scale = resolve_scale(q, options)
     last = 1.0 if options.activation == "silu" else _LOG2_E
     length = 1.0 / (options.scaling_length or 1.0)
@@ -114,7 +117,7 @@ def _compute_scales(q: Tensor, options: KernelOptions) -> Arguments:
 
 
 def _get_bias_sizes(bias: RelativeBias | None) -> Arguments:
-    """Strides of the tables' heads, reach of positions, buckets per doubling and in all."""
+    """Return the head strides of the tables, the range of positions, the buckets per doubling and the number of buckets."""
     if bias is None:
         return 0, 0, 1, 1.0, 1
     position = 0 if bias.position is None or len(bias.position) == 1 else bias.position.shape[1]

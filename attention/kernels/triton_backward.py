@@ -29,8 +29,8 @@ from nonet.attention.kernels.triton_score import (
 )
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
-_CHUNK = tl.constexpr(64)  # columns of out and grad that are multiplied at a time for delta
-_SLICE = tl.constexpr(32)  # columns of a wide float32 product that are multiplied at a time
+_CHUNK = tl.constexpr(64)  # Columns of out and grad per chunk of delta.
+_SLICE = tl.constexpr(32)  # Columns per chunk of a wide float32 product.
 
 
 @triton.jit
@@ -38,9 +38,9 @@ def compute_score_gradients(
     product, grad_weight, level, delta, seen, scales, bias, here, row, key,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile, and the gradient of its scores before and behind the soft cap.
+    """Compute weights of a tile, and the gradient of its scores before and after the soft cap.
 
-    level, delta: log2-sum-exp and delta of the rows, shaped like row. For SiLU both are unused.
+    level, delta: log2-sum-exp and delta of the rows, shaped like row. They are unused for SiLU.
     """
     inner_scale, outer_scale, silu_scale, soft_cap = scales
     score = compute_scores(product, scales, bias, here, row, key)
@@ -67,7 +67,7 @@ def compute_score_gradients(
 def compute_delta(
     OUT, GRAD_OUT, first, rows, E, stride_o, stride_d, BM: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr
 ):
-    """sum(out * grad) of each row [BM], a chunk of columns at a time: whole rows of both would not fit the registers."""
+    """Compute sum(out * grad) of each row [BM], a chunk of columns at a time, because complete rows exceed the registers."""
     CHUNK: tl.constexpr = WE if WE < _CHUNK else _CHUNK
     delta = tl.zeros([BM], tl.float32)
     for at in tl.static_range(0, WE, CHUNK):
@@ -82,10 +82,10 @@ def multiply_rows(
     A, a_first, a_rows, stride_a, B, b_first, b_rows, stride_b, width, MASKED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Rows of A by rows of B, a chunk of columns at a time.
+    """Multiply rows of A by rows of B, a chunk of columns at a time.
 
-    float32 products hold a row of each operand in every thread's registers: 512 of them for width 256, half of which
-    spill. The barrier keeps the compiler from loading the next chunk's early.
+    float32 products hold a row of each operand in every thread's registers: 512 of them for width 256, half of which would spill.
+    The barrier prevents the compiler from loading the next chunk early.
     """
     CHUNK: tl.constexpr = WIDTH if WIDTH < _SLICE else _SLICE
     acc = tl.zeros([BM, BN], tl.float32)
@@ -139,7 +139,7 @@ def dq_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tiles * heads]; writes GRAD_Q and, for softmax, DELTA [H, tokens]."""
+    """Compute GRAD_Q and, for softmax, DELTA [H, tokens]; programs are [tiles * heads]."""
     tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
@@ -227,7 +227,7 @@ def dkv_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tiles * key heads]; PLACE and SPANS are those of the key tiles."""
+    """Compute the gradients of keys and values; programs are [tiles * key heads], PLACE and SPANS those of the key tiles."""
     tile, key_head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return

@@ -28,7 +28,7 @@ from nonet.attention.kernels.triton_score import (
 
 @triton.jit
 def is_touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
-    """Whether keys [low, high) meet any span of the tile."""
+    """Return whether keys [low, high) meet any span of the tile."""
     meets = 0
     for span in range(used):
         begin = tl.load(SPANS + (tile * S + span) * 4) * BN
@@ -39,7 +39,7 @@ def is_touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def gather_rows(X, row, width, stride, WIDTH: tl.constexpr):
-    """Rows of the sequence at X, any that exist."""
+    """Load any existing rows of the sequence at X."""
     column = tl.arange(0, WIDTH)[None, :]
     return tl.load(X + row[:, None].to(tl.int64) * stride + column, mask=column < width, other=0.0)
 
@@ -87,7 +87,7 @@ def bias_kernel(
             grad_out = load_rows(
                 GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BT, WE, FULL
             )
-            # Keys that are not there read the nearest that is; the mask drops them below.
+            # Missing keys read the nearest existing one; the mask removes them below.
             nearest = tl.minimum(tl.maximum(key, 0), keys - 1)
             k = gather_rows(K + k_long * k_t + (head // group) * k_h, nearest, D, k_t, WD)
             v = gather_rows(V + k_long * v_t + (head // group) * v_h, nearest, E, v_t, WE)

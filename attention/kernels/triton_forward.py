@@ -36,7 +36,7 @@ def accumulate_block(
     SLOTS: tl.constexpr, BN: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys: scores, weights, values added."""
+    """Add one block of keys: compute scores and weights, and add the values."""
     _inner_scale, outer_scale, _silu_scale, _soft_cap = scales
     _q_first, _k_first, _rows, keys, _tokens, _head = here
     key = block * BN + tl.arange(0, BN)
@@ -76,7 +76,7 @@ def forward_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tiles * heads]; LSE [H, tokens] in nats."""
+    """Compute outputs and LSE [H, tokens] in nats; programs are [tiles * heads]."""
     tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return

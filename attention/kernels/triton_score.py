@@ -48,9 +48,9 @@ def load_rows(
     X, first, limit, width, stride,
     BOUNDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Rows [ROWS, WIDTH] of the sequence at X from row `first` on; zeros from `limit` on when BOUNDED, and past `width`.
+    """Load rows [ROWS, WIDTH] of the sequence at X from row `first` on; zeros from `limit` on if BOUNDED, and past `width`.
 
-    The block's address is one scalar and the offsets within it are the same in every turn of a loop.
+    The block's address is one scalar, and the offsets within it are the same in every iteration of a loop.
     """
     place = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
@@ -91,7 +91,7 @@ def load_bounds(CU_Q, CU_K, sequence, tokens, head):
 
 @triton.jit
 def load_span(SPANS, at):
-    """Span number `at`: begin, first and past the last unmasked block, end."""
+    """Load span number `at`: begin, first and past the last unmasked block, end."""
     at = SPANS + at * 4
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
@@ -104,9 +104,9 @@ def get_masked_block(turn, inner, outer):
 
 @triton.jit
 def load_level(LSE, at, real):
-    """Log2-sum-exp of rows; +inf for rows that see nothing or are not there.
+    """Load the log2-sum-exp of rows; +inf for missing rows and rows without visible keys.
 
-    exp2(score - inf) is 0 where exp2(score + inf) would not be.
+    exp2(score - inf) is 0, but exp2(score + inf) is not.
     """
     sums = tl.load(LSE + at, mask=real, other=float("inf"))
     return tl.where(sums == -float("inf"), float("inf"), sums * LOG2_E)
@@ -114,7 +114,7 @@ def load_level(LSE, at, real):
 
 @triton.jit
 def store_rows(X, x, at, limit, width, stride, WIDTH: tl.constexpr):
-    """Rows `at` below `limit` of the sequence at X, to the nearest of its type."""
+    """Store rows `at` below `limit` of the sequence at X, rounded to the nearest of its type."""
     column = tl.arange(0, WIDTH)[None, :]
     to = X + at[:, None] * stride + column
     tl.store(to, cast_to_nearest(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
@@ -122,7 +122,7 @@ def store_rows(X, x, at, limit, width, stride, WIDTH: tl.constexpr):
 
 @triton.jit
 def compute_visible(mask, here, row, key, SLOTS: tl.constexpr):
-    """Which pairs of the tile see each other: any of the row's intervals, the key's column, a shared class bit."""
+    """Compute which pairs of the tile see each other: by any of the row's intervals, the key's column, a shared class bit."""
     START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD = mask
     q_first, k_first, rows, keys, tokens, _head = here
     real = row < rows
@@ -145,7 +145,7 @@ def compute_visible(mask, here, row, key, SLOTS: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """Within 3e-7 relative of tanh, without a select: the rational function of Eigen's ptanh, x clamped to 7.9."""
+    """Approximate tanh within 3e-7 relative error without a select: the rational function of Eigen's ptanh, x clamped to 7.9."""
     x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
     y = x * x
     up = y * -2.76076847742355e-16 + 2.00018790482477e-13
@@ -168,7 +168,7 @@ def sigmoid(x):
 
 @triton.jit
 def compute_offsets(here, row, key, reach):
-    """Entry of the position table for each pair; the query stands at row + keys - rows."""
+    """Compute the entry of the position table for each pair; the query is at position row + keys - rows."""
     _q_first, _k_first, rows, keys, _tokens, _head = here
     apart = key - (row + (keys - rows))
     return tl.minimum(tl.maximum(apart, 1 - reach), reach - 1) + (reach - 1)
@@ -188,7 +188,7 @@ def compute_time_buckets(bias, here, row, key):
 
 @triton.jit
 def compute_scores(qk, scales, bias, here, row, key):
-    """Products to scores but for one last factor, which the caller multiplies in: it merges with the exponent's."""
+    """Convert products to scores except for a last factor, which the caller merges with that of the exponent."""
     inner_scale, _outer_scale, _silu_scale, soft_cap = scales
     POSITION, TIME, _TIME_Q, _TIME_K, position_stride, time_stride, reach, _steps, _buckets = bias
     _q_first, _k_first, _rows, _keys, _tokens, head = here

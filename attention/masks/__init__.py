@@ -1,4 +1,4 @@
-"""Masks as data: what a mask says, as at most four key intervals a query."""
+"""Masks as data: at most four key intervals per query."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Cuts: cu_seqlens checked, so that a wrong one is named before anything is computed.
+"""Checks of cu_seqlens, so that an invalid one is reported before anything is computed.
 
-Their values are read where that is free: on the host, outside torch.compile. On an accelerator only shapes, types and
-devices are looked at, since reading a value there would wait for the device.
+Values are read only where this is free: on the host, outside torch.compile. On an accelerator only shapes, types and devices are
+checked, since reading a value would wait for the device.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def check_cuts(cu_q: Tensor, cu_k: Tensor, tokens_q: int | None, tokens_k: int |
 
 
 def _check_values(name: str, cuts: list[int], tokens: int | None) -> None:
+    """Check that cuts rise from 0 to the number of tokens."""
     tokens = cuts[-1] if tokens is None else tokens
     if cuts[0] or cuts[-1] != tokens or any(a > b for a, b in itertools.pairwise(cuts)):
         raise ConfigError(

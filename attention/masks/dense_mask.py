@@ -17,7 +17,7 @@ _FLEX_BLOCK = 128
 def compute_visible(
     table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: Any = slice(None)
 ) -> Tensor:
-    """[Q, N] bool of one sequence's packed tokens `query` [Q] and `key` [N], which stand at `row` and `place` in it."""
+    """Compute the mask [Q, N] of packed tokens `query` [Q] and `key` [N] of one sequence, at its positions `row` and `place`."""
     start_KQ1, stop_KQ1 = table.start[slots][:, query, None], table.stop[slots][:, query, None]
     seen = ((place >= start_KQ1) & (place < stop_KQ1)).any(0)
     if table.column_start is not None and table.column_stop is not None:
@@ -28,7 +28,7 @@ def compute_visible(
 
 
 def to_dense(table: IntervalTable) -> Tensor:
-    """[T, S] bool over the packed batch, false between sequences."""
+    """Convert to bool [T, S] over the packed batch, false between sequences."""
     device = table.start.device
     out = torch.zeros(table.start.shape[1], int(table.cu_k[-1]), dtype=torch.bool, device=device)
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
@@ -56,7 +56,7 @@ def count_visible_pairs(table: IntervalTable) -> int:
 
 
 def to_flex(table: IntervalTable) -> Any:
-    """FlexAttention's BlockMask over the packed batch (B and H broadcast)."""
+    """Convert to FlexAttention's BlockMask over the packed batch (B and H broadcast)."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(

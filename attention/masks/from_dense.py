@@ -17,7 +17,7 @@ from nonet.attention.masks.packed import MaskRows, PackedGeometry
 from nonet.errors import ConfigError
 
 # Shapes: n_q queries and n_k keys of one sequence, T packed query tokens, S packed key tokens, K slots.
-_BLOCK = 1 << 22  # dense entries read at a time
+_BLOCK = 1 << 22  # Dense entries per block.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +56,7 @@ class MaskModRule:
         )
 
     def _evaluate_block(self, b: int, row: Tensor, keys: int, at: PackedGeometry) -> Tensor:
+        """Evaluate the mask for query rows of sequence b, and check that all heads agree."""
         device = at.cu_q.device
         grid_q, grid_k = row.to(device)[:, None], torch.arange(keys, device=device)[None]
         number = torch.tensor(b, device=device)

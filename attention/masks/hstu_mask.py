@@ -37,7 +37,7 @@ class HstuRule:
         p, n = geometry.place_T, geometry.keys_T
         h = n - geometry.expand_to_queries(self.targets, "targets")
         c = geometry.expand_to_queries(self.contextual, "contextual")
-        # Where targets reach into the contextual prefix every id is `top`, and a query sees itself alone.
+        # If targets extend into the contextual prefix, every id is `top`, and a query sees only itself.
         alone = torch.as_tensor((c > h) & (c > 0) if isinstance(c, Tensor) else (h < c) & (c > 0))
         start, stop = self._find_window_start(p, h, c), torch.minimum(p + 1, h)
         contextual = p < c

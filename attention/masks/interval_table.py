@@ -25,9 +25,11 @@ class IntervalTable:
     stop: Tensor  # [K, T]
     cu_q: Tensor  # [B + 1] int32, from 0 to T
     cu_k: Tensor  # [B + 1] int32, from 0 to S
-    max_q: int  # the longest query run
+    max_q: int  # Length of the longest query run.
     max_k: int
-    column_start: Tensor | None = None  # [S] query positions that may see this key: first and past the last
+    column_start: Tensor | None = (
+        None  # [S] first query position that may see this key; column_stop is past the last
+    )
     column_stop: Tensor | None = None  # [S]
     sees: Tensor | None = None  # [T] int32 class bits a query may see
     word: Tensor | None = None  # [S] int32 class bits of a key

@@ -33,7 +33,7 @@ from nonet.attention.masks.windows import (
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, B sequences, K intervals a row.
-# Predicates below are in places of one sequence: p of the query, k of the key, n keys. Queries are the newest of their
+# Predicates below use positions in one sequence: p of the query, k of the key, n keys. Queries are the newest of their
 # sequence, p = row + n_k - n_q; "numbers" are one int for all sequences or an int tensor [B].
 
 
@@ -180,7 +180,7 @@ class UniMask:
             )
         if not 1 <= start.shape[1] <= MOST_SLOTS:
             raise ConfigError(
-                f"intervals: {start.shape[1]} intervals a row; uni_attention expresses 1 to {MOST_SLOTS}. "
+                f"intervals: {start.shape[1]} intervals per row; uni_attention expresses 1 to {MOST_SLOTS}. "
                 "Merge neighbours or split the call."
             )
         return UniMask(IntervalsRule(start, stop))

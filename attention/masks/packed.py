@@ -16,7 +16,7 @@ from torch import Tensor
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, B sequences, K slots a row.
-PerSequence: TypeAlias = int | Tensor  # one number for all sequences, or one each [B]
+PerSequence: TypeAlias = int | Tensor  # One number for all sequences, or one per sequence [B].
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,9 @@ class PackedGeometry:
     tokens_q: int
     tokens_k: int
     sequence_T: Tensor  # sequence of each query
-    place_T: Tensor  # its place among the keys of its sequence; below 0 where queries outnumber keys
+    place_T: (
+        Tensor  # Its position among the keys of its sequence; negative if there are more queries than keys.
+    )
     keys_T: Tensor  # number of keys of its sequence
 
     @classmethod
@@ -71,12 +73,13 @@ class PackedGeometry:
         return self._check_device(value, name)
 
     def _check_numbers(self, value: Tensor, name: str) -> Tensor:
+        """Return a number per sequence as int64, expanding a scalar."""
         sequences = len(self.cu_q) - 1
         if value.ndim == 0:
             value = value.expand(sequences)
         if value.ndim != 1 or len(value) != sequences:
             raise ConfigError(
-                f"{name} has shape {list(value.shape)}; this batch wants [{sequences}], one number a sequence, or one int."
+                f"{name} has shape {list(value.shape)}; this batch wants [{sequences}], one number per sequence, or one int."
             )
         return self._check_device(value, name).long()
 

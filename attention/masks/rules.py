@@ -39,7 +39,7 @@ class BosIntervalRule:
         queries_S = geometry.cu_q.diff()[sequence_S]
         row_S = place_S - (
             geometry.cu_k.diff()[sequence_S] - queries_S
-        )  # the query row that stands at this key
+        )  # The query row at this key's position.
         bos_S = (place_S + 1) % self.period == 0
         stop_S = torch.where(bos_S, torch.minimum(row_S + self.period, queries_S), queries_S)
         causal = (torch.zeros_like(geometry.place_T), geometry.place_T + 1)
@@ -68,7 +68,7 @@ def _count_below(time_q: Tensor, time_k: Tensor, at: PackedGeometry, right: bool
     """Count the keys [T] of a query's sequence below its time, by bisection in all sequences at once."""
     low, high = at.cu_k[at.sequence_T], at.cu_k[at.sequence_T] + at.keys_T
     begin = low
-    # Under torch.compile the number of keys is symbolic: enough halvings for any, so that one graph serves all.
+    # Under torch.compile the number of keys is symbolic: there are enough bisections for any, so that one graph is valid for all.
     halvings = 32 if torch.compiler.is_compiling() else max(at.tokens_k, 1).bit_length()
     for _ in range(halvings):
         open_T = low < high

@@ -1,6 +1,6 @@
-"""Launches of the plan's kernels: a batch's plan made where its mask is, from upper bounds that need no word to the host.
+"""Launches of the plan's kernels: a plan is made on the device of the mask, from upper bounds that need no transfer to the host.
 
-About 30 launches, all of fixed shape: a plan can be part of a CUDA graph, and a hundred ragged batches compile nothing.
+It takes about 30 launches of fixed shape, so a plan can be part of a CUDA graph, and ragged batches cause no recompilation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nonet.attention.plans.triton_plan import key_kernel, query_kernel, summary_
 
 
 def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
-    """plan() by kernels; the table's tensors and the plan live on the same device."""
+    """Make a plan with kernels; the table's tensors and the plan are on the same device."""
     sequences = len(table.cu_q) - 1
     queries = bound_tiles(table.start.shape[1], sequences, block_q)
     keys = bound_tiles(_bound_keys(table), sequences, block_k)
@@ -68,7 +68,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan
 
 
 def _bound_keys(table: IntervalTable) -> int:
-    """Packed keys there can be, without asking the device."""
+    """Return the maximum number of packed keys without reading from the device."""
     for column in (table.column_start, table.word):
         if column is not None:
             return len(column)

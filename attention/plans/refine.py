@@ -1,9 +1,9 @@
-"""Tiles of masks that also speak of key columns or of class words: their spans cut to what these leave.
+"""Refinement of tiles for masks with key columns or class words: spans are cut to the pairs that these allow.
 
-A pair of tiles falls away when no row is in any key's column, or no class bit is shared; it goes unmasked only when every
-row is in every key's column and every word meets every row's. Runs are cut, never pairs: a column is an interval of
-query tiles a key tile, and tiles of the same class bits share one list of runs. 65,536 tokens in one row take 3 to 5 ms,
-where its half a million pairs took 50.
+A pair of tiles is dropped if no row is in any key's column, or no class bit is shared. It needs no mask only if every row is in
+every key's column and every word meets every row's. Runs are cut, not pairs: a column is an interval of query tiles per key tile,
+and tiles with the same class bits share one list of runs. 65,536 tokens in one row take 3 to 5 ms, compared with 50 ms for half a
+million pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nonet.attention.plans.runs import (
 from nonet.attention.plans.spans import compute_extents, compute_tokens
 
 # Shapes: N query tiles, M key tiles, S spans of a tile, G groups of tiles with the same class bits, E spans in use.
-_MOST_CORES = 8  # unmasked runs of a span that are looked at for the longest
+_MOST_CORES = 8  # Maximum number of unmasked runs of a span among which the longest is chosen.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class TileSide:
 def refine_spans(
     table: IntervalTable, spans_NS4: np.ndarray, query: TileSide, key: TileSide
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Spans by query tile [N, 4, 4] and by key tile [M, 4, 4]."""
+    """Return the spans by query tile [N, 4, 4] and by key tile [M, 4, 4]."""
     hull = find_runs(spans_NS4[..., ::3], query.place, key.base)
     core = find_runs(spans_NS4[..., 1:3], query.place, key.base)
     if table.column_start is not None and table.column_stop is not None:
@@ -68,7 +68,7 @@ def refine_spans(
 
 
 def _count_tokens(side: TileSide) -> np.ndarray:
-    """Tokens of each sequence [B]."""
+    """Return the number of tokens of each sequence [B]."""
     return np.bincount(side.place[:, 0], side.rows, minlength=len(side.base) - 1).astype(np.int64)
 
 
@@ -78,7 +78,7 @@ def _clip_to_columns(
     """Clip runs of query tiles to those that any key's column meets, and to those within every key's column."""
     token_MR = compute_tokens(key.first, key.rows, key.size)
     begin, end, inner, outer = compute_extents(start_S.numpy(), stop_S.numpy(), token_MR)
-    # A tile that its sequence does not fill ends with the sequence.
+    # A partial tile ends with its sequence.
     sequence_M = key.place[:, 0]
     last = np.where(
         outer >= _count_tokens(query)[sequence_M], np.diff(query.base)[sequence_M], outer // query.size
@@ -90,7 +90,7 @@ def _clip_to_columns(
 
 
 def _clip_runs(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs:
-    """Each run cut to [low, high) of its group."""
+    """Clip each run to [low, high) of its group."""
     begin, end = runs
     group = begin // WIDE
     if low_M is not None:
@@ -101,7 +101,7 @@ def _clip_runs(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs
 
 
 def _summarise_bits(word_T: Tensor, side: TileSide) -> np.ndarray:
-    """[3, N] int32: bits that any row of a tile has, that all have, and whether none is without bits."""
+    """Compute the bits that any row of a tile has, those that all have, and whether none is without bits, [3, N] int32."""
     word_NR = word_T.numpy().take(compute_tokens(side.first, side.rows, side.size))
     some_N, every_N = np.bitwise_or.reduce(word_NR, axis=1), np.bitwise_and.reduce(word_NR, axis=1)
     return np.stack([some_N, every_N, word_NR.all(1)]).astype(np.int32)
@@ -110,10 +110,10 @@ def _summarise_bits(word_T: Tensor, side: TileSide) -> np.ndarray:
 def _clip_to_classes(
     spans_NS4: np.ndarray, mine_3N: np.ndarray, theirs_3M: np.ndarray, base_N: np.ndarray, may_M: np.ndarray
 ) -> np.ndarray:
-    """[N, 4, 4]: spans cut to the other side's tiles that share a bit.
+    """Clip spans to the other side's tiles that share a bit, [N, 4, 4].
 
-    Unmasked where every row shares a bit with every key and `may` allows it; base: the number that block 0 of a tile's
-    sequence has among all tiles of the other side.
+    Blocks are unmasked if every row shares a bit with every key and `may` allows it. `base` is the index of block 0 of a tile's
+    sequence among all tiles of the other side.
     """
     group_N, kind_G = _group_by_bits(mine_3N)
     keep_GM, full_GM = _find_shared_bits(mine_3N[:, kind_G], theirs_3M)
@@ -128,7 +128,10 @@ def _clip_to_classes(
 
 
 def _group_by_bits(bits_3N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group of each tile by its bits, and a tile of each group. By 64-bit codes: unique over rows takes 20 times as long."""
+    """Group tiles by their bits, and return each tile's group and a tile per group.
+
+    Tiles are compared by 64-bit codes, because unique over rows takes 20 times as long.
+    """
     some_N, every_N, lit_N = bits_3N.astype(np.int64)
     words_N = np.unique((some_N << 32) | (every_N & 0xFFFFFFFF), return_inverse=True)[1]
     kind_G, group_N = np.unique(2 * words_N + lit_N, return_index=True, return_inverse=True)[1:]
@@ -136,11 +139,11 @@ def _group_by_bits(bits_3N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _find_shared_bits(mine_3G: np.ndarray, theirs_3M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs [G, M] that share a bit, and pairs of which every row shares a bit with every key."""
+    """Find the pairs [G, M] that share a bit, and those in which every row shares a bit with every key."""
     (any_G, all_G, lit_G), (any_M, all_M, lit_M) = mine_3G[:, :, None], theirs_3M
     keep = (any_G & any_M) != 0
-    whole = (all_G & all_M) != 0  # one bit that all have
-    whole |= ((any_M & ~all_G) == 0) & (lit_M != 0)  # every row has all bits of the block's words
+    whole = (all_G & all_M) != 0  # All of them share a bit.
+    whole |= ((any_M & ~all_G) == 0) & (lit_M != 0)  # Every row has all bits of the block's words.
     whole |= ((any_G & ~all_M) == 0) & (lit_G != 0)
     return keep, whole & keep
 

@@ -1,8 +1,8 @@
-"""Tile pairs turned into spans: the same pairs seen from the key tiles, for the backward that owns keys.
+"""Conversion of tile pairs to the spans of key tiles, for the backward that owns keys.
 
-Consecutive query tiles differ in few key blocks, so a run of query tiles is found where a block comes in or falls out:
-O(tiles + runs), never O(tiles^2); 65,536 tokens in one causal sequence take 1,024 events. A tile of more than 4 runs
-has its last ones merged: more is computed under the mask, the result is the same.
+Consecutive query tiles differ in few key blocks, so runs of query tiles are found where a block appears or disappears: O(tiles +
+runs), never O(tiles^2). 65,536 tokens in one causal sequence take 1,024 events. If a tile has more than 4 runs, the last ones are
+merged: more is computed under the mask, and the result is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 MOST_RUNS = 4
 WIDE = 2**31
 _MOST_STACKED = 32
-Runs: TypeAlias = tuple[np.ndarray, np.ndarray]  # sorted codes, group * WIDE + place, of begins and of ends
+Runs: TypeAlias = tuple[np.ndarray, np.ndarray]  # Sorted codes group * WIDE + position of begins and of ends.
 
 # Shapes: N query tiles in packed order, B sequences, S spans of a tile, M key tiles, E events.
 
@@ -22,10 +22,10 @@ Runs: TypeAlias = tuple[np.ndarray, np.ndarray]  # sorted codes, group * WIDE + 
 def transpose_spans(
     spans_NS4: np.ndarray, place_N2: np.ndarray, full_rows_N: np.ndarray, key_base_B1: np.ndarray
 ) -> np.ndarray:
-    """[M, 4, 4]: per key tile the spans of query tiles that compute it; cores hold complete query tiles only.
+    """Compute the spans of query tiles per key tile, [M, 4, 4]; cores hold complete query tiles only.
 
-    spans: rising, disjoint, tiles in packed order. place: sequence and tile within it. key_base: the first key tile of
-    every sequence. A query tile that its sequence does not fill is never unmasked here, its rows need a bound.
+    `spans` are rising and disjoint, with tiles in packed order. `place` is sequence and tile within it, `key_base` the first key
+    tile of every sequence. A query tile that its sequence does not fill is never unmasked here, because its rows need a bound.
     """
     inner = np.where(full_rows_N[:, None, None], spans_NS4[..., 1:3], 0)
     hull, core = (
@@ -36,7 +36,7 @@ def transpose_spans(
 
 
 def join_touching_runs(begin_R: np.ndarray, end_R: np.ndarray) -> Runs:
-    """Sorted runs with those that touch made one."""
+    """Join sorted runs that touch."""
     if not len(begin_R):
         return begin_R, end_R
     apart = np.ones(len(begin_R) + 1, dtype=bool)
@@ -63,7 +63,7 @@ def stack_runs(runs: Runs, groups: int, swallow: bool) -> np.ndarray:
 
 
 def _find_extents(slot_R: np.ndarray, begin_R: np.ndarray, end_R: np.ndarray, slots: int) -> Runs:
-    """First place and past the last place of each slot's runs; (WIDE, 0) of a slot without any."""
+    """Return the first and the past-the-last position of each slot's runs; (WIDE, 0) for a slot without runs."""
     first, last = np.full(slots, WIDE), np.zeros(slots, dtype=np.int64)
     np.minimum.at(first, slot_R, begin_R % WIDE)
     np.maximum.at(last, slot_R, (end_R - 1) % WIDE + 1)
@@ -71,16 +71,16 @@ def _find_extents(slot_R: np.ndarray, begin_R: np.ndarray, end_R: np.ndarray, sl
 
 
 def _number_runs(group_R: np.ndarray, groups: int) -> np.ndarray:
-    """Place of each run among those of its group; groups rise."""
+    """Return the index of each run in its group; groups are sorted."""
     counts = np.bincount(group_R, minlength=groups)
     return np.arange(len(group_R)) - (counts.cumsum() - counts)[group_R]
 
 
 def find_runs(interval_NS2: np.ndarray, place_N2: np.ndarray, key_base_B1: np.ndarray) -> Runs:
-    """Sorted codes (key tile, query tile) of where runs begin, and of where the same runs end."""
+    """Return the sorted codes (key tile, query tile) where runs begin, and those where the same runs end."""
     rows, tiles_B = len(interval_NS2), np.bincount(place_N2[:, 0], minlength=len(key_base_B1) - 1)
     sequences = len(tiles_B)
-    # One empty row behind every sequence's tiles, and one in front of all: each row is compared with the one before.
+    # An empty row after every sequence's tiles, and one before all: each row is compared with the one before.
     to_N = np.arange(1, rows + 1) + place_N2[:, 0]
     padded = np.zeros((rows + sequences + 1, *interval_NS2.shape[1:]), dtype=np.int64)
     padded[to_N] = interval_NS2
@@ -97,8 +97,8 @@ def find_runs(interval_NS2: np.ndarray, place_N2: np.ndarray, key_base_B1: np.nd
 def _find_events(
     of_NS2: np.ndarray, without_NS2: np.ndarray, base_N: np.ndarray, tile_N: np.ndarray
 ) -> np.ndarray:
-    """Sorted codes (key tile, query tile) of the blocks in `of` that are not in `without`, row by row."""
-    # The gaps between the other row's spans. Its empty spans must not open one: they become points at the far end.
+    """Return the sorted codes (key tile, query tile) of the blocks in `of` that are not in `without`, row by row."""
+    # The gaps between the other row's spans. Its empty spans must not create one, so they become points at the far end.
     far = 2**30
     empty = without_NS2[..., 0] >= without_NS2[..., 1]
     other = np.sort(np.where(empty[..., None], far, without_NS2), axis=1)
@@ -115,7 +115,7 @@ def _find_events(
 
 
 def _make_ramps(count_E: np.ndarray) -> np.ndarray:
-    """0, 1, ... for `count` steps, one after the other."""
+    """Concatenate the ranges 0, 1, ... of `count` steps each."""
     before = count_E.cumsum() - count_E
     return np.arange(int(count_E.sum())) - before.repeat(count_E)
 

@@ -1,9 +1,9 @@
-"""Which key blocks a tile of queries computes, and which of these need no mask: straight from the row intervals.
+"""Computes which key blocks a tile of queries reads, and which of these need no mask, directly from the row intervals.
 
-A slot's hull over the tile's rows is computed, its core (the keys that every row sees) goes unmasked. A row whose slot
-is empty ends the core, never the hull, so computed blocks are a superset of the visible ones and unmasked blocks a
-subset of the fully visible ones, whatever the intervals. O(tokens) loads. In NumPy, as all of a plan made on a CPU: its
-arrays have a thousand elements, which torch takes three times as long to reach.
+A slot's hull over the tile's rows is computed; its core (the keys that every row sees) needs no mask. A row whose slot is empty
+empties the core, not the hull, so computed blocks are a superset of the visible ones and unmasked blocks a subset of the fully
+visible ones, for any intervals. This takes O(tokens) loads. Plans on a CPU use NumPy: their arrays have about a thousand
+elements, for which torch's overhead is three times as large.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ FAR = 2**30
 
 
 def compute_tokens(first_N: np.ndarray, rows_N: np.ndarray, size: int) -> np.ndarray:
-    """Packed token of each tile's rows [N, R]; rows that a tile lacks repeat its last one: no reduction needs a mask."""
+    """Return the packed token of each tile's rows [N, R]; missing rows repeat the last one, so that reductions need no mask."""
     return first_N[:, None] + np.minimum(np.arange(size), rows_N[:, None] - 1)
 
 
 def compute_extents(
     start: np.ndarray, stop: np.ndarray, token_NR: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """[..., N] each, of intervals [..., T] by tile: where those that are not empty begin and end, and what lies in all of them.
+    """Compute hull and core of intervals [..., T] by tile, [..., N] each: from where to where they reach, and their intersection.
 
-    An end of 0: all are empty. Where one is, the last two leave nothing: what is in all begins behind its end.
+    An end of 0 means that all are empty. If one is empty, the intersection is empty: it begins after its end.
     """
     start_NR, stop_NR = start.take(token_NR, axis=-1), stop.take(token_NR, axis=-1)
     seen_NR = stop_NR > start_NR
@@ -36,12 +36,12 @@ def compute_extents(
 def compute_slot_spans(
     start_KT: np.ndarray, stop_KT: np.ndarray, first_N: np.ndarray, rows_N: np.ndarray, sizes: tuple[int, int]
 ) -> np.ndarray:
-    """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR). sizes: rows, block."""
+    """Compute hull and core of every slot in blocks, [N, K, 4]; (FAR, FAR, FAR, FAR) for an empty slot. `sizes`: rows, block."""
     block = sizes[1]
     begin, end, inner, outer = compute_extents(start_KT, stop_KT, compute_tokens(first_N, rows_N, sizes[0]))
     first, last = begin // block, -(-end // block)
     core_first, core_last = -(-inner // block), outer // block
-    # A core that rounds away stands at the hull's begin, so that fs == fe marks it and cs <= fs <= fe <= ce holds.
+    # A core that is empty after rounding is set to the hull's begin: fs == fe marks it, and cs <= fs <= fe <= ce holds.
     hollow_KN = core_first >= core_last
     core_first, core_last = np.where(hollow_KN, first, core_first), np.where(hollow_KN, first, core_last)
     spans_KN4 = np.stack([first, core_first, core_last, last], -1)

@@ -13,12 +13,12 @@ import torch
 from nonet.errors import ConfigError
 
 WIDEST = 256
-PLAIN_SLOTS = 2  # a mask of more takes the tiles of rich kernels
+PLAIN_SLOTS = 2  # Masks with more slots use the tiles of rich kernels.
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTile:
-    """One kernel's tile and how it is compiled."""
+    """The tile of one kernel and its compiler options."""
 
     block_q: int
     block_k: int
@@ -33,7 +33,7 @@ class TileConfig:
     forward: KernelTile
     dq: KernelTile
     dkv: KernelTile
-    piece: int = 64  # queries and keys of the bias kernel's square pieces, at most dQ's tile
+    piece: int = 64  # Side of the bias kernel's square pieces, at most dQ's tile.
 
 
 def select_config(
@@ -61,7 +61,7 @@ def select_config(
         forward = _SILU_FORWARD.get((chip, wide), forward)
     if silu and half and rich:
         dkv = _SILU_DKV.get((chip, wide), dkv)
-    piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma takes 64 rows
+    piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma multiplies 64 rows.
     return TileConfig(KernelTile(*forward), KernelTile(*dq), KernelTile(*dkv), min(piece, dq[0]))
 
 
@@ -83,7 +83,7 @@ _HALF: dict[tuple[int, int], _Row] = {
     (100, 128): ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 1)),
     (100, 256): ((32, 32, 4, 1), (64, 32, 8, 1), (32, 32, 8, 1)),
 }
-# Where SiLU would spill in softmax's tile.
+# For SiLU, which would spill registers with the tile of softmax.
 _SILU_DKV = {(90, 256): (16, 32, 8, 1), (100, 256): (16, 32, 8, 1)}
 _SILU_FORWARD = {(90, 128): (128, 64, 8, 3), (100, 64): (128, 64, 8, 2)}
 _HALF_RICH: dict[tuple[int, int], _Row] = {

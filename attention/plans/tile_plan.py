@@ -1,8 +1,8 @@
-"""A tile plan: which blocks each tile computes, and in which of these no mask is looked at.
+"""A tile plan: which blocks each tile computes, and which of these need no mask.
 
 `make_plan(table, block_q, block_k)` reads a mask's integers once per batch; forward, backward and all layers share it. Tiles
-never straddle sequences, long tiles come first, and the backward's view by key tile is the exact transpose. 65,536
-tokens take 2 to 5 ms on one CPU thread; 1 to 3 bytes a token beside the mask's own integers.
+never cross sequences, long tiles come first, and the backward's view by key tile is the exact transpose. 65,536 tokens take 2 to
+5 ms on one CPU thread, and 1 to 3 bytes per token in addition to the mask's own integers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCKS = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """Tiles of one side and the blocks of the other that each computes; the longest work first.
+    """Tiles of one side and the blocks of the other side that each computes, sorted by work, longest first.
 
     A span is four block numbers within the sequence: masked [0, 1), unmasked [1, 2), masked [2, 3).
     """
@@ -37,7 +37,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlan:
-    """What the kernels loop over, for one mask and one batch, on the table's device."""
+    """The work of the kernels for one mask and one batch, on the table's device."""
 
     block_q: int
     block_k: int
@@ -45,14 +45,14 @@ class TilePlan:
     key: Tiles  # tiles of keys, spans over blocks of queries: dK and dV
 
     def count_bytes(self) -> int:
-        """Size of the plan, the table not counted."""
+        """Return the size of the plan without the table."""
         tensors = (self.query.place, self.query.spans, self.key.place, self.key.spans)
         return sum(x.numel() * x.element_size() for x in tensors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlans:
-    """The plans of one mask and batch for the three kernels; what has the same blocks is the same plan."""
+    """The plans of one mask and batch for the three kernels; kernels with equal blocks share a plan."""
 
     forward: TilePlan
     dq: TilePlan
@@ -60,7 +60,7 @@ class TilePlans:
 
 
 def make_plans(table: IntervalTable, config: TileConfig) -> TilePlans:
-    """All that a forward and a backward under this configuration need, made once a batch."""
+    """Make all plans of a forward and a backward under this configuration, once per batch."""
     made: dict[tuple[int, int], TilePlan] = {}
     for tile in (config.forward, config.dq, config.dkv):
         blocks = tile.block_q, tile.block_k
@@ -72,8 +72,8 @@ def make_plans(table: IntervalTable, config: TileConfig) -> TilePlans:
 def make_plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
     """Plan tiles of block_q queries by block_k keys; powers of two from 16 to 256.
 
-    On a GPU the plan is built there, without a word to the host: it then has room for the most tiles that there can
-    be, and those that there are not carry sequence -1.
+    On a GPU the plan is made on the device, without a transfer to the host. It then has room for the maximum number of tiles, and
+    unused ones have sequence -1.
     """
     for name, block in (("block_q", block_q), ("block_k", block_k)):
         if block not in _BLOCKS:
@@ -92,7 +92,7 @@ def make_plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
 
 
 def bound_tiles(tokens: int, sequences: int, block: int) -> int:
-    """How many tiles there can be at most, whatever the lengths."""
+    """Return the maximum number of tiles for any lengths."""
     return tokens // block + min(sequences, tokens)
 
 
@@ -113,6 +113,7 @@ def sort_by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
 
 
 def _make_tiles(cuts_B1: Tensor, block: int) -> TileSide:
+    """Cut the tokens of each sequence into tiles of at most `block` rows."""
     cuts, base_B1 = (
         cuts_B1.numpy().astype(np.int64),
         count_tiles_before(cuts_B1, block).numpy().astype(np.int64),
@@ -125,6 +126,7 @@ def _make_tiles(cuts_B1: Tensor, block: int) -> TileSide:
 
 
 def _compute_spans(table: IntervalTable, query: TileSide, block_k: int) -> np.ndarray:
+    """Compute the disjoint spans of key tiles that each tile of queries reads, per slot."""
     if not len(query.first):
         return np.zeros((0, len(table.start), 4), dtype=np.int32)
     start_KT, stop_KT = table.start.numpy(), table.stop.numpy()

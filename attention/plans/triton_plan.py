@@ -43,7 +43,7 @@ def combine_all_bits(a, b):
 
 @triton.jit(do_not_specialize=["sequences", "turns"])
 def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequences, turns, BN: tl.constexpr):
-    """Per key tile: hull and core of its columns, bits that any and that all words have, whether none is 0."""
+    """Summarise each key tile: hull and core of its columns, bits that any and that all words have, whether none is 0."""
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):
         return
@@ -82,7 +82,7 @@ def write_span(SPANS, count, begin, inner, outer, end):
 
 @triton.jit
 def extend(SPANS, count, state_begin, state_end, core, longest, core_at, block, keep, full, most):
-    """One more block for run-length spans: open, lengthen or close; past `most` spans the last takes all."""
+    """Add one block to run-length spans: open, lengthen or close a span; past `most` spans the last takes all."""
     gap = keep & (state_end > 0) & (block != state_end) & (count < most - 1)
     written = write_span(
         SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin)
@@ -163,7 +163,10 @@ def query_kernel(
 
 @triton.jit
 def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
-    """Slots' hulls as disjoint spans, in order of their begin; plan_spans.disjoint in scalars. Returns their number."""
+    """Convert slots' hulls to disjoint spans in order of their begin, and return their number.
+
+    This is spans.make_disjoint with scalars.
+    """
     slot = tl.arange(0, 4)
     free = tl.full([4], 1, tl.int32)
     count = 0
@@ -205,7 +208,10 @@ def refine(
     SPANS, HULLS, used, SUMMARY, first, last, bits_any, bits_all, lit,
     COLUMNS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of the hulls that columns and classes leave, as spans; plan_pairs in scalars. Returns their number."""
+    """Convert the blocks of the hulls that columns and classes leave to spans, and return their number.
+
+    This is refine.refine_spans with scalars.
+    """
     count = 0
     run_begin = 0
     run_end = 0

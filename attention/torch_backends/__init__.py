@@ -1,4 +1,4 @@
-"""Attention where there is no Triton: torch's fused kernel on tiles, a chunked form, torch_npu, a reference."""
+"""Attention without Triton: torch's fused kernel on tiles, a chunked form, torch_npu, and a reference."""
 
 import lazy_loader
 

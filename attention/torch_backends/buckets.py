@@ -1,7 +1,7 @@
-"""Buckets: short sequences of like length in one padded call of torch's fused attention, forward and backward.
+"""Buckets: short sequences of similar length in one padded call of torch's fused attention, forward and backward.
 
-A batch of 20 windows of 2 to 51 events is one to three calls instead of 20. Padding never reaches the result: padded
-keys are masked, padded rows are not read back. Masks are at most 256 x 256 a sequence, so memory stays O(N).
+A batch of 20 windows of 2 to 51 events takes one to three calls instead of 20. Padding never affects the result: padded keys are
+masked, and padded rows are not read back. Masks are at most 256 x 256 per sequence, so memory stays O(N).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from nonet.attention.masks import IntervalTable
 
 # Shapes: T packed query tokens, S packed key tokens, H heads, D width, B sequences of a bucket, Q and N the longest
 # query and key run in it, K slots, t the bucket's query tokens.
-_FEW = 4  # a bucket of fewer sequences costs more in calls than it saves in padding
-_BLIND = 1e30  # the log-sum-exp of a row that sees nothing, in the backward: every weight is 0
-_MOST = 1 << 23  # padded scores of a call, over all heads: 32 MB
+_FEW = 4  # Minimum number of sequences of a bucket.
+_BLIND = 1e30  # Log-sum-exp of a row without visible keys in the backward, so that every weight is 0.
+_MOST = 1 << 23  # Maximum number of padded scores per call over all heads: 32 MB.
 
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -27,26 +27,26 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketSide:
-    """Where a bucket's tokens lie: packed [t], in the padded layout [t], and its longest run."""
+    """Positions of a bucket's tokens: packed [t], in the padded layout [t], and its longest run."""
 
     token: Tensor
     slot: Tensor
-    filler: Tensor  # [B * longest] the packed token of each padded slot: behind a sequence its last
+    filler: Tensor  # [B * longest] packed token of each padded slot; after a sequence its last token
     longest: int
-    whole: bool  # every token of the batch, in order
+    whole: bool  # Whether it has every token of the batch, in order.
 
     def pad_with_last(self, x_THD: Tensor, sequences: int) -> Tensor:
-        """[B, H, longest, D]; behind each sequence its last token again, whose weights cannot overflow."""
+        """Pad to [B, H, longest, D] by repeating each sequence's last token, whose weights cannot overflow."""
         return self._reshape(x_THD.index_select(0, self.filler), sequences)
 
     def pad_with_zeros(self, x_THD: Tensor, sequences: int) -> Tensor:
-        """[B, H, longest, D], zeros behind each sequence."""
+        """Pad to [B, H, longest, D] with zeros."""
         part = x_THD if self.whole else x_THD.index_select(0, self.token)
         flat = x_THD.new_zeros(sequences * self.longest, *x_THD.shape[1:])
         return self._reshape(flat.index_copy_(0, self.slot, part), sequences)
 
     def pack(self, x_BHQD: Tensor) -> Tensor:
-        """[t, H, D] of the padded."""
+        """Convert padded values back to packed ones [t, H, D]."""
         return x_BHQD.transpose(1, 2).reshape(-1, x_BHQD.shape[1], x_BHQD.shape[3]).index_select(0, self.slot)
 
     def _reshape(self, flat: Tensor, sequences: int) -> Tensor:
@@ -55,21 +55,21 @@ class BucketSide:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceBucket:
-    """Sequences that share a call; `causal` and no `hidden`: the kernel's own causal mask does."""
+    """Sequences that share a call; if it is `causal` without `hidden`, the kernel's own causal mask is used."""
 
     sequences: int
     query: BucketSide
     key: BucketSide
     causal: bool
-    hidden: Tensor | None  # [B, 1, Q, N], -inf where a query does not see, 0 where it does, and in blind rows
-    blind: Tensor | None  # [t] rows that see nothing
+    hidden: Tensor | None  # [B, 1, Q, N], -inf for masked pairs, 0 for visible ones and in blind rows
+    blind: Tensor | None  # [t] rows without visible keys
 
 
 def make_buckets(
     n_q: list[int], n_k: list[int], cu_q: Tensor, cu_k: Tensor, chosen: list[int], form: str,
     table: IntervalTable | None, heads: int,
 ) -> list[SequenceBucket]:  # fmt: skip
-    """Buckets of the chosen sequences."""
+    """Divide the chosen sequences into buckets."""
     return [
         _make_bucket(torch.tensor(index, device=cu_q.device), cu_q, cu_k, form, table)
         for index in group_sequences(n_q, n_k, chosen, heads, _MOST)
@@ -99,6 +99,7 @@ def group_sequences(
 def _make_bucket(
     index_B: Tensor, cu_q: Tensor, cu_k: Tensor, form: str, table: IntervalTable | None
 ) -> SequenceBucket:
+    """Create a bucket of padded sequences, with an additive mask unless it is causal."""
     same = cu_k is cu_q
     cuts_q, cuts_k = cu_q.long(), cu_k.long()
     query = make_side(cuts_q, index_B)
@@ -129,7 +130,7 @@ def make_side(cuts: Tensor, index_B: Tensor) -> BucketSide:
 def compute_bucket_mask(
     index_B: Tensor, cuts_q: Tensor, cuts_k: Tensor, rows: int, keys: int, table: IntervalTable | None
 ) -> Tensor:
-    """[B, Q, N] bool; false in padding."""
+    """Compute the mask [B, Q, N] of a bucket; false in padding."""
     row_Q1 = torch.arange(rows, device=index_B.device)[:, None]
     key_N = torch.arange(keys, device=index_B.device)
     n_q, n_k = cuts_q.diff()[index_B], cuts_k.diff()[index_B]
@@ -179,10 +180,10 @@ def backward(
     lse: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients [t, H, D] of the bucket's query tokens, and of its key tokens, in lse's type; of blind rows 0."""
+    """Compute gradients [t, H, D] of the bucket's query and key tokens in lse's type; 0 for rows without visible keys."""
     grad, q, k, v, out = (
         x.to(lse.dtype) for x in (grad, q, k, v, out)
-    )  # half precision is slower at these lengths
+    )  # Half precision is slower at these lengths.
     hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
     n = bucket.sequences
     if bucket.blind is not None:

@@ -1,8 +1,8 @@
-"""Chunked reference: what no fused CPU kernel speaks (SiLU, bias tables, soft cap), in blocks of rows over their keys.
+"""Chunked reference for what fused CPU kernels do not support (SiLU, bias tables, soft cap), in blocks of rows over their keys.
 
-A block is some rows of a long sequence, or short sequences of like length side by side. Its scores exist only while it is
-computed, [B, H, rows, keys] of at most 2^22 entries, so memory stays O(N). The backward computes each block again and lets
-autograd differentiate it. Plain torch: it runs on any device and in float64.
+A block consists of some rows of a long sequence, or of short sequences of similar length. Its scores [B, H, rows, keys] of at
+most 2^22 entries exist only while it is computed, so memory stays O(N). The backward computes each block again with autograd. It
+is plain torch and runs on any device and in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nonet.attention.torch_backends.buckets import BucketSide, compute_bucket_ma
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width, E value width; of a block B sequences, n rows
 # and m keys a sequence, t and s its real ones.
 _ENTRIES = 1 << 22
-_SHARED = 1 << 18  # scores of short sequences side by side: they stay in a core's cache
+_SHARED = 1 << 18  # Maximum number of scores of a block of short sequences, which fit a core's cache.
 _MOST_ROWS = 256
 
 
@@ -33,11 +33,11 @@ class _ScoreBlock:
     query: BucketSide
     key: BucketSide
     seen: Tensor
-    distance: Tensor  # [B, n, m] place of the key less that of the query
+    distance: Tensor  # [B, n, m] position of the key minus that of the query
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output [T, H, E] and log-sum-exp [T, H] (meaningless for SiLU)."""
+    """Compute output [T, H, E] and log-sum-exp [T, H] (meaningless for SiLU)."""
     total = _get_sum_dtype(q)
     out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=total, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=total, device=q.device)
@@ -51,7 +51,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
 
 
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> list[Tensor | None]:
-    """Gradients of q, k, v, sink, and the bias's position and time tables; None of a part that is not there."""
+    """Compute the gradients of q, k, v, sink, and the bias's position and time tables; None for inputs that do not exist."""
     total, bias = _get_sum_dtype(q), call.bias or RelativeBias()
     inputs = (q, k, v, call.sink, bias.position, bias.time)
     sums = [None if x is None else torch.zeros(x.shape, dtype=total, device=x.device) for x in inputs]
@@ -76,7 +76,7 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall)
 
 
 def _pad_inputs(block: _ScoreBlock, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, H, n, D], [B, G, m, D] and [B, G, m, E]."""
+    """Pad queries, keys and values to [B, H, n, D], [B, G, m, D] and [B, G, m, E]."""
     n = block.sequences
     return block.query.pad_with_last(q, n), block.key.pad_with_last(k, n), block.key.pad_with_last(v, n)
 
@@ -84,7 +84,7 @@ def _pad_inputs(block: _ScoreBlock, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, block: _ScoreBlock
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, n, E] and log-sum-exp [B, H, n] of a block; differentiable."""
+    """Compute output [B, H, n, E] and log-sum-exp [B, H, n] of a block; differentiable."""
     total, groups = _get_sum_dtype(q), q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -109,7 +109,7 @@ def _attend(
 
 
 def _compute_bias(bias: RelativeBias, block: _ScoreBlock) -> Tensor | None:
-    """[B, H or 1, n, m] from the O(N) tables."""
+    """Compute the bias [B, H or 1, n, m] from the O(N) tables."""
     total = None
     if bias.position is not None:
         reach = (bias.position.shape[1] + 1) // 2
@@ -124,6 +124,7 @@ def _compute_bias(bias: RelativeBias, block: _ScoreBlock) -> Tensor | None:
 
 
 def _iterate_blocks(call: AttentionCall, heads: int, tokens_q: int, tokens_k: int) -> Iterator[_ScoreBlock]:
+    """Yield the blocks of scores: short sequences share blocks, and long ones are cut into rows."""
     table = call.build_table(tokens_q, tokens_k)
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     n_q, n_k = ([b - a for a, b in pairwise(cuts)] for cuts in (cu_q, cu_k))
@@ -144,7 +145,7 @@ def _iterate_blocks(call: AttentionCall, heads: int, tokens_q: int, tokens_k: in
 
 
 def _make_shared_block(table: IntervalTable, index_B: Tensor) -> _ScoreBlock:
-    """Short sequences side by side."""
+    """Make a block of several short sequences."""
     cuts_q, cuts_k = table.cu_q.long(), table.cu_k.long()
     query, key = make_side(cuts_q, index_B), make_side(cuts_k, index_B)
     seen = compute_bucket_mask(index_B, cuts_q, cuts_k, query.longest, key.longest, table)
@@ -160,7 +161,7 @@ def _make_run(token: Tensor) -> BucketSide:
 
 
 def _list_keys(table: IntervalTable, query: Tensor) -> Tensor:
-    """Places of the keys that the slots' hulls over these rows hold, rising."""
+    """List the positions of the keys in the slots' hulls over these rows, ascending."""
     start, stop = table.start[:, query], table.stop[:, query]
     used = start < stop
     first = torch.where(used, start, torch.iinfo(torch.int32).max).amin(1).tolist()

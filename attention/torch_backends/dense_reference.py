@@ -1,7 +1,7 @@
-"""Attention written out densely: the oracle that kernels and fallbacks are compared with.
+"""Dense attention: the reference that kernels and fallbacks are compared with.
 
-Every feature in a few lines of torch, one sequence at a time, O(N^2) memory, in whatever dtype the inputs have: float64
-for truth, the kernel's own dtype for the error that this dtype may have. Differentiable in all that has gradients.
+Every feature takes a few lines of torch, one sequence at a time, with O(N^2) memory, in the dtype of the inputs: float64 for the
+exact result, the kernel's own dtype for the error that this dtype may have. All inputs with gradients are differentiable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def attend_reference(
 
 
 def compute_visible_pairs(table: IntervalTable, rows: slice, columns: slice) -> Tensor:
-    """[Q, N] bool of one sequence, straight from the table's definition."""
+    """Compute the mask [Q, N] of one sequence, directly from the definition of the table."""
     key_N = torch.arange(columns.stop - columns.start, device=table.start.device)
     query_Q = torch.arange(rows.stop - rows.start, device=table.start.device)
     seen = ((key_N >= table.start[:, rows, None]) & (key_N < table.stop[:, rows, None])).any(0)
@@ -67,7 +67,7 @@ def compute_visible_pairs(table: IntervalTable, rows: slice, columns: slice) -> 
 
 
 def _compute_softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights, zero in rows that see nothing, and the rows' log-sum-exp, the sink in it."""
+    """Compute weights, zero in rows without visible keys, and the rows' log-sum-exp including the sink."""
     score_HQN = score_HQN.masked_fill(~seen_QN, -torch.inf)
     if sink is not None:
         column_HQ1 = sink[:, None, None].to(score_HQN.dtype).expand(-1, score_HQN.shape[1], 1)
@@ -80,7 +80,7 @@ def _compute_softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) ->
 
 
 def _compute_bias(bias: RelativeBias, rows: slice, columns: slice) -> Tensor:
-    """[H or 1, Q, N]."""
+    """Compute the bias [H or 1, Q, N]."""
     queries, keys = rows.stop - rows.start, columns.stop - columns.start
     total = torch.zeros((), dtype=torch.float64)
     if bias.position is not None:
@@ -94,5 +94,5 @@ def _compute_bias(bias: RelativeBias, rows: slice, columns: slice) -> Tensor:
 
 
 def _spread(x_NGD: Tensor, heads: int) -> Tensor:
-    """Key heads repeated for the query heads that share them."""
+    """Repeat key heads for the query heads that share them."""
     return x_NGD.repeat_interleave(heads // x_NGD.shape[1], dim=1)

@@ -1,8 +1,8 @@
-"""uni_attention on Ascend through torch_npu's fused attention, one sequence a call. Never run on Ascend.
+"""uni_attention on Ascend through torch_npu's fused attention, one sequence per call. It has never run on Ascend hardware.
 
-Written from torch_npu's documentation and tested against a stand-in of it on a CPU. Causal sequences use its compressed
-triangle, all others a bool mask of one sequence, so no mask is larger than the longest sequence squared. The backward
-computes a sequence again and lets torch_npu differentiate it.
+It is written from torch_npu's documentation and tested against a stand-in on a CPU. Causal sequences use the compressed triangle,
+all others a bool mask of one sequence, so no mask is larger than the longest sequence squared. The backward computes a sequence
+again and lets torch_npu differentiate it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width; n queries and m keys of a sequence.
 DEVICE = "npu"
-_TRIANGLE = 2048  # side of the compressed causal mask that sparse_mode 3 wants
-_WHOLE, _BOTTOM_RIGHT = 0, 3  # sparse modes: a mask of the whole sequence, causal aligned at the newest key
+_TRIANGLE = 2048  # Side of the compressed causal mask that sparse_mode 3 requires.
+_WHOLE, _BOTTOM_RIGHT = (
+    0,
+    3,
+)  # Sparse modes: a mask of the whole sequence, and causal aligned at the newest key.
 
 
 def is_available(q: Tensor, v: Tensor, call: AttentionCall) -> bool:
-    """Whether the fused kernel speaks this call; what it doesn't is for the chunked reference."""
+    """Return whether the fused kernel supports this call; the chunked reference computes other calls."""
     return (
         q.device.type == DEVICE
         and call.plain
@@ -35,7 +38,7 @@ def is_available(q: Tensor, v: Tensor, call: AttentionCall) -> bool:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output [T, H, D] and log-sum-exp [T, H] float32."""
+    """Compute output [T, H, D] and log-sum-exp [T, H] float32."""
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
     for rows, keys, options, blind in _iterate_sequences(call, len(q), len(k)):
@@ -46,7 +49,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
 
 
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> list[Tensor | None]:
-    """Gradients of q, k and v, and None of the sink and tables that this backend does not take."""
+    """Compute the gradients of q, k and v; None for the sink and tables, which this backend does not support."""
     sums = [torch.zeros_like(x) for x in (q, k, v)]
     for rows, keys, options, blind in _iterate_sequences(call, len(q), len(k)):
         index = (rows, keys, keys)
@@ -62,7 +65,7 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall)
 def _run_fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """One sequence: output [n, H, D] and log-sum-exp [n, H], from the kernel's row maxima and sums [1, H, n, 8]."""
+    """Compute output [n, H, D] and log-sum-exp [n, H] of one sequence, from the kernel's row maxima and sums [1, H, n, 8]."""
     try:
         import torch_npu  # type: ignore[import-not-found]
     except ImportError as error:
@@ -78,7 +81,7 @@ def _run_fused(
 def _iterate_sequences(
     call: AttentionCall, tokens_q: int, tokens_k: int
 ) -> Iterator[tuple[slice, slice, dict[str, Any], Tensor]]:
-    """Rows, keys, mask options and blind rows [n] of every sequence that has both; a set mask bit hides the key."""
+    """Yield rows, keys, mask options and blind rows [n] of every sequence with queries and keys; a set mask bit hides the key."""
     table = call.build_table(tokens_q, tokens_k)
     cu_q, cu_k, device = table.cu_q.tolist(), table.cu_k.tolist(), table.start.device
     triangle = None
@@ -96,5 +99,5 @@ def _iterate_sequences(
             continue
         seen = compute_visible(table, row + rows.start, place + keys.start, row, place)
         blind = ~seen.any(1)
-        hidden = ~(seen | blind[:, None])  # a row that sees nothing must not divide by zero
+        hidden = ~(seen | blind[:, None])  # A row without visible keys must not divide by zero.
         yield rows, keys, {"atten_mask": hidden, "sparse_mode": _WHOLE}, blind

@@ -1,10 +1,9 @@
-"""Attention on the CPU by torch's fused kernel, split by interval structure: forward, and a backward that trains.
+"""Attention on the CPU by torch's fused kernel, split by interval structure, for training and inference.
 
-Long sequences are computed tile by tile (`tiles.py`) and merged by log-sum-exp; each tile's backward is
-the fused one under the row's final output and log-sum-exp, so nothing is computed twice. Short ones share padded calls
-(`buckets.py`). 4 sequences of 1024/700/400/150 train 2.2 to 2.9 times faster than under a dense
-mask (float32); memory is O(N).
-The order of all sums is fixed: the same inputs give the same bits.
+Long sequences are computed tile by tile (`tiles.py`) and merged by log-sum-exp. Each tile's backward is the fused one with the
+row's final output and log-sum-exp, so nothing is computed twice. Short sequences share padded calls (`buckets.py`). 4 sequences
+of 1024/700/400/150 train 2.2 to 2.9 times faster than with a dense mask (float32), and memory is O(N). The order of all sums is
+fixed: the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from nonet.attention.torch_backends.tiles import MaskPiece, split_mask
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width of queries, keys and values (the narrower is
 # padded), n rows and m keys of a piece.
-_SHORT = 256  # keys up to which a sequence may share a padded call
+_SHORT = 256  # Maximum number of keys of a sequence in a padded call.
 _SMALL = (
     1 << 18
-)  # scores of a piece below which torch's half-precision backward is slower than float32 (3 times at 128^2)
-_BLIND = 1e30  # the log-sum-exp of a row that sees nothing, in the backward: every weight is 0
+)  # With fewer scores, torch's half-precision backward is slower than float32 (3 times at 128^2).
+_BLIND = 1e30  # Log-sum-exp of a row without visible keys in the backward, so that every weight is 0.
 
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -38,17 +37,17 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SplitPlan:
-    """What one mask and batch ask for; reused by layers and by the backward."""
+    """The buckets and pieces of one mask and batch, reused by layers and by the backward."""
 
     buckets: list[SequenceBucket]
     pieces: list[MaskPiece]
 
 
-_WORKS: Any = WeakIdKeyDictionary()  # by a tensor of the call that lives as long as its batch
+_WORKS: Any = WeakIdKeyDictionary()  # By a tensor of the call that is alive as long as its batch.
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output [T, H, E] and log-sum-exp [T, H], the sink in it (-inf where a row sees nothing and there is no sink)."""
+    """Compute output [T, H, E] and log-sum-exp [T, H] including the sink (-inf in rows without visible keys or sink)."""
     work, width = _get_split(call, q.shape[1]), v.shape[-1]
     q, k, v = _expand_heads(q, k, v)
     if len(work.buckets) == 1 and not work.pieces and work.buckets[0].query.whole:
@@ -64,6 +63,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
 def _forward_parts(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, work: _SplitPlan
 ) -> tuple[Tensor, Tensor]:
+    """Compute outputs and log-sum-exps of all buckets and pieces, and merge pieces that share query rows."""
     total = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
     out = torch.zeros(q.shape, dtype=total, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=total, device=q.device)
@@ -84,7 +84,7 @@ def _forward_parts(
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and sink."""
+    """Compute the gradients of q, k, v and sink."""
     work, widths, groups = _get_split(call, q.shape[1]), (q.shape[-1], v.shape[-1]), q.shape[1] // k.shape[1]
     sink = None
     if call.sink is not None:
@@ -124,6 +124,7 @@ def _backward_parts(
     call: AttentionCall,
     work: _SplitPlan,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of all buckets and pieces, and add them up."""
     total = lse.dtype
     gq, gk, gv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, v))
     for bucket in work.buckets:
@@ -142,7 +143,7 @@ def _backward_parts(
 def _forward_piece(
     piece: MaskPiece, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """Output [n, H, D] and log-sum-exp [n, H] of a piece alone."""
+    """Compute output [n, H, D] and log-sum-exp [n, H] of a piece alone."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
     if piece.kind == "self":
         return v, (q * k).sum(-1, dtype=_get_sum_dtype(q)) * call.scale
@@ -151,7 +152,7 @@ def _forward_piece(
         lse_HN = score_HNM.logsumexp(-1)
         weight = (score_HNM - lse_HN.masked_fill(lse_HN == -torch.inf, 0.0)[..., None]).exp_()
         return (weight.to(v.dtype) @ v.transpose(0, 1)).transpose(0, 1), lse_HN.T
-    if piece.kind == "anti":  # a causal square read backwards
+    if piece.kind == "anti":  # A causal square in reverse order.
         q, k, v = (x.flip(0) for x in (q, k, v))
     out, lse = _flash(*map(_add_batch, (q, k, v)), 0.0, piece.kind != "dense", scale=call.scale)
     out, lse = out[0].transpose(0, 1), lse[0].T
@@ -168,7 +169,7 @@ def _backward_piece(
     lse: Tensor,
     call: AttentionCall,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a piece's rows and keys, under the rows' final output and log-sum-exp."""
+    """Compute the gradients of a piece's rows and keys, from the rows' final output and log-sum-exp."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
     if len(q) * len(k) < _SMALL:
         grad, q, k, v, out = (x.to(lse.dtype) for x in (grad, q, k, v, out))
@@ -194,7 +195,7 @@ def _backward_piece(
 
 
 def _compute_scores(piece: MaskPiece, q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
-    """Scaled scores [H, n, m] of a masked piece, -inf where it does not see."""
+    """Compute the scaled scores [H, n, m] of a masked piece, -inf for pairs that the mask excludes."""
     table = call.table
     assert table is not None
     begin_q, begin_k = int(table.cu_q[piece.sequence]), int(table.cu_k[piece.sequence])
@@ -207,7 +208,7 @@ def _compute_scores(piece: MaskPiece, q: Tensor, k: Tensor, call: AttentionCall)
 
 
 def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a piece to rows that have some already, in place."""
+    """Merge a piece in place into rows that already have results."""
     total = torch.logaddexp(lse, part_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)
     out.mul_((lse - base).exp_()[..., None]).add_(part * (part_lse - base).exp_()[..., None])
@@ -217,7 +218,7 @@ def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> No
 def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
     """Return the call's buckets and pieces, cached while its table (or cuts) is alive and unchanged."""
     anchor = call.cu_q if call.table is None else call.table.start
-    if anchor.is_inference():  # no version is counted there, so a change would go unseen
+    if anchor.is_inference():  # Inference tensors have no version counter, so a change would not be noticed.
         return _make_split(call, heads)
     other = None if call.cu_k is call.cu_q else call.cu_k
     known = _WORKS.get(anchor)
@@ -230,6 +231,7 @@ def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
 
 
 def _make_split(call: AttentionCall, heads: int) -> _SplitPlan:
+    """Divide the sequences into padded buckets of short ones and separate pieces of long ones."""
     cu_q, cu_k = call.cu_q.tolist(), call.cu_k.tolist()
     n_q, n_k = ([b - a for a, b in itertools.pairwise(cuts)] for cuts in (cu_q, cu_k))
     busy = [b for b in range(len(n_q)) if n_q[b] and n_k[b]]
@@ -246,7 +248,7 @@ def _make_split(call: AttentionCall, heads: int) -> _SplitPlan:
 
 
 def _expand_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Every query head with keys and values of its own, all of one width."""
+    """Expand keys and values to one head per query head, all of one width."""
     groups, width = q.shape[1] // k.shape[1], max(q.shape[-1], v.shape[-1])
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -256,7 +258,7 @@ def _expand_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _add_batch(x_NHD: Tensor) -> Tensor:
-    """[1, H, n, D]."""
+    """Add a batch dimension: [1, H, n, D]."""
     return x_NHD.transpose(0, 1)[None]
 
 

@@ -1,8 +1,8 @@
-"""Pieces: a mask cut into what a fused kernel without masks can do: whole rectangles, squares' triangles, single keys.
+"""Pieces: a mask cut into parts that a fused kernel computes without a mask: rectangles, triangles of squares, and single keys.
 
-Rows whose interval ends stand still or move by one key a row form one piece; the rest is computed in blocks of rows over the
-hull of their keys, with a mask of that block only. So candidate isolation is a causal square, a rectangle and a diagonal,
-and nothing of size N x N exists. Pieces of a row are disjoint and merged by log-sum-exp.
+Rows whose interval ends stay or move by one key per row form one piece; other rows are computed in blocks over the hull of their
+keys, with a mask of that block only. So candidate isolation is a causal square, a rectangle and a diagonal, and nothing of size N
+x N exists. Pieces of a row are disjoint and merged by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from nonet.attention.masks import IntervalTable
 
 # Shapes: T packed query tokens, K slots. Rows and keys below are packed tokens.
-_REGULAR = 32  # rows from which a call of its own costs less than a mask
-_BLOCK = 128  # rows of a masked block
-_BAND = 64  # keys of a window from which its triangles are worth calls of their own
+_REGULAR = 32  # Minimum number of rows for which a separate call costs less than a mask.
+_BLOCK = 128  # Rows of a masked block.
+_BAND = 64  # Minimum width of a window whose triangles are computed by separate calls.
 _STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3
 
 
@@ -37,7 +37,7 @@ class MaskPiece:
     k1: int
     sequence: int
     slots: tuple[int, ...] = ()
-    first: bool = False  # no earlier piece has these rows
+    first: bool = False  # Whether no earlier piece has these rows.
 
 
 def split_mask(table: IntervalTable, sequences: list[int]) -> list[MaskPiece]:
@@ -60,7 +60,7 @@ def split_mask(table: IntervalTable, sequences: list[int]) -> list[MaskPiece]:
 
 
 def _find_regular_rows(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
-    """(kind, first, last) of consecutive rows of one kind, and (None, first, last) of what lies between."""
+    """Return (kind, first, last) of consecutive rows of one kind, and (None, first, last) of the rows between."""
     empty = s >= e
     s, e = np.where(empty, -9, s), np.where(empty, -9, e)
     ds, de = np.diff(s), np.diff(e)
@@ -90,7 +90,10 @@ def _find_regular_rows(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
 def _cut_rows(
     kind: int | None, s: Any, e: Any, first: int, last: int, at: tuple[int, int, int, int], loose: dict
 ) -> list[MaskPiece]:
-    """Pieces of regular rows; what needs a mask goes into `loose` by blocks of rows: (slot, first key, past the last)."""
+    """Return the pieces of regular rows, and append parts that need a mask to `loose`.
+
+    These are cut into blocks of rows: (slot, first key, past the last).
+    """
     base_q, base_k, b, slot = at
     q0, q1, k0, k1 = base_q + first, base_q + last, base_k + int(s[first]), base_k + int(e[first])
     if kind == _STILL:
@@ -131,7 +134,7 @@ def _cut_band(q0: int, q1: int, k0: int, width: int, b: int) -> list[MaskPiece]:
 
 
 def _make_masked_pieces(loose: dict, base_q: int, base_k: int, b: int) -> list[MaskPiece]:
-    """Masked blocks; slots of the same rows share one where their hulls lie closer than they are wide."""
+    """Make masked blocks; slots of the same rows share one if their hulls are closer than they are wide."""
     out = []
     for (first, last), parts in loose.items():
         groups: list[list[Any]] = []

@@ -21,7 +21,7 @@ _ROUNDS = 9
 
 
 def bench_attention_beams() -> dict[str, Any]:
-    """Milliseconds of a decode of three levels, by type and key heads; ratios above 1 are in our favour."""
+    """Measure the milliseconds of a decode of three levels, by type and key heads; ratios above 1 favour Nonet."""
     import torch
 
     threads = torch.get_num_threads()

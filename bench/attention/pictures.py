@@ -91,7 +91,7 @@ def _draw_rect(k: int, q: int, keys: int, rows: int, colour: str) -> str:
 def _list_tiles(
     table: IntervalTable,
 ) -> tuple[list[tuple[int, int, int, int]], set[tuple[int, int, int, int]]]:
-    """Tiles (q0, q1, k0, k1) that a slot's hull meets, and those that a slot's core covers."""
+    """List the tiles (q0, q1, k0, k1) that a slot's hull meets, and those that a slot's core covers."""
     computed, unmasked = [], set()
     cu = table.cu_q.tolist()
     for begin, end in pairwise(cu):
@@ -120,7 +120,7 @@ def _list_tiles(
 
 
 def _is_in_column(table: IntervalTable, tile: tuple[int, int, int, int], begin: int, how: str) -> bool:
-    """Whether any or all of a tile's rows lie in the columns' intervals of its keys."""
+    """Return whether any or all of a tile's rows are in the columns' intervals of its keys."""
     if table.column_start is None or table.column_stop is None:
         return True
     q0, q1, k0, k1 = tile

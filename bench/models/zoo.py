@@ -67,7 +67,7 @@ class _Animal:
                 said = test(self)
             except Exception as error:  # of whatever kind an architecture raises
                 said = " ".join(str(error).split())[:200]
-                said = re.sub(r"^model\.attention: uni: |; leave attention out$", "", said)
+                said = re.sub(r"^model\.attention: uni: |; remove the key attention$", "", said)
                 said = said if isinstance(error, ConfigError) else f"{type(error).__name__}: {said}"
             row[what] = "no" if said else "yes"
             if said:

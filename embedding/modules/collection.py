@@ -168,6 +168,7 @@ class _SparseCollection(nn.Module):
             yield table, rows, {name: offsets for name, (_, offsets) in features.items()}
 
     def _add_pending(self, table: str, keys: Tensor, rows: Tensor) -> None:
+        """Remember rows for the next `push`, and refuse to remember too many."""
         if len(self._waiting[table]) >= _MOST_WAITING:
             raise ConfigError(
                 f"{_MOST_WAITING} forwards in training mode and no push: call push(step) after backward(), "
@@ -178,6 +179,7 @@ class _SparseCollection(nn.Module):
     def _read_features(
         self, batch: Mapping[str, Any], table: str, config: TableConfig
     ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the keys and offsets of a table's features in a batch."""
         for name in config.features:
             if name not in batch:
                 raise DataError(
@@ -244,6 +246,7 @@ def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:
 
 
 def _check_bags(bags: Mapping[str, int]) -> None:
+    """Check that all features of a batch have the same number of bags."""
     if len(set(bags.values())) > 1:
         (first, count), other = (
             next(iter(bags.items())),

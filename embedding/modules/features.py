@@ -78,6 +78,7 @@ def read_jagged_keys(feature: str, value: Any, *, text: bool) -> tuple[Tensor, T
 
 
 def _to_keys(feature: str, values: Any, text: bool) -> Tensor:
+    """Convert the values of a feature to int64 keys; texts are hashed."""
     if isinstance(values, Tensor):
         values = values.detach()
         if not text and values.dtype == torch.int64 and values.dim() == 1:

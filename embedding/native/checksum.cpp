@@ -1,7 +1,7 @@
-// The checksum of checkpoint segments: each 64-bit word is mixed with its place by a bijection, and the results are added.
+// The checksum of checkpoint segments: each 64-bit word is mixed with its position by a bijection, and the results are added.
 //
-// One changed word always changes the sum, words that trade places practically always; it runs at memory speed, vectorises and
-// can be computed piecewise. Not cryptographic: the commit's manifest has a sha256 of every file.
+// A changed word always changes the sum, and exchanged words almost always do. It runs at memory speed, vectorises and can be
+// computed piecewise. It is not cryptographic: the checkpoint's manifest has a SHA-256 of every file.
 #include <cstdint>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// The C ABI: opaque tables, plain pointers, 64-bit counts; a negative answer is an error code.
+// The C ABI: opaque tables, plain pointers, 64-bit counts; a negative result is an error code.
 
 #include <cstdlib>
 #include <new>

@@ -1,7 +1,7 @@
 // The kernels, compiled for several instruction sets in one library and chosen when it is loaded.
 //
-// No -march=native: a wheel runs on any machine of its architecture, and the float results do not depend on the
-// set that was chosen. On aarch64 the baseline has NEON and is the only one.
+// -march=native is not used: a wheel runs on any machine of its architecture, and float results do not depend on the chosen
+// set. On aarch64 the baseline has NEON and is the only set.
 #pragma once
 
 #include "kernel_types.h"
@@ -41,12 +41,12 @@ namespace avx512 {
 #endif
 
 #if defined(__x86_64__)
-// Asked of the processor and the system themselves: __builtin_cpu_supports needs a runtime library to link.
+// Read with cpuid and xgetbv, because __builtin_cpu_supports needs a runtime library.
 struct Features {
   bool avx2 = false, avx512 = false;
   Features() {
     unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return;  // the system saves no wide registers
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return;  // The system does not save wide registers.
     const bool halves = c & (1u << 29);  // F16C: every processor with AVX2 has it
     unsigned saved, unused;
     __asm__("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
@@ -60,7 +60,7 @@ struct Features {
 static const Features has;
 #endif
 
-// Named "baseline", "avx2" or "avx512"; anything else is the best this machine has.
+// Returns the set named "baseline", "avx2" or "avx512"; for any other name the best set of this machine.
 static inline const Kernels* choose(const char* wanted) {
 #if defined(__x86_64__)
   if (wanted && !strcmp(wanted, "baseline")) return &baseline::kernels;

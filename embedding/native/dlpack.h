@@ -45,8 +45,8 @@ struct Exchange {
   const Exchange* before;
   int (*allocate)(Tensor* like, Managed** out, void* error, void (*fail)(void*, const char*, const char*));
   int (*take)(void* object, Managed** out);
-  int (*give)(Managed* tensor, void** object);  // steals the tensor
-  int (*view)(void* object, Tensor* out);       // owns nothing; may be null
+  int (*give)(Managed* tensor, void** object);  // Takes ownership of the tensor.
+  int (*view)(void* object, Tensor* out);       // Owns nothing; may be null.
   int (*stream)(int32_t type, int32_t id, void** out);
 };
 

@@ -1,4 +1,4 @@
-// Rows that go: those unseen for too long, and the least of a group that is full.
+// Eviction of rows: those unseen for too long, and those of least weight in a full group.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ static inline uint64_t group_end(uint64_t group, int bits) {
   return bits ? ((group + 1) << (64 - bits)) - 1 : ~uint64_t{0};
 }
 
-// After a step: what is due by age, then room in the groups that are full. False when memory is out.
+// Called after a step: removes expired rows, then makes room in full groups. Returns false without memory.
 bool Table::sweep(int64_t before, int64_t step) {
   int64_t full = full_count_, still = 0;
   bool ready = config_.policy.ttl_steps == 0 || expire(before, step);
@@ -30,7 +30,7 @@ bool Table::expire(int64_t before, int64_t step) {
   uint64_t until = std::min(first + count, all), around = first + count - until;
   if (count == 0) return true;
   auto low = [](uint64_t slice) { return slice << (64 - kSliceBits); };
-  auto high = [](uint64_t end) { return (end << (64 - kSliceBits)) - 1; };  // of 65,536: all ones
+  auto high = [](uint64_t end) { return (end << (64 - kSliceBits)) - 1; };  // For end = 65,536: all ones.
   return expire_range(low(first), high(until), step) && (!around || expire_range(0, high(around), step));
 }
 
@@ -56,7 +56,7 @@ bool Table::expire_range(uint64_t low, uint64_t high, int64_t step) {
   return true;
 }
 
-// Rows looked up for steps to come are in flight and stay.
+// Rows that were looked up for future steps are in flight and stay.
 bool Table::make_room(uint64_t group, int64_t step) {
   const Policy& policy = config_.policy;
   int64_t held = group_count_[group], quota = policy.quota();
@@ -96,7 +96,7 @@ void Table::take_evicted(int64_t* out) {
   tally();
 }
 
-// Scores live where uses are counted, as unsigned numbers in the order of the floats.
+// Scores are stored in the field of uses, as unsigned numbers in the order of the floats.
 int64_t Table::score(const int64_t* keys, const float* scores, int64_t count) {
   WriteLock lock(&lock_);
   int64_t absent = 0;

@@ -1,9 +1,10 @@
-// All-to-alls between processes of one machine through memory that they share: one call an exchange, and it needs no GIL.
+// All-to-all exchanges between processes of one machine through shared memory: one call per exchange, without the GIL.
 //
-// Every rank has a board that the others have mapped as well: a bell, and of each sender two letters, which say where its
-// bytes lie. Who has everyone's letter of exchange n + 1 knows that all have read those of n, so two letters a sender, taken
-// in turns, are enough. A letter may come before its bytes: `ready` counts them, and `nonet_gather` copies rows as they come.
-// Who waits looks for 60 us, then sleeps on its bell; every 10 ms it asks whether the rank that it waits for has hung up.
+// Every rank has a mailbox in shared memory: a futex, and two message headers per sender, which locate the sender's bytes. A
+// rank that has all headers of exchange n + 1 knows that all ranks have read those of n, so two headers per sender, used
+// alternately, are enough. A header may be posted before its bytes: `ready` counts them, and `nonet_gather` copies rows as they
+// become available. A waiting rank polls for 60 us, then sleeps on its futex; every 10 ms it checks whether the rank that it
+// waits for has closed its socket.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -20,10 +21,10 @@
 namespace nonet {
 
 struct alignas(64) Letter {
-  std::atomic<uint64_t> number;  // of the exchange
-  std::atomic<int64_t> ready;    // bytes that are there, of `count`
-  int64_t at, count;             // where they begin in the sender's memory, and how many there will be
-  int64_t size;                  // of the sender's memory
+  std::atomic<uint64_t> number;  // Number of the exchange.
+  std::atomic<int64_t> ready;    // Bytes that are available, of `count`.
+  int64_t at, count;             // Their offset in the sender's memory, and their number.
+  int64_t size;                  // Size of the sender's memory.
 };
 
 struct alignas(64) Board {
@@ -36,8 +37,8 @@ struct alignas(64) Board {
 
 struct Ranks {  // the same fields as _Ranks in local_wire.py
   int64_t rank, world;
-  Board* const* boards;    // [world], by receiver
-  const int32_t* sockets;  // [world], that each rank hangs up when it ends
+  Board* const* boards;    // [world], mailbox of each receiver.
+  const int32_t* sockets;  // [world], which each rank closes when it ends.
   int64_t timeout_ns;
 
   Letter& from(int64_t sender, uint64_t number) const { return boards[rank]->letter(world, number, sender); }
@@ -45,7 +46,7 @@ struct Ranks {  // the same fields as _Ranks in local_wire.py
 };
 
 constexpr int64_t kLookNs = 60'000, kNapNs = 10'000'000;
-constexpr int kLooks = 64;  // between two readings of the clock
+constexpr int kLooks = 64;  // Polls between two readings of the clock.
 
 #ifdef __linux__
 static int64_t now_ns() {
@@ -54,7 +55,7 @@ static int64_t now_ns() {
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-static void pause() {  // not sched_yield: where others want the core as well it would be gone for milliseconds
+static void pause() {  // Not sched_yield, which can lose the core for milliseconds if other threads need it.
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -67,7 +68,7 @@ static void ring(Board* board) {
   if (board->asleep.load()) syscall(SYS_futex, &board->bell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-static void nap(Board* board, uint32_t heard) {  // until the bell has rung since it was `heard`, or a while
+static void nap(Board* board, uint32_t heard) {  // Sleeps until the futex differs from `heard`, or a timeout.
   timespec most{0, kNapNs};
   syscall(SYS_futex, &board->bell, FUTEX_WAIT, heard, &most, nullptr, 0);
 }
@@ -77,7 +78,7 @@ static bool hung_up(int32_t socket) {
   return poll(&asked, 1, 0) > 0;
 }
 
-// Until `missing()` names no rank (-1). Returns 0; -1 - rank when that rank is late; -1 - world - rank when it is gone.
+// Waits until `missing()` returns no rank (-1). Returns 0; -1 - rank if that rank is late; -1 - world - rank if it is gone.
 template <class Missing>
 static int64_t wait(const Ranks& ranks, const Missing& missing) {
   if (missing() < 0) return 0;
@@ -112,8 +113,8 @@ using namespace nonet;
 
 NONET_API int64_t nonet_board_bytes(int64_t world) { return sizeof(Board) + 2 * world * sizeof(Letter); }
 
-// Tells every other rank of exchange `number` where its bytes lie: count [world] one after the other from `start` on, in
-// memory of `size` bytes. They are there already where `ready`, else `nonet_tell` says when they are.
+// Posts the headers of exchange `number` to all other ranks: count [world] bytes, one after the other from `start`, in memory of
+// `size` bytes. With `ready` they are available already, else `nonet_tell` reports when they are.
 NONET_API void nonet_post(const Ranks* ranks, uint64_t number, int64_t start, const int64_t* count, int64_t size, int64_t ready) {
   for (int64_t rank = 0; rank < ranks->world; start += count[rank++]) {
     if (rank == ranks->rank) continue;
@@ -125,7 +126,7 @@ NONET_API void nonet_post(const Ranks* ranks, uint64_t number, int64_t start, co
   }
 }
 
-// The first `bytes` of what this rank sends in exchange `number`, in rank order and nothing of it to itself, are there.
+// Reports that the first `bytes` that this rank sends in exchange `number` are available, in rank order without its own.
 NONET_API void nonet_tell(const Ranks* ranks, uint64_t number, int64_t bytes) {
   int64_t start = 0;
   for (int64_t rank = 0; rank < ranks->world; ++rank) {
@@ -140,9 +141,9 @@ NONET_API void nonet_tell(const Ranks* ranks, uint64_t number, int64_t bytes) {
   }
 }
 
-// Waits for everyone's letter of exchange `number`; what they say goes into at, count and size [world]. Returns as `wait`.
+// Waits for all headers of exchange `number` and copies them to at, count and size [world]. Returns as `wait`.
 NONET_API int64_t nonet_await(const Ranks* ranks, uint64_t number, int64_t* at, int64_t* count, int64_t* size) {
-  int64_t next = 0;  // those below have written
+  int64_t next = 0;  // Ranks below it have posted.
   int64_t code = wait(*ranks, [&] {
     while (next < ranks->world &&
            (next == ranks->rank || ranks->from(next, number).number.load(std::memory_order_acquire) == number))
@@ -157,12 +158,12 @@ NONET_API int64_t nonet_await(const Ranks* ranks, uint64_t number, int64_t* at, 
   return code;
 }
 
-// Rows that the letters of exchange `number` tell of, as soon as they are there: out [n, row_bytes], row i is number place[i]
-// of those of all ranks one after the other, starts [world + 1]. rows [world]: where each rank's begin; this rank's own are
-// there. Returns as `wait`.
+// Gathers the rows of exchange `number` as they become available: out [n, row_bytes], where row i is number place[i] of the rows
+// of all ranks one after the other, starts [world + 1]. rows [world] point to the first row of each rank; this rank's own rows
+// are available. Returns as `wait`.
 NONET_API int64_t nonet_gather(const Ranks* ranks, uint64_t number, const char* const* rows, const int64_t* starts,
                                const int64_t* place, int64_t n, int64_t row_bytes, char* out) {
-  int64_t ready = 0, sender = 0;  // rows of the last sender below this place are there
+  int64_t ready = 0, sender = 0;  // Rows of the last sender below this position are available.
   for (int64_t i = 0; i < n; ++i) {
     const int64_t wanted = place[i];
     if (wanted >= ready || wanted < starts[sender]) {

@@ -1,6 +1,6 @@
 // bfloat16 and float16 to float32 and back, round to nearest even, in integer arithmetic that vectorises.
 //
-// NaN stays NaN; overflow becomes infinity; float16 keeps its denormals. The same bits as NumPy and torch.
+// NaN stays NaN, overflow becomes infinity, and float16 keeps its denormals. The bits equal those of NumPy and torch.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct Fp16 {
   static NONET_INLINE Fp16 narrow(float value) {
     uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7FFFFFFFu;
     uint32_t normal = (rest - 0x38000000u + 0xFFFu + ((rest >> 13) & 1)) >> 13;
-    // Adding 0.5 lines the mantissa of a denormal up with float32's last bits, rounded by the adder.
+    // Adding 0.5 aligns the mantissa of a denormal with float32's last bits, and the addition rounds it.
     uint32_t small = bits_of(float_of(rest) + 0.5f) - 0x3F000000u;
     uint32_t huge = rest > 0x7F800000u ? 0x7E00u : 0x7C00u;
     uint32_t half = rest >= 0x47800000u ? huge : rest < 0x38800000u ? small : normal;

@@ -1,7 +1,7 @@
-// The one hash of the engine: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection of 64 bits.
+// The hash of the engine: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection of 64 bits.
 //
-// Its top 16 bits are a key's slice, so whatever is ordered by hash is ordered by slice; the same words as
-// slices.py and random initial rows, to the bit.
+// Its top 16 bits are a key's slice, so the order by hash is also an order by slice. slices.py and the initial rows use the same
+// hash, bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// From 64-bit keys to values: extendible hashing over segments of open addressing.
+// An index from 64-bit keys to values: extendible hashing over segments of open addressing.
 //
-// A directory on the top bits of the hash names a segment; low bits name a cache line in it, where a search begins, to go on
-// linearly: with two of five keys taken 1 % of them lie beyond their line, with three 5 %. A segment doubles up to 1,024 lines
-// and then splits in two, so growth costs at most one segment at a time (20 to 100 us) and never a rehash of everything. Lines
-// say which of their keys are there, so every key is legal. Deleting shifts back: there are no tombstones. Segments follow each
-// other by hash, hence by slice. Keys that share their top bits cannot blow the directory up: it stays under a quarter of the
-// lines' bytes, and their segment grows beyond 1,024 lines instead.
+// A directory on the top bits of the hash selects a segment; low bits select a cache line in it, where a linear search begins.
+// If two of five keys are used, 1 % of the keys are outside their line, with three 5 %. A segment doubles up to 1,024 lines and
+// then splits in two, so growth costs at most one segment at a time (20 to 100 us), never a complete rehash. Lines have a bit per
+// key that marks it as used, so every key is legal. Deleting shifts keys back: there are no tombstones. Segments are ordered by
+// hash, hence by slice. Keys that share their top bits cannot enlarge the directory without limit: it stays under a quarter of
+// the lines' bytes, and their segment grows beyond 1,024 lines instead.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ class Index {
  public:
   struct Segment {  // 64 bytes before its lines
     uint32_t count;
-    uint8_t depth;  // how many top bits of the hash its keys share
-    uint8_t log2;   // of its lines
+    uint8_t depth;  // Number of top bits of the hash that its keys share.
+    uint8_t log2;   // Of the number of its lines.
     char pad[58];
     Line* lines() { return reinterpret_cast<Line*>(this + 1); }
     uint64_t mask() const { return (uint64_t{1} << log2) - 1; }
@@ -49,7 +49,7 @@ class Index {
     return directory_[0] != kNone;
   }
 
-  // What a search needs, apart from the class, so that it can be held in registers over a batch.
+  // The fields that a search needs, separate from the class, so that they can stay in registers over a batch.
   struct View {
     const uint64_t* directory;
     char* base;
@@ -64,7 +64,7 @@ class Index {
       const Line* first = lines(hash, &mask);
       return first + (hash & mask);
     }
-    // The line of a key and its place there; null if it isn't. The search begins so many lines `beyond` its home.
+    // Returns the line of a key and its position there; null if it is absent. The search begins `beyond` lines after its home.
     const Line* seek(uint64_t hash, int64_t key, int* place, uint64_t beyond = 0) const {
       uint64_t mask;
       const Line* first = lines(hash, &mask);
@@ -75,7 +75,7 @@ class Index {
         if (!full(line)) return nullptr;
       }
     }
-    // The value of a key, -1 if it isn't there.
+    // Returns the value of a key, -1 if it is absent.
     int64_t find(uint64_t hash, int64_t key, uint64_t beyond = 0) const {
       int at;
       const Line* line = seek(hash, key, &at, beyond);
@@ -86,14 +86,14 @@ class Index {
 
   int64_t find(uint64_t hash, int64_t key) const { return view().find(hash, key); }
 
-  // Gives a key that is there another value.
+  // Changes the value of an existing key.
   void assign(uint64_t hash, int64_t key, int64_t value) {
     int at;
     Line* line = seek(hash, key, &at);
     if (line) line->set(at, key, value);
   }
 
-  // Adds a key that is absent; false when memory is out, and then nothing has changed.
+  // Adds an absent key; returns false without memory, and then nothing has changed.
   bool insert(uint64_t hash, int64_t key, int64_t value) {
     if (value > Line::kMostValue) return false;
     Segment* segment = at(entry(hash));
@@ -106,7 +106,7 @@ class Index {
     return true;
   }
 
-  // Forgets a key by shifting later ones back; returns its value, or -1 if it wasn't there.
+  // Removes a key by shifting later ones back; returns its value, or -1 if it was absent.
   int64_t remove(uint64_t hash, int64_t key) {
     int place;
     Line* line = seek(hash, key, &place);
@@ -119,7 +119,7 @@ class Index {
     return value;
   }
 
-  // Calls visit(key, value, hash) for every key whose hash lies in [low, high], segment by segment.
+  // Calls visit(key, value, hash) for every key whose hash is in [low, high], segment by segment.
   template <class Visit>
   void walk(uint64_t low, uint64_t high, Visit visit) {
     uint64_t first = (low >> 1) >> (63 - depth_), last = (high >> 1) >> (63 - depth_);
@@ -154,8 +154,8 @@ class Index {
     }
   }
 
-  // Takes a key out of its line. The lines between a key's home and its own are full: so a full line gets a key back that
-  // lies beyond it and may lie in it, if there is any, and then that one's line, if it was full.
+  // Removes a key from its line. The lines between a key's home and its own are full, so a full line gets back a key from a later
+  // line whose search passes it, if there is one, and the same holds for that key's line if it was full.
   static void close(Line* lines, uint64_t mask, uint64_t hole, int at) {
     for (bool was_full = true; was_full;) {
       was_full = full(lines[hole]);
@@ -174,7 +174,7 @@ class Index {
     }
   }
 
-  // A key of line `number` whose search passes line `hole`; -1 if there is none.
+  // Returns a key of line `number` whose search passes line `hole`; -1 if there is none.
   static int movable(const Line& line, uint64_t mask, uint64_t number, uint64_t hole) {
     for (uint32_t left = line.taken(); left; left &= left - 1) {
       int at = __builtin_ctz(left);
@@ -184,7 +184,7 @@ class Index {
     return -1;
   }
 
-  // Segments fill up alike, so each has a limit of its own between 3 and 3.4 keys a line: their splits don't come all at once.
+  // Segments fill at the same rate, so each has its own limit between 3 and 3.4 keys per line, to spread their splits over time.
   static bool crowded(const Segment* segment, uint64_t hash) {
     uint64_t lines = segment->mask() + 1;
     uint64_t prefix = segment->depth ? hash >> (64 - segment->depth) : 0;
@@ -199,7 +199,7 @@ class Index {
     ++segment->count;
   }
 
-  // An empty segment: its place | log2 of its lines, or kNone without memory.
+  // Returns an empty segment, its position | log2 of its lines, or kNone without memory.
   uint64_t make(int log2, int depth) {
     size_t bytes = sizeof(Segment) + (sizeof(Line) << log2);
     uint64_t place = free_[log2];
@@ -230,7 +230,7 @@ class Index {
     return log2;
   }
 
-  // Makes room where `hash` goes: a larger segment, or two.
+  // Makes room for `hash`: a larger segment, or two.
   bool grow(uint64_t hash) {
     uint64_t old = entry(hash);
     Segment* segment = at(old);
@@ -280,7 +280,7 @@ class Index {
     return true;
   }
 
-  // Moves every key with a count for each line, not a search that mispredicts at every key; few find their line full.
+  // Moves every key with a count per line instead of a search, whose branches would be mispredicted; few lines are full.
   static void deal(Segment* from, Segment* low, Segment* high, int bit) {
     constexpr uint64_t kLines = uint64_t{1} << kSplitLog2;
     struct Late {
@@ -303,7 +303,7 @@ class Index {
     for (uint32_t i = 0; i < lates; ++i) put(half[mix(late[i].key) >> bit & 1], late[i].key, late[i].value);
   }
 
-  // Lets every directory place that shares the first `depth` bits with `hash` name this segment.
+  // Sets every directory entry that shares the first `depth` bits with `hash` to this segment.
   void point(uint64_t hash, int depth, uint64_t entry) {
     uint64_t span = uint64_t{1} << (depth_ - depth);
     uint64_t first = ((hash >> 1) >> (63 - depth_)) / span * span;

@@ -1,4 +1,4 @@
-// What the kernels of every instruction set share: formats, rules, and the table of functions to choose from.
+// Types that the kernels of all instruction sets share: formats, rules, and the table of functions to choose from.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ struct Step {
   double lr64;
 };
 
-// A batch's gradients [N, D] by distinct row: those of row u are at positions head[u], then next[...], until -1.
+// The gradients [N, D] of a batch by distinct row: those of row u are at positions head[u], then next[...], until -1.
 struct Batch {
   const int64_t* rows;
   const int32_t *head, *next;
@@ -30,12 +30,12 @@ struct Batch {
   const float* grads;
 };
 
-// GCC takes a vector wider than the registers through memory (a third of a step's time), so the width follows the set.
+// GCC spills a vector wider than the registers to memory (a third of a step's time), so the width depends on the set.
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float Quarter __attribute__((vector_size(16), aligned(4), may_alias));
 
-// beta^t by squaring: the same products in NumPy.
+// Computes beta^t by squaring, with the same products as in NumPy.
 static inline double power(double beta, int64_t t) {
   double result = 1.0;
   for (; t; t >>= 1, beta *= beta)
@@ -43,7 +43,7 @@ static inline double power(double beta, int64_t t) {
   return result;
 }
 
-// Adam's corrections of a row's t-th step; the first 4,096 are looked up, a third of a step's arithmetic otherwise.
+// Adam's corrections of a row's t-th step. The first 4,096 are tabulated, because they take a third of a step's arithmetic.
 struct Correction {
   double first;  // 1 - beta1^t
   float second;  // 1 / sqrt(1 - beta2^t)

@@ -1,10 +1,10 @@
-// The loops that touch rows: hash, gather, first values, sum of duplicates and step. No include guard: core.cpp
-// includes this once for each instruction set, with TARGET and its namespace around it.
+// The loops over rows: hash, gather, initial values, sum of duplicates and step. There is no include guard: core.cpp includes
+// this file once for each instruction set, with TARGET and its namespace around it.
 //
-// A lookup of 8,192 random rows waits for memory only. All rows are found before any is copied: index and rows in one pass
-// share a core's room for lines on their way and evict each other's page tables (rows of 64: 11 % at 0.3 GiB, 25 at 2.3).
-// Some 32 lines of rows are prefetched ahead (three times as many cost 5 % at a million rows and a quarter at eight), into
-// L2 only: a core has room for 16 lines on their way to L1 and three times as many to L2 (20 % on cold rows).
+// The time of a lookup of 8,192 random rows is memory latency. All rows are found before any is copied, because index and rows in
+// one pass compete for a core's outstanding lines and page table entries (rows of 64: 11 % at 0.3 GiB, 25 at 2.3). About 32 lines
+// of rows are prefetched ahead (three times as many cost 5 % at a million rows and a quarter at eight), into L2 only: a core can
+// have 16 outstanding lines to L1 and three times as many to L2 (20 % on cold rows).
 
 #include "rules.h"
 
@@ -48,7 +48,7 @@ TARGET inline void widen<Fp16>(float* __restrict to, const char* __restrict from
     for (; i < width; ++i) to[i] = Fp16::wide(narrow[i]);
 }
 
-// NaNs go the other way: the processor keeps their payload, and every instruction set must store the same bits.
+// NaNs take the scalar path: the processor keeps their payload, and every instruction set must store the same bits.
 template <>
 TARGET inline void narrow_row<Fp16>(char* __restrict to, const float* __restrict from, int64_t width) {
   Fp16* narrow = reinterpret_cast<Fp16*>(to);
@@ -76,15 +76,15 @@ TARGET static void write_row(Format format, char* to, const float* from, int64_t
   narrow_row<Fp16>(to, from, width);
 }
 
-// The last byte too: Adam's count of steps lies there, and a step waits for it first (a third of Adam's time on cold rows). Inlined,
-// as all that follow: see prefetch_all.
+// Includes the last byte: Adam's count of steps is there, and a step needs it first (a third of Adam's time on cold rows).
+// Inlined, as all that follow: see prefetch_all.
 INLINED void prefetch(const char* at, int64_t bytes) {
   int64_t most = bytes < 1024 ? bytes : 1024;
   for (int64_t line = 0; line < most; line += 64) __builtin_prefetch(at + line, 0, kToL2);
   __builtin_prefetch(at + bytes - 1, 0, kToL2);
 }
 
-// lines.h's `same`, the first four keys at once.
+// As `same` in lines.h, with the first four keys at once.
 TARGET static inline uint32_t same_of_five(const RowLine& line, int64_t key) {
 #ifdef NONET_AVX2
   const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line.key));
@@ -102,21 +102,21 @@ TARGET static inline void copy_lines(char* __restrict to, const char* __restrict
     *reinterpret_cast<Wide*>(to + at) = *reinterpret_cast<const Wide*>(from + at);
 }
 
-// A line that will be read, asked for: into L2, or past the caches where it is read but `once`.
+// Prefetches a line that will be read: into L2, or non-temporally if it is read only `once`.
 INLINED void ask_line(const void* line, bool once) {
   if (once) __builtin_prefetch(line, 0, kPastCaches);
   else __builtin_prefetch(line, 0, kToL2);
 }
 
-// What is prefetched of a row of kLines lines, or of `bytes` where that is 0.
+// Prefetches a row of kLines lines, or of `bytes` if kLines is 0.
 template <int kLines>
 INLINED void prefetch_lines(const char* row, int64_t bytes, bool once) {
   if (kLines == 0) return prefetch(row, bytes);
   for (int line = 0; line < kLines && line < 8; ++line) ask_line(row + 64 * line, once);
 }
 
-// The hashes of some keys and the lines where searches for them begin, asked for. In two loops: the fewer operations between two
-// prefetches, the more of them wait side by side.
+// Computes the hashes of some keys and prefetches the lines where their searches begin. In two loops: the fewer operations
+// between two prefetches, the more of them overlap.
 INLINED void ask(const RowIndex::View& index, const int64_t* __restrict keys, int64_t count, bool once, uint64_t* __restrict hash,
                  const RowLine** __restrict home) {
   for (int64_t i = 0; i < count; ++i) hash[i] = mix(static_cast<uint64_t>(keys[i]));
@@ -126,14 +126,14 @@ INLINED void ask(const RowIndex::View& index, const int64_t* __restrict keys, in
   }
 }
 
-// Places of keys that may lie beyond their line, which is full.
+// Positions of keys that may be in a later line, because theirs is full.
 struct Late {
   static constexpr int64_t kMost = 16;
   int64_t place[kMost];
   int64_t count = 0;
 };
 
-// Finds them; returns how many are absent. Apart from the loop that found them missing: that one needs every register.
+// Finds them and returns the number of absent ones. Not inlined in the loop before, which needs every register.
 TARGET static __attribute__((noinline)) int64_t find_late(const RowIndex::View& index, const int64_t* keys, Late& late,
                                                           const uint64_t* hash, int64_t* found) {
   int64_t absent = 0;
@@ -145,11 +145,11 @@ TARGET static __attribute__((noinline)) int64_t find_late(const RowIndex::View& 
   return absent;
 }
 
-// Finds every key: its hash, and its row's number or -1; returns how many keys are absent. `found` may lie where `hash` does.
+// Finds every key, its hash and its row's number or -1; returns the number of absent keys. `found` may be the memory of `hash`.
 //
-// Lines are asked for in blocks, one block ahead: prefetches side by side wait for their page tables together, where one between
-// two comparisons has few beside it and a wrong guess of the processor's throws those away (a fifth less time at 1, 8 and 100 M
-// rows). The few keys beyond their line are found a little later, when the next line has come.
+// Lines are prefetched in blocks, one block ahead: successive prefetches wait for their page tables together, whereas one between
+// two comparisons overlaps with few others, and a mispredicted branch discards these (a fifth less time at 1, 8 and 100 M rows).
+// The few keys outside their line are found a little later, when the next line has arrived.
 TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, int64_t count, bool once, uint64_t* hash,
                            int64_t* found) {
   constexpr int64_t kBlock = 24;
@@ -184,7 +184,7 @@ TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, int
 
 constexpr int64_t rows_ahead(int lines) { return lines <= 1 ? 24 : lines >= 8 ? 4 : 32 / lines; }
 
-// Where row number `at` lies, asked for: `fill` for a negative one where rows are numbers of four bytes, as it is, else null.
+// Prefetches row number `at` and returns its address; for a negative number `fill` if rows have four-byte numbers, else null.
 template <int kLines, int kBytes>
 INLINED const char* ask_row(const Rows::View& rows, const float* fill, int64_t at, bool once) {
   const char* none = kBytes == 4 ? reinterpret_cast<const char*>(fill) : nullptr;
@@ -200,7 +200,7 @@ INLINED void put_row(Format format, const float* fill, const char* row, int64_t 
   else read_row(format, row, to, width);
 }
 
-// The rows of these numbers, the default where a number is negative. Of kWidth numbers of kBytes each, or of any where they are 0.
+// Copies the rows of these numbers, the default row for negative ones. Rows have kWidth numbers of kBytes; 0 means any.
 template <int kWidth, int kBytes>
 TARGET static void copy_rows(const Rows::View& rows, Format format, const float* fill, const int64_t* found,
                              int64_t count, int64_t any_width, bool once, float* out) {
@@ -235,7 +235,7 @@ TARGET static void copy(const Rows::View& rows, Format format, const float* fill
 #undef NONET_COPY
 }
 
-// A row's first values: uniform in [-scale, scale), a function of table and key alone.
+// Computes a row's initial values: uniform in [-scale, scale), a function of table and key only.
 TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t width, float* __restrict to) {
   uint64_t stream = mix(static_cast<uint64_t>(key) ^ base);
   for (int64_t d = 0; d < width; ++d) {
@@ -245,9 +245,9 @@ TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t
   }
 }
 
-// What a step will need soon of a row that lies alone: 13 lines with Adam's state of 64 numbers. The first eight and the last are
-// asked for early, all of them into L1 two rows ahead: 4 % of Adam's steps, 10 of uniform ids (4 % more time where rows lie
-// in blocks).
+// Prefetches what a step will need soon of a row that is a block of its own: 13 lines with Adam's state of 64 numbers. The first
+// eight and the last are prefetched early, all of them into L1 two rows ahead: this saves 4 % of Adam's steps, 10 with uniform
+// ids (and would cost 4 % if rows shared blocks).
 INLINED void prefetch_alone(const Rows::View& rows, const Batch& batch, int64_t width, int64_t u, int64_t early) {
   constexpr int64_t kSoon = 2, kEarlyBytes = 512;
   if (u + early < batch.count) {
@@ -261,12 +261,12 @@ INLINED void prefetch_alone(const Rows::View& rows, const Batch& batch, int64_t 
   }
 }
 
-// Step `number` on a batch's distinct rows. Widths that are known ahead (kWidth, else 0) spare a tenth of the time.
+// Applies step `number` to a batch's distinct rows. Widths known at compile time (kWidth, else 0) save a tenth of the time.
 template <int kWidth>
 TARGET static void step_batch(const Rows::View& rows, Format format, Rule rule, const Step& how, const Batch& batch,
                               int64_t any_width, int64_t number) {
   constexpr int64_t kAhead = 10;
-  constexpr int kChain = 8;  // positions of a row that are prefetched with it
+  constexpr int kChain = 8;  // Positions of a row that are prefetched with it.
   const int64_t width = kWidth ? kWidth : any_width;
   float sum[kWidth ? kWidth : kMostWidth], wide[kWidth ? kWidth : kMostWidth];
   const Rows::View store = rows;
@@ -284,7 +284,7 @@ TARGET static void step_batch(const Rows::View& rows, Format format, Rule rule, 
         prefetch(reinterpret_cast<const char*>(grads + far * width), 4 * width);
     }
     const float* grad = grads + head[u] * width;
-    for (int64_t d = 0; d < width; ++d) sum[d] = 0.0f + grad[d];  // from zero, as index_add_ does: -0 becomes 0
+    for (int64_t d = 0; d < width; ++d) sum[d] = 0.0f + grad[d];  // Starts from zero, as index_add_ does: -0 becomes 0.
     int32_t at = next[head[u]], ahead = at;
     for (int i = 1; i < kChain && ahead >= 0; ++i) ahead = next[ahead];
     for (; at >= 0; at = next[at]) {

@@ -11,7 +11,7 @@ struct alignas(64) RowLine {
   static constexpr int64_t kMostValue = (int64_t{1} << 37) - 1;
   int64_t key[kKeys];
   uint32_t low[kKeys];
-  uint32_t rest;  // one bit a key says whether it is there, then five a key are the top of its value
+  uint32_t rest;  // One bit per key marks it as used, then five bits per key are the top of its value.
 
   uint32_t taken() const { return rest & 31; }
   int64_t value(int at) const {
@@ -34,7 +34,7 @@ struct alignas(64) WideLine {
   static constexpr int kKeys = 4;
   static constexpr int64_t kMostValue = INT64_MAX;
   int64_t key[kKeys];
-  int64_t held[kKeys];  // negative where there is no key
+  int64_t held[kKeys];  // Negative if there is no key.
 
   uint32_t taken() const {
     uint32_t there = 0;
@@ -59,7 +59,7 @@ static inline bool full(const Line& line) {
   return line.taken() == (1u << Line::kKeys) - 1;
 }
 
-// Which of the line's keys is this one, as a bit; no branch waits for the answer.
+// Returns a bit for the line's key that equals this one, without a branch.
 template <class Line>
 static inline uint32_t same(const Line& line, int64_t key) {
   uint32_t found = 0;

@@ -1,7 +1,7 @@
-// Rows as bytes, for a trainer that steps them itself: a row's numbers, its optimizer state, its step, whether it is absent.
+// Rows as bytes, for a trainer that steps them itself: a row's numbers, its optimizer state, its step, and whether it is absent.
 //
-// One pass over the table where columns, and then bytes of them, would be four. All numbers are float32 or int64,
-// whatever the table stores; nothing is padded, so a record's int64s may lie anywhere.
+// This takes one pass over the table, whereas columns and their bytes would take four. All numbers are float32 or int64, whatever
+// the table stores. There is no padding, so a record's int64s may be unaligned.
 
 #include "table.h"
 
@@ -9,7 +9,7 @@
 
 namespace nonet {
 
-// Returns how many keys have no row because they were not let in.
+// Returns the number of keys that have no row because they were not admitted.
 int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step) {
   WriteLock lock(&lock_);
   int64_t refused = find_or_make(keys, count, nullptr, step);
@@ -30,7 +30,7 @@ int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step)
   return refused;
 }
 
-// Returns the last step of the rows that came, 0 without any. Absent ones are passed over.
+// Returns the last step of the rows, 0 if there are none. Absent ones are skipped.
 int64_t Table::enter(const int64_t* keys, int64_t count, const char* bytes) {
   WriteLock lock(&lock_);
   if (search(keys, count) < 0) return kNoMemory;

@@ -1,11 +1,12 @@
-// A table as it was at a step, while later steps change it: rows are kept before they change, and read out range by range.
+// Snapshots of a table at a step, while later steps change it: rows are copied before they change, and read range by range.
 //
-// A row of the live table belongs to the version of step `at` when its own step is at most `at`. Rows that were made and not
-// trained yet carry `at` + 1: they belong to it unless they were kept or their key is among the `born`, sorted. Where rows
-// came from elsewhere (`moved`) the born are asked for every row. Rows are kept in the order of arrival, chained by the top
-// bits of their hash, in memory that is made ready before it is needed: keeping one is a copy. The caller's lock and the table's
-// are held for a batch of keys or one range of slices at a time. Of a table that evicts, a version keeps what the table forgets,
-// sees or scores by itself as well: the table tells it first. How the live rows lie in memory is not known here.
+// A row of the live table belongs to the version of step `at` if its own step is at most `at`. Rows that were created and not
+// trained yet have step `at` + 1: they belong to the version unless they were copied or their key is in `born`, which is sorted.
+// If rows were moved from another shard (`moved`), `born` is searched for every row. Copies are stored in order of arrival,
+// chained by the top bits of their hash, in memory that is prefaulted, so that a copy is all that a change costs. The locks of
+// the caller and the table are held for a batch of keys or one range of slices at a time. For a table that evicts, a version also
+// copies rows that the table removes, marks as seen or scores; the table notifies it first. The layout of live rows is not used
+// here.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -24,7 +25,7 @@ namespace nonet {
 
 static uint64_t hash_of(int64_t key) { return mix(static_cast<uint64_t>(key)); }
 
-static bool precedes(int64_t left, int64_t right) {  // the order of Table::choose
+static bool precedes(int64_t left, int64_t right) {  // The order of Table::choose.
   uint64_t one = slice_of(hash_of(left)), other = slice_of(hash_of(right));
   return one != other ? one < other : left < right;
 }
@@ -33,7 +34,7 @@ struct Columns {  // the same fields as Columns in pieces.py
   int64_t* key;
   float *row, *state;
   int64_t* step;
-  int64_t *seen, *uses;  // null where the table does not evict
+  int64_t *seen, *uses;  // Null if the table does not evict.
 
   Columns from(int64_t place, int64_t width, int64_t state_width) const {
     return {key + place,  row + place * width,           state + place * state_width,
@@ -46,7 +47,7 @@ class Kept {
   const int64_t width, state_width;
   int64_t count = 0;
 
-  // `rows`: how many the table has, so that what the next steps will touch is made ready meanwhile.
+  // `rows` is the number of rows of the table, to prefault the memory that the next steps will use.
   Kept(int64_t width, int64_t state_width, int64_t rows)
       : width(width), state_width(state_width),
         record_(round_up(sizeof(Link) + 4 * (width + state_width), 8)), head_bits_(bits_for(rows)) {
@@ -55,7 +56,7 @@ class Kept {
 
   bool ready() const { return ready_; }
 
-  // Forgets its rows and keeps their memory for the next version: asking for it anew would hold steps up.
+  // Removes the rows and keeps their memory for the next version, because allocating it again would delay steps.
   void clear() {
     if (count < kFew)
       for (int64_t place = 0; place < count; ++place) *at(head_of(hash_of(key(place)))) = 0;
@@ -110,7 +111,7 @@ class Kept {
     while (bits < kMostBits && (int64_t{1} << bits) < rows) ++bits;
     return bits;
   }
-  int32_t* at(uint32_t head) const { return reinterpret_cast<int32_t*>(heads_.base) + head; }  // holds a place + 1
+  int32_t* at(uint32_t head) const { return reinterpret_cast<int32_t*>(heads_.base) + head; }  // Holds a position + 1.
   Link& link(int64_t place) const { return *reinterpret_cast<Link*>(rows_.base + place * record_); }
   float* numbers(int64_t place) const { return reinterpret_cast<float*>(&link(place) + 1); }
 
@@ -123,12 +124,12 @@ class Kept {
 struct Version {  // the same fields as Version in pieces.py
   Table* table;
   Kept* kept;
-  int64_t at;  // its step
+  int64_t at;  // Its step.
   const int64_t* born;
   int64_t born_count;
   int64_t moved;
-  const uint8_t* given;  // by slice: whether its rows were given out
-  int64_t broken;        // 1 when a row could not be kept for want of memory
+  const uint8_t* given;  // By slice: whether its rows were read.
+  int64_t broken;        // 1 if a row could not be copied without memory.
 
   bool is_born(int64_t key) const {
     int64_t low = 0, high = born_count;
@@ -139,7 +140,7 @@ struct Version {  // the same fields as Version in pieces.py
     }
     return low < born_count && born[low] == key;
   }
-  // Whether a live row of this key and step that was not kept is one of the version.
+  // Returns whether a live row of this key and step that was not copied belongs to the version.
   bool has(int64_t key, int64_t step) const {
     if (step > at + 1) return false;
     return (step <= at && !moved) || !is_born(key);
@@ -152,7 +153,7 @@ struct Listed {
   ~Listed() { free(list); }
 };
 
-// The places of kept rows between two hashes, as {key, place}, in the order of Table::choose.
+// Lists the copied rows between two hashes as {key, position}, in the order of Table::choose.
 static bool list_kept(const Kept& kept, uint64_t low, uint64_t high, Listed& out) {
   int64_t room = 0;
   for (uint64_t head = kept.head_of(low); head <= kept.head_of(high); ++head) {
@@ -175,7 +176,7 @@ static bool list_kept(const Kept& kept, uint64_t low, uint64_t high, Listed& out
   return true;
 }
 
-// Live rows into columns, without those that are not of the version or did not change after `since`; returns how many.
+// Reads the live rows of the version that changed after `since` into columns; returns their number.
 static int64_t read_live(const Version& version, const Chosen* chosen, int64_t count, int64_t since, const Columns& out) {
   const int64_t width = version.kept->width, state_width = version.kept->state_width;
   version.table->read(chosen, count, out.row, out.state, out.step, out.seen, out.uses);
@@ -195,12 +196,12 @@ static int64_t read_live(const Version& version, const Chosen* chosen, int64_t c
   return stay;
 }
 
-// Keeps one row, of which the table says that it is about to change.
+// Copies one row that the table is about to change.
 static void keep_row(void* of, int64_t key, int64_t row) {
   Version& version = *static_cast<Version*>(of);
   Kept& kept = *version.kept;
   if (version.given[slice_of(hash_of(key))] || kept.find(key) >= 0) return;
-  float numbers[kMostWidth], states[2 * kMostWidth + 1];  // Adam has the most state
+  float numbers[kMostWidth], states[2 * kMostWidth + 1];  // Adam has the largest state.
   int64_t step, seen, uses;
   Chosen one{key, row};
   Columns out{&key, numbers, states, &step, &seen, &uses};
@@ -230,7 +231,7 @@ NONET_API void nonet_kept_clear(void* kept) { static_cast<Kept*>(kept)->clear();
 
 NONET_API int64_t nonet_kept_count(void* kept) { return static_cast<Kept*>(kept)->count; }
 
-// Which keys were kept, and their rows where `rows` is given; a row of a key that was not kept is left alone.
+// Marks which keys were copied, and reads their rows if `rows` is given; rows of other keys are not changed.
 NONET_API void nonet_kept_find(const Version* version, const int64_t* keys, int64_t count, uint8_t* found, float* rows) {
   ReadLock lock = version->table->reading();
   const Kept& kept = *version->kept;
@@ -243,15 +244,15 @@ NONET_API void nonet_kept_find(const Version* version, const int64_t* keys, int6
   }
 }
 
-// The version's rows between two hashes changed after `since`, by slice and key, into columns with room for `room`. Returns
-// how many; -1 without memory; -2 - n where n rows of room are needed, and then nothing is read.
+// Reads the version's rows between two hashes that changed after `since`, by slice and key, into columns with room for `room`
+// rows. Returns their number; -1 without memory; -2 - n if room for n rows is needed, and then nothing is read.
 NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t high, int64_t since, const Columns* columns,
                               int64_t room) {
   ReadLock lock = version->table->reading();
   const Kept& kept = *version->kept;
   Listed now, old;
   if (version->broken) return -1;
-  now.count = version->table->choose(low, high, since, &now.list);  // what did not change since is not wanted
+  now.count = version->table->choose(low, high, since, &now.list);  // Only rows that changed after `since`.
   if (now.count < 0 || !list_kept(kept, low, high, old)) return -1;
   if (now.count + old.count > room) return -2 - (now.count + old.count);
   int64_t place = 0;
@@ -264,7 +265,7 @@ NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t hig
       i = stop;
     }
     if (j == old.count) continue;
-    i += i < now.count && now.list[i].key == old.list[j].key;  // changed since: the row that was kept counts
+    i += i < now.count && now.list[i].key == old.list[j].key;  // The row has changed, so the copy is used.
     Columns out = columns->from(place, kept.width, kept.state_width);
     kept.read(old.list[j++].row, out);
     place += *out.step > since;
@@ -272,7 +273,7 @@ NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t hig
   return place;
 }
 
-// Keeps the version's rows of these keys as they are, but for slices that were given out already; -1 without memory.
+// Copies the version's rows of these keys, except in slices that were read already; returns -1 without memory.
 NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_t count) {
   constexpr int64_t kBatch = 256, kAhead = 16;
   Kept& kept = *version->kept;
@@ -292,18 +293,18 @@ NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_
     for (int64_t i = 0; i < some; ++i)
       if (found[i] >= 0) chosen[fresh++] = {asked[i], found[i]};
     fresh = read_live(*version, chosen, fresh, INT64_MIN, out);
-    for (int64_t i = 0; i < fresh; ++i)  // a key may be there twice
+    for (int64_t i = 0; i < fresh; ++i)  // A key may occur twice.
       if (kept.find(asked[i]) < 0 && !kept.add(out, i)) return -1;
   }
   return kept.count;
 }
 
-// From now on the table tells this version of rows that it changes by itself; false without memory.
+// Lets the table notify this version of rows that it changes by itself; returns false without memory.
 NONET_API int32_t nonet_watch(Version* version) { return version->table->watch({version, keep_row}); }
 
 NONET_API void nonet_unwatch(void* table, Version* version) { static_cast<Table*>(table)->unwatch(version); }
 
-// Asks the system to begin writing these bytes of a file out, without waiting for the disk.
+// Starts writeback of these bytes of a file without waiting for the disk.
 NONET_API void nonet_write_out(int32_t file, int64_t offset, int64_t bytes) {
 #ifdef SYNC_FILE_RANGE_WRITE
   sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE);

@@ -1,9 +1,8 @@
-// Which absent keys get a row, and which rows go when time or room is up.
+// Admission and eviction: which absent keys get a row, and which rows are removed by age or budget.
 //
-// Every decision is a function of keys, steps and the table's seed, never of order of arrival or of layout, so
-// any sharding decides the same. Room is shared out over groups of neighbouring slices of about a thousand
-// rows each: a group that is full gives up the least of its own rows, an eighth of them at a time, so that an
-// eviction costs tens of microseconds however large the table is.
+// Every decision is a function of keys, steps and the table's seed, not of order of arrival or layout, so it is the same for any
+// sharding. The budget is divided among groups of neighbouring slices with about a thousand rows each: a full group evicts its
+// own rows of least weight, an eighth of them at a time, so an eviction costs tens of microseconds however large the table is.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +16,8 @@ enum Evict : int32_t { kKeepAll = 0, kLru = 1, kLfu = 2, kScore = 3 };
 
 struct Policy {
   int32_t evict;
-  int32_t admit_count;      // steps in which a key must be asked for before it gets a row
-  int64_t admit_threshold;  // of 2^24: the chance that a step admits it
+  int32_t admit_count;      // Number of steps that must request a key before it gets a row.
+  int64_t admit_threshold;  // Probability that a step admits it, times 2^24.
   int64_t ttl_steps;        // 0: none
   int64_t budget_rows;      // 0: none
   int32_t group_bits;
@@ -30,12 +29,12 @@ struct Policy {
   uint64_t group_of(uint64_t hash) const { return group_bits ? hash >> (64 - group_bits) : 0; }
 };
 
-// Counts the steps in which absent keys were asked for.
+// Counts the steps that requested absent keys.
 class Admission {
  public:
   Index<WideLine> waiting;  // key -> low 31 bits of the last step << 32 | steps counted
 
-  // 1 admitted, 0 refused, -1 without memory.
+  // Returns 1 if admitted, 0 if refused, -1 without memory.
   int decide(const Policy& policy, uint64_t hash, int64_t key, uint64_t base, int64_t step) {
     if (policy.admits_all()) return 1;
     if (policy.admit_count > 1) {
@@ -61,9 +60,9 @@ class Admission {
   }
 };
 
-// A row that may have to go.
+// A candidate for eviction.
 struct Candidate {
-  uint64_t weight;  // uses or score, ordered; 0 under LRU
+  uint64_t weight;  // Uses or score as an ordered number; 0 for LRU.
   int64_t seen;
   uint64_t hash;
   int64_t key;
@@ -73,7 +72,7 @@ struct Candidate {
   }
 };
 
-// The slices whose rows' age is looked at when the step moves on: all of them within a quarter of the ttl.
+// Returns the slices whose rows' age is checked when the step advances: all of them within a quarter of the ttl.
 static inline void due(int64_t ttl, int64_t before, int64_t step, uint64_t* first, uint64_t* count) {
   unsigned __int128 slices = static_cast<unsigned __int128>(1) << (kSliceBits + 2);
   uint64_t from = static_cast<uint64_t>(slices * before / ttl), to = static_cast<uint64_t>(slices * step / ttl);

@@ -1,4 +1,4 @@
-// One thread a process, started by the first request, waiting on a queue of 64.
+// One thread per process, started by the first request, which waits on a queue of 64.
 
 #include "prefault.h"
 
@@ -27,7 +27,7 @@ Request queue[kQueue];
 unsigned first = 0, waiting = 0;
 bool running = false, watches_forks = false;
 
-// A forked child has no thread of its parent's, yet the parent's mutex, maybe held, and a bell that waits for that thread.
+// A forked child does not have the parent's thread, but a copy of its mutex, which may be locked, and of its condition variable.
 void begin_anew() {
   pthread_mutex_init(&mutex, nullptr);
   pthread_cond_init(&arrived, nullptr);
@@ -47,13 +47,13 @@ Request next() {
 
 void* serve(void*) {
 #ifdef __linux__
-  if (nice(5)) {}  // of this thread alone: a step goes first
+  if (nice(5)) {}  // Of this thread only, so that steps have priority.
 #endif
   for (;;) {
     Request request = next();
     for (size_t done = 0; done < request.bytes; done += request.piece) {
       size_t left = request.bytes - done, piece = left < request.piece ? left : request.piece;
-      if (madvise(request.start + done, piece, MADV_POPULATE_WRITE)) break;  // gone, or an older kernel
+      if (madvise(request.start + done, piece, MADV_POPULATE_WRITE)) break;  // Unmapped, or an older kernel.
     }
   }
   return nullptr;

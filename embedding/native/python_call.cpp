@@ -1,8 +1,8 @@
-// A table's lookup and push as Python calls them, without Python's own code or ctypes between.
+// Python methods for a table's lookup and push, without Python code or ctypes in between.
 //
 // ctypes, the checks of the keys, torch's allocation and the method in Python take 9 of the 13 us of a reader's cold call of
-// 64 keys; this takes 3. It needs Python's stable ABI and DLPack's, so it is linked to neither and outlives both; without
-// Python's headers it is compiled to nothing, and Python goes through ctypes.
+// 64 keys; these methods take 3. They use the stable ABIs of Python and DLPack, so the library is not linked to a version of
+// either. Without Python's headers this file is empty, and Python uses ctypes.
 
 #include "python_call.h"
 #include "table.h"
@@ -19,11 +19,11 @@
 namespace {
 
 constexpr const char* kExchange = "dlpack_exchange_api";
-constexpr int64_t kBrief = 256;  // keys looked up without giving up Python's lock: 5 us, and getting it back may take 5 ms
+constexpr int64_t kBrief = 256;  // Up to this many keys the GIL is kept: they take 5 us, and reacquiring it may take 5 ms.
 
 PyObject *train_name, *step_name, *out_name, *handle_name, *lookup_name, *push_name;
 
-// Python's lock, given up while this lives.
+// Releases the GIL for the lifetime of this object.
 class Apart {
  public:
   Apart() : thread_(PyEval_SaveThread()) {}
@@ -33,7 +33,7 @@ class Apart {
   PyThreadState* thread_;
 };
 
-// A method in Python, given what this one was given.
+// Calls a method in Python with the arguments of this one.
 PyObject* in_python(PyObject* method, PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
   PyObject *general = PyObject_GetAttr(self, method), *found = nullptr;
   PyObject *positional = PyTuple_New(given), *named = PyDict_New();
@@ -51,7 +51,8 @@ PyObject* in_python(PyObject* method, PyObject* self, PyObject* const* arguments
   return found;
 }
 
-// The table asked last, so that most calls look no attribute up (5 % of a cold call). Python's lock guards it, but for its end.
+// The table of the last call, so that most calls need no attribute lookup (5 % of a cold call). The GIL guards it, except at
+// its end.
 std::atomic<PyObject*> last_asked;
 nonet::Table* last_table;
 
@@ -71,7 +72,7 @@ bool number_of(PyObject* object, int64_t* out) {
   return *out != -1 || !PyErr_Occurred();
 }
 
-// What a lookup names after its keys.
+// The arguments of a lookup after its keys.
 struct Wanted {
   PyObject *train = nullptr, *step = Py_None, *out = Py_None;
 
@@ -86,7 +87,7 @@ struct Wanted {
     return train == Py_True || train == Py_False;
   }
 
-  // The step that makes rows: the one named, else the one after the table's last.
+  // The step in which rows are created: the given one, else the one after the table's last.
   bool number(PyObject* self, int64_t* out) const {
     if (step != Py_None) return number_of(step, out);
     PyObject* last = PyObject_GetAttr(self, step_name);
@@ -97,14 +98,14 @@ struct Wanted {
   }
 };
 
-// The rows float32 [N, D] of keys [N] at `out`; false where memory is short.
+// Reads the rows float32 [N, D] of keys [N] into `out`; returns false without memory.
 bool fill(nonet::Table* table, const Keys& keys, float* out, bool trains, int64_t step) {
   if (!trains && keys.count <= kBrief && table->look_now(keys.first, keys.count, out)) return true;
   Apart apart;
   return (trains ? table->lookup(keys.first, keys.count, out, step) : table->look(keys.first, keys.count, out)) >= 0;
 }
 
-// The tensor of the rows; null, perhaps with no error, where Python has to say what is wrong.
+// Returns the tensor of the rows; null, perhaps without an error, if the Python method has to report what is wrong.
 PyObject* answer(nonet::Table* table, const Keys& keys, const Wanted& wanted, int64_t step) {
   const bool trains = wanted.train == Py_True;
   if (wanted.out != Py_None) {
@@ -125,7 +126,7 @@ PyObject* answer(nonet::Table* table, const Keys& keys, const Wanted& wanted, in
 }
 
 PyObject* lookup(PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
-  Keys keys;  // read last: what comes before may be Python's, and change them
+  Keys keys;  // Read last, because the code before may run Python code that changes them.
   Wanted wanted;
   int64_t step = 0;
   PyObject* rows = nullptr;
@@ -135,7 +136,7 @@ PyObject* lookup(PyObject* self, PyObject* const* arguments, Py_ssize_t given, P
   return rows || PyErr_Occurred() ? rows : in_python(lookup_name, self, arguments, given, names);
 }
 
-// What `push` does with keys, grads, before, step and lr; null where Python has to.
+// Pushes keys, grads, before, step and lr; returns null if the Python method has to do it.
 PyObject* pushed(nonet::Table* table, PyObject* const* arguments) {
   Keys keys;
   int64_t before, step;
@@ -184,11 +185,11 @@ PyMethodDef methods[] = {
 
 }  // namespace
 
-// Called before a table ends, hence before its object does and another takes that object's place.
+// Called before a table is destroyed, hence before its object is and another can get the same address.
 void nonet::forget_asked() { last_asked = nullptr; }
 
-// Method `number`, 0 or 1, for `table`, a class in Python: what keys of exactly the types `tensor` (torch.Tensor) and `array`
-// (numpy.ndarray) ask is done here, all else by the class's method `general`. Null where this torch lacks DLPack's C functions.
+// Returns method `number`, 0 or 1, for `table`, a class in Python. It handles keys of exactly the types `tensor` (torch.Tensor)
+// and `array` (numpy.ndarray), and calls the class's method `general` for others. Null if torch lacks DLPack's C functions.
 NONET_API void* nonet_python_method(int32_t number, PyTypeObject* table, PyObject* general, PyObject* tensor, PyObject* array) {
   const dlpack::Exchange* exchange = exchange_of(tensor);
   if (!exchange || !intern(&train_name, "train") || !intern(&step_name, "step") || !intern(&out_name, "out") ||

@@ -1,9 +1,9 @@
-// What the rest of the core tells Python's way in.
+// Notification of the Python methods by the rest of the core.
 #pragma once
 
 namespace nonet {
 
-// A table ends: no call may go on to it because it was asked last.
+// Called when a table is destroyed, so that no later call uses it as the table of the last call.
 void forget_asked();
 
 }  // namespace nonet

@@ -1,5 +1,5 @@
-// What the core reads and gives without Python between: keys and gradients where torch or NumPy hold them, rows in memory
-// made here. Included by python_call.cpp alone, after Python.h.
+// Tensors that the core reads and creates directly: keys and gradients in the memory of torch or NumPy, rows in memory that is
+// allocated here. Included only by python_call.cpp, after Python.h.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 namespace {
 
 const dlpack::Exchange* torch;
-PyTypeObject *tensor_type, *array_type;  // torch.Tensor and numpy.ndarray; their subclasses are left to Python
+PyTypeObject *tensor_type, *array_type;  // torch.Tensor and numpy.ndarray; the Python methods handle subclasses.
 
-struct alignas(64) Rows {  // what DLPack asks to be told of them; they follow
+struct alignas(64) Rows {  // DLPack's description of the rows, which follow it.
   dlpack::Managed managed;
   int64_t shape[2], strides[2];
 
@@ -21,7 +21,7 @@ struct alignas(64) Rows {  // what DLPack asks to be told of them; they follow
   int64_t bytes() const { return shape[0] * shape[1] * static_cast<int64_t>(sizeof(float)); }
 };
 
-// The brief rows freed last, for the next call: malloc and free take 1 us on cold caches. Any thread may free.
+// The last freed small block of rows, for the next call: malloc and free take 1 us with cold caches. Any thread may free.
 constexpr int64_t kSpareBytes = 1 << 18;
 std::atomic<Rows*> spare;
 
@@ -47,7 +47,7 @@ Rows* make(int64_t count, int64_t width) {
   return rows;
 }
 
-// A tensor in host memory as DLPack tells of it.
+// Returns DLPack's description of a tensor in host memory.
 bool view(PyObject* object, dlpack::Tensor* out) {
   if (Py_TYPE(object) != tensor_type) return false;
   if (torch->view(object, out)) {
@@ -59,7 +59,7 @@ bool view(PyObject* object, dlpack::Tensor* out) {
 
 void* start_of(const dlpack::Tensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
-// Keys int64 [N] of a tensor or array that the core can read where they lie, and not after this ends.
+// The keys int64 [N] of a tensor or array that the core can read in place, for the lifetime of this object.
 class Keys {
  public:
   Keys() = default;
@@ -85,21 +85,21 @@ class Keys {
   }
 
   bool read_array(PyObject* keys) {
-    if (PyObject_GetBuffer(keys, &held_, PyBUF_ND | PyBUF_FORMAT)) {  // has strides of its own, perhaps
+    if (PyObject_GetBuffer(keys, &held_, PyBUF_ND | PyBUF_FORMAT)) {  // It may be strided.
       held_.obj = nullptr;
       PyErr_Clear();
       return false;
     }
     first = static_cast<const int64_t*>(held_.buf);
     count = held_.ndim == 1 ? held_.shape[0] : 0;
-    const char* format = held_.format;  // of this machine's byte order where it is one letter
+    const char* format = held_.format;  // One letter means this machine's byte order.
     return held_.ndim == 1 && held_.itemsize == 8 && (*format == 'l' || *format == 'q') && !format[1];
   }
 
   Py_buffer held_{};
 };
 
-// Where a tensor's numbers float32 [count, width] lie, row after row; false where they lie otherwise.
+// Returns the address of a contiguous tensor float32 [count, width]; false for other tensors.
 bool numbers(PyObject* object, int64_t count, int64_t width, float** out) {
   dlpack::Tensor tensor;
   if (!view(object, &tensor) || tensor.ndim != 2 || tensor.shape[0] != count || tensor.shape[1] != width) return false;

@@ -1,10 +1,10 @@
-// Rows and what is kept with them, by number: blocks of 32 rows and then the 32 tails of the same rows, each {last step, mark of
-// the batch's dedup, [uses, last seen]} and the optimizer's state.
+// Storage of rows by number: blocks of 32 rows followed by the 32 tails of the same rows, each {last step, mark of the batch's
+// dedup, [uses, last seen]} and the optimizer's state.
 //
-// No bytes pad a row to a cache line: 16 floats with row-wise Adagrad take 80 bytes, not 128, and every row of a multiple of
-// 16 floats starts a line. Where the state is long (Adam's of 64 floats has 516 bytes) a block is one row, its state and its tail,
-// mostly in one page where pages have 4 KiB: Adam's steps take 5 to 14 % less at 64 floats, 11 to 15 at 128, of 6 and 3 % more bytes.
-// At 32 floats it gains nothing.
+// Rows are not padded to cache lines: 16 floats with row-wise Adagrad take 80 bytes, not 128, and every row of a multiple of 16
+// floats starts a line. If the state is long (Adam's of 64 floats has 516 bytes), a block is one row, its state and its tail,
+// mostly in one 4 KiB page: Adam's steps take 5 to 14 % less at 64 floats, 11 to 15 at 128, for 6 and 3 % more bytes. At 32
+// floats it gains nothing.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,37 @@
 
 namespace nonet {
 
-// Asks for every line of these bytes. Inlined, for GCC drops calls of functions that only prefetch.
+// Prefetches every line of these bytes. Inlined, because GCC removes calls of functions that only prefetch.
 __attribute__((always_inline)) static inline void prefetch_all(const char* at, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
 }
 
 struct Tail {
-  int64_t step;   // the step that last changed the row
-  uint32_t mark;  // its place among the batch's distinct rows, when that place names it back
-  uint32_t uses;  // present only where a table evicts: steps in which it was looked up
-  int64_t seen;   // likewise: the last such step
+  int64_t step;   // The step that last changed the row.
+  uint32_t mark;  // Its index among the batch's distinct rows, if the entry at that index refers to this row.
+  uint32_t uses;  // Only in tables that evict: number of steps that looked it up.
+  int64_t seen;   // Only in tables that evict: the last such step.
 };
-constexpr int kPlainTail = 12, kEvictTail = 24;  // bytes before the optimizer's floats
+constexpr int kPlainTail = 12, kEvictTail = 24;  // Bytes before the optimizer's floats.
 
 class Rows {
  public:
   struct View {
     char* base;
     int64_t row_bytes, tail_bytes, block_bytes, tails_at, state_at;
-    int log2;  // of the rows in a block
+    int log2;  // Of the number of rows in a block.
 
     char* row(int64_t at) const { return block(at) + within(at) * row_bytes; }
     char* tail(int64_t at) const { return block(at) + tails_at + within(at) * tail_bytes; }
     float* state(int64_t at) const { return reinterpret_cast<float*>(tail(at) + state_at); }
-    bool alone() const { return !log2; }  // a block is a row, its state and its tail, in this order
+    bool alone() const { return !log2; }  // A block is a row, its state and its tail, in this order.
 
    private:
     char* block(int64_t at) const { return base + (at >> log2) * block_bytes; }
     int64_t within(int64_t at) const { return at & ((int64_t{1} << log2) - 1); }
   };
 
-  // Rows of so many bytes, `head` bytes of a Tail, and optimizer state.
+  // Sets the sizes of a row, of its Tail (`head` bytes), and of the optimizer state.
   void shape(int64_t row_bytes, int64_t head, int64_t state_bytes) {
     shape_.row_bytes = row_bytes;
     if (state_bytes < kLongState) {
@@ -66,7 +66,7 @@ class Rows {
   int64_t size() const { return live_; }
   size_t bytes() const { return blocks(next_) * shape_.block_bytes + spare_.capacity() * 8; }
 
-  // A row to write to, one that was given back if there is any; -1 without memory.
+  // Returns a row to write to, a freed one if there is any; -1 without memory.
   int64_t take() {
     if (spares_) return ++live_, spare_[--spares_];
     if (!slab_.ensure(blocks(next_ + 1) * shape_.block_bytes)) return -1;

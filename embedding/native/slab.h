@@ -1,8 +1,8 @@
-// A contiguous array of bytes that grows in place: address space is reserved, memory is committed by need.
+// A contiguous array of bytes that grows in place: address space is reserved, and memory is committed when it is needed.
 //
-// Growing never copies: the reservation starts at 64 GiB (halved until the system agrees) and, once used up,
-// moves its pages by mremap. Beyond the first 2 MiB pages are huge where the system gives any, which is worth
-// 1.6x on a gather of random rows. A failed commit returns false and leaves everything as it was.
+// Growing never copies: the reservation starts at 64 GiB (halved until the system accepts it) and, when it is used up, its pages
+// are moved by mremap. After the first 2 MiB, huge pages are used if the system has any, which makes a gather of random rows 1.6x
+// as fast. A failed commit returns false and changes nothing.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 namespace nonet {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kSmallPage = size_t{64} << 10;  // the largest base page of any machine we know
+constexpr size_t kSmallPage = size_t{64} << 10;  // The largest base page of known machines.
 constexpr size_t kMostLead = size_t{64} << 20;
 constexpr size_t kReserve = size_t{64} << 30;
 
@@ -26,7 +26,7 @@ class Slab {
  public:
   char* base = nullptr;
 
-  // `huge`: worth it where rows are read at random; elsewhere the making of a huge page only holds others up.
+  // `huge` is useful if rows are read at random; otherwise creating huge pages only delays other threads.
   explicit Slab(bool huge = true) : huge_(huge) {}
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
@@ -40,14 +40,14 @@ class Slab {
     reserved_ = committed_ = 0;
   }
 
-  // Gives back what lies beyond `bytes`, where that is worth a call.
+  // Returns memory after `bytes` to the system, if that is worth a call.
   void shrink(size_t bytes) {
     size_t kept = round_up(bytes, kHugePage);
     if (committed_ < kept + kHugePage || madvise(base + kept, committed_ - kept, MADV_DONTNEED)) return;
     if (!mprotect(base + kept, committed_ - kept, PROT_NONE)) committed_ = kept;
   }
 
-  // At least `bytes` bytes from `base` on are there, zero where never written or given back.
+  // Commits at least `bytes` bytes from `base`, which are zero if they were never written or were returned.
   bool ensure(size_t bytes) {
     if (bytes + lead(bytes) <= committed_) return true;
     size_t ahead = round_up(bytes + 2 * lead(bytes), bytes > kHugePage ? kHugePage : kSmallPage);
@@ -55,7 +55,7 @@ class Slab {
   }
 
  private:
-  // Beyond 2 MiB, memory is committed before it is needed and made ready meanwhile: a quarter more, at most 64 MiB.
+  // After 2 MiB, memory is committed and prefaulted before it is needed: a quarter more, at most 64 MiB.
   static size_t lead(size_t bytes) {
     if (bytes <= kHugePage) return 0;
     return bytes / 4 < kMostLead ? bytes / 4 : kMostLead;

@@ -1,4 +1,4 @@
-// Lookups that make rows, steps that move them, and what a checkpoint reads and writes.
+// Lookups that create rows, steps that update them, and reading and writing of checkpoints.
 
 #include "table.h"
 
@@ -6,8 +6,9 @@
 
 namespace nonet {
 
-constexpr int64_t kReadBatch = 8192;  // keys that a reader hashes on its stack at a time; 2,048 cost 9 %: each batch fills its pipeline anew
-constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
+// Keys that a reader hashes on its stack per batch; 2,048 cost 9 %, because each batch refills the pipeline.
+constexpr int64_t kReadBatch = 8192;
+constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // Keys; a tail takes 3 ns to mark and 200 ns to arrive.
 
 bool Table::clear() {
   WriteLock lock(&lock_);
@@ -36,14 +37,15 @@ int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t st
   return find_or_make(keys, count, out, step);
 }
 
-// The rows of keys in `found_`, -1 where there is none, in place of the last lookup's; returns how many are absent.
+// Finds the rows of keys, -1 for absent ones, and stores them in `found_`; returns the number of absent keys.
 int64_t Table::search(const int64_t* keys, int64_t count) {
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
   return kernels_->find(index_.view(), keys, count, false, hash_.data, found_.data);
 }
 
-// The rows of a batch in `found_`, made where absent and let in, their values in `out` if given; returns the positions refused.
+// Stores the rows of a batch in `found_`, creates absent ones that are admitted, and copies values to `out` if it is given;
+// returns the number of refused positions.
 int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step) {
   if (!count) return 0;
   int64_t absent = search(keys, count);
@@ -86,7 +88,7 @@ int64_t Table::read_rows(const int64_t* keys, int64_t count, float* out) {
   return absent;
 }
 
-// Makes the rows of keys that were not found, where policy lets them in; returns the positions refused.
+// Creates the rows of keys that were not found, if the policy admits them; returns the number of refused positions.
 int64_t Table::fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step) {
   int64_t refused = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -124,7 +126,7 @@ int64_t Table::make(uint64_t hash, int64_t key, int64_t step) {
   return row;
 }
 
-// A row for a key that has none, counted in its group; its bytes are still whatever was there.
+// Allocates a row for a key and counts it in its group; its bytes are not initialised.
 int64_t Table::take_row(uint64_t hash, int64_t key) {
   const Policy& policy = config_.policy;
   if (policy.budget_rows && !full_.ensure(full_count_ + 1)) return kNoMemory;
@@ -170,7 +172,7 @@ int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int
   return absent;
 }
 
-// The rows of a batch in `found_`: those of the last lookup if it had the same keys. Returns how many are absent.
+// Stores the rows of a batch in `found_`, reusing the last lookup if it had the same keys. Returns the number of absent keys.
 int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
   if (!count) return 0;
   if (batch_ != count || memcmp(batch_keys_.data, keys, count * sizeof(int64_t))) return search(keys, count);
@@ -180,9 +182,9 @@ int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
   return absent;
 }
 
-// The batch's distinct rows by first position, each with the chain of its positions; returns how many.
+// Lists the batch's distinct rows by first position, each with the chain of its positions; returns their number.
 //
-// A row's mark names its place in `distinct_`; a mark of another batch names a place that does not name it back.
+// A row's mark is its index in `distinct_`. A mark of another batch is an index whose entry does not refer to the row.
 int64_t Table::distinct(int64_t count) {
   if (!distinct_.ensure(count) || !head_.ensure(count) || !last_.ensure(count) || !next_.ensure(count))
     return kNoMemory;
@@ -227,7 +229,7 @@ int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, con
   return count;
 }
 
-// The row of key `at` of those last searched for, or one to write to; such a key waits no more.
+// Returns the row of key `at` of the last search, or a new one; the key no longer waits for admission.
 int64_t Table::row_for(const int64_t* keys, int64_t count, int64_t at) {
   const int64_t far = at + kRowAhead;
   if (far < count) {
@@ -235,13 +237,13 @@ int64_t Table::row_for(const int64_t* keys, int64_t count, int64_t at) {
     else __builtin_prefetch(index_.view().home(hash_[far]), 1);
   }
   if (found_[at] >= 0) return found_[at];
-  int64_t row = index_.find(hash_[at], keys[at]);  // a key may come twice
+  int64_t row = index_.find(hash_[at], keys[at]);  // A key may occur twice.
   if (row >= 0) return row;
   admission_.waiting.remove(hash_[at], keys[at]);
   return take_row(hash_[at], keys[at]);
 }
 
-// A row as it was elsewhere, counted as looked up once, at its last step.
+// Writes a row from another table, counted as looked up once, at its last step.
 void Table::write(int64_t row, const float* values, const float* state, int64_t step) {
   kernels_->write_row(format(), rows_.view().row(row), values, config_.width);
   memset(rows_.view().tail(row), 0, head());
@@ -265,7 +267,7 @@ int64_t Table::forget(const int64_t* keys, int64_t count) {
   return gone;
 }
 
-// Whether the key was there. Room to remember the free row is found first, so that no row is ever leaked.
+// Returns whether the key existed. Room to remember the free row is reserved first, so that no row is leaked.
 bool Table::drop(uint64_t hash, int64_t key) {
   if (!rows_.can_give_back()) return false;
   int64_t row = index_.remove(hash, key);
@@ -275,16 +277,16 @@ bool Table::drop(uint64_t hash, int64_t key) {
   return true;
 }
 
-// The rows between two hashes that changed after `since`, by slice and key, in memory that the caller frees.
+// Lists the rows between two hashes that changed after `since`, by slice and key, in memory that the caller frees.
 //
-// A row's step is looked at 64 rows later, when its tail has come, and its slice is kept: a comparison would mix two keys.
+// A row's step is read 64 rows later, when its tail has arrived. Its slice is stored, because a comparison would hash two keys.
 int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen) {
   struct Found {
     uint64_t slice;
     Chosen row;
   };
   Buffer<Found> list;
-  Found coming[kTailAhead];  // whose tails are on their way
+  Found coming[kTailAhead];  // Rows whose tails are being prefetched.
   int64_t count = 0, seen = 0;
   bool enough = true;
   auto list_if_changed = [&](const Found& found) {

@@ -1,7 +1,7 @@
-// A table: keys to rows, made by lookups that train, moved by steps, forgotten by policy.
+// A table from keys to rows, which training lookups create, steps update and the policy evicts.
 //
-// One lock a table: readers share it, whoever makes, moves or forgets rows has it alone. Nothing here throws;
-// what needs memory says so and leaves whole rows behind, never half of one.
+// A table has one lock: readers share it, and operations that create, update or remove rows hold it exclusively. Nothing here
+// throws: operations without memory report it and leave only complete rows.
 #pragma once
 
 #include <pthread.h>
@@ -13,8 +13,8 @@ namespace nonet {
 
 constexpr int64_t kNoMemory = -1, kAbsentKeys = -2;
 constexpr size_t kManyRows = size_t{1} << 24;  // see beyond_caches
-constexpr int64_t kRowAhead = 8;  // rows whose lines are on their way: as many lines as a core has room for
-constexpr uint32_t kScoreZero = 0x80000000u;  // 0.0 among scores, which are ordered as unsigned numbers
+constexpr int64_t kRowAhead = 8;  // Rows whose lines are prefetched ahead: as many lines as a core can have outstanding.
+constexpr uint32_t kScoreZero = 0x80000000u;  // Score 0.0; scores are ordered as unsigned numbers.
 
 struct Config {  // the same fields as Config in native_library.py
   int64_t width, state_width;
@@ -23,16 +23,16 @@ struct Config {  // the same fields as Config in native_library.py
   float scale, fill, eps, clip, l1, l2;
   double weight_decay;
   Policy policy;
-  int64_t* counters;  // of the caller, kCounters of them
+  int64_t* counters;  // kCounters counters in the caller's memory.
 };
 
 enum Counter { kRows, kEvicted, kRefused, kDropped, kWaiting, kBytes, kAbsent, kCounters };
 
-struct Chosen {  // of an export
+struct Chosen {  // A row of an export.
   int64_t key, row;
 };
 
-// Whoever must know of a row before the table changes it on its own account; called with the table's lock held.
+// Is notified of a row before the table changes it by itself; called with the table's lock held.
 struct Watcher {
   void* of;
   void (*changes)(void* of, int64_t key, int64_t row);
@@ -61,7 +61,7 @@ class Table {
   Table(const Config& config, const Kernels* kernels) : config_(config), kernels_(kernels) {
     pthread_rwlockattr_t attributes;
     pthread_rwlockattr_init(&attributes);
-#ifdef __GLIBC__  // readers that follow each other would keep a step waiting for seconds; none takes the lock twice
+#ifdef __GLIBC__  // Else successive readers could delay a step for seconds; no thread takes the lock twice.
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 #endif
     pthread_rwlock_init(&lock_, &attributes);
@@ -73,19 +73,19 @@ class Table {
 
   bool clear();
   int64_t width() const { return config_.width; }
-  int64_t look(const int64_t* keys, int64_t count, float* out);      // for readers: makes nothing, returns the absent
-  bool look_now(const int64_t* keys, int64_t count, float* out);  // the same unless that means to wait for a writer
+  int64_t look(const int64_t* keys, int64_t count, float* out);      // For readers: creates no rows, returns the absent keys.
+  bool look_now(const int64_t* keys, int64_t count, float* out);  // The same, unless it would wait for a writer.
   int64_t lookup(const int64_t* keys, int64_t count, float* out, int64_t step);
   int64_t apply(const int64_t* keys, int64_t count, const float* grads, int64_t before, int64_t step, double lr);
   int64_t upsert(const int64_t* keys, int64_t count, const float* rows, const float* state, const int64_t* step,
                  const int64_t* seen, const int64_t* uses);
   int64_t forget(const int64_t* keys, int64_t count);
 
-  // What travels to a trainer that steps rows itself: rows made where absent, as bytes, and such bytes written back.
+  // For a trainer that steps rows itself: packs rows to bytes, creating absent ones, and writes such bytes back.
   int64_t take(const int64_t* keys, int64_t count, char* out, int64_t step);
   int64_t enter(const int64_t* keys, int64_t count, const char* bytes);
 
-  // Held around the three that follow, by a watcher's `changes` already, and around all that must be of one moment.
+  // Held during the three methods below (a watcher's `changes` is called with it), and during operations that must be atomic.
   ReadLock reading() { return ReadLock(&lock_); }
   int64_t find(const int64_t* keys, int64_t count, int64_t* found);
   int64_t choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen);
@@ -104,15 +104,16 @@ class Table {
   int64_t head() const { return evicts() ? kEvictTail : kPlainTail; }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
-  // Narrow rows, so many that a reader's keys leave nothing in the caches to find again: what they hold is better kept (5 % of a
-  // lookup isolated, 2 cold at 100 M rows of 64 bytes; 4 to 10 % lost at 8 M of 256).
+  // Whether rows are narrow and so many that a reader's keys find nothing in the caches again; then lookups bypass the caches
+  // (this saves 5 % of an isolated lookup and 2 % of a cold one at 100 M rows of 64 bytes, and would cost 4 to 10 % at 8 M of
+  // 256).
   bool beyond_caches() const { return rows_.view().row_bytes <= 128 && index_.size() > kManyRows; }
   int64_t search(const int64_t* keys, int64_t count);
   int64_t read_rows(const int64_t* keys, int64_t count, float* out);
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
   void write(int64_t row, const float* values, const float* state, int64_t step);
   int64_t row_for(const int64_t* keys, int64_t count, int64_t at);
-  __attribute__((always_inline)) void prefetch_row(int64_t row) const {  // inlined, see prefetch_all
+  __attribute__((always_inline)) void prefetch_row(int64_t row) const {  // Inlined, see prefetch_all.
     const Rows::View rows = rows_.view();
     if (rows.alone()) return prefetch_all(rows.row(row), rows.block_bytes);
     prefetch_all(rows.row(row), rows.row_bytes);
@@ -141,7 +142,7 @@ class Table {
   RowIndex index_;
   Rows rows_;
   Admission admission_;
-  Buffer<float> fill_;  // the row of a key that has none
+  Buffer<float> fill_;  // The default row.
 
   // The last training lookup: an apply of the same keys need not search again.
   Buffer<int64_t> batch_keys_, found_;
@@ -153,7 +154,7 @@ class Table {
   Buffer<int32_t> head_, last_, next_;
 
   Buffer<uint32_t> group_count_;
-  Buffer<uint64_t> full_;  // groups over their quota
+  Buffer<uint64_t> full_;  // Groups over their quota.
   int64_t full_count_ = 0;
   Buffer<Candidate> candidates_;
   Buffer<Watcher> watchers_;

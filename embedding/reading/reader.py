@@ -137,6 +137,7 @@ class ReplicaReader:
         return [join_rows(list(group), spec) for _, group in groups]
 
     def _write(self, live: Mapping[str, BaseTable], parts: Mapping[str, list[RowColumns]]) -> None:
+        """Apply deletes and upserts of an update to the tables."""
         for name, every in parts.items():
             for part in every:
                 if part.deleted.any():

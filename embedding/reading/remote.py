@@ -96,6 +96,7 @@ class RemoteReader:
         self._pool.shutdown()
 
     def _read_rows(self, table: str, keys: np.ndarray) -> Tensor:
+        """Return the rows of keys [N] from the hot set and the cache, and fetch missing rows from the shards."""
         slices = self._now.slices
         plan = make_route(keys, slices, slices.shards, 0, select_router())
         hot, here = self._read_hot_set(table, plan.keys)
@@ -127,6 +128,7 @@ class RemoteReader:
         return ask(table, keys, self._now.version, self._codec.name)
 
     def _cache_answer(self, table: str, keys: np.ndarray, answer: RowResponse) -> None:
+        """Cache the rows of an answer, and the keys that have no row."""
         rows = self._codec.decode(torch.from_numpy(answer.data), self._specs[table].dim).numpy()
         count = len(keys)
         none, zero = np.zeros((count, 0), np.float32), np.zeros(count, np.int64)
@@ -148,6 +150,7 @@ class RemoteReader:
         self._kept[table], self._gone[table] = make_table(table, self._specs[table], 0), KeyIndex()
 
     def _load_published(self) -> None:
+        """Switch to the newest published version and clear the caches."""
         with self._lock:
             self._now = self._refresh()
             self._kept: dict[str, BaseTable] = {}

@@ -45,6 +45,7 @@ class SparseSave(BackgroundWrite):
         super().__init__(folder, "sparse rows", self._write_all)
 
     def _write_all(self) -> Written:
+        """Write all tables and close their snapshots; return size and hash by file."""
         try:
             paths = {
                 name: self.folder / "sparse" / name / f"{self._world.shard}-0.seg" for name in self._snapshots
@@ -57,6 +58,7 @@ class SparseSave(BackgroundWrite):
                 snapshot.close()
 
     def _write(self, name: str, path: Path) -> tuple[str, int]:
+        """Write the rows of one table to a segment file."""
         table, snapshot = self._world.tables[name], self._snapshots[name]
         many = _count_segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges)

@@ -203,6 +203,7 @@ def _to_arrays(part: RowColumns) -> list[np.ndarray]:
 
 
 def _read_segment(path: Path, footer: SegmentFooter, segment: SliceSegment) -> RowColumns:
+    """Read one segment of a file and check the checksum of each column."""
     count = segment.rows
     shapes: list[tuple[tuple[int, ...], type]] = [
         ((count,), np.int64),
@@ -256,6 +257,7 @@ def compute_checksum_numpy(data: np.ndarray) -> int:
 
 @cache
 def _load_native_checksum() -> Callable[[int, int], int] | None:
+    """Return the native checksum function; None if the native library is unavailable."""
     try:
         call = load_library().nonet_checksum
     except NativeUnavailable:

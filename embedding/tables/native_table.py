@@ -255,6 +255,7 @@ class NativeTable(BaseTable):
         return places >= 0
 
     def _upsert(self, rows: RowColumns) -> None:
+        """Insert or overwrite rows with their optimizer state."""
         columns = [_to_array(column) for column in (rows.key, rows.row, rows.state, rows.step)]
         policy = [None if column is None else _to_array(column) for column in (rows.seen, rows.uses)]
         key, row, state, step = columns
@@ -275,6 +276,7 @@ class NativeTable(BaseTable):
         return keys, packed
 
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
+        """Set the counts of keys that wait for admission."""
         key_array, values = _to_array(keys), _to_array(packed)
         if (
             self._core.nonet_table_wait(

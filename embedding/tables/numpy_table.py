@@ -162,6 +162,7 @@ class NumPyTable(BaseTable):
         self.evicted += len(gone)
 
     def _iterate_rows(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+        """Yield the rows of slices in the order of slice and key, only those touched after step `since` if it is given."""
         place = compute_slices(self.keys)
         chosen = (place >= slices.start) & (place < slices.stop)
         if since is not None:
@@ -180,6 +181,7 @@ class NumPyTable(BaseTable):
         return self._index.find(keys) >= 0
 
     def _upsert(self, rows: RowColumns) -> None:
+        """Insert or overwrite rows with their optimizer state."""
         self._append_rows(np.unique(rows.key[self._index.find(rows.key) < 0]))
         at = self._index.find(rows.key)
         self._rows[at], self._state[at], self._touched[at] = (
@@ -193,6 +195,7 @@ class NumPyTable(BaseTable):
             self._admission.waiting.pop(key, None)
 
     def _delete(self, keys: np.ndarray) -> None:
+        """Delete the rows of keys, and their counts of admission."""
         gone = self._index.find(keys)
         remaining = np.setdiff1d(np.arange(len(self)), gone[gone >= 0])
         if len(remaining) < len(self):

@@ -144,6 +144,7 @@ class TableSpec:
             raise ConfigError(f"a sparse table's default must be a finite number, got {self.default}")
 
     def _check_admission(self) -> None:
+        """Check the options of admission."""
         if not 1 <= self.admit_count < 1 << 31:
             raise ConfigError(f"a sparse table's admit_count must be at least 1, got {self.admit_count}")
         if not 0 < self.admit_probability <= 1:
@@ -152,6 +153,7 @@ class TableSpec:
             )
 
     def _check_budget(self) -> None:
+        """Check that the budget holds at least one row, and is set if and only if rows are evicted."""
         if self.budget_bytes and self.budget_bytes < self.row_bytes:
             raise ConfigError(
                 f"a budget of {self.budget_bytes} bytes holds no row: one takes {self.row_bytes} bytes with its optimizer state, "

@@ -280,6 +280,7 @@ class TieredTable(BaseTable):
         return present if self.cold is None else present | self.cold.contains(keys)
 
     def _upsert(self, rows: RowColumns) -> None:
+        """Insert or overwrite rows in the host tier, drop their copies in the cold tier and update those in the hot tier."""
         if self.cold is not None:
             self.cold.drop(np.unique(rows.key))
         self.host._upsert(rows)

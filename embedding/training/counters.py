@@ -36,6 +36,7 @@ class TableCounters:
         }
 
     def _read_totals(self) -> dict[str, dict[str, int]]:
+        """Return the counters of all tables since their creation."""
         return {
             name: {
                 "admitted": len(table) + table.evicted,

@@ -89,6 +89,7 @@ class PrefetchPipeline:
         return _PipelineRun(self, start, stop).run()
 
     def _run_batch(self, number: int) -> Any:
+        """Run one batch without overlap: read, pull, compute and push."""
         began = time.perf_counter()
         flight = self._read_batch(number)
         self.waited_s = flight.read_at - began
@@ -158,6 +159,7 @@ class _PipelineRun:
         return results
 
     def _compute_batch(self, number: int) -> Any:
+        """Compute one batch whose rows are there, and queue its gradients."""
         began = time.perf_counter()
         flight: InFlightBatch = self._get_next(self._ready, f"the rows of batch {number}")
         self._pipeline.waited_s = max(0.0, flight.read_at - began)
@@ -183,6 +185,7 @@ class _PipelineRun:
         return whole
 
     def _route_batches(self) -> None:
+        """Read all batches, plan which rows each has to fetch, and queue them."""
         planners = {name: FetchPlanner(self._pipeline.depth) for name in self._windows}
         for number in self._numbers:
             flight = self._pipeline._read_batch(number)
@@ -205,6 +208,7 @@ class _PipelineRun:
         self._ready.put(flight)
 
     def _update(self, number: int) -> None:
+        """Push the gradients of one batch to the tables."""
         flight, grads = self._get_next(self._updates, f"the gradients of batch {number}")
         if grads is None:
             return
@@ -216,6 +220,7 @@ class _PipelineRun:
                 self._world.push(table, keys, grads[table], step, lr(number, table))
 
     def _run_guarded(self, work: Callable[[], None]) -> None:
+        """Run the loop of a thread, and stop the pipeline if it raises."""
         try:
             work()
         except _Stopped:
@@ -240,6 +245,7 @@ class _PipelineRun:
         raise _Stopped(f"the pipeline stopped while waiting for {what}")
 
     def _put(self, target: queue.Queue, flight: InFlightBatch) -> None:
+        """Put a batch into a queue unless the pipeline stops."""
         while not self._over.is_set():
             try:
                 return target.put(flight, timeout=_POLL_S)

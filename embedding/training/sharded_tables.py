@@ -342,6 +342,7 @@ class ShardedTables:
     def _read_in_parts(
         self, table: NativeTable, keys: np.ndarray, out: Tensor, tell: Callable[[int], None]
     ) -> None:
+        """Look up rows into `out` in parts, and report the number of complete rows after each."""
         start = 0
         for share in _SHARES:
             stop = int(share * len(keys))
@@ -357,6 +358,7 @@ class ShardedTables:
         return ExchangeHeader(op, table, step, lr, self.slices.version)
 
     def _get_table_number(self, table: str, verb: str) -> int:
+        """Return the number of a table, and check that this rank trains."""
         if not self.layout.trains:
             raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not {verb}()")
         if table not in self.specs:
@@ -366,6 +368,7 @@ class ShardedTables:
         return self._names.index(table)
 
     def _check_layout(self) -> None:
+        """Check that the layout agrees with the slice map and the process group."""
         if self.slices.shards != len(self.layout.shards):
             raise ConfigError(
                 f"the slice map has {self.slices.shards} shards, the sparse world {len(self.layout.shards)}"

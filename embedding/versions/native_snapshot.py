@@ -76,6 +76,7 @@ class ReadBuffers:
         return _ColumnsStruct(**{name: start + self.used * bytes_ for name, start, bytes_ in self._starts})
 
     def _resize(self, rows: int) -> None:
+        """Reallocate the arrays for more rows and copy what they hold."""
         spec = self._spec
         shapes: dict[str, tuple[tuple[int, ...], type]] = {
             "key": ((rows,), np.int64),
@@ -217,6 +218,7 @@ def write_out(file: int, offset: int, nbytes: int) -> None:
 
 @cache
 def _load_core() -> Any:
+    """Return the native library with the signatures of its snapshot functions; None if it is unavailable."""
     try:
         core = load_library()
         signatures = {

@@ -97,6 +97,7 @@ class TableHistory:
             yield
 
     def _keep_rows(self, keys: np.ndarray, step: int) -> None:
+        """Copy rows that are about to change into all open snapshots."""
         behind = [snapshot.step for snapshot in self._open if step <= snapshot.step]
         if behind:
             raise ConfigError(
@@ -337,6 +338,7 @@ class StepLock:
             self._lock.release()
 
     def _wait(self) -> None:
+        """Acquire the lock and be counted as waiting meanwhile."""
         with self._count:
             self._waiting += 1
         try:

@@ -1,4 +1,4 @@
-"""What a recommender must beat, a file each: popularity, a counter of transitions, and SASRec, which is trained."""
+"""The baselines that a recommender is compared with: popularity, a counter of transitions, and SASRec."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Rehearsal: what a baseline of the user's own answers, looked at before anything is trained.
+"""Rehearsal: runs a user-defined baseline on little data before anything is trained.
 
-It is made anew for it, fitted on the first users and asked a handful of prompts, so that a wrong shape is found in the
-first seconds of a run and not behind an hour of fitting.
+A new instance is fitted on the first users and scores a few prompts, so that a wrong shape is found in the first seconds of a run
+and not after an hour of fitting.
 """
 
 from __future__ import annotations
@@ -23,14 +23,24 @@ _PROMPTS = 4
 
 
 def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: int) -> None:
-    """Raise DataError, one line, where a baseline fails on the first users or answers what nobody can rank."""
+    """Fit a baseline on the first users and check its scores.
+
+    Args:
+        name: Name of the baseline.
+        make: Creates the baseline.
+        seq: The sequences.
+        n_items: Number of items.
+
+    Raises:
+        DataError: The baseline fails, or its scores cannot be ranked.
+    """
     few = _select_first_users(seq, _USERS)
     users = np.flatnonzero(few.lengths)[:_PROMPTS]
     title = f"baseline {name!r}: on the first {len(few)} users"
     try:
         fitted = make().fit(few)
         if not callable(getattr(fitted, "scores", None)):
-            raise DataError(f"{title} fit returned {fitted!r}; it returns the baseline itself")
+            raise DataError(f"{title} fit returned {fitted!r}; it must return the baseline itself")
         answer = fitted.scores(few, users, few.lengths[users] - 1)
     except DataError:
         raise
@@ -41,8 +51,18 @@ def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: i
 
 
 def check_scores(name: str, answer: Any, prompts: int, n_items: int) -> np.ndarray:
-    """The answer itself, [P, I] of floats without NaN. Raises DataError that says what came."""
-    wanted = f"wanted float32 [{prompts}, {n_items}], a row a prompt and a column an item"
+    """Return the scores of a baseline if they are floats [P, I] without NaN.
+
+    Args:
+        name: Name of the baseline.
+        answer: The scores.
+        prompts: Number of prompts P.
+        n_items: Number of items I.
+
+    Raises:
+        DataError: The scores have another type, shape or dtype, or contain NaN.
+    """
+    wanted = f"wanted float32 [{prompts}, {n_items}], a row per prompt and a column per item"
     if not isinstance(answer, np.ndarray):
         raise DataError(f"baseline {name!r}: scores are a {type(answer).__name__}; {wanted}, a NumPy array")
     if answer.shape != (prompts, n_items) or answer.dtype not in (np.float32, np.float64):

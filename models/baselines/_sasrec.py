@@ -1,7 +1,7 @@
-"""SASRec's network: causal attention over a user's items, and scores against the same vectors that items enter with.
+"""SASRec's network: causal attention over a user's items, with the same vectors as inputs and outputs.
 
-After Kang and McAuley (2018), with blocks of `sid_decoder` and rotary positions. A start position stands before every
-sequence, so an empty history has an answer too. Sequences are packed: nothing is padded.
+After Kang and McAuley (2018), with blocks of `sid_decoder` and rotary positions. A start position precedes every sequence, so an
+empty history has a state too. Sequences are packed without padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STD = 0.05
 
 
 class SasRecNet(nn.Module):
-    """States of packed histories; item vectors [I, D] are both entrance and output."""
+    """Computes states of packed histories; the item vectors [I, D] are input and output embeddings."""
 
     def __init__(self, items: int, width: int, layers: int, heads: int, dropout: float):
         super().__init__()
@@ -30,7 +30,7 @@ class SasRecNet(nn.Module):
         nn.init.normal_(self.item.weight, std=_STD)
 
     def forward(self, item: Jagged) -> Tensor:
-        """State [T, D] at every position: a sequence's start, then after each of its events."""
+        """Compute the state [T, D] at every position: at a sequence's start, then after each of its events."""
         offsets = item.offsets
         cuts_B1 = offsets + torch.arange(len(offsets))
         sequence_N = torch.repeat_interleave(offsets.diff())
@@ -52,10 +52,15 @@ class SasRecNet(nn.Module):
         return state_BD @ self.item.weight.T
 
     def compute_loss(self, item: Jagged, target_N: Tensor, negative_n: Tensor | None) -> Tensor:
-        """Mean nats of the events [N] that are targets, each asked from the state before it.
+        """Compute the mean loss in nats of the target events, each predicted from the state before it.
 
-        Without negatives the softmax is over all items. With them it is over the target and `n` different items, drawn evenly
-        and once for all targets; each stands for I / n of them (log-q correction), a target that was drawn for none.
+        Without negatives the softmax is over all items. With negatives it is over the target and `n` distinct items, drawn
+        uniformly and shared by all targets. Each negative has weight I / n (log-q correction), or 0 for targets that equal it.
+
+        Args:
+            item: Items of the packed histories.
+            target_N: Mask of the events that are targets.
+            negative_n: Negatives; None for all items.
         """
         sequence_N = torch.repeat_interleave(item.offsets.diff())
         before_M = (torch.arange(len(item.values)) + sequence_N)[target_N]

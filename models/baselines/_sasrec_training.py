@@ -1,8 +1,8 @@
-"""SasRec: SASRec trained on the training events and stopped by validation, a baseline to be taken seriously.
+"""SasRec: SASRec trained on the training events with early stopping by validation, as a strong baseline.
 
-What papers call SASRec is mostly binary cross-entropy with one negative, which is a third worse on the same data (Beauty
-HR@10 0.056 against 0.084). Here the softmax is over all items of a small catalogue, else over shared uniform negatives.
-The same seed gives the same weights: orders, negatives and dropout are functions of it, the trial and the epoch.
+Most papers train SASRec with binary cross-entropy and one negative, which is a third worse on the same data (Beauty HR@10 0.056
+against 0.084). Here the softmax is over all items of a small catalogue, else over shared uniform negatives. The same seed gives
+the same weights: order, negatives and dropout are functions of the seed, the trial and the epoch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nonet.types import SampleBatch
 
 # Shapes: P prompts, I items.
 _DECAY = 0.01
-_CHUNK = 512  # prompts scored at once
-_JUDGES = 4096  # validation prompts that an epoch is judged by, drawn by the seed
+_CHUNK = 512  # Prompts per chunk.
+_JUDGES = 4096  # Maximum number of validation prompts per epoch, drawn with the seed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,11 @@ class _Epoch:
 
 
 class SasRec:
-    """See `SasRecOptions` for the keys; `trained` says how it went."""
+    """The SASRec baseline; see `SasRecOptions` for its options.
+
+    Attributes:
+        trained: Facts about the training: epochs, seconds, loss and the best epoch.
+    """
 
     def __init__(self, n_items: int, *, seed: int, history: int, **options: Any):
         self.trained: dict[str, Any] = {}
@@ -52,13 +56,13 @@ class SasRec:
         self._net = self._build_network(0.0)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
-        """Trains on events of these splits, which begin every user; validation chooses the epoch and the trial."""
+        """Train on the events of these splits, which are the first of every user; validation selects the epoch and the trial."""
         for _ in self.fit_in_parts(seq, splits):
             pass
         return self
 
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """The same, an epoch at a time."""
+        """Fit as `fit` does, one epoch per step of the iterator."""
         seconds, best, epochs = 0.0, None, 0
         if tuple(splits) != (TRAIN,):
             seq = replace(seq, split=np.where(np.isin(seq.split, splits), TRAIN, seq.split).astype(np.int8))
@@ -82,7 +86,7 @@ class SasRec:
         }
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[P, I] float32: the logits."""
+        """Return the logits of all items, [P, I] float32."""
         parts = [
             self._net.score_items(self._make_prompts(seq, users[part], positions[part]).item).numpy()
             for part in _split_prompts(len(users))
@@ -92,7 +96,7 @@ class SasRec:
     def _run_trial(
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray
     ) -> Iterator[_Epoch]:
-        """Epochs of a trial, until validation has not been better for `patience` of them."""
+        """Yield the epochs of a trial, until validation has not improved for `patience` of them."""
         lr, dropout = TRIALS[trial]
         net, best = self._build_network(dropout), (-1.0, 0)
         optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=_DECAY, fused=True)
@@ -111,7 +115,7 @@ class SasRec:
     def _train_epoch(
         self, net: SasRecNet, optimizer: torch.optim.Optimizer, seq: Sequences, trial: int, number: int
     ) -> None:
-        """One pass over all users with training events, in an order of its own."""
+        """Train one epoch over all users with training events, in a random order."""
         rows = np.flatnonzero(seq.train_lengths)
         order = rng(self._seed, "sasrec", "order", trial, number).permutation(rows)
         net.train()
@@ -138,7 +142,7 @@ class SasRec:
             optimizer.step()
 
     def _select_validation_prompts(self, seq: Sequences) -> tuple[np.ndarray, np.ndarray]:
-        """Users and positions of the validation prompts that epochs are judged by; none where nothing is held out for it."""
+        """Return users and positions of the validation prompts that evaluate epochs; empty if there are no validation events."""
         users, positions = list_prompts(seq, VALID)
         chosen = np.sort(rng(self._seed, "sasrec", "judges").permutation(len(users))[:_JUDGES])
         return users[chosen], positions[chosen]
@@ -146,7 +150,7 @@ class SasRec:
     def _evaluate_ndcg(
         self, net: SasRecNet, seq: Sequences, users: np.ndarray, positions: np.ndarray
     ) -> float:
-        """NDCG@10 of a full ranking, seen items masked as the evaluator does; 0 without prompts."""
+        """Compute NDCG@10 of a full ranking with the evaluator's masking of seen items; 0 without prompts."""
         net.eval()
         ranks = []
         for part in _split_prompts(len(users)):
@@ -160,7 +164,7 @@ class SasRec:
         return make_prompt_batch(seq, self._no_sids, users, positions, history=self._history, stage="sasrec")
 
     def _build_network(self, dropout: float) -> SasRecNet:
-        """A network with weights drawn from the seed, torch's own generator left as it was."""
+        """Create a network with weights drawn from the seed; the state of torch's global generator does not change."""
         options = self._options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_words(self._seed, "sasrec", "weights"))

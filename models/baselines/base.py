@@ -1,15 +1,15 @@
-"""Baseline: what stages are measured against; two calls, and the facts by which a scenario finds them.
+"""Baseline: the interface of baselines that stages are compared with.
 
     class Nearest:                                      # evaluate.baselines: [{use: "mine.py:Nearest", neighbours: 50}]
         def __init__(self, n_items, *, seed, neighbours: int = 20): ...
         def fit(self, seq, splits=(TRAIN,)): ...        # returns self
         def scores(self, seq, users, positions): ...    # float32 [P, n_items], higher is better
 
-Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that
-names them, `transitions` a function that gives the run's counted ones. A baseline whose answers differ between prompts in
-few items alone may have `votes(seq, users, positions)` -> Votes, which is ranked without [P, I]. A baseline may say in
-`trained` how it came about: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that trains for minutes may also have
-`fit_in_parts(seq)`, a generator: between its parts the evaluator answers others.
+Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that names
+them; `transitions` is a function that returns the run's counts of transitions. A baseline whose scores differ between prompts in
+few items may have `votes(seq, users, positions)` -> SparseVotes, which is ranked without [P, I]. A baseline may describe its
+training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that trains for minutes may also have
+`fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ _GIVEN = ("seed", "history", "transitions")
 
 @dataclass(frozen=True, slots=True)
 class SparseVotes:
-    """Scores that differ from `prior` [I] in the cells (prompt, item) [C], ascending, by `weight` [C], which adds to it."""
+    """Scores that differ from shared ones in few cells.
+
+    Attributes:
+        prior: Scores [I] of all prompts.
+        prompt: Prompt of each cell [C].
+        item: Item of each cell [C], in the order of prompt and item.
+        weight: Value [C] that is added to the prior in each cell.
+    """
 
     prior: np.ndarray
     prompt: np.ndarray
@@ -46,25 +53,33 @@ class SparseVotes:
 
 
 class Baseline(Protocol):
-    """Made with (n_items, **options)."""
+    """Interface of a baseline, which is constructed with (n_items, **options)."""
 
     def fit(self, seq: Sequences) -> Self:
         """Learn from the events of the train split alone, and of nothing that is held out; returns itself."""
         ...
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[P, I] float32 or float64, higher is better, -inf for what is never recommended. A prompt is a user's events
-        before a position; what that user has seen is masked by who asks."""
+        """Return the scores of all items for prompts, [P, I] float32 or float64; higher is better, -inf is never recommended.
+
+        A prompt consists of a user's events before a position. The caller masks the items that the user has seen.
+
+        Args:
+            seq: The sequences.
+            users: Users [P] of the prompts.
+            positions: Positions [P] in the users' histories.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class BaselineSpec:
-    """One kind of baseline.
+    """Description of one kind of baseline.
 
-    build    its class, or the dotted path of it
-    options  its keys in a scenario
-    quick    whether it is fitted within a second or two, so that `nonet recommend` fits it anew
+    Attributes:
+        build: Its class, or the dotted path of the class.
+        options: Its keys in a scenario.
+        quick: Whether fitting takes at most two seconds, so that `nonet recommend` can fit it again.
     """
 
     build: str | Callable[..., Baseline]
@@ -94,9 +109,17 @@ def make_baseline(
     history: int,
     transitions: Callable[[], Transitions] | None = None,
 ) -> Baseline:
-    """The baseline that `config["use"]` names, with the other keys as its options. Raises ConfigError.
+    """Create the baseline that `config["use"]` names, with the other keys as its options.
 
-    transitions: gives those that the run has counted.
+    Args:
+        config: `use` and the options of the baseline.
+        n_items: Number of items.
+        seed: Seed of the run.
+        history: Maximum number of events of a history.
+        transitions: Returns the transitions that the run has counted.
+
+    Raises:
+        ConfigError: The baseline cannot be created with these options.
     """
     options = dict(config)
     use = options.pop("use")
@@ -113,7 +136,7 @@ def make_baseline(
 
 
 def _derive_options(cls: type) -> type[StrictModel]:
-    """Keyword arguments of a class after the first, as options that are checked by name."""
+    """Return the keyword arguments of a class after the first as options, which are checked by name."""
     keys: dict[str, Any] = {}
     for parameter in list(inspect.signature(cls).parameters.values())[1:]:
         named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

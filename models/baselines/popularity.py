@@ -1,4 +1,4 @@
-"""Popularity: the same answer for everybody, how often an item occurs in the training events."""
+"""Popularity: ranks items by their number of training events, in the same way for every user."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 # Shapes: P prompts, I items.
 class Popularity:
-    """`popularity` [I]: events of each item in the fitted splits."""
+    """Ranks items by their number of events.
+
+    Attributes:
+        popularity: Number of events of each item [I] in the fitted splits.
+    """
 
     def __init__(self, n_items: int):
         self.popularity = np.zeros(n_items)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Popularity:
-        """Counts events of the given splits; returns itself."""
+        """Count the events of each item in the given splits; return the baseline itself."""
         self.popularity = np.zeros(len(self.popularity))
         for part in seq.iterate_parts():
             chosen = np.isin(part.split, splits)

@@ -1,4 +1,4 @@
-"""SASRec's facts: its keys in a scenario. The network is in `_sasrec.py`, how it is trained in `_sasrec_training.py`."""
+"""Options of SASRec in a scenario. The network is in `_sasrec.py`, its training in `_sasrec_training.py`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pydantic import Field, model_validator
 from nonet.models.baselines.base import BaselineSpec
 from nonet.options import Count, Positive, StrictModel
 
-FULL_SOFTMAX = 5000  # items up to which every one of them is in the softmax
+FULL_SOFTMAX = 5000  # Up to this number of items, the softmax is over all of them.
 # Learning rate and dropout of each trial, best guess first.
 TRIALS = ((2e-3, 0.3), (1e-3, 0.3), (2e-3, 0.5), (1e-3, 0.5), (4e-3, 0.5), (5e-4, 0.2))
 
 
 class SasRecOptions(StrictModel):
+    """Options of the SASRec baseline."""
+
     epochs: Annotated[
         Positive, Field(description="at most; it stops where validation NDCG@10 has stopped")
     ] = 40

@@ -1,7 +1,7 @@
-"""What a click model must beat: the item's like rate, and a logistic regression on the very same features.
+"""Baselines of click models: the item's like rate, and a logistic regression on the same features.
 
-The regression is solved to convergence (L-BFGS, float64) with its L2 penalty chosen on the validation rows out of five, so
-what it loses it loses for want of interactions between features.
+The regression is solved to convergence (L-BFGS, float64), and validation rows select its L2 penalty among five. So a model that
+is better than it gains this from interactions between features.
 """
 
 # Shapes: P rows, C columns (a column a key), Z non-zeros.
@@ -34,7 +34,7 @@ def predict_baseline(name: str, clicks: ClickRows, index: np.ndarray) -> np.ndar
 
 
 def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
-    """The share of an item's TRAIN rows that were liked, with 5 rows of the mean rate beside them, [I]."""
+    """Return the share of each item's TRAIN rows that were liked, smoothed by 5 rows of the mean rate, [I]."""
     rows, items = clicks.find_rows(TRAIN), len(clicks.items.year)
     item, label = clicks.seq.item[rows], clicks.label[rows]
     total, liked = (np.bincount(item, weights, minlength=items) for weights in (None, label))
@@ -43,7 +43,7 @@ def _estimate_like_rates(clicks: ClickRows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """A weight a key; bags of several ids are means, as in the model."""
+    """Logistic regression with a weight per key; bags of several ids are averaged, as in the model."""
 
     keys: Mapping[str, np.ndarray]
     weight: Tensor
@@ -52,7 +52,7 @@ class LogisticRegression:
 
     @classmethod
     def fit(cls, clicks: ClickRows) -> LogisticRegression:
-        """On TRAIN rows; the penalty with the least log loss on VALID rows (the middle one where there are none)."""
+        """Fit on TRAIN rows, with the penalty that has the least log loss on VALID rows (the middle one if there are none)."""
         train, valid = clicks.find_rows(TRAIN), clicks.find_rows(VALID)
         bags = clicks.batch(train)
         keys = {name: np.unique(bag.values.numpy()) for name, bag in bags.items()}
@@ -83,6 +83,7 @@ def _compute_loss(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tensor:
+    """Fit the weights of a ridge-regularised logistic regression with L-BFGS."""
     weights = start.clone()
     transposed = _to_csr(matrix.to_sparse_coo().t().coalesce())
     solver = torch.optim.LBFGS([weights], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
@@ -100,7 +101,7 @@ def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tens
 
 
 def _to_csr(matrix: Tensor) -> Tensor:
-    """In compressed rows, which torch calls beta, once a process; a product with a vector is all that is asked of it."""
+    """Convert to CSR, whose beta warning of torch is suppressed; only products with vectors are used."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta", category=UserWarning
@@ -109,7 +110,7 @@ def _to_csr(matrix: Tensor) -> Tensor:
 
 
 def _build_matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
-    """Rows [P, C] in CSR: 1 / (ids of the bag) at each known key."""
+    """Build the CSR matrix [P, C] with 1 / (ids of the bag) at each known key."""
     rows, columns, values, width, count = [], [], [], 0, 0
     for name, known in keys.items():
         ids, offsets = bags[name].values.numpy(), bags[name].offsets.numpy()

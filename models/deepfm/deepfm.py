@@ -1,7 +1,8 @@
-"""DeepFM: the chance of a click from pooled sparse rows (Guo et al., IJCAI 2017).
+"""DeepFM: the probability of a click from pooled sparse rows (Guo et al., IJCAI 2017).
 
-A feature's row is [first-order weight, factors]: column 0 is summed over features, the other columns meet pairwise in the
-factorisation machine (0.5 * (square of sum - sum of squares)), and all of them feed an MLP; the three add up to one logit.
+A feature's row is [first-order weight, factors]. Column 0 is summed over features, the factors interact pairwise in the
+factorisation machine (0.5 * (square of sum - sum of squares)), and all factors are inputs of an MLP; the logit is the sum of the
+three.
 """
 
 # Shapes: B rows, F features, D row width, K = D - 1 factors.
@@ -19,7 +20,14 @@ from nonet.random import rng
 
 
 class DeepFM(nn.Module):
-    """`dims`: feature -> row width, the same for all, at least 2; `hidden`: widths of the MLP's layers."""
+    """The dense part of the click model.
+
+    Args:
+        dims: Row width by feature, the same for all, at least 2.
+        hidden: Widths of the MLP's layers.
+        dropout: Dropout probability of the MLP.
+        seed: Seed of the initial weights.
+    """
 
     def __init__(
         self,
@@ -33,7 +41,7 @@ class DeepFM(nn.Module):
         widths = set(dims.values())
         if len(widths) != 1 or min(widths) < 2:
             raise ConfigError(
-                f"deepfm wants one dim of at least 2 for all features, got {dict(dims)}; set sparse.defaults.dim"
+                f"deepfm needs one dim of at least 2 for all features, got {dict(dims)}; set sparse.defaults.dim"
             )
         self.features, self.bias = tuple(dims), nn.Parameter(torch.zeros(()))
         sizes = [len(dims) * (widths.pop() - 1), *hidden]
@@ -44,7 +52,7 @@ class DeepFM(nn.Module):
         self._start(seed)
 
     def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
-        """Logits [B] of pooled rows [B, D] by feature."""
+        """Compute the logits [B] from pooled rows [B, D] by feature."""
         rows_BFD = torch.stack([pooled[name] for name in self.features], 1)
         factors_BFK = rows_BFD[..., 1:]
         pairs_B = 0.5 * (factors_BFK.sum(1).square() - factors_BFK.square().sum(1)).sum(1)
@@ -56,6 +64,7 @@ class DeepFM(nn.Module):
         return hidden
 
     def _start(self, seed: int) -> None:
+        """Initialise the MLP with He-normal weights and zero biases."""
         draw = rng(seed, "deepfm")
         with torch.no_grad():
             for layer in self.mlp:

@@ -1,4 +1,4 @@
-"""Columns that say the label: those that a target's condition names, and those whose values separate the labels."""
+"""Columns that reveal the label: those in a target's condition, and those whose values separate the labels."""
 
 # Shapes: N events, P training rows.
 
@@ -17,7 +17,7 @@ _SEPARATES = 0.999
 
 
 def find_columns(condition: str) -> set[str]:
-    """Return the columns that a condition over columns and literals names; none where it is no condition, which is told later."""
+    """Return the columns in a condition over columns and literals; empty if it is not a condition, which is reported later."""
     try:
         ast.parse(condition.strip(), mode="eval")
     except SyntaxError:

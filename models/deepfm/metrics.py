@@ -1,6 +1,6 @@
-"""AUC and log loss of predicted clicks, and paired differences with an interval from drawing users.
+"""AUC and log loss of predicted clicks, and paired differences with an interval from resampling users.
 
-AUC is the chance that a clicked row scores above one that was not, ties counting half. All users are pooled.
+AUC is the probability that a clicked row has a higher score than another one, with ties counting half. All users are pooled.
 """
 
 # Shapes: P rows, U users, R resamples.
@@ -19,7 +19,7 @@ _CHUNK = 4_000_000
 
 
 def check_metric(name: str) -> None:
-    """Raises ConfigError for a name that is no metric of clicks."""
+    """Raise ConfigError unless the name is a metric of clicks."""
     if name not in METRICS:
         raise ConfigError(
             f"evaluate.metrics: {name!r} does not measure clicks; there are {join_names(METRICS)}."
@@ -28,18 +28,22 @@ def check_metric(name: str) -> None:
 
 
 def auc(score_P: np.ndarray, label_P: np.ndarray) -> float:
-    """In [0, 1]; DataError where all labels are the same."""
+    """Compute the AUC in [0, 1].
+
+    Raises:
+        DataError: All labels are the same.
+    """
     return float(_compute_weighted_aucs(score_P, label_P, np.ones((1, len(score_P))))[0])
 
 
 def log_losses(chance_P: np.ndarray, label_P: np.ndarray) -> np.ndarray:
-    """Of each row [P], nats."""
+    """Compute the log loss of each row [P] in nats."""
     chance = np.clip(np.asarray(chance_P, np.float64), _LEAST, 1 - _LEAST)
     return -np.where(np.asarray(label_P) > 0, np.log(chance), np.log1p(-chance))
 
 
 def summarise_clicks(chance_P: np.ndarray, label_P: np.ndarray) -> dict[str, float]:
-    """{"auc", "log_loss"}."""
+    """Compute {"auc", "log_loss"}."""
     return {
         "auc": auc(chance_P, label_P),
         "log_loss": float(log_losses(chance_P, label_P).mean()),

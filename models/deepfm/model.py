@@ -1,9 +1,9 @@
-"""ClickModel: a trained DeepFM with its rows, read from a commit's folder; it answers with chances and never trains.
+"""ClickModel: a trained DeepFM with its rows, loaded from a checkpoint's folder for inference.
 
-    <folder>/clicks/{model.json, events.npz}     what the features were made of, beside the commit's dense/ and sparse/
+    <folder>/clicks/{model.json, events.npz}     what the features are computed from, besides the checkpoint's dense/ and sparse/
 
-`events.npz` holds the items and the TRAIN events with their labels: what one may know of a user. So a commit is a whole
-model, and a reward or a service needs the folder alone.
+`events.npz` holds the items and the TRAIN events with their labels, the known facts about a user. So a checkpoint is a complete
+model, and a reward or a service needs only its folder.
 """
 
 # Shapes: P questions, U users, I items, N TRAIN events.
@@ -37,7 +37,16 @@ _CHUNK = 4096
 
 @dataclass(frozen=True)
 class ClickSetup:
-    """How a click model is made: options of DeepFM, TableSpec arguments, feature -> table, combiners, history, seed."""
+    """Settings from which a click model is built.
+
+    Attributes:
+        model: Options of DeepFM.
+        tables: Arguments of `TableSpec` by table.
+        features: Table by feature.
+        combiners: How the bags of a table are pooled.
+        history: Maximum number of events of a history.
+        seed: Seed of the run.
+    """
 
     model: Mapping[str, Any]
     tables: Mapping[str, Mapping[str, Any]]
@@ -47,7 +56,7 @@ class ClickSetup:
     seed: int
 
     def make_table_configs(self) -> dict[str, TableConfig]:
-        """The tables as embedding modules take them."""
+        """Return the configurations of the tables for embedding modules."""
         return {
             name: TableConfig(
                 TableSpec(**spec),
@@ -58,7 +67,7 @@ class ClickSetup:
         }
 
     def build(self) -> DeepFM:
-        """The dense part, untrained."""
+        """Create the dense part, untrained."""
         options = {name: value for name, value in self.model.items() if name != "use"}
         dims = {feature: int(self.tables[table]["dim"]) for feature, table in self.features.items()}
         return DeepFM(dims, seed=self.seed, **options)
@@ -66,7 +75,16 @@ class ClickSetup:
 
 @dataclass(frozen=True)
 class KnownClicks:
-    """What a click model may know: items, users [U] sorted, the mean label, and labels of the (user, item) pairs trained on."""
+    """The facts that a click model may use.
+
+    Attributes:
+        item_id: Ids of the items.
+        user_id: Ids [U] of the users, sorted.
+        rate: Mean label.
+        pair: Trained pairs as user * items + item, ascending.
+        liked: Label of each pair.
+        columns: Newest value of each user by column.
+    """
 
     item_id: np.ndarray
     user_id: np.ndarray
@@ -77,9 +95,9 @@ class KnownClicks:
 
     @classmethod
     def of(cls, clicks: ClickRows, item_id: np.ndarray) -> KnownClicks:
-        """From the TRAIN events; of a pair that is there twice the newest counts, and of a column a user's newest value.
+        """Collect the facts from the TRAIN events: the newest label of each pair, and the newest value of each user and column.
 
-        A label that became known only after the user's first held-out event is left out: beams are scored at such moments.
+        Labels that became known only after the user's first held-out event are left out, because beams are scored at such times.
         """
         rows, seq = clicks.find_rows(TRAIN), clicks.seq
         rate = float(clicks.label[rows].mean())
@@ -102,7 +120,7 @@ class KnownClicks:
         return cls(item_id, user_id, rate, pair, label, columns)
 
     def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """1 liked, 0 not, -1 never trained on, for (user, item) places of the same shape; -1 for a place of -1."""
+        """Return the labels of (user, item) index pairs: 1 liked, 0 not liked, -1 if not trained on or if an index is -1."""
         pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
         at = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
         return np.where(self.pair[at] == pair, self.liked[at].astype(np.int64), -1)
@@ -116,12 +134,12 @@ def find_first_held_out(seq: Sequences) -> np.ndarray:
 
 
 def get_missing_value(values: np.ndarray) -> float | int:
-    """What stands in a column where there is nothing: NaN among numbers, NONE among ids."""
+    """Return the value that stands for a missing one in a column: NaN for numbers, NONE for ids."""
     return np.nan if values.dtype.kind == "f" else NONE
 
 
 class ClickModel:
-    """Chances of clicks by a commit's weights and rows."""
+    """Predicts click probabilities with the weights and rows of a checkpoint."""
 
     def __init__(self, folder: Path):
         config = _read_config(folder)
@@ -163,7 +181,7 @@ class ClickModel:
 
 
 def save_clicks(folder: Path, setup: ClickSetup, clicks: ClickRows, item_id: np.ndarray) -> list[Path]:
-    """Write <folder>/clicks/, the part of a commit that ClickModel needs beside weights and rows; its files."""
+    """Write the files in <folder>/clicks/ that ClickModel needs besides weights and rows, and return their paths."""
     known = KnownClicks.of(clicks, item_id)
     (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
     parts = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
@@ -184,7 +202,7 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: ClickRows, item_id: np.
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a commit of a click model."""
+    """Read the configuration of a click model from a checkpoint."""
     try:
         return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except OSError:

@@ -1,4 +1,4 @@
-"""DeepFM's facts: a click model, which says how likely an event is liked and makes no lists."""
+"""Facts about DeepFM: a click model, which predicts how likely an event is liked and makes no lists."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from nonet.options import Positive, Share, StrictModel
 
 
 class DeepFmOptions(StrictModel):
+    """Options of the click model."""
+
     hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
     dropout: Share = 0.2
 
 
 class DeepFmSpec(ModelSpec):
-    """Its trainer, evaluator and tokeniser are those of clicks; a row is an event."""
+    """Spec of the click model, with the trainer, evaluator and tokeniser of clicks; a row is an event."""
 
     options: ClassVar[type[StrictModel]] = DeepFmOptions
     roles: ClassVar[Mapping[str, str]] = {
@@ -35,21 +37,24 @@ class DeepFmSpec(ModelSpec):
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
-        """As that of the SID decoder: an upper bound for networks of the usual widths."""
+        """Return the size of the SID decoder, an upper bound for networks of the usual widths."""
         size = MODELS.get("sid_decoder").size(options, around)
         return replace(size, assumed="sizes of deepfm as those of the SID decoder")
 
     def list_baselines(self) -> Sequence[str]:
+        """Return the names of the baselines for clicks."""
         from nonet.models.deepfm.baselines import CLICK_BASELINES
 
         return CLICK_BASELINES
 
     def check_metric(self, metric: str, width: int) -> None:
+        """Raise ConfigError unless the metric is one of clicks."""
         from nonet.models.deepfm.metrics import check_metric
 
         check_metric(metric)
 
     def find_unsupported(self, scenario: Any) -> Iterator[str]:
+        """Yield the keys of a scenario that the click model does not support."""
         for name, stage in scenario.stages.items():
             if stage.chunk != type(stage.chunk)():
                 yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
@@ -57,34 +62,34 @@ class DeepFmSpec(ModelSpec):
                 yield f"stages.{name} with rewards for deepfm, which makes no lists"
 
     def check(self, scenario: Any) -> None:
-        """Wants a label, a batch of events, and one width for all tables."""
+        """Check that stages have a label and a batch of events, and that all tables have the same width."""
         if scenario.data.repeats is not None:
-            raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
+            raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; remove it")
         if scenario.evaluate.baselines is not None:
             raise ConfigError(
-                f"evaluate.baselines: deepfm is measured against {' and '.join(self.list_baselines())}; leave it out"
+                f"evaluate.baselines: deepfm is compared with {' and '.join(self.list_baselines())}; remove it"
             )
         if scenario.evaluate.shuffle_ties:
-            raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; leave it out")
+            raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; remove it")
         for name, body in scenario.stages.items():
             if not getattr(body, "target", None):
                 raise ConfigError(
-                    f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
+                    f'stages.{name}: deepfm needs target: a condition that says what a click is, e.g. "rating >= 4"'
                 )
             self._check_features(scenario, name, body.target)
             batch = getattr(body, "batch", None)
             if batch is None or batch.tokens is None:
                 raise ConfigError(
-                    f"stages.{name}: deepfm wants batch: {{tokens: N}}, the events of a step, e.g. 256"
+                    f"stages.{name}: deepfm needs batch: {{tokens: N}}, the events of a step, e.g. 256"
                 )
         dims = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
         if len(dims) != 1 or min(dims) < 2:
             raise ConfigError(
-                f"sparse.tables: deepfm wants one dim of at least 2 for all tables, got {sorted(dims)}"
+                f"sparse.tables: deepfm needs one dim of at least 2 for all tables, got {sorted(dims)}"
             )
 
     def _check_features(self, scenario: Any, stage: str, target: str) -> None:
-        """Raise ConfigError where a feature is the label: a column that the target names, or that of `data.labels`."""
+        """Raise ConfigError if a feature is the label: a column in the target condition, or that of `data.labels`."""
         from nonet.models.deepfm.leaks import find_columns
 
         labels = scenario.data.labels

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 
 
 def read_items(folders: Mapping[str, str]) -> pa.Table:
-    """The item table alone, for processes that need no torch."""
+    """Read the item table alone, for processes without torch."""
     return pq.read_table(Path(folders["sequences"]) / "items.parquet")
 
 
 def as_array(column: pa.ChunkedArray) -> np.ndarray:
-    """An Arrow column as NumPy: numbers as they are, text as fixed-width unicode, lists joined by '|'."""
+    """Convert an Arrow column to NumPy: numbers stay, text becomes fixed-width unicode, and lists are joined by '|'."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return np.array(["|".join(map(str, row or ())) for row in column.to_pylist()], dtype=np.str_)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

@@ -38,6 +38,7 @@ def _order(values: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_nan(scores_UN: Tensor) -> None:
+    """Raise DataError if a score is NaN."""
     bad = scores_UN.isnan().any(1).nonzero()
     if len(bad):
         raise DataError(

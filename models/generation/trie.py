@@ -59,6 +59,7 @@ class Trie:
 
     @property
     def levels(self) -> int:
+        """Number of levels."""
         return len(self.codes)
 
     @property
@@ -208,6 +209,7 @@ class Trie:
         return trie
 
     def _check_sizes(self, folder: Path, n_items: int) -> None:
+        """Check that the loaded arrays fit each other and the number of items."""
         parents, children = self.n_nodes[:-1], self.n_nodes[1:]
         whole = all(
             len(first) == n + 1 and int(first[-1]) == m
@@ -258,6 +260,7 @@ def _build_levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarra
 
 
 def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
+    """Check shape and range of semantic ids."""
     if sids.ndim != 2 or sids.dtype.kind not in "iu" or sids.shape[1] != len(codes) or not len(codes):
         raise DataError(
             f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; want integer [items, {len(codes)}]."
@@ -274,6 +277,7 @@ def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
 
 
 def _check_items(items: np.ndarray, n_items: int) -> np.ndarray:
+    """Return the distinct items of a restriction in order, and check that they exist."""
     chosen = np.unique(np.asarray(items, np.int64))
     if not len(chosen):
         raise DataError("catalogue: it was restricted to no item at all. Give at least one item.")
@@ -284,6 +288,7 @@ def _check_items(items: np.ndarray, n_items: int) -> np.ndarray:
 
 
 def _refuse_duplicates(ordered: np.ndarray, items: np.ndarray) -> None:
+    """Raise DataError if two items share a semantic id."""
     same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(1))
     if len(same):
         sid = tuple(int(c) for c in ordered[same[0]])
@@ -294,6 +299,7 @@ def _refuse_duplicates(ordered: np.ndarray, items: np.ndarray) -> None:
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
+    """Read the meta.json of a catalogue and check its format."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Alignment of words and codes (LC-Rec, Zheng et al. 2024): the loss of items' codes after their words, and of words after codes.
+"""Alignment of words and codes (LC-Rec, Zheng et al. 2024): losses of items' codes given their words, and of words given codes.
 
-words... START c1 .. cL        codes are asked for behind the words, each among the K of its level
-START c1 .. cL words...        words are asked for behind the codes, among all words
+words... START c1 .. cL        codes are predicted after the words, each among the K of its level
+START c1 .. cL words...        words are predicted after the codes, among all words
 """
 
 from __future__ import annotations
@@ -16,11 +16,20 @@ from torch.nn import functional
 from nonet.models.hf.text import check_words, encode_text, read_tokenizer
 
 # Shapes: n items, S positions, P words of a text, L levels, D width, V words of the vocabulary.
-_WORDS = 48  # of a text at most
+_WORDS = 48  # Maximum number of words of a text.
 
 
 def compute_alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
-    """Summed nats of n items: of their codes given their words, and a word's mean of their words given their codes."""
+    """Compute the loss of n items in nats: of their codes given their words, and per word of their words given their codes.
+
+    Args:
+        model: The recommender.
+        sid_nL: Semantic ids of the items.
+        texts: Text of each item.
+
+    Returns:
+        The sum over the items.
+    """
     if model.tokenizer is None:
         model.tokenizer = read_tokenizer(model.options, "a stage of use: align")
     words = [list(encode_text(model.tokenizer, text))[:_WORDS] or [0] for text in texts]
@@ -42,7 +51,7 @@ def compute_alignment_loss(model: Any, sid_nL: Tensor, texts: Sequence[str]) -> 
 def _compute_code_loss(
     model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, sid_nL: Tensor
 ) -> Tensor:
-    """Texts are of many lengths, so items stand right behind each."""
+    """Compute the loss of the codes given the words. Texts differ in length, so each item follows directly after its text."""
     at_nl = counts_n[:, None] + torch.arange(item_nlD.shape[1], device=counts_n.device)
     room = functional.pad(text_nPD, (0, 0, 0, item_nlD.shape[1]))
     x_nSD = room.scatter(1, at_nl[..., None].expand(-1, -1, room.shape[-1]), item_nlD.to(room.dtype))
@@ -59,6 +68,7 @@ def _compute_code_loss(
 def _compute_word_loss(
     model: Any, text_nPD: Tensor, counts_n: Tensor, item_nlD: Tensor, word_nP: Tensor
 ) -> Tensor:
+    """Compute the mean loss per word of each text after its item, summed over texts, in nats."""
     x_nSD = torch.cat([item_nlD.to(text_nPD.dtype), text_nPD], 1)
     state_nPD = model.backbone.read(x_nSD)[:, item_nlD.shape[1] - 1 : -1]
     nats_nP = functional.cross_entropy(

@@ -1,8 +1,8 @@
-"""Backbone: a transformers causal language model without its output layer, from a folder or drawn from a config.
+"""Backbone: a transformers causal language model without its output layer, loaded from a folder or initialised from a config.
 
-Its own forward is called whole, its output layer replaced by the identity: so what an architecture does to the last states
-(Cohere's and Granite's scales, MiniCPM's) is done to ours, and no matrix of words is multiplied. A soft cap of logits (Gemma 2)
-is no scale: it is taken out of the config and applied by us.
+The model's own forward is called with the output layer replaced by the identity. So whatever an architecture does to the last
+states (the scales of Cohere, Granite and MiniCPM) applies to semantic ids too, and no logits of words are computed. A soft cap of
+logits (Gemma 2) is not a scale: it is removed from the config and applied here.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from nonet.models.hf.config import get_text_config, read_config
 
 # Shapes: B sequences, S positions, Q queries, D width, V words.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
-_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # as configs call it
-_NO_CAP = 1e30  # some configs take no None: tanh(x / 1e30) * 1e30 is x
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Names of the soft cap in configs.
+_NO_CAP = 1e30  # Some configs do not accept None; tanh(x / 1e30) * 1e30 is x.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
-    """Return the whole language model that options name, with weights out of `path` or drawn from the seed.
+    """Create the complete language model, with weights from `path` or drawn from the seed.
 
-    Whatever a class draws while it is built is drawn from the seed, so two processes that load one folder have the same bits.
+    All random draws during construction use the seed, so two processes that load one folder have bitwise equal models.
+
+    Args:
+        options: Options of the model.
+        seed: Seed of the run.
 
     Raises:
         ConfigError: transformers cannot build it, or weights of the folder are missing, unexpected or of another shape.
@@ -54,7 +58,7 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
                     config=config,
                     local_files_only=True,
                     output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are told below, all of them
+                    ignore_mismatched_sizes=True,  # _check_loaded lists all of them.
                     **chosen,
                 )
             model, loaded = found
@@ -69,9 +73,9 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
         if error.args != (ATTENTIONS["uni"],):
             raise
         raise ConfigError(
-            f"model.attention: uni: {config.model_type} has a table of attentions of its own; leave attention out"
+            f"model.attention: uni: {config.model_type} has its own table of attention functions; remove the key attention"
         ) from error
-    except Exception as error:  # each of its models raises its own
+    except Exception as error:  # Each model class raises its own exceptions.
         where = "path" if options.get("path") else "config"
         line = " ".join(str(error).split())[:300]
         raise ConfigError(
@@ -80,9 +84,9 @@ def build_causal_lm(options: Mapping[str, Any], seed: int) -> Any:
 
 
 def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
-    """Raise ConfigError where a folder's weights are not those of its config.
+    """Raise ConfigError if a folder's weights do not match its config.
 
-    The output layer may be missing, for semantic ids have one of their own. Weights that are tied are no missing ones.
+    The output layer may be missing, because semantic ids have their own. Tied weights do not count as missing.
     """
     out = model.get_output_embeddings()
     own = {name for name, module in model.named_modules() if module is out}
@@ -91,8 +95,8 @@ def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
         (what, [str(name[0] if isinstance(name, tuple) else name) for name in names])
         for what, names in (
             ("lacks", missing),
-            ("has, and the config does not,", sorted(loaded["unexpected_keys"])),
-            ("has in another shape than the config says", sorted(loaded["mismatched_keys"])),
+            ("has, although the config does not,", sorted(loaded["unexpected_keys"])),
+            ("has another shape than the config of", sorted(loaded["mismatched_keys"])),
         )
         if names
     ]
@@ -102,7 +106,7 @@ def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
             for what, names in wrong
         )
         raise ConfigError(
-            f"model.path: the weights of {path} are not those of its config: {told}; give a folder that save_pretrained wrote"
+            f"model.path: the weights of {path} do not match its config: {told}; use a folder that save_pretrained wrote"
         )
 
 
@@ -121,8 +125,14 @@ def hash_folder(path: str) -> str:
 
 
 class Backbone(nn.Module):
-    """`width` D, `words` V; `tied`: whether the model reads and writes words by the same rows; `scale`: what it multiplies
-    embedded words by. Words themselves are frozen."""
+    """A causal language model as the backbone of a recommender. Its word embeddings are frozen.
+
+    Attributes:
+        width: Width D of the states.
+        words: Number of words V.
+        tied: Whether input and output embeddings are the same.
+        scale: Factor of embedded words.
+    """
 
     def __init__(self, model: Any):
         super().__init__()
@@ -137,8 +147,8 @@ class Backbone(nn.Module):
         self.width = int(table.weight.shape[1])
         if out.weight.shape[1] != self.width:
             raise ConfigError(
-                f"model: {model.config.model_type} reads rows of {self.width} and writes rows of {out.weight.shape[1]}; "
-                "semantic ids need one width"
+                f"model: {model.config.model_type} has input embeddings of width {self.width} and output embeddings of width "
+                f"{out.weight.shape[1]}; semantic ids need equal widths"
             )
         self.words = int(table.weight.shape[0])
         self.std = float(table.weight.detach().float().std()) or 0.02
@@ -160,20 +170,23 @@ class Backbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """Dtype of the weights."""
         return self.model.get_input_embeddings().weight.dtype
 
     def embed(self, word_n: Tensor) -> Tensor:
-        """Words as the first layer reads them."""
+        """Return the input embeddings of words."""
         return self.model.get_input_embeddings()(word_n)
 
     def read(self, x_BSD: Tensor) -> Tensor:
-        """States [B, S, D] of sequences, padded at their ends: what is padded is behind what is real, so nothing sees it."""
+        """Compute the states [B, S, D] of sequences that are padded at the end, where causal attention ignores the padding."""
         out = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
         return out.logits.float()
 
     def prefill(self, x_BSD: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """States, and keys and values [B, G, S, E] of every layer. Raises where a layer keeps anything else."""
+        """Compute the states, and the keys and values [B, G, S, E] of every layer.
+
+        Raises AttributeError if a layer caches anything else.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache()
@@ -184,8 +197,17 @@ class Backbone(nn.Module):
     def go_on(
         self, x_BQD: Tensor, place_BQ: Tensor, seen_BQN: Tensor, kept: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """States [B, Q, D] of more positions at their places, each of which sees some of the N = S + Q keys, and keys and values
-        of all N."""
+        """Compute the states of more positions after cached ones.
+
+        Args:
+            x_BQD: Inputs of the positions.
+            place_BQ: Their positions in the sequence.
+            seen_BQN: Which of the N = S + Q keys each of them attends to.
+            kept: Cached keys and values by layer.
+
+        Returns:
+            States [B, Q, D], and the keys and values of all N positions by layer.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache()
@@ -207,11 +229,11 @@ class Backbone(nn.Module):
         return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
 
     def cap_logits(self, logits: Tensor) -> Tensor:
-        """Logits under the model's soft cap, where it has one."""
+        """Apply the model's soft cap to logits, if it has one."""
         return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap
 
     def compute_word_logits(self, state: Tensor) -> Tensor:
-        """Logits [..., V] of words."""
+        """Compute the logits [..., V] of words."""
         rows: Any = self.model.get_input_embeddings() if self.writes is None else self.writes
         bias = getattr(rows, "bias", None)
         logits = nn.functional.linear(
@@ -220,7 +242,7 @@ class Backbone(nn.Module):
         return self.cap_logits(logits)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Weights of linear layers between hidden states."""
+        """Return the weights of the linear layers between hidden states."""
         return [
             m.weight
             for m in self.model.modules()
@@ -230,7 +252,11 @@ class Backbone(nn.Module):
 
 @torch.no_grad()
 def check_uni(backbone: Backbone) -> None:
-    """Raises ConfigError where a backbone never asks for uni_attention, or cannot take its masks; it is asked a few positions."""
+    """Run the backbone on a few positions to check that it calls uni_attention and accepts its masks.
+
+    Raises:
+        ConfigError: It does not.
+    """
     from transformers import AttentionInterface
 
     calls: list[int] = []
@@ -246,18 +272,18 @@ def check_uni(backbone: Backbone) -> None:
     except (TypeError, AttributeError, RuntimeError) as error:
         line = " ".join(str(error).split())[:120]
         raise ConfigError(
-            f"model.attention: uni: {kind} works on attention masks itself ({line}); leave attention out"
+            f"model.attention: uni: {kind} processes attention masks itself ({line}); remove the key attention"
         ) from error
     finally:
         register()
     if not calls:
         raise ConfigError(
-            f"model.attention: uni: {kind} asks for no attention by its name; leave attention out"
+            f"model.attention: uni: {kind} does not look up its attention function by name; remove the key attention"
         )
 
 
 class _OutputPlaceholder(nn.Identity):
-    """In place of an output layer; some models ask its weight for a type."""
+    """Stands in for the output layer; some models read the dtype of its weight."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -265,9 +291,9 @@ class _OutputPlaceholder(nn.Identity):
 
 
 def freeze(module: nn.Module) -> None:
-    """Weights that nothing learns become buffers that no commit holds: every process reads or draws them itself.
+    """Turn all parameters into non-persistent buffers, which no checkpoint stores: every process loads or draws them itself.
 
-    Optimizers decay a parameter whether or not it has a gradient; a buffer stays.
+    Optimizers apply weight decay to a parameter even if it has no gradient, but not to a buffer.
     """
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False)):

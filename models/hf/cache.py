@@ -17,8 +17,13 @@ KeysValues = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class StepNodes:
-    """Nodes of one level that a step computed: codes [U, W, l], their keys' places among all keys [U, W, l], and how many keys
-    the prompt has with them."""
+    """The nodes of one level that a step computed.
+
+    Attributes:
+        codes: Codes [U, W, l] of each node.
+        places: Positions [U, W, l] of the nodes' keys among all keys.
+        kept: Keys and values of the prompts and these nodes by layer.
+    """
 
     codes: Tensor
     places: Tensor
@@ -32,8 +37,15 @@ class StepNodes:
 
 @dataclass(slots=True)
 class HfCache:
-    """state [U, D] that the next item is asked from; x [U, S, D] what the backbone read and lengths [U]; kept: keys and values
-    [U, G, S, E] by layer, None of a backbone that keeps something else."""
+    """The cache of a batch of prompts.
+
+    Attributes:
+        state: States [U, D] that predict the next item.
+        x: Inputs [U, S, D] of the backbone.
+        lengths: Number of positions [U] of each prompt.
+        kept: Keys and values [U, G, S, E] by layer; None for backbones with other caches.
+        nodes: Nodes of the last step.
+    """
 
     state: Tensor
     x: Tensor

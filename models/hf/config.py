@@ -1,7 +1,7 @@
-"""What a scenario says of a Hugging Face backbone, read into a transformers config; every mistake is one line.
+"""Reads the transformers config of a Hugging Face backbone from a scenario; every error is one line.
 
-`path` is a folder that `save_pretrained` wrote (config.json, safetensors, maybe a tokenizer); `config` is the same as keys,
-and the weights are drawn. Nothing is fetched: a folder is on this machine.
+`path` is a folder that `save_pretrained` wrote (config.json, safetensors, optionally a tokenizer). `config` has the same keys,
+and the weights are drawn. Nothing is downloaded: a folder is on this machine.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from nonet.errors import ConfigError
 from nonet.suggest import join_names, suggest_sentence
 
 FEW_WORDS = 16
-"""Rows of a drawn backbone's own vocabulary where its config does not say: without a tokenizer nothing reads them."""
+"""Default vocabulary size of a backbone from a config; without a tokenizer its rows are not used."""
 HISTORY = "{history}"
 SIDS = "nonet.json"
-"""Of a folder that `nonet export` wrote: codes of its levels, and where their words begin."""
+"""File of a folder that `nonet export` wrote: codes of its levels, and the first of their rows."""
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def check_installed() -> None:
-    """Raises ConfigError where transformers is not there."""
+    """Raise ConfigError if transformers is not installed."""
     if find_spec("transformers") is None:
         raise ConfigError("model.use: hf needs transformers 5: pip install 'nonet[hf]'")
 
 
 def is_local(path: str) -> bool:
-    """Whether a path can be a folder on this machine."""
+    """Return whether a path can be a folder on this machine."""
     return "://" not in path
 
 
 def read_config(options: Mapping[str, Any]) -> Any:
-    """The transformers config of `path` or `config`. Raises ConfigError."""
+    """Return the transformers config of `path` or `config`.
+
+    Raises:
+        ConfigError: The config cannot be read, or has unknown keys.
+    """
     check_installed()
     if options.get("path"):
         return _load_folder_config(str(options["path"]))
@@ -43,15 +47,19 @@ def read_config(options: Mapping[str, Any]) -> Any:
 
 
 def get_text_config(config: Any) -> Any:
-    """The part that is about the decoder of text: of models that also see or hear, one of several."""
+    """Return the config of the text decoder, which is one of several in multimodal models."""
     return config.get_text_config(decoder=True)
 
 
 def read_folder_keys(path: str) -> dict[str, Any]:
-    """What config.json of a folder says. Raises ConfigError."""
+    """Read the config.json of a model folder.
+
+    Raises:
+        ConfigError: The folder or the file does not exist or is not valid.
+    """
     file = Path(path) / "config.json"
     if not is_local(path):
-        raise ConfigError(f"model.path: {path} is no folder of this machine; copy the model here first")
+        raise ConfigError(f"model.path: {path} is not a folder on this machine; copy the model here first")
     if not file.is_file():
         there = (
             join_names(sorted(each.name for each in Path(path).iterdir()))
@@ -59,18 +67,19 @@ def read_folder_keys(path: str) -> dict[str, Any]:
             else "no such folder"
         )
         raise ConfigError(
-            f"model.path: {path} has no config.json ({there}); give a folder that save_pretrained wrote"
+            f"model.path: {path} has no config.json ({there}); use a folder that save_pretrained wrote"
         )
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"model.path: {file} is not JSON: {error}") from None
     if not isinstance(keys, dict) or not isinstance(keys.get("model_type"), str):
-        raise ConfigError(f"model.path: {file} says no model_type; give a folder that save_pretrained wrote")
+        raise ConfigError(f"model.path: {file} has no model_type; use a folder that save_pretrained wrote")
     return keys
 
 
 def _load_folder_config(path: str) -> Any:
+    """Load the config of a model folder."""
     keys = read_folder_keys(path)
     _check_model_type(keys["model_type"], "model.path")
     from transformers import AutoConfig
@@ -84,9 +93,12 @@ def _load_folder_config(path: str) -> Any:
 
 
 def _make_config(keys: dict[str, Any]) -> Any:
+    """Create a config from the keys of `model.config`."""
     kind = keys.pop("model_type", None)
     if not isinstance(kind, str):
-        raise ConfigError("model.config: wanted model_type, e.g. {model_type: qwen3, hidden_size: 64, ...}")
+        raise ConfigError(
+            "model.config: the key model_type is missing; give it, e.g. {model_type: qwen3, hidden_size: 64, ...}"
+        )
     _check_model_type(kind, "model.config.model_type")
     from transformers import AutoConfig
 
@@ -101,11 +113,12 @@ def _make_config(keys: dict[str, Any]) -> Any:
         return AutoConfig.for_model(kind, **keys)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"model.config: {kind} does not take these keys: {_format_error(error)}") from None
-    except Exception as error:  # strict configs raise their own class, which is no ValueError
+    except Exception as error:  # Strict configs raise their own class, which is not a ValueError.
         raise ConfigError(f"model.config: {kind} does not take these keys: {_format_error(error)}") from error
 
 
 def _check_model_type(kind: str, where: str) -> None:
+    """Check that transformers has a causal language model of this type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
@@ -114,7 +127,7 @@ def _check_model_type(kind: str, where: str) -> None:
             f"{where}: transformers knows no model_type {kind!r}.{suggest_sentence(kind, CAUSAL)}"
         )
     if kind not in CAUSAL:
-        raise ConfigError(f"{where}: {kind} is no causal language model.{suggest_sentence(kind, CAUSAL)}")
+        raise ConfigError(f"{where}: {kind} is not a causal language model.{suggest_sentence(kind, CAUSAL)}")
 
 
 def _format_error(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Text encoders as makers of item vectors: the last states of a transformers model, one vector a text.
+"""Text encoders for item vectors: the last hidden states of a transformers model, pooled to one vector per text.
 
-`tokenizer: {vectors: [{use: hf, path: models/bge-small, columns: [title, categories]}, cooccurrence]}`. Texts of like length go
-together, at most 64 at once; a text's vector depends on nothing but its words, up to the padding's rounding.
+`tokenizer: {vectors: [{use: hf, path: models/bge-small, columns: [title, categories]}, cooccurrence]}`. Texts of similar length
+share a batch of at most 64, so a text's vector depends only on its words, up to rounding by the padding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_ONCE, _WORDS = 64, 256
 
 
 def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
-    """Raises ConfigError where there is no model or no tokenizer to read."""
+    """Raise ConfigError if there is no model or no tokenizer to load."""
     path = str(folder / options["path"])
     _convert_errors(lambda: read_folder_keys(path))
     _convert_errors(lambda: read_tokenizer({"path": path}, "a text encoder"))
@@ -31,9 +31,15 @@ def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
 
 @torch.no_grad()
 def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np.ndarray:
-    """Vectors [I, D] float32. options: path (beside the scenario), pool: mean of a text's states, its last or its first.
+    """Encode texts as vectors [I, D] float32.
 
-    Raises ConfigError.
+    Args:
+        options: path (relative to the scenario), and pool: "mean" of a text's states, its "last" or its "first".
+        texts: The texts.
+        folder: Folder of the scenario.
+
+    Raises:
+        ConfigError: The model or its tokenizer cannot be loaded.
     """
     check_encoder(options, folder)
     path = str(folder / options["path"])
@@ -42,7 +48,7 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
     tokenizer = read_tokenizer({"path": path}, "a text encoder")
     try:
         model: Any = AutoModel.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
-    except Exception as error:  # each of its models raises its own
+    except Exception as error:  # Each model class raises its own exceptions.
         line = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"tokenizer.vectors: {path} cannot be read: {type(error).__name__}: {line}"
@@ -57,6 +63,7 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
 
 
 def _pool_states(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tensor:
+    """Encode texts and pool their last hidden states to one vector per text [b, D]."""
     most = max(map(len, words))
     ids_bS = torch.zeros(len(words), most, dtype=torch.int64)
     for at, each in enumerate(words):
@@ -72,7 +79,7 @@ def _pool_states(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tenso
 
 
 def _convert_errors(check: Any) -> None:
-    """What a check of `model.path` refuses, as a matter of the tokenizer's vectors."""
+    """Run a check of `model.path`, and let its errors name `tokenizer.vectors` instead."""
     try:
         check()
     except ConfigError as error:

@@ -36,15 +36,21 @@ BESIDE = "nonet.safetensors"
 def build_language_model(
     model: HfRecommender, options: Mapping[str, Any], seed: int, first: int | None = None
 ) -> Any:
-    """The whole transformers model of a recommender that was built from `options` and `seed`. Row `first` (behind the words by
-    default) is START, the codes of all levels follow."""
+    """Create the complete transformers model of a recommender.
+
+    Args:
+        model: The recommender.
+        options: The options that it was built from.
+        seed: The seed that it was built from.
+        first: Row of START in the vocabulary, followed by the codes of all levels; None for the first row after the words.
+    """
     whole = build_causal_lm(dict(options) | {"attention": None}, seed)
     learned = copy.deepcopy(model.backbone.model)
     lora.merge(learned)
     own = learned.state_dict()
     missing, _ = whole.load_state_dict(own, strict=False)
     buffers = {name: value for name, value in learned.named_buffers() if name in missing}
-    whole.load_state_dict(buffers, strict=False)  # what was frozen is a buffer there
+    whole.load_state_dict(buffers, strict=False)  # Frozen weights are buffers in the recommender.
     first = model.backbone.words if first is None else first
     tokens = 1 + len(model.token.weight)
     tied, codes_tied = model.backbone.tied, model.out is None
@@ -62,12 +68,19 @@ def build_language_model(
         writes.weight[rows] = out.weight.to(writes.weight.dtype)  # type: ignore[operator]
         if getattr(writes, "bias", None) is not None and model.out is not None and model.out.bias is not None:
             writes.bias[rows] = model.out.bias.to(writes.bias.dtype)
-    whole.generation_config = type(whole.generation_config)()  # nothing that a backbone brought
+    whole.generation_config = type(whole.generation_config)()  # Defaults, without the backbone's settings.
     return whole
 
 
 def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
-    """Write config, safetensors, tokenizer (where the backbone has one) and `nonet.json`; what that says."""
+    """Write config, safetensors, tokenizer (if the backbone has one) and `nonet.json`, and return the contents of `nonet.json`.
+
+    Args:
+        model: The recommender.
+        options: The options that it was built from.
+        seed: The seed that it was built from.
+        folder: The target folder.
+    """
     from safetensors.torch import save_file
 
     tokenizer = (
@@ -86,7 +99,7 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
         first = len(tokenizer)
         if tokenizer.add_tokens(names) != len(names):
             raise ConfigError(
-                f"{len(names)} words for codes collide with those of a tokenizer of {first}: they are there already"
+                f"the tokenizer of {first} words already has some of the {len(names)} tokens for codes; use one without them"
             )
         tokenizer.save_pretrained(folder)
     build_language_model(model, options, seed, first).save_pretrained(folder)
@@ -109,13 +122,16 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
 
 
 def load_exported_rows(model: HfRecommender, folder: Path) -> None:
-    """Take the rows of START and the codes over from the words of a folder that was exported. Raises ConfigError where its codes
-    are others."""
+    """Load the rows of START and the codes from the vocabulary of an exported folder.
+
+    Raises:
+        ConfigError: The folder has other codes.
+    """
     body = json.loads((folder / SIDS).read_text(encoding="utf-8"))
     if list(body["codes"]) != list(model.codes):
         raise ConfigError(
-            f"model.path: {folder} was exported with codes {body['codes']} a level, this run has {list(model.codes)}: the "
-            "vocabularies collide. Use its tokenizer's semantic ids (tokenizer: {use: file}), or the backbone before it"
+            f"model.path: {folder} was exported with codes {body['codes']} by level, this run has {list(model.codes)}, so the "
+            "vocabularies differ. Use the semantic ids of that run (tokenizer: {use: file}), or the original backbone"
         )
     first, tokens = int(body["first"]), len(model.token.weight)
     with torch.no_grad():

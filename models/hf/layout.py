@@ -1,10 +1,10 @@
-"""Layout: where a user's text and codes stand in the sequence that a causal language model reads.
+"""Layout: the positions of a user's text and codes in the sequence that a causal language model reads.
 
     head...  START  [lead... c1 .. cL]  [lead... c1 .. cL]  ...  lead...
-                     the first event     the second              what is asked from
+                     the first event     the second              predicts the next
 
-`head` and `lead` are the words of the prompt before and after its history. The lead stands before the codes of every item, so
-what is read while training is what is read while answering, and one pass over a history teaches all of its events.
+`head` and `lead` are the words of the prompt before and after its history. The lead precedes the codes of every item, so training
+and generation read the same sequence, and one pass over a history trains on all of its events.
 """
 
 from __future__ import annotations

@@ -31,10 +31,11 @@ class LoraLinear(nn.Module):
 
     @property
     def trained_products(self) -> int:
-        """Weights that a row is multiplied by besides those of the layer itself."""
+        """Number of trained weights per input row."""
         return self.a.numel() + self.b.numel()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the base layer plus the low-rank update."""
         low = nn.functional.linear(x.to(self.a.dtype), self.a)
         return self.base(x) + (self.scale * nn.functional.linear(low, self.b)).to(x.dtype)
 

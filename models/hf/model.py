@@ -30,8 +30,8 @@ from nonet.types import Jagged, SampleBatch
 
 # Shapes: B sequences, N events, S positions, T = B * S flat positions, M targets, U prompts, W nodes, L levels, K codes of a
 # level, D width.
-_MOST = 1024  # positions that a step computes at once for a prompt
-_SAME = 1e-3  # of the largest logit: what a cache may differ by from reading everything again, in fp32
+_MOST = 1024  # Maximum number of positions per prompt and pass of a step.
+_SAME = 1e-3  # Tolerance of a cache in fp32, relative to the largest logit.
 # The same in reduced precision, in units of its epsilon: the largest difference, and the norm of all. A cache that a backbone
 # cannot use differs by more (MPT's by 29 and 20 units of bf16), rounding through 24 layers by less (7 and 6 units of fp16).
 _ROUNDED, _ROUNDED_NORM = 16, 8
@@ -67,13 +67,13 @@ class HfRecommender(nn.Module):
         self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
         self.kind = nn.Embedding(TYPES, width)
         self.options: Mapping[str, Any] = {}
-        self.base_sha256: str | None = None  # of the folder that the backbone came from
+        self.base_sha256: str | None = None  # Hash of the backbone's folder.
         self.tokenizer: Any = None
         self._first = [sum(self.codes[:level]) for level in range(self.levels)]
         self.caches = True
-        self.no_cache: str | None = None  # why keys and values are not kept
+        self.no_cache: str | None = None  # Why the key-value cache is not used.
         self.pass_size: tuple[float, float] | None = (
-            None  # real positions and visible pairs of the pass under way, for meters
+            None  # Real positions and visible pairs of the current pass, for meters.
         )
         self.draw()
 
@@ -91,6 +91,7 @@ class HfRecommender(nn.Module):
             nn.init.zeros_(table.weight)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
+        """Return the hidden matrices of the backbone."""
         return self.backbone.hidden_matrices()
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class HfRecommender(nn.Module):
     def _declare_sizes(
         self, lengths: Tensor, before: Tensor | None = None, chains: int = 1
     ) -> Iterator[None]:
-        """Say how many positions of a pass are real and how many pairs of them are visible: padding is neither.
+        """Set the numbers of real positions and visible pairs of a pass for meters; padding counts as neither.
 
         Args:
             lengths: New positions of each sequence, or of each of its chains.
@@ -123,13 +124,15 @@ class HfRecommender(nn.Module):
             self.pass_size = None
 
     def targets(self, batch: SampleBatch) -> Tensor:
+        """Return the semantic ids of the batch's targets [M, L]."""
         return batch.sid[batch.loss_mask.values]
 
     def compute_alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
-        """Compute the summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
+        """Compute the alignment loss of items and their texts (`align.py`)."""
         return load_heavy("nonet.models.hf.align:compute_alignment_loss")(self, sid_nL, texts)
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
+        """Return the positions [M] whose states predict the targets."""
         return self.layout.locate_events(batch).locate_queries(ahead)[batch.loss_mask.values]
 
     def teacher_forced_logits(
@@ -140,10 +143,21 @@ class HfRecommender(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Of targets that stand in the batch right behind where they are asked from: the states after their codes are there."""
+        """Yield the logits of each level; a target follows its query in the batch, so the states after its codes exist already.
+
+        Args:
+            batch: The batch.
+            state_TD: States of all positions.
+            position_MA: Position of each target's query.
+            sid_ML: Semantic ids of the targets.
+            choices: Targets by level whose codes are predicted.
+
+        Raises:
+            ConfigError: A target has several queries.
+        """
         if position_MA.shape[1] != 1:
             raise ConfigError(
-                "model.use: hf writes codes as tokens, which follow the state before them: set ahead: 1 in the stage"
+                "model.use: hf predicts codes as tokens from the state before them: set ahead: 1 in the stage"
             )
         for level, choice in enumerate(choices):
             yield self.compute_code_logits(state_TD.index_select(0, position_MA[choice, 0] + level), level)[
@@ -153,6 +167,7 @@ class HfRecommender(nn.Module):
     # --- answering ----------------------------------------------------------------------------------------------
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> HfCache:
+        """Run the backbone on the prompts and return their cache."""
         events = self.layout.locate_events(batch)
         x_BSD = self._embed_inputs(batch, rows, events)
         kept = None
@@ -164,6 +179,7 @@ class HfRecommender(nn.Module):
         return HfCache(state_BSD.flatten(0, 1)[events.locate_ends()], x_BSD, events.lengths, kept)
 
     def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
+        """Return the logits [U, W, K] of a level after prefixes of codes."""
         if not level:
             nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
             return self.compute_code_logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
@@ -294,9 +310,10 @@ class HfRecommender(nn.Module):
 
     @torch.no_grad()
     def choose_caching(self) -> None:
-        """Keep keys and values of histories where steps from them say what reading everything again says; try it on two
-        sequences, and judge the difference in the backbone's own precision. Backbones with other memories (state spaces, biases
-        by distance in the mask) read everything again, which is logged, and said in `no_cache`.
+        """Use a key-value cache if steps with it give the same result as reading the whole sequence again.
+
+        This is tested on two sequences, with the tolerance of the backbone's precision. Backbones with another kind of memory
+        (state spaces, masks with biases by distance) read the whole sequence again, which is logged and explained in `no_cache`.
         """
         if self.levels < 2:
             return
@@ -309,13 +326,13 @@ class HfRecommender(nn.Module):
         self.caches = self.no_cache is None
         if self.no_cache:
             _log.warning(
-                "%s: beams read every history again at each code: %s",
+                "%s: the model computes the whole history again for each code of a beam: %s",
                 type(self.backbone.model).__name__,
                 self.no_cache,
             )
 
     def _try_caching(self) -> str | None:
-        """Return why keys and values cannot be used; None where they can."""
+        """Return why the key-value cache cannot be used; None if it can."""
         lengths = torch.tensor([self.layout.count_positions(2), self.layout.count_positions(1)])
         x = self.token.weight[torch.arange(2 * int(lengths[0])) % len(self.token.weight)].view(
             2, int(lengths[0]), -1
@@ -326,8 +343,8 @@ class HfRecommender(nn.Module):
             _, kept = self.backbone.prefill(x)
             cache = HfCache(x[:, -1], x, lengths, kept)
             answers = [self.step(cache, codes, level) for level in range(1, self.levels)]
-        except Exception as error:  # whatever an architecture raises where it has no such cache
-            return f"this backbone keeps no keys and values that prefixes can go on from ({type(error).__name__})"
+        except Exception as error:  # Architectures without such a cache raise various exceptions.
+            return f"this backbone has no key-value cache that prefixes can continue ({type(error).__name__})"
         cache = HfCache(x[:, -1], x, lengths, None)
         again = [self.step(cache, codes, level) for level in range(1, self.levels)]
         pairs = list(zip(answers, again, strict=True))
@@ -339,7 +356,7 @@ class HfRecommender(nn.Module):
         if most <= allowed[0] and (exact or norm <= allowed[1]):
             return None
         return (
-            f"steps from kept keys and values differ by {most:.2g} of the largest logit from those of whole histories "
+            f"steps with the key-value cache differ by {most:.2g} of the largest logit from those without it "
             f"(allowed in {self.backbone.dtype}: {allowed[0]:.2g})"
         )
 
@@ -347,8 +364,17 @@ class HfRecommender(nn.Module):
 def build(
     options: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
 ) -> HfRecommender:
-    """The recommender of options, its own weights drawn from `seed`; codes: K of every level; features: sparse feature -> width
-    of its rows. Raises ConfigError."""
+    """Create a recommender; weights that are not loaded are drawn from `seed`.
+
+    Args:
+        options: Options of the model.
+        codes: Number of codes K of every level.
+        features: Width of the rows by sparse feature.
+        seed: Seed of the run.
+
+    Raises:
+        ConfigError: The model cannot be created with these options.
+    """
     backbone = Backbone(build_causal_lm(options, seed))
     if options.get("attention") == "uni":
         check_uni(backbone)

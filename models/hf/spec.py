@@ -1,7 +1,7 @@
-"""Hugging Face backbones: their keys, their size, and what a scenario can ask of them.
+"""Hugging Face backbones: their options, their size, and what they support of a scenario.
 
-The size of a folder on this machine or of a config is counted on a module without memory. A published model elsewhere, which a
-plan may name and a run cannot read, has the size that its name says.
+The size of a folder on this machine or of a config is counted on a module on the meta device. The size of a published model that
+is not on this machine, which a plan may name but a run cannot read, is estimated from its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nonet.options import Positive, Rate, StrictModel
 from nonet.plugins import HERE, PluginFiles
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# layers, width, feed-forward width, key/value width, vocabulary: from the published config.json of each
+# Parameters, layers, width, feed-forward width, key/value width, vocabulary: from each published config.json.
 _KNOWN = {
     "qwen3-0.6b": (0.596e9, 28, 1024, 3072, 1024, 151936),
     "qwen3-1.7b": (1.72e9, 28, 2048, 6144, 1024, 151936),
@@ -34,6 +34,8 @@ _KNOWN = {
 
 
 class LoraOptions(StrictModel):
+    """Options of low-rank adaptation."""
+
     rank: Positive = 8
     alpha: Annotated[Rate, Field(description="what the difference is multiplied by, over the rank")] = 16.0
     targets: Annotated[
@@ -43,6 +45,8 @@ class LoraOptions(StrictModel):
 
 
 class HfOptions(StrictModel):
+    """Options of a language model as a recommender."""
+
     path: Annotated[
         str | None,
         Field(description="a folder that save_pretrained wrote: config.json, safetensors, a tokenizer"),
@@ -85,24 +89,25 @@ class HfOptions(StrictModel):
     @field_validator("path", "tokenizer")
     @classmethod
     def _resolve_path(cls, path: str | None, info: ValidationInfo) -> str | None:
-        """A folder beside the scenario, as processes find it that work elsewhere."""
+        """Return the absolute path of a folder that is relative to the scenario, for processes with another working directory."""
         files: PluginFiles = (info.context or {}).get("files", HERE)
         here = Path(files.folder, path) if path and is_local(path) else None
         return str(here.resolve()) if here is not None and here.is_dir() else path
 
     @model_validator(mode="after")
     def _check_source(self) -> HfOptions:
+        """Check that the model has one source, and that the prompt contains the history once."""
         if (self.path is None) == (self.config is None):
             raise ValueError("give one of path (a folder) and config (model_type and its keys)")
         if self.prompt is not None and self.prompt.count(HISTORY) != 1:
             raise ValueError(
-                f"prompt: wanted {HISTORY} once in it, e.g. 'Films of a user: {HISTORY} then', got {self.prompt!r}"
+                f"prompt must contain {HISTORY} once, e.g. 'Films of a user: {HISTORY} then'; got {self.prompt!r}"
             )
         return self
 
 
 class HfSpec(ModelSpec):
-    """A causal language model that writes semantic ids as tokens."""
+    """A causal language model that generates semantic ids as tokens."""
 
     options: ClassVar[type[StrictModel]] = HfOptions
     build: ClassVar[str] = "nonet.models.hf.model:build"
@@ -113,12 +118,14 @@ class HfSpec(ModelSpec):
     exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
+        """Count the parameters of the model, or estimate them from its name if its folder is not on this machine."""
         path = options.get("path")
         if path and not (is_local(path) and Path(path).is_dir()):
             return _guess_size(str(path), options.get("precision", "fp32"), around.levels)
         return _count_size(options, around)
 
     def hash_base(self, options: Options) -> str | None:
+        """Return the hash of the model folder; None if the model has none."""
         path = options.get("path")
         if not path:
             return None
@@ -131,12 +138,12 @@ class HfSpec(ModelSpec):
         return hash_folder(str(path))
 
     def check(self, scenario: Any) -> None:
-        """The config is read, and what is known of it held against the scenario."""
+        """Check that the model's config can be read and suits the scenario."""
         check_installed()
         options = scenario.model.options()
         config = get_text_config(read_config(options))
         self._check_stages(scenario)
-        from nonet.models.hf.lora import (  # torch, which a plan of another model does without
+        from nonet.models.hf.lora import (  # Imported here because it imports torch, which plans of other models do not need.
             list_linear_layers,
             select_targets,
         )
@@ -144,9 +151,7 @@ class HfSpec(ModelSpec):
 
         _check_heads(config)
         _build_meta_model(_freeze(options.get("config")), options.get("path"))
-        levels = (
-            int(scenario.tokenizer.options().get("levels", 3)) + 1
-        )  # one more tells items of the same codes apart
+        levels = int(scenario.tokenizer.options().get("levels", 3)) + 1  # The collision level is one more.
         layout = make_layout(options, levels, int(config.vocab_size))
         _check_window(config, scenario.data.history, layout)
         _check_words(options)
@@ -157,11 +162,13 @@ class HfSpec(ModelSpec):
             )
 
     def find_unsupported(self, scenario: Any) -> Iterator[str]:
+        """Yield a model path that is not on this machine."""
         path = scenario.model.options().get("path")
         if path and not is_local(path):
             yield f"model.path: {path} (a folder on this machine is read)"
 
     def _check_stages(self, scenario: Any) -> None:
+        """Check that the stages suit a language model."""
         from nonet.models.hf.text import read_tokenizer
 
         for name, stage in scenario.stages.items():
@@ -169,8 +176,8 @@ class HfSpec(ModelSpec):
                 read_tokenizer(scenario.model.options(), f"stages.{name}")
             if (getattr(stage, "ahead", None) or 1) > 1:
                 raise ConfigError(
-                    f"stages.{name}.ahead: {stage.ahead} with model.use: hf, whose codes are tokens that follow each other; "
-                    "leave it out, or say 1"
+                    f"stages.{name}.ahead: {stage.ahead} with model.use: hf, which predicts codes as successive tokens; "
+                    "remove it, or set it to 1"
                 )
 
 
@@ -178,6 +185,7 @@ SPEC = HfSpec()
 
 
 def _check_heads(config: Any) -> None:
+    """Check that the query heads are a multiple of the key-value heads."""
     heads = int(getattr(config, "num_attention_heads", None) or 1)
     shared = int(getattr(config, "num_key_value_heads", None) or heads)
     if heads % shared:
@@ -187,6 +195,7 @@ def _check_heads(config: Any) -> None:
 
 
 def _check_window(config: Any, history: int, layout: Any) -> None:
+    """Check that the longest history fits the model's positions and attention window."""
     positions = int(layout.count_positions(history + 1))
     for name, used in (
         ("max_position_embeddings", True),
@@ -210,6 +219,7 @@ def _check_words(options: Options) -> None:
 
 
 def _count_size(options: Options, around: ModelContext) -> ModelSize:
+    """Count the parameters of a model from its config."""
     config = get_text_config(read_config(options))
     layers, width = int(config.num_hidden_layers), int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
@@ -236,7 +246,7 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
 
 @cache
 def _shape(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
-    """Return a backbone's parameters, those of its words, which are frozen, and the name and shape of each linear layer."""
+    """Return the number of parameters, that of the words (which are frozen), and name and shape of each linear layer."""
     model = _build_meta_model(config, path)
     tables = {
         id(table.weight): table.weight.numel()
@@ -246,7 +256,7 @@ def _shape(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, in
     linears = []
     for path_, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        conv = type(module).__name__ == "Conv1D"  # GPT-2's linear layer, whose weight lies the other way
+        conv = type(module).__name__ == "Conv1D"  # GPT-2's linear layer stores its weight transposed.
         if (type(module).__name__ == "Linear" or conv) and weight is not None and id(weight) not in tables:
             out, into = weight.shape[::-1] if conv else weight.shape
             linears.append((path_.rsplit(".", 1)[-1], int(out), int(into)))
@@ -263,7 +273,11 @@ def _count_lora_parameters(lora: Any, linears: Sequence[tuple[str, int, int]]) -
 
 @cache
 def _build_meta_model(config: Any, path: str | None) -> Any:
-    """The module, made without memory. Raises ConfigError where its sizes do not go together."""
+    """Create the module on the meta device, without memory.
+
+    Raises:
+        ConfigError: The sizes in the config do not fit each other.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -273,7 +287,7 @@ def _build_meta_model(config: Any, path: str | None) -> Any:
             return AutoModelForCausalLM.from_config(read)
     except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
         said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"model: {read.model_type} cannot be made of its config: {said}") from None
+        raise ConfigError(f"model: {read.model_type} cannot be built from its config: {said}") from None
 
 
 def _freeze(value: Any) -> Any:
@@ -289,6 +303,7 @@ def _unfreeze(value: Any) -> Any:
 
 
 def _guess_size(path: str, precision: str, levels: int) -> ModelSize:
+    """Estimate the size of a model whose folder is not on this machine, from its name."""
     name = path.rstrip("/").rsplit("/", 1)[-1]
     known = _KNOWN.get(name.lower())
     size = _BYTES.get(precision, 4)

@@ -1,6 +1,6 @@
-"""Text beside semantic ids: a backbone's own tokenizer, and the words of a prompt around a history.
+"""Text around semantic ids: the backbone's tokenizer, and the words of a prompt around a history.
 
-A prompt is a template with `{history}` in it. What stands before it is read once, by the user's START; what stands after it is
+A prompt is a template with `{history}` in it. The words before it are read once, before the user's START; the words after it are
 read before the codes of every item (`layout.py`).
 """
 
@@ -42,23 +42,27 @@ def has_tokenizer(folder: str | None) -> bool:
 
 
 def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
-    """The tokenizer of a model's options. Raises ConfigError, which says what needs it."""
+    """Load the tokenizer of a model.
+
+    Args:
+        options: Options of the model.
+        why: What needs the tokenizer; the prefix of the error.
+
+    Raises:
+        ConfigError: There is no tokenizer.
+    """
     check_installed()
     folder = find_tokenizer_folder(options)
     if not has_tokenizer(folder):
-        there = (
-            "there is no folder to look in"
-            if folder is None
-            else f"{folder} holds none of {join_names(FILES)}"
-        )
+        there = "no folder is given" if folder is None else f"{folder} holds none of {join_names(FILES)}"
         raise ConfigError(
-            f"{why} needs a tokenizer, and {there}; give model.tokenizer: a folder that has one"
+            f"{why} needs a tokenizer, but {there}; set model.tokenizer to a folder that has one"
         )
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # each kind of tokenizer raises its own
+    except Exception as error:  # Each kind of tokenizer raises its own exceptions.
         line = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"model: the tokenizer of {folder} cannot be read: {type(error).__name__}: {line}"
@@ -76,7 +80,16 @@ def encode_text(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int,
 
 
 def make_layout(options: Mapping[str, Any], levels: int, words: int | None = None) -> PromptLayout:
-    """Where the words of the prompt stand. words: rows that the backbone has for them. Raises ConfigError."""
+    """Return the layout of the prompt.
+
+    Args:
+        options: Options of the model.
+        levels: Number of codes per item.
+        words: Number of word embeddings of the backbone; None to skip the check.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded, or has more words than the backbone.
+    """
     prompt = options.get("prompt")
     if not prompt:
         return PromptLayout(levels)
@@ -91,8 +104,8 @@ def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
     """Raise ConfigError if ids of a tokenizer exceed the rows of the backbone."""
     if words is not None and max(ids, default=0) >= words:
         raise ConfigError(
-            f"model: the tokenizer has {len(tokenizer):,} words and the backbone rows for {words:,}: word {max(ids)} has none; "
-            "take the tokenizer that belongs to it"
+            f"model: the tokenizer has {len(tokenizer):,} words, but the backbone has rows for only {words:,}: "
+            f"word {max(ids)} has none; use the tokenizer of this backbone"
         )
 
 
@@ -101,6 +114,6 @@ def check_names(tokenizer: Any, folder: str) -> None:
     taken = [word for word in (START_TOKEN, format_sid_token(0, 0)) if word in tokenizer.get_vocab()]
     if taken:
         raise ConfigError(
-            f"model: the tokenizer of {folder} has {len(tokenizer):,} words and among them {taken[0]}, which codes of this run "
-            "would be called; take the folder it was exported from whole (with nonet.json), or the backbone before it"
+            f"model: the tokenizer of {folder} with {len(tokenizer):,} words already contains {taken[0]}, the name of a code; "
+            "use the complete exported folder (with nonet.json), or the original backbone"
         )

@@ -106,6 +106,7 @@ class InferenceEngine:
 
     @torch.inference_mode()
     def _rank_lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
+        """Answer questions without candidates by beam search."""
         within = self.filters.make_batch([question.within for question in questions])
         cache, votes = self._read(questions, within)
         model, trie = self._recommender.model, self._recommender.corpus.trie
@@ -124,6 +125,7 @@ class InferenceEngine:
 
     @torch.inference_mode()
     def _score_candidates(self, questions: Sequence[Question], explain: bool) -> list[Answer]:
+        """Answer questions with candidates by scoring all of them."""
         cache, votes = self._read(questions)
         most = max(len(_get_candidates(question)) for question in questions)
         item = np.full((len(questions), most), -1, np.int64)

@@ -85,6 +85,7 @@ class FilterCache:
         return FilteredBatch(bits, which)
 
     def _get_bits(self, keys: tuple[tuple[str, str], ...], filters: Sequence[ItemFilter]) -> FilterBits:
+        """Return the bits of filters from the cache, and evict the least recently used ones."""
         with self._lock:
             found = self._masks.pop(keys, None) or FilterBits(self._trie, filters)
             self._masks[keys] = found

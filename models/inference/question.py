@@ -53,11 +53,19 @@ class EventHistory:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """events: what the model reads; user_key: the sparse key of the user; user: who it is, for what is kept between questions.
+    """A question to the model.
 
-    top, width: items wanted and beams searched, at least as many. hidden [h]: dense items that are never listed. asked [m]:
-    items to score in place of a list, None for a list. explain: also what the model alone and the votes say. traffic: what a
-    share of traffic is drawn by where there is no user: the caller's name, or the request's. within: the filter of a list.
+    Attributes:
+        events: History that the model reads.
+        user_key: Sparse key of the user.
+        user: Id of the user, by which state is cached between questions.
+        top: Number of items to return.
+        width: Number of beams, at least `top`.
+        hidden: Dense items [h] that are never listed.
+        asked: Items [m] to score instead of making a list; None for a list.
+        explain: Whether to return the scores of the model alone and of the votes too.
+        traffic: What decides the share of traffic if there is no user: the caller's name, or the request's.
+        within: Filter of a list.
     """
 
     events: EventHistory
@@ -79,9 +87,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """item [k] int64 dense index, best first (or in the order asked for), score [k] nats, -inf for what no list may hold.
+    """The answer to a question.
 
-    own [k]: nats of the model without votes; vote [k]: share of the votes; both only where they were asked for.
+    Attributes:
+        item: Dense indices [k] int64, best first, or in the order of the question's items.
+        score: Scores [k] in nats, -inf for items that no list may contain.
+        own: Scores [k] of the model without votes in nats, if requested.
+        vote: Share [k] of the votes, if requested.
     """
 
     item: np.ndarray

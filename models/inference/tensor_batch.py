@@ -130,6 +130,7 @@ class TensorBatch(Generic[Q, A]):
             _log.critical("the queue of a version has died", exc_info=error)
 
     def _compute_until_closed(self) -> None:
+        """Compute batches of waiting questions until the batcher is closed."""
         while True:
             with self._change:
                 while not self._waiting and not self._closed:
@@ -170,6 +171,7 @@ class TensorBatch(Generic[Q, A]):
         return batch, late
 
     def _compute(self, batch: list[_WaitingQuestion[Q, A]]) -> None:
+        """Compute a batch; if it fails, compute both halves, so that only the failing question fails."""
         if not batch:
             return
         began, cost = time.perf_counter(), sum(waiting.cost for waiting in batch)

@@ -1,7 +1,7 @@
 """List quality beyond accuracy: catalogue coverage, Gini, novelty, diversity and calibration.
 
-Report it together with accuracy: a recommender of popular items alone ranks well and shows a hundred items to everybody. The
-first k items of each list count. Categories come from the item table; without them diversity and calibration are left out.
+Report these with accuracy: a recommender of popular items alone ranks well and shows the same hundred items to everybody. Only
+the first k items of each list count. Categories come from the item table; without them diversity and calibration are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MIXED = 0.01  # of the history's share in the list's, so that the divergence is
 
 
 class ListQuality:
-    """Sums over lists of item indices, best first, -1 for none."""
+    """Accumulates statistics of lists of item indices, best first; -1 is no item."""
 
     def __init__(self, occurs_I: np.ndarray, k: int = 10, categories: ItemCategories | None = None):
         occurs = np.asarray(occurs_I, np.float64)
@@ -47,15 +47,22 @@ class ListQuality:
             self._counts[name] += other._counts[name]
 
     def summarise(self) -> dict[str, float]:
-        """coverage: the part of the catalogue shown to anybody. gini: 0 all items shown alike, 1 one item to everybody.
-        novelty: bits of surprise of a shown item, by how often it occurs (Zhou et al. 2010). diversity: 1 - Jaccard of two
-        items' categories in a list (Ziegler et al. 2005). calibration: nats from a list's categories to its user's, 0 the
-        same (Steck 2018, lower is better)."""
+        """Return statistics of the lists by name@k.
+
+        Returns:
+            coverage: Share of the catalogue in any list.
+            gini: 0 if all items are shown equally often, 1 if one item is shown to all.
+            novelty: Mean self-information in bits of a shown item, from its frequency (Zhou et al. 2010).
+            diversity: 1 - Jaccard similarity of the categories of two items in a list (Ziegler et al. 2005).
+            calibration: KL divergence in nats between the categories of a list and those of its user (Steck 2018); lower is
+                better.
+        """
         values = {"coverage": float((self._shown_I > 0).mean()), "gini": _gini(self._shown_I)}
         values |= {name: self._sums[name] / count for name, count in self._counts.items() if count}
         return {f"{name}@{self._k}": value for name, value in values.items()}
 
     def _add(self, name: str, values: np.ndarray) -> None:
+        """Add the finite values of a statistic."""
         known = values[np.isfinite(values)]
         self._sums[name] += float(known.sum())
         self._counts[name] += len(known)
@@ -65,7 +72,9 @@ class ListQuality:
         assert self._categories is not None
         offsets, items = np.asarray(history.offsets), np.asarray(history.values)
         out = np.zeros((len(offsets) - 1, self._categories.count))
-        for row in range(len(out)):  # a history at a time: np.add.at over all of them takes ten times as long
+        for row in range(
+            len(out)
+        ):  # One history at a time: np.add.at over all of them takes ten times as long.
             own = items[offsets[row] : offsets[row + 1]]
             out[row] = self._categories.compute_shares(own).sum(0, dtype=np.float64)
         return out
@@ -84,7 +93,7 @@ def _diversity(has_PkC: np.ndarray, there_Pk: np.ndarray) -> np.ndarray:
 
 
 def _compute_divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
-    """Compute the KL of the history's categories from the list's [P] in nats; NaN where one of them has none."""
+    """Compute the KL divergence of the history's categories from the list's [P] in nats; NaN if one of them has none."""
     some = (history_PC.sum(1) > 0) & (list_PC.sum(1) > 0)
     p = history_PC / np.maximum(history_PC.sum(1, keepdims=True), 1e-12)
     q = list_PC / np.maximum(list_PC.sum(1, keepdims=True), 1e-12)

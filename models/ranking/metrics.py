@@ -1,9 +1,9 @@
-"""Full-ranking metrics: the rank of a held-out item among the whole catalogue, and what follows from it.
+"""Full-ranking metrics: the rank of a held-out item among the whole catalogue, and statistics of ranks.
 
-The best rank is 0. A masked item is in no list: a target that is masked has no rank and is MISSED. Equal scores are ordered by
-`make_tie_order`: the more popular first, then a seeded permutation. The item index is not used, because it often follows
-popularity or age and would flatter a model without information. Differences come with a paired bootstrap over users (95 %),
-not over events, since the events of one user are not independent.
+The best rank is 0. A masked item is in no list, so a masked target has no rank and is MISSED. Equal scores are ordered by
+`make_tie_order`: by popularity, then by a seeded permutation. The item index is not used, because it often correlates with
+popularity or age and would favour a model without information. Differences come with a paired bootstrap over users (95 %), not
+over events, since the events of one user are not independent.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ def make_accumulators(names: Iterable[str], catalogue: ListCatalogue) -> dict[st
 
 
 def make_tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
-    """The place of each item among equals, [I] int64: by popularity, highest first, then by a seeded
-    permutation."""
+    """Return the position of each item among items with equal scores, [I] int64.
+
+    The order is by popularity, highest first, then by a seeded permutation.
+    """
     chance = rng(seed, "ties").permutation(len(popularity_I))
     place = np.empty(len(popularity_I), np.int64)
     place[np.lexsort((chance, -np.asarray(popularity_I, np.float64)))] = np.arange(len(popularity_I))
@@ -92,11 +94,19 @@ def make_tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
 def rank_of_target_np(
     scores_PI: np.ndarray, target_P: np.ndarray, masked: Jagged, tie_I: np.ndarray | None = None
 ) -> np.ndarray:
-    """Ranks [P] int64 of the targets among items that are not masked, 0 = best, MISSED for a target that is masked
-    or scored -inf (outside the catalogue); higher scores are better.
+    """Rank the targets among the items that are not masked; higher scores are better.
 
-    `masked`: P ragged rows of item indices, an item may occur twice. Without `tie_I` equals stand in a
-    permutation of seed 0.
+    Args:
+        scores_PI: Scores of all items.
+        target_P: Items of the targets.
+        masked: Masked items of each prompt; an item may occur twice.
+        tie_I: Position of each item among equals; None for a permutation of seed 0.
+
+    Returns:
+        Ranks [P] int64; 0 is best, MISSED for a target that is masked or has score -inf (outside the catalogue).
+
+    Raises:
+        DataError: A score is NaN.
     """
     P, I = scores_PI.shape  # noqa: E741
     tie = make_tie_order(np.zeros(I), 0) if tie_I is None else tie_I
@@ -157,9 +167,17 @@ def summarise(
 def compare_paired(
     a: np.ndarray, b: np.ndarray, user: np.ndarray, seed: int, *, resamples: int = 2000
 ) -> dict[str, float]:
-    """Mean of a - b over events, with a 95 % interval from drawing users with replacement.
+    """Compute the mean of a - b over events, with a 95 % interval from resampling users with replacement.
 
-    a, b: the same metric of the same events [P]; user [P]: who an event belongs to, any integers.
+    Args:
+        a: Metric of the events [P] for one subject.
+        b: Metric of the same events for the other one.
+        user: User of each event [P], any integers.
+        seed: Seed of the resampling.
+        resamples: Number of resamples.
+
+    Returns:
+        {"diff", "low", "high"}.
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or len(a) != len(user) or not len(a):
@@ -178,8 +196,16 @@ def compute_half_width(values: np.ndarray, user: np.ndarray, total_users: int) -
     """Half of the 95 % interval of a metric's mean where its users were drawn among `total_users`: the mean over them all lies
     within it.
 
-    values [P]: the metric of each event; user [P]: who it belongs to. Users are drawn, so it is the interval of a ratio of
-    totals, with the correction for a finite population (Cochran, Sampling Techniques, 1977, 2.11). 0 where all were ranked.
+    It is the interval of a ratio of totals with the correction for a finite population (Cochran, Sampling Techniques, 1977,
+    2.11).
+
+    Args:
+        values: Metric of each event [P].
+        user: User of each event [P].
+        total_users: Number of all users.
+
+    Returns:
+        The half-width; 0 if all users were ranked.
     """
     total_U, events_U = _sum_by_user(values, user)
     drawn = len(total_U)
@@ -191,18 +217,18 @@ def compute_half_width(values: np.ndarray, user: np.ndarray, total_users: int) -
 
 
 def _sum_by_user(values: np.ndarray, user: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of each user's values [U], and how many they are [U]."""
+    """Return the sum of each user's values [U], and their number [U]."""
     _, place = np.unique(user, return_inverse=True)
     return np.bincount(place, weights=values), np.bincount(place)
 
 
 def is_significant(difference: dict[str, float]) -> bool:
-    """Whether the interval of `compare_paired` leaves out zero."""
+    """Return whether the interval of `compare_paired` excludes zero."""
     return difference["low"] > 0 or difference["high"] < 0
 
 
 def _list_distinct_pairs(masked: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
-    """(prompt, item) of everything masked, each once."""
+    """Return prompt and item of each distinct masked item."""
     lengths = np.diff(np.asarray(masked.offsets, np.int64))
     pair = np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(masked.values)
     pair = np.unique(pair)

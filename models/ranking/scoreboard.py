@@ -55,7 +55,7 @@ class Scoreboard:
 
     @property
     def ranks(self) -> np.ndarray:
-        """[P] int64, in the order they came."""
+        """Ranks [P] int64, in the order they were added."""
         return np.concatenate(self._ranks)
 
     def summarise(self) -> dict[str, dict[str, float]]:

@@ -32,7 +32,15 @@ class SharedScores:
 
 
 class SparseScores:
-    """prompt, item [C] ascending as pairs, and score [C] float32 of each; every other item has its shared score."""
+    """Scores that differ from shared ones in few cells.
+
+    Args:
+        prompts: Number of prompts.
+        shared: Scores of all other cells.
+        prompt: Prompt of each cell [C].
+        item: Item of each cell [C], in the order of prompt and item.
+        score: Score of each cell [C] float32.
+    """
 
     def __init__(
         self, prompts: int, shared: SharedScores, prompt: np.ndarray, item: np.ndarray, score: np.ndarray

@@ -34,11 +34,11 @@ OPTIONS = {
     "dropout": 0.1,
     "block": "attention",
     "depth": "mlp",
-    "length": 0,  # the longest sequence, start included; HSTU pins its scaling to it
+    "length": 0,  # Length of the longest sequence including the start, by which HSTU scales.
 }
 _CHOICES = {"block": ("attention", "hstu"), "depth": ("mlp", "attention")}
 _STD = 0.05
-_LATEST = 2**31 - 1  # seconds since a sequence's first event that HSTU's time bias tells apart: 68 years
+_LATEST = 2**31 - 1  # Maximum seconds since a sequence's first event in HSTU's time bias: 68 years.
 
 
 class SidDecoder(nn.Module):
@@ -117,6 +117,7 @@ class SidDecoder(nn.Module):
         return [logits_M1K[:, 0] for logits_M1K in logits]
 
     def targets(self, batch: SampleBatch) -> Tensor:
+        """Return the semantic ids of the batch's targets [M, L]."""
         return batch.sid[batch.loss_mask.values]
 
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
@@ -137,12 +138,15 @@ class SidDecoder(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
+        """Yield the logits of each level, with the targets' codes as prefixes."""
         return self.depth.teacher_forced_logits(state_TD, _compute_cuts(batch), position_MA, sid_ML, choices)
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> DecoderCache:
+        """Encode the prompts and return their cache."""
         return self.depth.cache(self.states(batch, rows), _compute_cuts(batch))
 
     def step(self, cache: DecoderCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
+        """Return the logits [U, W, K] of a level after prefixes of codes."""
         prefix_UWl = _prefix(codes, cache.state)
         if len(prefix_UWl) > 1 and prefix_UWl.stride(0) == 0:
             prefix_UWl = prefix_UWl[:1]
@@ -152,6 +156,7 @@ class SidDecoder(nn.Module):
     def compute_legal_logits(
         self, cache: DecoderCache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
     ) -> Tensor | None:
+        """Return the logits of the legal codes only, if the depth module can compute them; None otherwise."""
         return self.depth.compute_legal_logits(cache, level, prefix_ml, row_c, code_c)
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
@@ -207,6 +212,7 @@ class SidDecoder(nn.Module):
         return UniMask.hstu().build_table(cuts_B1), time_T
 
     def _embed_events(self, batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
+        """Embed the events of a batch from codes, time gaps, kinds and ratings, [N, D]."""
         x_ND = self.gap(_bucket_time_gaps(batch, before_B))
         for level, table in enumerate(self.code):
             x_ND = x_ND + table(batch.sid[:, level])
@@ -276,6 +282,7 @@ def _prefix(codes: Tensor | Sequence[Tensor], state: Tensor) -> Tensor:
 
 
 def _check(options: Mapping[str, Any], codes: Sequence[int]) -> None:
+    """Check the options of the decoder."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise ConfigError(

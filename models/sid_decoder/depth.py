@@ -1,9 +1,9 @@
 """Depth decoder: from a history state and the codes chosen so far to the logits of the next code.
 
-logits_l = V_l norm(S_l h + W_l relu(A_l h + sum of the chosen codes' vectors)) + P_l h . child(prefix, code).
-A_l h, S_l h and P_l h are computed once a user and the code part once a prefix, so scoring a whole catalogue is mostly
-one broadcast addition a (user, prefix). The `child` vectors are hashed by the whole path: they let a code mean something
-else under another prefix, which the shared V_l cannot.
+logits_l = V_l norm(S_l h + W_l relu(A_l h + sum of the chosen codes' vectors)) + P_l h . child(prefix, code). A_l h, S_l h and
+P_l h are computed once per user and the code part once per prefix, so scoring a whole catalogue is mostly one broadcast addition
+per (user, prefix). The `child` vectors are hashed by the complete path, so a code can have another meaning under another prefix,
+which the shared V_l cannot express.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from torch.nn import functional
 from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 
-# Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that each is asked from, L levels,
+# Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that predict each, L levels,
 # K codes of the level, D width, R rank.
-_TILE = 1024  # pairs of a prompt and a prefix that `compute_legal_logits` computes at once
+_TILE = 1024  # Pairs of a prompt and a prefix per chunk of `compute_legal_logits`.
 _MIX = 1_000_003
-_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # golden ratio, as the signed 64-bit number torch multiplies by
+_SPREAD = 0x9E3779B97F4A7C15 - (
+    1 << 64
+)  # Golden ratio as a signed 64-bit number, which torch can multiply by.
 
 
 class DepthDecoder(nn.Module):
@@ -130,7 +132,7 @@ class DepthDecoder(nn.Module):
             yield self._logits(state_MAD.index_select(0, choice), sid_ML[choice, :level][:, None], level)
 
     def _logits(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
-        """One state for each prefix, or one of the two broadcast over the second dimension."""
+        """Compute logits from one state per prefix; either of them may be broadcast over the second dimension."""
         hidden = self.read[level](state)
         for place, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
             hidden = hidden + table(prefix[..., place])

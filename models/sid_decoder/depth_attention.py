@@ -1,12 +1,12 @@
-"""Depth decoder with attention: the query of a level reads the user's history and the codes chosen before it, then decodes.
+"""Depth decoder with attention: the query of a level attends to the user's history and the codes chosen before it, then decodes.
 
-y = h + M_l attend(Q_l h + sum of the chosen codes' queries); logits_l are those of `depth.py` for y. Keys are the
-history's states, the same for all levels and beams of a prompt, and one token for each chosen code behind them: what TIGER
-and OneRec decode with, in one softmax. Half of a head turns with the place in the history (rotary), half does not; a
-code's key lies in the latter, so it is the same wherever it is asked. M starts at zero: untrained, it is the plain decoder.
+y = h + M_l attend(Q_l h + sum of the chosen codes' queries); logits_l are those of `depth.py` for y. Keys are the history's
+states, the same for all levels and beams of a prompt, followed by one token per chosen code; TIGER and OneRec also decode with
+both in one softmax. Half of a head is rotated by the position in the history (rotary), the other half is not. A code's key uses
+only the latter half, so it does not depend on the position of the query. M starts at zero: untrained, it is the plain decoder.
 
-Teacher-forced, all levels and targets are one uni_attention call: a row sees its sequence's states up to the one it is
-asked from (slot 0) and the codes before it of its own target (slot 1).
+With teacher forcing, all levels and targets are one uni_attention call: a row attends to its sequence's states up to the one that
+it is predicted from (slot 0), and to the earlier codes of its own target (slot 1).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nonet.models.sid_decoder.blocks import compute_rotary, rotate
 from nonet.models.sid_decoder.depth import DepthDecoder
 from nonet.models.sid_decoder.target_pages import TargetPages
 
-# Shapes: T packed history states of B sequences, S packed code tokens, M targets, A states that each is asked from, R rows
+# Shapes: T packed history states of B sequences, S packed code tokens, M targets, A states that each is predicted from, R rows
 # (a level of a target), U prompts, W prefixes a prompt, l codes chosen, D width, H heads, E = D / H, C of them unturned.
 
 
@@ -45,6 +45,7 @@ class DepthAttention(DepthDecoder):
         self.merge = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in codes)
 
     def get_zero_weights(self) -> list[Tensor]:
+        """Return the weights that are initialised with zeros."""
         return [*super().get_zero_weights(), *(merge.weight for merge in self.merge)]  # type: ignore[misc]
 
     def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> DecoderCache:
@@ -65,6 +66,7 @@ class DepthAttention(DepthDecoder):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
+        """Yield the logits of each level, with the targets' codes as prefixes."""
         position_MA = position_MA.where(position_MA >= 0, position_MA[:, :1])
         state_MAD = state_TD.index_select(0, position_MA.flatten()).unflatten(0, position_MA.shape)
         states = [state_MAD.index_select(0, choice) for choice in choices]
@@ -120,6 +122,7 @@ class DepthAttention(DepthDecoder):
         return seen.unflatten(0, position_RA.shape).flatten(2)
 
     def forward(self, cache: DecoderCache, prefix_UWl: Tensor, level: int) -> Tensor:
+        """Return the logits [U, W, K] of a level after prefixes of codes."""
         state_U1D, (keys, values) = cache.state[:, None], self._project_codes(prefix_UWl)
         keys_SHE, values_SHE, cuts_U1 = cache.get_history()
         q = self._compute_queries(state_U1D, prefix_UWl, level).unflatten(-1, (self.heads, -1))
@@ -131,7 +134,10 @@ class DepthAttention(DepthDecoder):
         return self._logits(state_U1D + self.merge[level](seen.flatten(2)), prefix_UWl, level)
 
     def _compute_queries(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
-        """Queries [.., D], not turned: one state for each prefix, or one of the two broadcast over the second dimension."""
+        """Compute queries [.., D] before rotation, from one state per prefix.
+
+        Either of them may be broadcast over the second dimension.
+        """
         query = self.query[level](state)
         if level == 0:
             return query
@@ -157,7 +163,7 @@ class DepthAttention(DepthDecoder):
         return pad(keys, (self.turning, 0)), values
 
     def _turn(self, x: Tensor, place: Tensor) -> Tensor:
-        """x [.., H, E] with the first part of each head turned by its place [..] (broadcast over further dimensions)."""
+        """Rotate the first part of each head of x [.., H, E] by its position [..], which is broadcast over further dimensions."""
         if not self.turning:
             return x
         cosine, sine = (t.view(*place.shape, 1, -1) for t in compute_rotary(place.flatten(), self.turning))
@@ -167,7 +173,7 @@ class DepthAttention(DepthDecoder):
 def _attend_packed(
     q_UWHE: Tensor, keys: Tensor, values: Tensor, cuts_U1: Tensor, own_keys: Tensor, own_values: Tensor
 ) -> Tensor:
-    """BeamCache.attend with gradients: a prompt's beams behind its history, each sees that and its own line [U, W, l, H, E]."""
+    """Compute `BeamCache.attend` with gradients: each beam attends to its prompt's history and its own tokens [U, W, l, H, E]."""
     prompts, beams, length = len(q_UWHE), q_UWHE.shape[1], own_keys.shape[2]
     number_U1 = torch.arange(prompts + 1, device=cuts_U1.device)
     own = tuple(x.expand(prompts, *x.shape[1:]).flatten(0, 2) for x in (own_keys, own_values))
@@ -190,7 +196,7 @@ def _attend_packed(
 def _append_own(
     history: tuple[Tensor, ...], cuts_B1: Tensor, own: tuple[Tensor, ...], own_B1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values packed as [a sequence's history | its own tokens], and their cuts."""
+    """Pack keys and values as [history of a sequence | its own tokens], and return them with their cuts."""
     number_T = torch.arange(len(history[0]), device=cuts_B1.device)
     number_S = torch.arange(len(own[0]), device=cuts_B1.device)
     at_T = number_T + own_B1[_sequence(number_T, cuts_B1)]
@@ -201,5 +207,5 @@ def _append_own(
 
 
 def _sequence(number: Tensor, cuts_B1: Tensor) -> Tensor:
-    """The sequence that each packed token lies in."""
+    """Return the sequence of each packed token."""
     return torch.searchsorted(cuts_B1, number, right=True) - 1

@@ -18,7 +18,7 @@ from nonet.errors import DataError
 from nonet.models import SidModel
 from nonet.types import SampleBatch
 
-# Shapes: T positions, M targets, A states that each is asked from, L levels, K codes of a level, D width.
+# Shapes: T positions, M targets, A states that each is predicted from, L levels, K codes of a level, D width.
 
 
 class CodeTree(Protocol):
@@ -40,12 +40,18 @@ def compute_sid_loss(
     weight_M: Tensor | None = None,
     state_TD: Tensor | None = None,
 ) -> tuple[Tensor, int]:
-    """Summed nats over the targets of the batch, and how many targets there are.
+    """Compute the loss in nats, summed over the targets of the batch, and the number of targets.
 
-    ahead: an event is also a target of the states 2 .. `ahead` events before it, weighted 1 / distance; the weights of
-    one target sum to 1. It teaches what comes soon rather than next, and regularises.
-    smoothing: the share of each level's target that its legal siblings get, evenly (Szegedy et al., 2016).
-    weight_M: what each target counts; all 1 by default. state_TD: the model's, where they are known.
+    Args:
+        model: The model.
+        batch: The batch.
+        rows: Sparse rows by feature.
+        catalogue: Trie of the legal semantic ids; None allows all codes.
+        ahead: An event is also a target of the states 2 .. `ahead` events before it, with weights 1 / distance that sum to 1 per
+            target. This trains the prediction of what comes soon, and regularises.
+        smoothing: Share of each level's target that is spread evenly over its legal siblings (Szegedy et al., 2016).
+        weight_M: Weight of each target; None for 1.
+        state_TD: States of the model if they are known.
     """
     state_TD = model.states(batch, rows) if state_TD is None else state_TD
     sid_ML = model.targets(batch)
@@ -99,6 +105,7 @@ def _walk(sid_ML: Tensor, catalogue: CodeTree | None, levels: int) -> tuple[list
 
 
 def _refuse_unlisted(node_M: Tensor, sid_ML: Tensor) -> None:
+    """Raise DataError if a target's semantic id is not in the catalogue."""
     outside = (node_M < 0).nonzero()
     if len(outside):
         raise DataError(

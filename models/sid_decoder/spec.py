@@ -21,6 +21,8 @@ _DEPTH_VECTORS = (
 
 
 class SidDecoderOptions(StrictModel):
+    """Options of the decoder of semantic ids."""
+
     width: Positive = 64
     layers: Positive = 3
     heads: Positive = 4
@@ -53,6 +55,7 @@ class SidDecoderSpec(ModelSpec):
     features: ClassVar[tuple[str, ...]] = ("item", "user")
 
     def size(self, options: Options, around: ModelContext) -> ModelSize:
+        """Count the parameters of the model."""
         width, layers = int(options.get("width", 64)), int(options.get("layers", 3))
         parameters = count_parameters(
             [around.codes] * around.levels,
@@ -115,6 +118,7 @@ def _count_hstu_block(width: int, length: int) -> int:
 
 
 def _count_depth(codes: Sequence[int], width: int) -> int:
+    """Count the parameters of the depth modules."""
     hidden = 2 * width
     depth = DEPTH_ROWS * DEPTH_RANK + (len(codes) - 1) * width * DEPTH_RANK
     for level, k in enumerate(codes):
@@ -126,7 +130,7 @@ def _count_depth(codes: Sequence[int], width: int) -> int:
 
 
 def _count_depth_attention(codes: Sequence[int], width: int, heads: int) -> int:
-    """What attending to the history adds: queries, keys, values and their way back."""
+    """Count the additional parameters for attention to the history: queries, keys, values and output projections."""
     each = width // heads
     unturned = heads * (each - each // 4 * 2)
     history = 2 * width * width + 2 * width

@@ -58,8 +58,12 @@ class TargetPages:
     def compute_intervals(
         self, target_R: Tensor, chosen_R: Tensor, position_RA: Tensor, tokens: int
     ) -> tuple[Tensor, Tensor]:
-        """start and stop [R * A, 2] of rows that see their history up to a position, and of their target's `tokens` code
-        tokens the first `chosen`.
+        """Compute the intervals of keys that each row attends to.
+
+        They are its history up to a position, and the first `chosen_R` of the `tokens` code tokens of its target.
+
+        Returns:
+            Start and stop of the intervals, [R * A, 2] each.
         """
         page_R = self.page[target_R]
         own_R1 = (self.length[page_R] + tokens * (target_R - self.first[page_R]))[:, None]

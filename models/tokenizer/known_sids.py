@@ -1,9 +1,9 @@
-"""Semantic ids that are known already: what a run starts with that goes on from another one on other data.
+"""Semantic ids of a run whose weights another run starts from, and their extension to new items.
 
-Items that were known keep their ids, or the decoder's codes would mean something else. A new item is coded by codebooks
-read back from the known ones: the centre of a code is the mean of what the levels before left of its items' vectors. It
-takes a tuple's next collision number that nobody has, and where a tuple is full the next nearest code of the last level,
-so every level keeps its number of codes.
+Known items keep their ids, because the decoder's codes would change their meaning otherwise. A new item is coded by codebooks
+that are reconstructed from the known ids: the centre of a code is the mean of its items' residual vectors. It gets the next free
+collision number of its tuple. If a tuple is full, the next nearest code of the last level is used, so every level keeps its
+number of codes.
 """
 
 # Shapes: I items of the catalogue, J known items, L levels (the last one numbers collisions), D vector width, K codes.
@@ -24,7 +24,14 @@ from nonet.samples.sequences import load_item_keys
 
 @dataclass(frozen=True, slots=True)
 class KnownSids:
-    """Ids of items by their sparse key: key [J] int64, sids [J, L] int32, K of every level, and where they are from."""
+    """Semantic ids by sparse key.
+
+    Attributes:
+        key: Sparse keys [J] int64.
+        sids: Semantic ids [J, L] int32.
+        codes: Number of codes K of every level.
+        source: Where the ids are from, for errors.
+    """
 
     key: np.ndarray
     sids: np.ndarray
@@ -33,9 +40,16 @@ class KnownSids:
 
     @classmethod
     def load(cls, sequences: Path, sids: Path, codes: Sequence[int], source: str) -> KnownSids:
-        """From the artifacts of a run whose sparse keys are hashed ids, and K of its levels."""
+        """Load the ids from the artifacts of a run whose sparse keys are hashed ids.
+
+        Args:
+            sequences: Folder of the run's sequences.
+            sids: Folder of its semantic ids.
+            codes: Number of codes K of every level.
+            source: Where the ids are from, for errors.
+        """
         key = load_item_keys(sequences)
-        assert key is not None  # checked when the run was named
+        assert key is not None  # Checked when the scenario was read.
         table = pq.read_table(sids / "sids.parquet")
         levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
         return cls(
@@ -46,19 +60,28 @@ class KnownSids:
         )
 
     def locate_items(self, key_I: np.ndarray) -> np.ndarray:
-        """Where each item is among the known ones [I], -1 for a new one. Raises DataError where all are new."""
+        """Return the index of each item among the known ones, [I]; -1 for a new one.
+
+        Raises:
+            DataError: All items are new.
+        """
         order = np.argsort(self.key, kind="stable")
         at = np.minimum(np.searchsorted(self.key, key_I, sorter=order), max(len(self.key) - 1, 0))
         place = np.where(self.key[order[at]] == key_I, order[at], -1) if len(self.key) else at - 1
         if not (place >= 0).any():
             raise DataError(
                 f"init: none of the {len(key_I)} items is known to {self.source}, so there is nothing to start from. "
-                "Name a run on items of these ids, or leave init out."
+                "Set init to a run with these item ids, or remove init."
             )
         return place
 
     def extend(self, vectors_ID: np.ndarray, key_I: np.ndarray) -> np.ndarray:
-        """Ids [I, L] int32 of all items: their own for known ones, for new ones by the known ones' codebooks."""
+        """Return the ids [I, L] int32 of all items: known items keep theirs, new ones are coded with the reconstructed codebooks.
+
+        Args:
+            vectors_ID: Vectors of all items.
+            key_I: Sparse keys of all items.
+        """
         place = self.locate_items(key_I)
         known = place >= 0
         out = np.empty((len(key_I), len(self.codes)), np.int32)
@@ -78,8 +101,11 @@ class KnownSids:
         return out
 
     def check(self, sids_IL: np.ndarray, codes: tuple[int, ...], key_I: np.ndarray) -> tuple[int, ...]:
-        """K of every level for ids of a user's own file. Raises ConfigError where a known item's id is another one, or a
-        code is beyond those the weights were made for."""
+        """Check semantic ids from a file of the user, and return the number of codes K of every level.
+
+        Raises:
+            ConfigError: A known item has another id, or a code is beyond those that the weights were trained with.
+        """
         place = self.locate_items(key_I)
         known = place >= 0
         same = len(codes) == len(self.codes) and (sids_IL[known] == self.sids[place[known]]).all()
@@ -92,7 +118,7 @@ class KnownSids:
 
 
 class _FreeNumbers:
-    """Collision numbers that nobody has, by tuple."""
+    """Free collision numbers by tuple of codes."""
 
     def __init__(self, sids_JL: np.ndarray, numbers: int):
         self._numbers = numbers
@@ -101,7 +127,7 @@ class _FreeNumbers:
             self._taken[tuple(codes)].add(number)
 
     def take(self, prefix: np.ndarray, nearest_K: np.ndarray) -> tuple[int, int]:
-        """The first of these codes below a prefix with a number left, and that number."""
+        """Take a free number below the first of these codes that has one, and return the code and the number."""
         for code in nearest_K.tolist():
             taken = self._taken[(*prefix.tolist(), code)]
             number = next((n for n in range(self._numbers) if n not in taken), None)
@@ -109,13 +135,13 @@ class _FreeNumbers:
                 taken.add(number)
                 return code, number
         raise DataError(
-            f"init: no semantic id is left below the codes {prefix.tolist()}: too many new items are alike. "
-            "Train afresh, with more codes or levels."
+            f"init: no semantic id is left below the codes {prefix.tolist()}: too many new items are similar. "
+            "Train without init, with more codes or levels."
         )
 
 
 def _compute_centres(residual_JD: np.ndarray, code_J: np.ndarray, codes: int) -> np.ndarray:
-    """Mean of each code's vectors [K, D], NaN for a code that no known item of this data has."""
+    """Compute the mean of each code's vectors [K, D]; NaN for a code without known items in this data."""
     count = np.bincount(code_J, minlength=codes)[:, None]
     total = np.zeros((codes, residual_JD.shape[1]))
     np.add.at(total, code_J, residual_JD)
@@ -123,6 +149,6 @@ def _compute_centres(residual_JD: np.ndarray, code_J: np.ndarray, codes: int) ->
 
 
 def _compute_distances(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Squared distances [n, K]; infinite to codes without a centre."""
+    """Compute squared distances [n, K]; infinite for codes without a centre."""
     far = (vectors**2).sum(1)[:, None] - 2 * vectors @ centres.T + (centres**2).sum(1)
     return np.where(np.isnan(far), np.inf, far)

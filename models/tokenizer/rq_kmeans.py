@@ -20,9 +20,9 @@ from nonet.random import rng
 # Shapes: I items, D vector width, L levels, K codes of a level.
 _ITERATIONS = 30
 _VECTORS = ("title", "categories", "cooccurrence")
-_SAMPLE = 256  # vectors a code that k-means learns from; more add time, not quality (FAISS' bound)
-_ROWS = 1 << 16  # vectors that centres are taken from at once
-_CHUNK = 1 << 24  # distances held at once
+_SAMPLE = 256  # Training vectors per code (the limit of FAISS): more take time without better centres.
+_ROWS = 1 << 16  # Vectors per chunk of residuals.
+_CHUNK = 1 << 24  # Distances per chunk.
 
 
 def encode_items(request: TokenizeRequest, options: Mapping[str, Any]) -> TokenisedItems:
@@ -48,7 +48,7 @@ def check_vectors(items: pa.Table, options: Mapping[str, Any], folder: Path) -> 
 
 
 def quantise_residuals(vectors: np.ndarray, levels: int, codes: int, seed: int) -> np.ndarray:
-    """Residual k-means codes [I, levels] int32 of vectors [I, D]."""
+    """Compute residual k-means codes [I, levels] int32 of vectors [I, D]."""
     residual = vectors.astype(np.float32, copy=True)
     out = np.empty((len(vectors), levels), np.int32)
     for level in range(levels):
@@ -61,7 +61,7 @@ def quantise_residuals(vectors: np.ndarray, levels: int, codes: int, seed: int) 
 
 
 def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
-    """Centres [codes, D]; a code that no vector chooses moves to the vector that is served worst."""
+    """Fit centres [codes, D]; a code without vectors is moved to the vector with the largest distance."""
     dice = rng(seed, "tokenise", "kmeans", level)
     if len(x) > _SAMPLE * codes:
         x = x[np.sort(dice.choice(len(x), _SAMPLE * codes, replace=False))]
@@ -77,7 +77,7 @@ def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
         sums = np.zeros(centres.shape, np.float64)
         order = np.argsort(
             code, kind="stable"
-        )  # one sum a code, in the order of the vectors: 20 times as fast as np.add.at
+        )  # Sums per code in the order of the vectors: 20 times as fast as np.add.at.
         sums[count > 0] = np.add.reduceat(
             x[order], (np.cumsum(count) - count)[count > 0], axis=0, dtype=np.float64
         )
@@ -88,7 +88,7 @@ def _fit_kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
 
 
 def _spread(x: np.ndarray, codes: int, dice: np.random.Generator) -> np.ndarray:
-    """k-means++ seeds [codes, D]: each drawn in proportion to its squared distance from those before it."""
+    """Draw k-means++ seeds [codes, D]: each in proportion to its squared distance from those before it."""
     picks = [int(dice.integers(len(x)))]
     least = ((x - x[picks[0]]) ** 2).sum(1, dtype=np.float64)
     for _ in range(codes - 1):
@@ -100,7 +100,7 @@ def _spread(x: np.ndarray, codes: int, dice: np.random.Generator) -> np.ndarray:
 
 
 def _find_nearest(x: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest centre [I] and the squared distance to it [I]; ties go to the lower code."""
+    """Return the nearest centre [I] and the squared distance to it [I]; ties go to the lower code."""
     code, distance = np.empty(len(x), np.int64), np.empty(len(x), np.float32)
     square_K = (centres**2).sum(1)
     step = max(1, _CHUNK // len(centres))
@@ -113,7 +113,7 @@ def _find_nearest(x: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _revive(code: np.ndarray, distance: np.ndarray, codes: int) -> None:
-    """Give each dead code the worst-served vector that is left, in place; identical vectors are left alone."""
+    """Assign to each empty code the vector with the largest distance that is left, in place; vectors on their centre stay."""
     dead = np.flatnonzero(np.bincount(code, minlength=codes) == 0)
     worst = np.argsort(-distance, kind="stable")[: len(dead)]
     for empty, far in zip(dead, worst, strict=False):

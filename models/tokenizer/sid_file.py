@@ -1,7 +1,7 @@
-"""The user's own semantic ids: a JSON map or a Parquet table, put in the order of the items.
+"""Semantic ids from a file of the user: a JSON object or a Parquet table, put in the order of the items.
 
-JSON: {item id: [codes...]}, the form in which LETTER, TIGER's reimplementations and UniGenRec publish theirs.
-Parquet: item_id and l0, l1, ... Items of the file that the catalogue lacks are ignored; the other way round is an error.
+JSON: {item id: [codes...]}, the form in which LETTER, TIGER's reimplementations and UniGenRec publish theirs. Parquet: item_id
+and l0, l1, ... Items of the file that the catalogue lacks are ignored; items without an id are an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nonet.errors import DataError
 from nonet.models.tokenizer.kinds import TokenisedItems, TokenizeRequest
 from nonet.models.tokenizer.semantic_ids import add_collision_level, check_known
 
-MOST_CODES = 1 << 20  # a code beyond is an item number, not a code
+MOST_CODES = 1 << 20  # Larger numbers are probably item numbers, not codes.
 
 # Shapes: I items, L levels.
 
@@ -37,7 +37,15 @@ def check_file(items: pa.Table, options: Mapping[str, Any], folder: Path) -> Non
 
 
 def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Codes [I, L] int32 of these items, in their order, and K of each level (its largest code + 1)."""
+    """Return the codes [I, L] int32 of these items, in their order, and the number of codes K of each level (largest code + 1).
+
+    Args:
+        path: The file.
+        item_ids: Ids of the items.
+
+    Raises:
+        DataError: The file cannot be read, lacks items, or has invalid ids.
+    """
     if not path.is_file():
         raise DataError(f"tokenizer.path: {path} does not exist. It is relative to the scenario.")
     table = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
@@ -65,6 +73,7 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
+    """Read semantic ids by item id from a JSON file."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -75,6 +84,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
 
 
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
+    """Read semantic ids by item id from a Parquet file."""
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
@@ -96,7 +106,7 @@ def _refuse(path: Path, what: str, item_ids: list[Any], wrong: Iterable[bool]) -
     bad = [item for item, flag in zip(item_ids, wrong, strict=True) if flag]
     if bad:
         raise DataError(
-            f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_format_items(bad)}. Mend the file."
+            f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_format_items(bad)}. Correct the file."
         )
 
 

@@ -1,4 +1,4 @@
-"""Text encoders among the sources of item vectors: which there are, what they are called, and what items say to them."""
+"""Text encoders among the sources of item vectors: their options, names and input texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 def list_encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
-    """Text encoders among the sources, by the name that `weights_of` gives them."""
+    """Return the text encoders among the sources, by the name that `parse_weights` gives them."""
     entries = [spec] if isinstance(spec, str | Mapping) else spec
     return {
         name_of(each): {"columns": ["title"], **each}
@@ -19,11 +19,12 @@ def list_encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def name_of(encoder: Mapping[str, Any]) -> str:
+    """Return the name of an encoder and its columns in reports."""
     return f"{encoder['use']} {encoder['path']} of {', '.join(encoder.get('columns', ['title']))}"
 
 
 def join_texts(items: pa.Table, columns: Sequence[str]) -> list[str]:
-    """What each item says in these columns."""
+    """Join the texts of each item in these columns."""
     parts = [
         [
             " ".join(map(str, value)) if isinstance(value, list) else str(value or "")

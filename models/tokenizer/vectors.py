@@ -1,10 +1,10 @@
-"""Item vectors: what the tokenizer clusters, from columns, from what users did, or from the user's own file.
+"""Item vectors that the tokenizer clusters, from item columns, from co-occurrence, or from a file of the user.
 
-Text and list columns become TF-IDF and an SVD; `compute_ppmi` is the SVD of positive pointwise mutual information
-between items that TRAIN events put near each other (Levy & Goldberg 2014), so held-out events never shape a semantic id.
-Every source is centred, scaled to mean square norm 1, multiplied by its weight and laid side by side: weights compare
-like with like whatever the width. The SVD is randomised (Halko et al. 2011) from a seed: no [I, I] table, 1 s for
-3,500 items and 90,000 events.
+Text and list columns become TF-IDF and an SVD. `compute_ppmi` is the positive pointwise mutual information between items that are
+close in TRAIN events (Levy & Goldberg 2014), followed by an SVD, so held-out events never affect a semantic id. Every source is
+centred, scaled to mean square norm 1 and multiplied by its weight, then sources are concatenated: so weights are comparable
+whatever the widths. The SVD is randomised (Halko et al. 2011) with a seed: no [I, I] table, 1 s for 3,500 items and 90,000
+events.
 """
 
 from __future__ import annotations
@@ -30,26 +30,24 @@ from nonet.random import rng
 from nonet.samples.sequences import TRAIN, PairCounter, Sequences, select_top_neighbours
 from nonet.suggest import suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
 
 # Shapes: I items, F features (words, or items), D width of a block, n nonzeros.
 WEIGHTS = {
     "title": 0.3,
     "categories": 0.5,
-}  # beside cooccurrence and everything else at 1: taste before wording
+}  # Other sources have weight 1, so that co-occurrence counts more than wording.
 _NOT_TASTE = (
     "item",
     "item_id",
     "events",
-)  # columns of items.parquet that say which item, not what it is like
-_NEAR = 5  # events this far apart still count as together, weighted 1 / sqrt(distance)
-_MOST_NEIGHBOURS = 24_000_000  # of all items together, where co-occurrence is counted by ranges of items
-_COMPRESSED = (
-    1 << 23
-)  # nonzeros above which a matrix is multiplied by rows: twice as fast, a third of the memory
-_DOCUMENTS = 1 << 16  # texts at once
-_SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare items
-_OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
+)  # Columns that identify an item or count its events, not features.
+_NEAR = 5  # Maximum distance of co-occurring events, with weight 1 / sqrt(distance).
+_MOST_NEIGHBOURS = 24_000_000  # Limit over all items, if co-occurrence is counted by ranges of items.
+_COMPRESSED = 1 << 23  # Above this number of nonzeros, CSR is used: twice as fast, a third of the memory.
+_DOCUMENTS = 1 << 16  # Texts per chunk.
+_SMOOTH = 0.75  # Exponent of the context counts, so that PMI does not favour rare items.
+_OVERSAMPLE, _POWER = 10, 4  # Oversampling and power iterations of the randomised SVD.
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
@@ -57,7 +55,14 @@ Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class SparseMatrix:
-    """A sparse [rows, columns] float32 matrix: row, column, value [n], in the order of rows, then columns."""
+    """A sparse float32 matrix in coordinates, sorted by row, then column.
+
+    Attributes:
+        row: Rows [n].
+        column: Columns [n].
+        value: Values [n].
+        shape: Numbers of rows and columns.
+    """
 
     row: np.ndarray
     column: np.ndarray
@@ -65,13 +70,13 @@ class SparseMatrix:
     shape: tuple[int, int]
 
     def to_tensor(self) -> torch.Tensor:
-        """As a torch sparse tensor; one of very many nonzeros by rows."""
+        """Return a sparse tensor of torch: by coordinates, or by compressed rows if there are very many nonzeros."""
         if len(self.value) > _COMPRESSED:
             first = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
             rows, columns = torch.from_numpy(first), torch.from_numpy(self.column.astype(np.int64))
             value = torch.from_numpy(self.value.astype(np.float32))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that torch's sparse rows are in beta
+                warnings.simplefilter("ignore")  # torch warns that CSR tensors are in beta.
                 return torch.sparse_csr_tensor(rows, columns, value, self.shape, check_invariants=False)
         index = torch.from_numpy(np.stack([self.row, self.column]).astype(np.int64))
         return torch.sparse_coo_tensor(
@@ -79,7 +84,7 @@ class SparseMatrix:
         ).coalesce()
 
     def transpose(self) -> SparseMatrix:
-        """Columns as rows, in their order."""
+        """Return the transposed matrix."""
         order = np.lexsort((self.row, self.column))
         return SparseMatrix(
             self.column[order], self.row[order], self.value[order], (self.shape[1], self.shape[0])
@@ -89,10 +94,16 @@ class SparseMatrix:
 def compute_item_vectors(
     items: pa.Table, seq: Sequences, spec: Spec, *, dim: int, seed: int, folder: Path
 ) -> np.ndarray:
-    """Vectors [I, D] float32 of every item, the sources of `spec` side by side.
+    """Compute the vectors [I, D] float32 of all items by concatenating the sources.
 
-    spec: names or {name: weight}, one or a list. A name is `compute_ppmi`, a column of the items table, or a .npy or
-    .parquet file beside the scenario; {use: hf, path, columns} a text encoder. `dim` bounds the width of what an SVD makes.
+    Args:
+        items: The item table.
+        seq: The sequences.
+        spec: Names or {name: weight}, one or a list. A name is `cooccurrence`, a column of the item table, or a .npy or .parquet
+            file relative to the scenario; {use: hf, path, columns} is a text encoder.
+        dim: Maximum width of an SVD.
+        seed: Seed of the run.
+        folder: Folder of the scenario.
     """
     blocks = []
     for name, weight in parse_weights(spec).items():
@@ -106,7 +117,12 @@ def compute_item_vectors(
 
 
 def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
-    """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
+    """Check that the sources of the item vectors exist, before anything is computed.
+
+    Raises:
+        ConfigError: An option is not valid.
+        DataError: A source does not exist.
+    """
     by_name = list_encoders(spec)
     for name in parse_weights(spec):
         if name in by_name:
@@ -115,11 +131,12 @@ def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
                 _classify_source(column, items, folder)
         elif _classify_source(name, items, folder) == "file" and len(
             items
-        ):  # items of prepared data are not read here
+        ):  # The items of prepared data are not read here.
             _check_finite(name, _read_file(folder / name, items))
 
 
 def _check_finite(name: str, block: np.ndarray) -> None:
+    """Raise DataError if a value is NaN or infinite."""
     if not np.isfinite(block).all():
         bad = int((~np.isfinite(block).all(1)).sum())
         raise DataError(
@@ -128,7 +145,11 @@ def _check_finite(name: str, block: np.ndarray) -> None:
 
 
 def parse_weights(spec: Spec) -> dict[str, float]:
-    """Source -> weight, in the order given."""
+    """Return the weight by source, in the given order.
+
+    Raises:
+        ConfigError: There is no source, or one occurs twice, or a weight is not positive.
+    """
     weights: dict[str, float] = {}
     for entry in [spec] if isinstance(spec, str | Mapping) else spec:
         named = {entry: WEIGHTS.get(entry, 1.0)} if isinstance(entry, str) else entry
@@ -150,10 +171,10 @@ def parse_weights(spec: Spec) -> dict[str, float]:
 
 
 def compute_ppmi(seq: Sequences, n_items: int) -> SparseMatrix:
-    """Positive PMI [I, I] of items near each other in users' TRAIN events; symmetric.
+    """Compute the symmetric positive PMI [I, I] of items that are close in users' TRAIN events.
 
-    Pairs of more events than fit one range are counted by ranges of items, and of each item the most frequent neighbours stay:
-    their PMI is exact, and together they are 24 M at most.
+    If there are more pairs of events than fit one range, they are counted by ranges of items, and only the most frequent
+    neighbours of each item are kept. Their PMI is exact, and there are at most 24 M of them.
     """
     pairs = PairCounter(n_items, _NEAR, np.arange(1, _NEAR + 1) ** -0.5, both=True)
     most, total = max(1, _MOST_NEIGHBOURS // n_items), np.zeros(n_items)
@@ -175,7 +196,7 @@ def compute_ppmi(seq: Sequences, n_items: int) -> SparseMatrix:
 
 
 def compute_tfidf(texts: Iterable[Sequence[str]]) -> SparseMatrix:
-    """TF-IDF [I, F] with rows of length 1, of words in at least two documents (all words when none is)."""
+    """Compute TF-IDF [I, F] with rows of length 1, of words in at least two documents (of all words if there are none)."""
     number: dict[str, int] = {}
     met, lengths = array("q"), array("q")
     for document in texts:
@@ -198,7 +219,15 @@ def compute_tfidf(texts: Iterable[Sequence[str]]) -> SparseMatrix:
 
 
 def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
-    """Left singular vectors times singular values ** power, [I, min(dim, rank bound)] float32."""
+    """Compute left singular vectors times singular values ** power, [I, min(dim, rank bound)] float32.
+
+    Args:
+        matrix: The matrix [I, F].
+        dim: Maximum number of singular vectors.
+        seed: Seed of the run.
+        name: Name of the source, which also seeds the start vectors.
+        power: Exponent of the singular values.
+    """
     a, at = matrix.to_tensor(), matrix.transpose().to_tensor()
     width = min(dim + _OVERSAMPLE, *matrix.shape)
     start = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)
@@ -214,6 +243,7 @@ def compute_svd(matrix: SparseMatrix, dim: int, seed: int, name: str, *, power: 
 def _compute_source(
     name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, folder: Path
 ) -> np.ndarray:
+    """Compute the item vectors of one source."""
     match _classify_source(name, items, folder):
         case "cooccurrence":
             return _normalise_rows(compute_svd(compute_ppmi(seq, len(items)), dim, seed, name, power=0.5))
@@ -223,11 +253,12 @@ def _compute_source(
 
 
 def _normalise_rows(block_ID: np.ndarray) -> np.ndarray:
-    """Rows of length 1, zeros as they are: an item of a small circle differs from others by direction, not by length."""
+    """Scale rows to length 1 and keep zero rows, so that rare items differ from others by direction, not by length."""
     return block_ID / np.maximum(np.linalg.norm(block_ID, axis=1, keepdims=True), 1e-9)
 
 
 def _classify_source(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "column", "file"]:
+    """Return the kind of a vector source: co-occurrence, an item column, or a file."""
     if name == "cooccurrence":
         return "cooccurrence"
     if name in items.column_names:
@@ -246,6 +277,7 @@ def _classify_source(name: str, items: pa.Table, folder: Path) -> Literal["coocc
 
 
 def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarray:
+    """Compute item vectors from a column of numbers, vectors, texts or lists of texts."""
     kind = column.type
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
@@ -267,7 +299,7 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
 
 
 def _is_vector_type(kind: pa.DataType) -> bool:
-    """Whether a column holds a vector an item: an image's or a text's, from wherever."""
+    """Return whether a column holds one vector per item."""
     if pa.types.is_fixed_size_list(kind):
         return pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type)
@@ -279,7 +311,11 @@ def _is_integer_list(kind: pa.DataType) -> bool:
 
 
 def _read_vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
-    """Vectors [I, D] of a column of lists; an item without one gets their mean, which says nothing. Raises DataError."""
+    """Read the vectors [I, D] of a column of lists; an item without one gets the mean of the others.
+
+    Raises:
+        DataError: No row has a vector, or vectors differ in length.
+    """
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     there = np.isfinite(lengths) & (lengths > 0)
     if not there.any():
@@ -297,7 +333,10 @@ def _read_vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _read_file(path: Path, items: pa.Table) -> np.ndarray:
-    """A .npy [I, D] in the order of the items table, or a Parquet of item_id and `vector` or numeric columns."""
+    """Read vectors from a .npy file [I, D] in the order of the item table, or from a Parquet file.
+
+    A Parquet file has item_id and either `vector` or columns of numbers.
+    """
     if path.suffix == ".parquet":
         return _read_parquet(path, items)
     try:
@@ -320,7 +359,7 @@ def _read_parquet(path: Path, items: pa.Table) -> np.ndarray:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{what} is no Parquet file ({str(error).splitlines()[0]}).") from None
+        raise DataError(f"{what} is not a Parquet file ({str(error).splitlines()[0]}).") from None
     names = ", ".join(table.column_names)
     if "item_id" not in table.column_names:
         raise DataError(f"{what} has no column item_id; it has {names}.")
@@ -338,7 +377,9 @@ def _read_parquet(path: Path, items: pa.Table) -> np.ndarray:
         raise DataError(
             f"{what} lacks {len(missing)} of {len(item_ids)} items, first {missing[:5]}. Add their vectors."
         )
-    index = [name for name in table.column_names if name.startswith("__index_level_")]  # pandas' own
+    index = [
+        name for name in table.column_names if name.startswith("__index_level_")
+    ]  # Index columns of pandas.
     table = table.drop_columns(index).take([place[item] for item in item_ids])
     lists = [
         field.name for field in table.schema if _is_vector_type(field.type) or _is_integer_list(field.type)
@@ -359,13 +400,13 @@ def _read_parquet(path: Path, items: pa.Table) -> np.ndarray:
     ]
     if len(lists) > 1 or not numbers or len(numbers) + 1 < len(table.column_names):
         raise DataError(
-            f"{what} has {names}; beside item_id there must be one column of lists of numbers, such as vector, or "
-            "numeric columns alone. Leave out the others."
+            f"{what} has {names}; besides item_id it must have one column of lists of numbers, such as vector, or "
+            "only numeric columns. Remove the others."
         )
     return np.stack([table[name].cast(pa.float32()).to_numpy() for name in numbers], 1)
 
 
 def _standardise(block: np.ndarray) -> np.ndarray:
-    """Centred, mean square norm 1 (a constant block becomes zeros)."""
+    """Centre a block and scale it to mean square norm 1; a constant block becomes zeros."""
     centred = block - block.mean(0)
     return centred / max(float(np.sqrt((centred**2).sum(1).mean())), 1e-12)

@@ -36,7 +36,7 @@ class Ecpo(PolicyGradient):
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute the clipped loss with one ratio per item, bounded by `early_clipped`."""
+    """Compute the clipped loss with one ratio per item, bounded by `clip_early`."""
     from nonet.rl import clip_early, compute_policy_loss
 
     return compute_policy_loss(

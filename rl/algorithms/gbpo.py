@@ -20,7 +20,7 @@ class Gbpo(PolicyGradient):
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute the policy loss without a clip, with ratios bounded by `gradient_bounded`."""
+    """Compute the policy loss without a clip, with ratios bounded by `bound_gradient`."""
     from nonet.rl import bound_gradient, compute_policy_loss
 
     return compute_policy_loss(

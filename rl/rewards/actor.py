@@ -51,6 +51,7 @@ class ActorReward(Reward):
         return method
 
     def score(self, r: Rollouts) -> Any:
+        """Send the rollouts to the actor and return its scores."""
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError
 

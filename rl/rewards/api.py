@@ -227,8 +227,12 @@ def load_reward(
 
 
 def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = None) -> Any:
-    """The function or class behind `use`: a shipped name, "file.py[:Name]" beside `base`, or
-    "package.module:Name", or an address: http(s)://..., actor://namespace/name.
+    """Return the function or class that `use` names.
+
+    Args:
+        use: A shipped name, "file.py[:Name]", "package.module:Name", or an address: http(s)://..., actor://namespace/name.
+        base: Folder to which files are relative.
+        name: Name of the reward in errors.
     """
     if not isinstance(use, str):
         return use

@@ -92,7 +92,11 @@ class PredictedClick(Reward):
 
 
 def _commit(folder: Path) -> Path:
-    """A commit's folder from itself or its run's. Raises ConfigError, also when it holds no click model."""
+    """Return the folder of a checkpoint, from itself or from its run.
+
+    Raises:
+        ConfigError: There is no click model in it.
+    """
     commits = sorted((folder / "checkpoints").glob("step-*"))
     commit = commits[-1] if commits else folder
     if not (commit / "clicks" / "model.json").is_file():

@@ -52,6 +52,7 @@ class HttpReward(Reward):
             raise ConfigError(f"{self.url}: token: the environment has no {token} in the reward's process")
 
     def score(self, r: Rollouts) -> Any:
+        """Post the rollouts to the server and return its scores."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {os.environ[self._token]}"
@@ -60,6 +61,7 @@ class HttpReward(Reward):
         return _parse_scores(self.url, self._answer(request))
 
     def _answer(self, request: urllib.request.Request) -> bytes:
+        """Send a request and return the body of the answer."""
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return response.read()
@@ -125,6 +127,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _parse_scores(url: str, body: bytes) -> Any:
+    """Return the scores in an HTTP answer."""
     try:
         answer = json.loads(body)
     except ValueError:

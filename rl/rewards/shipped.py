@@ -67,9 +67,11 @@ class Prefix(Reward):
     """The share of leading levels that a beam's semantic id has in common with its nearest target's; [U, W]."""
 
     def open(self, run: RunData) -> None:
+        """Keep the run's semantic ids."""
         self._run = run
 
     def score(self, r: Rollouts) -> np.ndarray:
+        """Return the largest share of leading codes that a beam has in common with a target, [U, W]."""
         share_UW = np.zeros(r.item_id.shape, np.float32)
         target, counts = self._run.index(r.target.values), np.diff(r.target.offsets)
         for nth in range(int(counts.max(initial=0))):
@@ -92,6 +94,7 @@ class Diversity(Reward):
         self.columns = [column]
 
     def score(self, r: Rollouts) -> np.ndarray:
+        """Return 1 - the mean Jaccard similarity of a beam with the other beams of its prompt, [U, W]."""
         has_UWK = _make_bags(r[self.columns[0]], r.valid)
         both_UWW = has_UWK @ has_UWK.transpose(0, 2, 1)
         size_UW = has_UWK.sum(-1)
@@ -104,19 +107,23 @@ class Diversity(Reward):
 
 
 class Cooccurrence(Reward):
-    """How often a beam's item came soon after one of the user's last events, in training: the mean over the `last` events of
-    count(event, item) / count(event); [U, W]."""
+    """How often a beam's item came soon after one of the user's last events in training.
+
+    The score [U, W] is the mean over the `last` events of count(event, item) / count(event).
+    """
 
     def __init__(self, last: Annotated[int, Field(ge=1)] = 5):
         self.last = last
 
     def open(self, run: RunData) -> None:
+        """Keep the run's transitions."""
         pairs = self._pairs = run.transitions
         self._run, self._items = run, np.int64(len(pairs.occurs))
         of = np.repeat(np.arange(len(pairs.occurs), dtype=np.int64), np.diff(pairs.row))
         self._keys = of * self._items + pairs.item
 
     def score(self, r: Rollouts) -> np.ndarray:
+        """Return the mean conditional frequency of each beam's item after the user's last events, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
         asked_UTW = past_UT[:, :, None] * self._items + r.item[:, None]
         known_UTW = (past_UT >= 0)[:, :, None] & (r.item >= 0)[:, None]
@@ -138,6 +145,7 @@ class TextSimilarity(Reward):
         self.column, self.last = column, last
 
     def open(self, run: RunData) -> None:
+        """Compute the words of the items' texts and their inverse document frequencies."""
         texts = run.column(self.column).astype(np.str_)
         words = [
             np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts
@@ -147,6 +155,7 @@ class TextSimilarity(Reward):
         self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
 
     def score(self, r: Rollouts) -> np.ndarray:
+        """Return the cosine similarity of each beam's item with the user's last events, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
         there, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
         vector_NK = np.zeros((len(there), _WORDS), np.float32)

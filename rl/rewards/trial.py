@@ -43,7 +43,7 @@ class RewardTrial:
 
     @property
     def flat(self) -> list[int]:
-        """Users whose beams all score the same: they teach nothing of this reward."""
+        """Users whose beams all have the same score, which give no training signal for this reward."""
         valid, score = self.rollouts.valid, self.scores[self.name]
         return [u for u in range(len(valid)) if len(np.unique(score[u][valid[u]])) < 2]
 
@@ -54,7 +54,7 @@ class RewardTrial:
         return float((mine * theirs).sum() / size) if size > 0 else float("nan")
 
     def share(self, name: str) -> float:
-        """Of the spread inside groups that all weighted rewards have, this one's."""
+        """Return this reward's share of the spread inside groups of all weighted rewards."""
         spread = {
             each: abs(self.weights[each]) * float(np.sqrt((self._centre(each) ** 2).mean()))
             for each in self.scores

@@ -344,7 +344,7 @@ class _PreparationJob:
 
 
 def _get_column_dtype(kind: pa.DataType) -> str:
-    """Return the dtype that `column_values` produces for a carried column."""
+    """Return the dtype that `convert_column` produces for a carried column."""
     whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     return "<i8" if whole or pa.types.is_string(kind) or pa.types.is_large_string(kind) else "<f4"
 

@@ -34,6 +34,8 @@ _KEYS = ("user_id", "item_id", "timestamp", "event")
 
 
 class Keep(StrictModel):
+    """Minimum numbers of events of the items and users that are kept."""
+
     item_events: Annotated[
         Count, Field(description="items with fewer events are dropped, with their events")
     ] = 0

@@ -4,7 +4,7 @@
 that
 returns to one is always a miss and is not an RL prompt. Code that ranks or recommends calls `prompts.masked`; code that
 leases
-RL prompts calls `prompts.rl_events`.
+RL prompts calls `find_rl_events`.
 """
 
 from __future__ import annotations

@@ -65,12 +65,16 @@ def compute_split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[st
 
 
 class LeaveLastOut(StrictModel):
+    """Numbers of the last events of each user that are held out for test, validation and RL."""
+
     test: Positive = 1
     valid: Count = 1
     rl: Count = 0
 
 
 class TimeSplit(StrictModel):
+    """The time from which events are test events, and the time spans before it for validation and RL."""
+
     test: str
     valid: Seconds | None = None
     rl: Seconds | None = None

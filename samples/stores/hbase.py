@@ -41,7 +41,7 @@ class HBaseStore(Store):
         keys: Form of row keys: "text" (integers in decimal), or "int64", eight bytes big-endian.
         unit: Unit of cell times: "ms" as HBase writes them, or "s".
         batch: Most rows of a call.
-        **place: Options of `HBasePlace`.
+        **place: Options of `HBaseServer`.
 
     Raises:
         ConfigError: If the table or a column family does not exist.

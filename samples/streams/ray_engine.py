@@ -182,6 +182,7 @@ def _as_bytes(rows: pa.RecordBatch) -> pa.Buffer:
 
 
 def _unpack_slice(feed: StreamFeed, table: pa.Table, at: int) -> RawSlice:
+    """Return a slice of rows from one row of a packed table."""
     part = OrderSlice(*table["slice"][at].as_py())
     with pa.ipc.open_stream(table["rows"][at].as_buffer()) as reader:
         rows = reader.read_next_batch()

@@ -74,7 +74,7 @@ class Stream:
     most: int | None = None
 
     def map(self, function: Any, *, batch: int = ROWS, workers: int = 1) -> Stream:
-        """Change batches of at most `batch` rows, `workers` at once; see `operators.Map`. Rows may become more or fewer."""
+        """Change batches of at most `batch` rows, `workers` at once (`operators.MapOperator`). The number of rows may change."""
         return self._append_operator(MapOperator(function, batch, workers))
 
     def filter(self, keep: Any) -> Stream:
@@ -86,11 +86,11 @@ class Stream:
         return self._append_operator(FilterOperator(keep))
 
     def tokenize(self, sids: Any, column: str = "item_id") -> Stream:
-        """Add `sid`, the semantic ids of a column's items; see `operators.Tokenize`."""
+        """Add `sid`, the semantic ids of a column's items; see `operators.TokenizeOperator`."""
         return self._append_operator(TokenizeOperator(sids, column))
 
     def join(self, store: Any, *, on: str, columns: Any, as_of: str | None = None) -> Stream:
-        """Add columns of a store by the ids of a column; see `operators.JoinColumns`."""
+        """Add columns of a store by the ids of a column; see `operators.JoinOperator`."""
         return self._append_operator(JoinOperator(store, on, columns, as_of))
 
     def pack(self, tokens: int, column: str = "item_id") -> Stream:
@@ -141,7 +141,7 @@ class Stream:
         manifest: DataManifest | None = None,
         name: str = "",
     ) -> Any:
-        """Inspect the files and return a `Feed`.
+        """Inspect the files and return a `StreamFeed`.
 
         Args:
             rows: Rows of a slice.

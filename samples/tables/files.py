@@ -261,7 +261,7 @@ class FolderColumns:
 
 
 def _parse_pairs(path: str) -> dict[str, str]:
-    """Key and value of the `key=value` folders directly above a file, the outermost first."""
+    """Return key and value of the `key=value` folders directly above a file, the outermost first."""
     pairs: list[tuple[str, str]] = []
     for part in reversed(path.split("/")[:-1]):
         key, sign, value = part.partition("=")

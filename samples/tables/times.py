@@ -76,7 +76,7 @@ def _get_end_of_next_year() -> int:
 
 
 def _parse_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts as timestamps in UTC: ISO 8601 with or without a zone, or digits. Raises TypeError for other text."""
+    """Parse texts as timestamps in UTC: ISO 8601 with or without a zone, or digits. Raises TypeError for other text."""
     trimmed = pc.utf8_trim_whitespace(column)
     if pc.all(pc.match_substring_regex(trimmed, r"^-?\d+$")).as_py():
         return trimmed.cast(pa.int64())
@@ -108,7 +108,7 @@ def _check_precision(raw: np.ndarray, kind: pa.DataType) -> None:
 
 
 def _parse_calendar_dates(raw: np.ndarray) -> np.ndarray | None:
-    """Unix seconds [N] of whole numbers that are all dates as YYYYMMDD; None where one of them is not."""
+    """Convert whole numbers that are all dates as YYYYMMDD to unix seconds [N]; None if one of them is not."""
     if not len(raw) or not ((raw >= _DATES[0]) & (raw <= _DATES[1])).all() or (raw != np.floor(raw)).any():
         return None
     distinct, place = np.unique(raw.astype(np.int64), return_inverse=True)

@@ -57,6 +57,7 @@ class StoredIn(StrictModel):
     @field_validator("use")
     @classmethod
     def _can_be_written(cls, use: str) -> str:
+        """Check that Nonet can create a store at this address."""
         try:
             check_address(use)
         except ConfigError as error:

@@ -273,7 +273,7 @@ def test_what_the_kernels_cannot_take_is_refused():
         ((q, k[..., :8], v), {}, "attention takes q"),
         ((q, k, v), {"activation": "relu"}, "must be 'softmax' or 'silu'"),
         ((q, k, v), {"scale": -1.0}, "above 0"),
-        ((q, k, v), {"sink": torch.zeros(3)}, "a logit a head"),
+        ((q, k, v), {"sink": torch.zeros(3)}, "a logit per head"),
         ((q, k, v), {"bias": RelativeBias(position=torch.zeros(2, 4))}, "odd number"),
         ((q, k, v), {"bias": RelativeBias(time=torch.zeros(2, 4))}, "bias.time_q is None"),
     ):

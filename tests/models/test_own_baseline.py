@@ -142,7 +142,7 @@ def fails(prompts, items):
             "scores of 4 of 4 prompts are NaN, the first is row 0",
         ),
         (Answers(fails), "on the first 200 users it failed: KeyError: 'no such item'"),
-        (Answers(fails, fitted=False), "fit returned None; it returns the baseline itself"),
+        (Answers(fails, fitted=False), "fit returned None; it must return the baseline itself"),
     ],
 )
 def test_an_answer_that_nobody_can_rank_is_one_line(baseline, said):

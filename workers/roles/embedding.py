@@ -1,7 +1,7 @@
 """EmbeddingShard: the role that holds sparse rows.
 
-Fused with the trainer, the trainer works on its tables directly (or W fused ranks by all-to-all). Apart, it sits in
-`serve` on its work thread while trainers step, and between steps saves, loads and exports.
+If it is fused with the trainer, the trainer reads its tables directly, or exchanges rows with other fused ranks by all-to-all. In
+a process of its own it runs `serve` while trainers step, and saves, loads and exports between steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nonet.workers.runtime import (
 
 
 class EmbeddingShard(DistributeWorker):
-    """Shards of every sparse table of the run."""
+    """One shard of every sparse table of the run."""
 
     def __init__(self, run: RunSetup):
         self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
@@ -46,10 +46,15 @@ class EmbeddingShard(DistributeWorker):
         self._tables: ShardedTables | None = None
         self._counters: TableCounters | None = None
         self._publisher: VersionPublisher | None = None
-        self._steps: dict[int, int] = {}  # the version that replicas hold -> the last step in it
+        self._steps: dict[int, int] = {}  # Last step in the version that replicas hold.
         self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
 
     def setup(self) -> None:
+        """Check the tier settings of the tables.
+
+        Raises:
+            ConfigError: A table's `tiers` are not valid.
+        """
         for name, options in self._tiers.items():
             try:
                 TierSettings.from_settings(self.specs[name], options).check(self.specs[name])
@@ -58,14 +63,14 @@ class EmbeddingShard(DistributeWorker):
 
     @property
     def sparse(self) -> ShardedTables:
-        """The shard's part of the sharded tables; of one process until it joins a process group."""
+        """The shard's part of the sharded tables; all rows until it joins a process group."""
         if self._tables is None:
             self._hold(ShardedTables(self.specs, seed=self._seed, make=self._made))
         assert self._tables is not None
         return self._tables
 
     def enter(self, layout: RankLayout, member: Membership) -> None:
-        """Take this place in a sparse world; a fused trainer calls it with its own membership."""
+        """Create the tables for a rank layout. A fused trainer calls this with its own membership."""
         group = member.world_group
         world = ShardedTables(
             self.specs,
@@ -80,13 +85,13 @@ class EmbeddingShard(DistributeWorker):
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Times to live by table, known once the data is; before a process group is joined."""
+        """Set the times to live of tables, in steps. They are known once the data is read, before a process group is joined."""
         for name, steps in ttl_steps.items():
             self.specs[name] = replace(self.specs[name], ttl_steps=steps)
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
-        """Join the process group as a shard apart from the trainers."""
+        """Join the process group as a shard in a process of its own."""
         self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
         self.enter(
             RankLayout.separate(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
@@ -95,35 +100,46 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def serve(self) -> int:
-        """Take part in the trainers' exchanges until they stop; how many there were."""
+        """Take part in the trainers' exchanges until they stop, and return the number of exchanges."""
         return self.sparse.serve()
 
     @method()
     def rows(self) -> dict[str, int]:
-        """How many rows of each table this shard holds."""
+        """Return the number of rows of each table that this shard holds."""
         return {name: len(table) for name, table in self.sparse.tables.items()}
 
     @method()
     def counts(self) -> dict[str, dict[str, int]]:
-        """What each table did since the last time asked; see TableCounters."""
+        """Return the counters of each table since the last call (`TableCounters`)."""
         self._counters = self._counters or TableCounters(self.sparse.tables)
         return self._counters.take()
 
     @method()
     def save(self, folder: str, wait: bool = True) -> Written | None:
-        """Write the owned rows of each table, as they are at this call, under folder/sparse/; the answer of `saved`."""
+        """Write the rows of this shard as they are now to folder/sparse/.
+
+        Args:
+            folder: Folder of the checkpoint.
+            wait: Whether to wait until the files are written.
+
+        Returns:
+            The result of `saved`.
+        """
         self._saving = save(self.sparse, Path(folder))
         self._forget_deletes()
         return self.saved(wait)
 
     @method(while_offloaded=True)
     def saved(self, wait: bool = False) -> Written | None:
-        """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
+        """Return the files that the last save wrote; None if it is still running and `wait` is false.
+
+        Raises the error of a save that failed.
+        """
         return self._saving.poll_result(wait, self._deadlines.save)
 
     @method()
     def load(self, folder: str) -> None:
-        """Read the owned slices out of every shard's file, whatever the number of shards that wrote them."""
+        """Read the slices of this shard from a checkpoint, which may have been written by any number of shards."""
         world = self.sparse
         self._end_publishing()
         load(world, Path(folder))
@@ -131,13 +147,21 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def replica_bytes(self) -> int:
-        """Bytes of the keys and rows that a replica of this shard's tables holds."""
+        """Return the bytes of keys and rows that a replica of this shard's tables holds."""
         return sum(len(table) * (8 + 4 * table.dim) for table in self.sparse.tables.values())
 
     @method(collect="concat")
     def export(self, version: int, have: int | None = None) -> list[dict[str, Any]]:
-        """An update for replicas to this version, one a shard: from version `have` what was touched since, else everything."""
-        self._end_publishing()  # copies are read from now on
+        """Return an update for replicas: the rows changed since version `have` if it is known, else all rows.
+
+        Args:
+            version: Version of the rows.
+            have: Version that the replicas hold; None for a full update.
+
+        Returns:
+            One update per shard.
+        """
+        self._end_publishing()  # Replicas do not read by key.
         tables = self.sparse.tables
         since = self._steps.get(have) if have is not None else None
         base = None if since is None else have
@@ -150,43 +174,56 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def sent(self) -> dict[str, dict[str, int]]:
-        """Updates for replicas and their bytes, full ones and deltas; rank 0 counts the updates."""
+        """Return the number of full and delta updates for replicas and their bytes. Only rank 0 counts updates."""
         return {kind: dict(counts) for kind, counts in self._sent.items()}
 
     @method()
     def publish(self, version: int) -> None:
-        """Keep the rows as they are now readable by key as `version`, whatever is trained from now on."""
+        """Keep the current rows readable by key as `version` while training goes on."""
         if self._publisher is None:
             self._publisher = VersionPublisher(self.sparse)
         self._publisher.publish(version)
 
     @method()
     def unpublish(self) -> None:
-        """Let go of what was published: it costs memory for every row that is trained, and nobody reads until the next."""
+        """Release the published version, whose snapshot takes memory for every row that is trained."""
         self._end_publishing()
 
     @method(collect="first")
     def slice_map(self) -> SliceMap:
-        """Which shard holds which slices."""
+        """Return the map from slices to shards."""
         return self.sparse.slices
 
     def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
-        """Rows of keys [N] at a published version; readers call it at any time, on a thread of its own."""
-        publisher = self._publisher  # which may end meanwhile
+        """Return the rows of keys [N] at a published version. Readers may call this at any time; it runs on a thread of its own.
+
+        Args:
+            table: Name of the table.
+            keys: Keys [N] int64.
+            version: The published version.
+            wire: Codec of the rows.
+
+        Raises:
+            StaleVersion: Nothing is published, or another version.
+        """
+        publisher = self._publisher  # Another thread may set it to None.
         if publisher is None:
             raise StaleVersion(
-                f"embedding-{self.rank} has nothing published: publish a version before readers ask"
+                f"embedding-{self.rank} has no published version; publish one before rows are read"
             )
         return publisher.read_rows(table, keys, version, wire)
 
     def _forget_deletes(self) -> None:
-        """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
+        """Discard records of deleted keys that are older than the version of the replicas.
+
+        Checkpoints are complete and do not need these records; only updates for replicas do.
+        """
         oldest = min(self._steps.values(), default=None)
         for table in self.sparse.tables.values():
             table.deleted.forget(table.step if oldest is None else min(oldest, table.step))
 
     def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
-        """A table, in the tiers that the scenario gives it."""
+        """Create a table, in tiers if the scenario has settings for them."""
         if name not in self._tiers:
             return make_table(name, spec, seed)
         options = self._tiers[name]
@@ -195,6 +232,7 @@ class EmbeddingShard(DistributeWorker):
         return TieredTable.from_host(make_table(name, spec, seed), tiers)
 
     def _hold(self, world: ShardedTables) -> None:
+        """Replace the sharded tables, and reset counters and published versions."""
         self._end_publishing()
         self._tables, self._counters, self._steps = world, TableCounters(world.tables), {}
 
@@ -204,4 +242,5 @@ class EmbeddingShard(DistributeWorker):
         self._publisher = None
 
     def teardown(self) -> None:
+        """Leave the process group."""
         leave_process_group(self._member)

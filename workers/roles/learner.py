@@ -1,6 +1,6 @@
-"""StageLearner: what a trainer does during one stage. It is created when the stage begins and dropped when it ends.
+"""StageLearner: what a trainer does during one stage. It is created when the stage begins and dropped when the stage ends.
 
-Samples, ledgers, reference policies and mixed-precision state belong to the stage, so they live in the learner and end with it.
+The source of the samples, ledgers, reference policies and mixed-precision state belong to the stage, so they are in the learner.
 Weights, optimizer, process groups and checkpoint files belong to the trainer.
 """
 
@@ -29,11 +29,11 @@ CheckpointPart = Callable[[Path], list[Path]]
 
 @dataclass(frozen=True)
 class LearnerContext:
-    """What a learner shares with its trainer for the length of a stage.
+    """The objects of a trainer that its learner uses during a stage.
 
     Attributes:
         run: Settings of the whole run.
-        corpus: Sequences, items and semantic ids (`Corpus`), or the folders' events and items of a click model.
+        corpus: Sequences, items and semantic ids (`Corpus`); for a click model, its events and items (`ClickData`).
         dense: The engine that steps the dense weights.
         sparse: This rank's part of the sparse tables.
         member: The process groups of the trainers.
@@ -61,7 +61,7 @@ class LearnerContext:
         return self.dense.model
 
     def read_items(self) -> None:
-        """Give the nearest-item voter the current rows of its items. All ranks must call this at the same point."""
+        """Update the rows of the nearest-item voter to their current values. All ranks must call this at the same point."""
         if self.voters is not None and self.voters.nearest:
             keys = torch.from_numpy(self.corpus.seq.get_item_keys(self.voters.items))
             rows = self.sparse.pull(self.run.features["item"], keys, train=False)
@@ -74,20 +74,21 @@ class LearnerContext:
 
 
 class StageLearner:
-    """Learns one stage on one rank.
+    """Trains one stage on one rank.
 
     A stage kind names its learner (`StageKind.learner`); a kind that names none uses the model's (`ModelSpec.learner`). A stage
-    with a loss of its own subclasses `SupervisedLearner` or this class.
+    with
+    a loss of its own subclasses `SupervisedLearner` or this class.
     """
 
     def __init__(self, context: LearnerContext, stage: StageSetup):
         self.context, self.stage = context, stage
 
     def begin(self) -> None:
-        """Create what the stage needs besides the weights, at its first step."""
+        """Create the state that the stage needs besides the weights, before its first step."""
 
     def restore(self, folder: Path) -> None:
-        """Read from a checkpoint what `begin` and the steps before it created, to continue the stage."""
+        """Restore the stage's state from a checkpoint to continue the stage."""
 
     def train(self, start: int, stop: int) -> list[dict[str, float]]:
         """Take the supervised steps [start, stop) and return one record per step.
@@ -104,6 +105,11 @@ class StageLearner:
     ) -> dict[str, float]:
         """Take one RL step (`Trainer.update`) and return its record.
 
+        Args:
+            request: Stage, step and weights of the rewards.
+            beams: Rollouts of this rank's prompts, as encoded by `to_wire`.
+            scores: Scores [U, W] by reward.
+
         Raises:
             ConfigError: The stage does not learn from rollouts.
         """
@@ -112,7 +118,7 @@ class StageLearner:
         )
 
     def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
-        """Return functions that write the stage's state of this moment into a checkpoint folder."""
+        """Return functions that write the stage's current state into a checkpoint folder."""
         return []
 
     def device_tensors(self) -> Iterable[Tensor]:

@@ -1,6 +1,6 @@
-"""MemoryFit: the trainers' part in fitting a memory to validation events; every rank computes a share of the sums.
+"""MemoryFit: fits the weights of a memory to validation events; every rank computes a share of the likelihood.
 
-At most 2,048 events, drawn by the seed. The model answers as it is served, without dropout; nothing learns.
+At most 2,048 events are used, drawn with the run's seed. The model runs in evaluation mode, and its parameters are not trained.
 """
 
 from __future__ import annotations
@@ -39,14 +39,24 @@ from nonet.workers.runtime import Membership, split_evenly
 
 # Shapes: U prompts, V votes.
 
-SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the nearest items in the votes
-_MOST = 2048
-_CHUNK = 256
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # Candidate shares of the nearest items in the votes.
+_MOST = 2048  # Maximum number of events.
+_CHUNK = 256  # Events per forward pass.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """What a fit works on: a model with a memory, its rows, and who votes."""
+    """The data of a fit, and the rank's part in it.
+
+    Attributes:
+        run: Settings of the run.
+        corpus: Sequences, items and semantic ids.
+        model: A model with a memory.
+        sparse: This rank's part of the sparse tables.
+        member: The process groups of the trainers.
+        voters: The voters of the memory.
+        device: Name of the device.
+    """
 
     run: RunSetup
     corpus: Corpus
@@ -58,8 +68,10 @@ class MemoryFit:
 
     @torch.no_grad()
     def set(self) -> None:
-        """Fit (l, b, c), and m where the nearest items vote, and put them into the model; without validation events they stay
-        as they are."""
+        """Fit the memory's weights (l, b, c), and m if the nearest items vote, and store them in the model.
+
+        Without validation events the weights keep their values.
+        """
         held = self._held()
         if not self.member.sum_over_trainers(float(len(held.target)))[0]:
             return
@@ -73,15 +85,16 @@ class MemoryFit:
         buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
 
     def _fitted(self, held: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:
-        """The largest log-likelihood, and the weights that have it."""
+        """Return the largest log-likelihood and the weights that reach it."""
         weights = fit(lambda candidates: self._summed(held, candidates))
         return float(self._summed(held, [weights])[0]), weights
 
     def _summed(self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
+        """Compute the log-likelihood of each candidate, summed over all ranks."""
         return np.array(self.member.sum_over_trainers(*held.compute_likelihood(candidates).tolist()))
 
     def _held(self) -> HeldOutVotes:
-        """This rank's share of the events."""
+        """Compute the votes for this rank's share of the events."""
         users, positions = self._events()
         mine = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
         users, positions = users[mine], positions[mine]
@@ -99,7 +112,7 @@ class MemoryFit:
         return HeldOutVotes.joined(answers)
 
     def _events(self) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the validation events that a list may hold."""
+        """Select the validation events whose item can be recommended, as users and positions."""
         seq = self.corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
         if len(users) <= _MOST:
@@ -108,6 +121,7 @@ class MemoryFit:
         return users[drawn], positions[drawn]
 
     def _prompts(self, users: np.ndarray, positions: np.ndarray) -> Any:
+        """Return a function that makes the batch of these prompts."""
         return partial(
             make_prompt_batch,
             self.corpus.seq,
@@ -119,6 +133,7 @@ class MemoryFit:
         )
 
     def _answer(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> HeldOutVotes:
+        """Compute the model's and the voters' log-probabilities of the targets and votes of a batch."""
         trie, votes = (
             self.corpus.trie,
             self.voters.compute_votes(self.corpus.seq, users, positions).to(self.device),

@@ -1,10 +1,11 @@
-"""RewardWorker: one reward, ours or the user's, in a process of its own.
+"""RewardWorker: runs one reward, shipped or user-defined, in a process of its own.
 
-It joins the columns that the reward asks for, of the items and out of stores (`data.join`) as of each prompt's time, so that
-neither rollout nor controller knows them, and imports torch only if the reward does. A prompt whose score is NaN, of the wrong
-shape, late or an exception has a row of NaN and is named by `troubles`; asked strictly, that is a DataError with the user ids.
-Groups of prompts may be scored at once, so each call is known by a name and its troubles are asked for by that name. A reward
-that is async or `concurrent` is called for several groups at once; any other for one after another.
+The worker joins the columns that the reward needs, from the item table and from stores (`data.join`) as of each prompt's time, so
+that neither rollout nor controller has to know them. It imports torch only if the reward does. A prompt whose scores are NaN or
+have the wrong shape, or whose call was late or raised an exception, gets a row of NaN and is listed by
+`troubles`; a strict call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a name, by which
+its failures are queried. A reward that is async or `concurrent` is called for several groups at once; any other reward is called
+for one group after another.
 """
 
 from __future__ import annotations
@@ -35,11 +36,20 @@ from nonet.workers.runtime import (
     split_evenly,
 )
 
-_CALLS = 256  # calls whose troubles are kept
+_CALLS = 256  # Number of calls whose failures are kept.
 
 
 class RewardWorker(DistributeWorker):
-    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario; `timeout_s`: of one call."""
+    """One rank of a reward's group.
+
+    Args:
+        name: Name of the reward in the scenario.
+        use: The reward: a name, a path, or a dotted path, as in the scenario.
+        folder: Folder of the scenario, to which paths are relative.
+        options: Options of the reward in the scenario.
+        joins: Stores whose columns are joined to the rollouts.
+        timeout_s: Time limit of one call of the reward.
+    """
 
     def __init__(
         self,
@@ -56,15 +66,16 @@ class RewardWorker(DistributeWorker):
         self._run: RunData | None = None
         self._troubles: dict[str, list[PromptFailure]] = {}
         self._turn: AbstractContextManager[Any] = Lock()
-        self._shared = Lock()  # of stores and troubles
+        self._shared = Lock()  # Guards stores and failures.
 
     def setup(self) -> None:
-        """Load the reward and let it set itself up."""
+        """Load the reward and call its `setup`."""
         self._attempts = RewardCalls(self._made, self.name, self._timeout_s)
         if self.reward.concurrent or inspect.iscoroutinefunction(self.reward.score):
             self._turn = nullcontext()
 
     def _made(self) -> Reward:
+        """Load the reward, set it up, and open it if the run's data are known."""
         reward = load_reward(self._use, Path(self._folder), self._options, name=self.name)
         reward.device, reward.timeout_s = self.device, self._timeout_s
         set_up(reward, self.name)
@@ -74,17 +85,17 @@ class RewardWorker(DistributeWorker):
 
     @property
     def reward(self) -> Reward:
-        """The reward as it is set up."""
+        """The reward, after its setup."""
         return self._attempts.reward
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
-        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        """Return the rows that were looked up and found since the last call, by join of `data.join`."""
         return self._joins.pop_counts()
 
     @method(folders=Replicate, remember=True)
     def open(self, folders: Mapping[str, str]) -> None:
-        """Open the item columns that the reward asks for, and what it wants to know of the run."""
+        """Load the item columns that the reward needs, and call its `open` with the run's data."""
         run = RunData(folders)
         self._joined = [column for column in self.reward.columns if column in self._joins.names]
         for column in self.reward.columns:
@@ -101,15 +112,15 @@ class RewardWorker(DistributeWorker):
 
     @method(collect="concat", rollouts=Shard, idempotent=True, concurrent=True)
     def score(self, rollouts: Mapping[str, Any], strict: bool = False, call: str = "") -> np.ndarray:
-        """Score Rollouts on the wire.
+        """Score rollouts.
 
         Args:
-            rollouts: This rank's share of the prompts.
+            rollouts: This rank's share of the prompts, as encoded by `to_wire`.
             strict: Whether a prompt without a score raises DataError.
-            call: Name by which `troubles` is asked about this call.
+            call: Name of this call for `troubles`.
 
         Returns:
-            Scores [U, W] float32, 0 where there is no beam, NaN in rows without a score.
+            Scores [U, W] float32; 0 where there is no beam, NaN in rows without a score.
         """
         beams = self._beams(rollouts)
         with self._turn:
@@ -121,25 +132,25 @@ class RewardWorker(DistributeWorker):
 
     @method(scores=Shard, idempotent=True)
     def troubles(self, scores: np.ndarray, call: str = "") -> list[PromptFailure]:
-        """Return the rows of a call's scores that have none. `scores` are passed to wait for them."""
+        """Return the failures of a call, one per row without a score. `scores` is only an argument to wait for the call."""
         return self._troubles.get(call, [])
 
     @method(idempotent=True)
     def hung(self) -> bool:
-        """Return whether a call of the reward that was late may still run in this process."""
+        """Return whether a call of the reward that exceeded its time limit may still run in this process."""
         return self._attempts.hung
 
     @method(collect="concat", rollouts=Replicate, rows=PerRank, idempotent=True)
     def score_again(
         self, rollouts: Mapping[str, Any], rows: Sequence[int], call: str = "", budget_s: float | None = None
     ) -> np.ndarray:
-        """Score some rows of all rollouts once more, and find the prompts that are to blame.
+        """Score some rows of all rollouts again, one prompt at a time, and determine which prompts fail.
 
         Args:
             rollouts: All prompts of the call that left rows without a score.
-            rows: This rank's rows among them.
-            call: Name by which `troubles` is asked about this call.
-            budget_s: How long all attempts together may take.
+            rows: Rows for this rank.
+            call: Name of the call for `troubles`.
+            budget_s: Time limit of all attempts together.
 
         Returns:
             Scores [n, W] float32 of these rows, NaN without a score.
@@ -151,7 +162,7 @@ class RewardWorker(DistributeWorker):
         return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
 
     def _note(self, call: str, troubles: list[PromptFailure]) -> None:
-        """Keep the troubles of a call; those of old calls are forgotten."""
+        """Store the failures of a call and discard those of old calls."""
         with self._shared:
             self._troubles[call] = troubles
             while len(self._troubles) > _CALLS:
@@ -159,7 +170,14 @@ class RewardWorker(DistributeWorker):
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
     def patched(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
-        """Scores [U, W] with the rows that were asked again put in; `rows`: of all `total` prompts."""
+        """Replace the rows of this rank that were scored again.
+
+        Args:
+            scores: Scores [U, W] of this rank.
+            again: Scores [n, W] of the rows that were scored again.
+            rows: Their row numbers among all prompts.
+            total: Number of all prompts.
+        """
         start, stop = split_evenly(total, self.world)[self.rank]
         out = np.array(scores)
         for row, values in zip(rows, again, strict=True):
@@ -169,9 +187,9 @@ class RewardWorker(DistributeWorker):
 
     @method(collect="concat", rollouts=Shard, idempotent=True)
     def nothing(self, rollouts: Mapping[str, Any], call: str = "") -> np.ndarray:
-        """Return a row of NaN [U, W] for each prompt of a call that this rank did not answer."""
+        """Return NaN scores [U, W] for a share whose rank did not answer, and record a failure for each prompt."""
         beams = from_wire(rollouts)
-        why = f"reward {self.name!r} did not answer and its process was ended"
+        why = f"reward {self.name!r} did not answer, and its process was stopped"
         troubles = [
             PromptFailure(row, str(beams.uid[row]), str(beams.user_id[row]), why)
             for row in range(len(beams.uid))
@@ -180,7 +198,7 @@ class RewardWorker(DistributeWorker):
         return np.full(beams.valid.shape, np.nan, np.float32)
 
     def _beams(self, rollouts: Mapping[str, Any]) -> Rollouts:
-        """Rollouts with their columns."""
+        """Decode rollouts and join the columns that the reward needs."""
         beams = join(from_wire(rollouts), self._columns)
         if self._joined:
             asked = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
@@ -191,5 +209,5 @@ class RewardWorker(DistributeWorker):
 
     @method(collect="concat", scores=Shard, idempotent=True)
     def means(self, scores: np.ndarray) -> np.ndarray:
-        """The mean [U] of each prompt's scores [U, W]; NaN without a score."""
+        """Compute the mean score [U] of each prompt from scores [U, W]; NaN without a score."""
         return np.asarray(scores, np.float64).mean(1)

@@ -1,7 +1,7 @@
-"""Rollout: the role that answers prompts with beams over the catalogue.
+"""Rollout: the role that generates beams over the catalogue for prompts.
 
-Fused with the trainer it reads the live model and tables; alone it holds copies, and serves only after the version that
-was published is the version it has.
+If it is fused with the trainer, it reads the live model and tables. Otherwise it holds copies, and answers only after `apply` has
+loaded the published version.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Rollout(DistributeWorker):
         self.run = run
         self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
-        self._within: dict[str, SubCatalogue | None] = {}  # by stage
+        self._within: dict[str, SubCatalogue | None] = {}  # By stage.
         self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> None:
-        """Open the artifacts; share a fused trainer's model and rows, or build a model to be filled by `apply`."""
+        """Open the artifacts, and share a fused trainer's model and rows or build a model that `apply` fills."""
         trainer, shard = self.place.peers.get("trainer"), self.place.peers.get("embedding")
         corpus = self._corpus = trainer.corpus if trainer else self.run.corpus(folders)
         model = (
@@ -89,7 +89,7 @@ class Rollout(DistributeWorker):
 
     @method(bucket=Replicate)
     def receive(self, version: int, bucket: np.ndarray) -> None:
-        """Keep a bucket of a version's dense weights where it came, until `apply` takes all of them over."""
+        """Store a bucket of a version's dense weights until `apply` loads all of them."""
         self._incoming.take(version, bucket)
 
     @method(collect="sum", sparse=Replicate, slices=Replicate, shards=Replicate)
@@ -101,16 +101,25 @@ class Rollout(DistributeWorker):
         slices: SliceMap | None = None,
         shards: Sequence[Any] = (),
     ) -> int:
-        """Move to a published version: `dense` weights that were received, and rows of all shards as updates for the copies
-        held here, or by key from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither.
+        """Switch to a published version.
 
-        Returns how many positions read the default row since the version before; live tables count their own. Raises
-        StaleVersion, and stays with the version before, where weights are missing.
+        Args:
+            version: The published version.
+            dense: Whether to load the dense weights that were received.
+            sparse: Updates of all shards for the replica held here; None if rows are shared or read by key.
+            slices: Slice map of the version, if rows are read from the shards by key.
+            shards: Actors of the shards in rank order, if rows are read by key.
+
+        Returns:
+            Number of positions that read the default row under the previous version; 0 for live tables, which count their own.
+
+        Raises:
+            StaleVersion: Weights are missing. The previous version stays in use.
         """
         absent = self._newly_absent()
         if dense:
             self._incoming.swap(version)
-        self._version = -1  # until its rows are here too
+        self._version = -1  # Valid only after the rows are loaded too.
         if sparse is not None and (copies := self._copies()) is not None:
             copies.apply(join_updates(sparse))
         if slices is not None:
@@ -123,6 +132,7 @@ class Rollout(DistributeWorker):
         return absent
 
     def _newly_absent(self) -> int:
+        """Return the number of positions that read the default row since the last call."""
         reader = self._recommender.reader
         now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
         before, self._absent = self._absent, now
@@ -130,7 +140,10 @@ class Rollout(DistributeWorker):
 
     @method(collect="first")
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
-        """The prompts of an RL step, (users, positions): a pure function of the step; held-out users are never among them."""
+        """Return the prompts of an RL step as users and positions.
+
+        The prompts are a pure function of the step, and never belong to users held out from RL.
+        """
         asked = stage, users
         if self._prompts is None or self._prompts[0] != asked:
             self._prompts = asked, RlPrompts(self._corpus.seq, self.run.seed, *asked)
@@ -138,9 +151,11 @@ class Rollout(DistributeWorker):
 
     @method(collect="first")
     def heldout_prompts(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """RL events of the users that RL never trains on, (users, positions): what rewards are compared on.
+        """Return RL events of the users that RL never trains on, as users and positions; rewards are compared on them.
 
-        All of them, or `most` drawn by the seed, the same ones whenever they are asked for.
+        Args:
+            most: Maximum number of prompts. They are drawn with the run's seed, so every call returns the same ones. None for
+                all.
         """
         seq = self._corpus.seq
         users, positions = locate_prompts(seq, find_rl_events(seq, np.isin(seq.user, self._held_out())))
@@ -148,12 +163,16 @@ class Rollout(DistributeWorker):
 
     @method(collect="first", users=Replicate, positions=Replicate)
     def scene_of(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The scene [U] of each prompt of a stage."""
+        """Return the scene of each prompt of a stage, [U]."""
         return self._scenes(stage, locate_events(self._corpus.seq, users, positions))[0]
 
     @method(collect="first")
     def validation_prompts(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Validation events as prompts, (users, positions), at most so many, drawn by the seed."""
+        """Return validation events as prompts (users and positions).
+
+        Args:
+            most: Maximum number of prompts, drawn with the run's seed.
+        """
         seq = self._corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
         return self._drawn(users, positions, most, "validation reward")
@@ -161,7 +180,7 @@ class Rollout(DistributeWorker):
     def _drawn(
         self, users: np.ndarray, positions: np.ndarray, most: int | None, word: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """These prompts, or `most` of them drawn by the seed and a word."""
+        """Draw at most `most` of the prompts with the run's seed and a word."""
         if most is None or len(users) <= most:
             return users, positions
         drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:most])
@@ -169,28 +188,28 @@ class Rollout(DistributeWorker):
 
     @method(collect="first")
     def probes(self) -> int:
-        """How many prompts there are to probe."""
+        """Return the number of prompts of users that RL never trains on."""
         return len(self.heldout_prompts()[0])
 
     @method(collect="concat", users=Shard, positions=Shard, request=Replicate)
     def generate(self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest) -> dict[str, Any]:
-        """Answer prompts with beams.
+        """Generate beams for prompts.
 
         Args:
             users: Rows of the prompts' users [U].
             positions: Positions of the prompts in their users' histories [U].
-            request: How they are answered.
+            request: Options of the rollout.
 
         Returns:
-            Rollouts on the wire; `user` and `position` name the prompts.
+            Rollouts as encoded by `to_wire`; `user` and `position` identify the prompts.
 
         Raises:
             StaleVersion: The weights of this rank are not those of `request.version`.
         """
         if request.version != self._version:
             raise StaleVersion(
-                f"rollout-{self.rank} has weights of version {self._version}, version {request.version} is published: apply it "
-                "first"
+                f"rollout-{self.rank} has weights of version {self._version}, but version {request.version} is required: apply "
+                "it first"
             )
         parts = split_by_size(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
         beams = concat_rows([self._generate_chunk(users[part], positions[part], request) for part in parts])
@@ -208,17 +227,17 @@ class Rollout(DistributeWorker):
         multiplier: float,
         width: int,
     ) -> dict[str, Any]:
-        """Order candidates by log-probability plus rewards, and cut them to lists.
+        """Re-rank candidates by log-probability plus weighted rewards and keep the best.
 
         Args:
-            beams: Candidates [U, C] as Rollouts on the wire.
+            beams: Candidates [U, C] as encoded by `to_wire`.
             scores: Scores [U, C] of each reward; a prompt without a score keeps its order.
-            weights: What each reward counts for each prompt [U].
-            multiplier: What the weighted sum of the rewards counts, in nats.
-            width: Items of a list.
+            weights: Weight [U] of each reward for each prompt.
+            multiplier: Factor of the weighted sum of the rewards, in nats.
+            width: Number of items of a list.
 
         Returns:
-            Lists [U, width] as Rollouts on the wire, which say what the user took next.
+            Lists [U, width] as encoded by `to_wire`, with the targets.
         """
         total_UC = np.where(beams["valid"], beams["logp"].sum(-1, dtype=np.float64), -np.inf)
         for name, score in scores.items():
@@ -246,9 +265,9 @@ class Rollout(DistributeWorker):
         """Return the spreads of log-probabilities and of weighted rewards among candidates.
 
         Args:
-            beams: Candidates [U, C] as Rollouts on the wire.
+            beams: Candidates [U, C] as encoded by `to_wire`.
             scores: Scores [U, C] of each reward.
-            weights: What each reward counts for each prompt [U].
+            weights: Weight [U] of each reward for each prompt.
 
         Returns:
             The two standard deviations within a prompt, [2], summed over prompts.
@@ -265,7 +284,7 @@ class Rollout(DistributeWorker):
 
     @method(collect="concat", lists=Shard)
     def places(self, lists: Mapping[str, Any]) -> np.ndarray:
-        """Return the place of what each user took next in their list [U] int64, from 0; `MISSED` where it is not there."""
+        """Return the rank of each user's target in their list, [U] int64 from 0; `MISSED` if it is not in the list."""
         corpus = self._corpus
         taken = corpus.seq.item[locate_events(corpus.seq, lists["user"], lists["position"])]
         hit_UW = (lists["item"] == taken[:, None]) & lists["valid"]
@@ -273,12 +292,25 @@ class Rollout(DistributeWorker):
 
     @method(collect="concat", request=Replicate)
     def generate_step(self, size: int, request: RolloutRequest) -> dict[str, Any]:
-        """Answer this rank's share of the `size` prompts of an RL step, which every rank knows. Raises as `generate`."""
+        """Generate beams for this rank's share of the `size` prompts of an RL step. Every rank can compute these prompts.
+
+        Raises:
+            StaleVersion: As `generate`.
+        """
         return self.generate_group(size, (self.rank, self.world), request)
 
     @method(collect="concat", part=Replicate, request=Replicate)
     def generate_group(self, size: int, part: tuple[int, int], request: RolloutRequest) -> dict[str, Any]:
-        """Answer `part` = (which, of how many) of the prompts of an RL step, whichever rank is asked. Raises as `generate`."""
+        """Generate beams for one group of the prompts of an RL step, on any rank.
+
+        Args:
+            size: Number of prompts of the step.
+            part: Index of the group and number of groups.
+            request: Options of the rollout.
+
+        Raises:
+            StaleVersion: As `generate`.
+        """
         users, positions = self.lease(request.stage, request.step, size)
         own = slice(*split_evenly(len(users), part[1])[part[0]])
         return self.generate(users[own], positions[own], request)
@@ -286,7 +318,7 @@ class Rollout(DistributeWorker):
     def _generate_chunk(
         self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest
     ) -> dict[str, Any]:
-        """Answer one chunk of the prompts (`generate`)."""
+        """Generate beams for one chunk of the prompts."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, request.stage)
         events = locate_events(corpus.seq, users, positions)
@@ -315,7 +347,7 @@ class Rollout(DistributeWorker):
         return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
 
     def _scenes(self, stage: str, events: np.ndarray) -> tuple[np.ndarray, SubCatalogue | None]:
-        """The scene [U] of each prompt, by the event it asks about, and what may be recommended there."""
+        """Return the scene [U] of each prompt, and the sub-catalogues of the prompts; None if all have the whole catalogue."""
         setup = self.run.scenes.get(stage)
         if setup is None:
             return np.zeros(len(events), np.int64), None
@@ -334,7 +366,7 @@ class Rollout(DistributeWorker):
         request: RolloutRequest,
         within: SubCatalogue | None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the beams, and for draws also how they were drawn."""
+        """Generate beams, and for sampled ones also return the fields that describe how they were sampled."""
         width, draw = request.width, request.draw
         if not is_drawn(draw):
             return self._recommender.generate_beams(batch, width, users, positions, within), {}
@@ -349,11 +381,14 @@ class Rollout(DistributeWorker):
         return beams, drawn
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """The model, which is the trainer's where they are fused."""
+        """Return the tensors of the model, which is the trainer's if both roles are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 
     def _copies(self) -> ReplicaReader | None:
-        """The copies of the tables held here, empty ones where rows were read by key until now; None where they are shared."""
+        """Return the replica of the tables held here; None if rows are shared.
+
+        If rows were read by key until now, the replica is new and empty.
+        """
         reader = self._recommender.reader
         if isinstance(reader, RemoteReader):
             reader.close()
@@ -362,34 +397,36 @@ class Rollout(DistributeWorker):
         return self._replica
 
     def _read_by_key(self, published: PublishedVersion) -> None:
-        """Ask the shards for rows as they were published; what was asked for before is forgotten."""
+        """Read rows from the shards at a published version, and discard cached rows of earlier versions."""
         self._published = published
         if isinstance(self._recommender.reader, RemoteReader):
             self._recommender.reader.refresh()
             return
-        self._replica = None  # tables have outgrown copies
+        self._replica = None  # The tables are too large for a replica.
         self._read_through(
             RemoteReader(self.run.specs(), lambda: self._published, timeout_s=self.run.deadlines.step)
         )
 
     def _read_through(self, reader: ReplicaReader | RemoteReader) -> None:
-        """Another reader, which has counted nothing yet."""
+        """Replace the reader and reset its counter of absent keys."""
         self._recommender.reader, self._absent = reader, 0
 
     def _held_out(self) -> np.ndarray:
+        """Return the users that RL never trains on."""
         if self._kept_out is None:
             self._kept_out = select_held_out_users(self._corpus.seq, self.run.seed)
         return self._kept_out
 
 
 def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """What a rollout computes in: matrices in bf16, sums of chances in fp32; or all in fp32."""
+    """Return the autocast context of a rollout: bf16 for matrix products, or fp32 for everything."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
+    """Read rows at a version from the actor of a shard."""
     try:
         return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
     except RayTaskError as error:
@@ -397,6 +434,6 @@ def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int
 
 
 def _original(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Original ids of dense indices; -1 or "" where there is no item."""
+    """Return the original ids of dense item indices; -1 or "" where there is no item."""
     none = "" if item_id.dtype.kind == "U" else -1
     return np.where(item >= 0, item_id[np.maximum(item, 0)], none)

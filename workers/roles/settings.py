@@ -1,6 +1,6 @@
-"""What a run tells its workers once: plain data, no torch, no Ray.
+"""Settings that a run sends to its workers once, when they are created. They are plain data and import neither torch nor Ray.
 
-Everything here comes from the scenario and the plan; a worker never sees the scenario itself.
+All values come from the scenario and the plan; workers never read the scenario itself.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ if TYPE_CHECKING:
     from nonet.models.generation import Corpus
 
 SUPERVISED = "nonet.workers.roles.learners:SupervisedLearner"
-CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
+CHUNK_TOKENS = 1 << 14  # Default number of positions per forward pass.
 
 
 @dataclass(frozen=True, slots=True)
 class SceneSetup:
-    """Scenes of an RL stage: values `names` of a column of the events ("event": their kind); all others are one scene more.
+    """The scenes of an RL stage: groups of prompts with their own catalogues and reward weights.
 
-    catalogue  of each scene, the others' last: a condition on items, or a column of them that is true; None for all items
-    weights    of each named scene: what its rewards count instead
+    Events with the value `names[i]` in the column belong to scene i; all other events belong to one further scene, the last.
+
+    Attributes:
+        column: Column of the events that decides the scene; "event" is the kind of an event.
+        names: Values of the column that have a scene.
+        catalogue: Catalogue of each scene, that of other events last: a condition on items, or an item column that is true; None
+            for
+            all items.
+        weights: Weights of the rewards in each named scene, where they differ from the stage's.
     """
 
     column: str
@@ -36,7 +43,11 @@ class SceneSetup:
     weights: tuple[Mapping[str, float], ...]
 
     def of(self, seq: Any, events: np.ndarray) -> np.ndarray:
-        """The scene of each event [n] int64, `len(names)` for what none of them names. Raises ConfigError without the column."""
+        """Return the scene of each event, [n] int64; `len(names)` for events without a named scene.
+
+        Raises:
+            ConfigError: The events have no such column.
+        """
         from nonet.samples.tables import as_numbers
 
         if not self.names:
@@ -55,25 +66,35 @@ class SceneSetup:
         return scene
 
     def weights_of(self, reward: str, weight: float, scene: np.ndarray) -> np.ndarray:
-        """What a reward counts in each scene [n] float64, `weight` where the scene says nothing."""
+        """Return the weight of a reward for each scene number, [n] float64.
+
+        Args:
+            reward: Name of the reward.
+            weight: Weight in scenes that define none.
+            scene: Scene numbers [n].
+        """
         each = np.array([*(own.get(reward, weight) for own in self.weights), weight], np.float64)
         return each[scene]
 
     def allowed(self, items: Any) -> np.ndarray | None:
-        """Which items [C, I] each scene's catalogue has; None where all have all of them. Raises ConfigError."""
+        """Return the mask of the items in each scene's catalogue [C, I]; None if every scene has all items.
+
+        Raises:
+            ConfigError: A scene's catalogue is empty.
+        """
         if not any(self.catalogue):
             return None
         rows = [_allowed(items, text) for text in self.catalogue]
         for text, row in zip(self.catalogue, rows, strict=True):
             if not row.any():
                 raise ConfigError(
-                    f"catalogue: {text!r} holds for none of the {len(row)} items: nothing is left"
+                    f"catalogue: {text!r} holds for none of the {len(row)} items; it must hold for at least one"
                 )
         return np.stack(rows)
 
 
 def _allowed(items: Any, text: str | None) -> np.ndarray:
-    """Items [I] that a condition holds for, or whose column of this name is true or above 0."""
+    """Return the mask [I] of the items that fulfil a condition, or whose column of this name is true or greater than 0."""
     from nonet.samples.tables import match_rows
 
     if text is None:
@@ -86,11 +107,27 @@ def _allowed(items: Any, text: str | None) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
-    of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
-    of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
-    the source of the trainers' samples, each with its options, how votes of a memory are taken (None: without one), what is
-    joined to samples (JoinSetup), how dense weights move (publish, bucket, block, shard), and scenes by RL stage."""
+    """Settings of a run that its roles share.
+
+    Attributes:
+        seed: Seed of the run.
+        history: Maximum number of events of a history.
+        model: Configuration of the model.
+        tables: Arguments of `TableSpec` by sparse table.
+        features: Sparse table by feature.
+        combiners: How a bag is pooled ("sum", "mean"), by table whose features are bags.
+        in_flight: Number of batches in flight; None lets the trainer choose.
+        tiers: Tier settings by table in tiers.
+        deadlines: Time limits of calls.
+        wire: Codec of rows that are sent between processes.
+        engine: Train engine and its options.
+        source: Source of the training samples and its options.
+        memory: Options of the votes of a memory; None without a memory.
+        joins: Stores whose columns are joined to samples (`JoinSetup`).
+        stored: Setup of the store that holds the sequences; None if they are read from files.
+        weights: How dense weights are published and stored: publish, bucket, block, shard.
+        scenes: Scenes by RL stage.
+    """
 
     seed: int
     history: int
@@ -111,7 +148,7 @@ class RunSetup:
     scenes: Mapping[str, SceneSetup] = field(default_factory=dict)
 
     def corpus(self, folders: Mapping[str, str]) -> Corpus:
-        """The run's artifacts, opened; events of users get what is joined to them."""
+        """Open the artifacts of the run and attach the stores that are joined to them."""
         from nonet.models.generation import Corpus
         from nonet.samples.stores import StoreJoins
 
@@ -119,13 +156,13 @@ class RunSetup:
         return corpus.attach_joins(StoreJoins(self.joins)) if self.joins else corpus
 
     def specs(self) -> dict[str, Any]:
-        """The TableSpec of each sparse table."""
+        """Return the `TableSpec` of each sparse table."""
         from nonet.embedding.tables import TableSpec
 
         return {name: TableSpec(**spec) for name, spec in self.tables.items()}
 
     def voters(self, corpus: Any) -> Any:
-        """Who votes in a memory over a corpus; None without one."""
+        """Create the voters of the memory over a corpus; None without a memory."""
         from nonet.models.generation import VoteOptions, Voters
 
         if self.memory is None:
@@ -133,22 +170,22 @@ class RunSetup:
         return Voters(corpus.transitions, corpus.trie, VoteOptions(**self.memory))
 
     def feature_dims(self) -> dict[str, int]:
-        """Width of each sparse feature."""
+        """Return the width of each sparse feature's rows."""
         return {feature: self.tables[table]["dim"] for feature, table in self.features.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """How prompts are answered; it passes unchanged from the controller to each rollout rank.
+    """Options of a rollout. The controller passes them unchanged to each rollout rank.
 
     Attributes:
         stage: Name of the RL stage.
         step: Number of the step in the stage.
         width: Beams per prompt.
-        version: Published version of the weights that must answer.
-        chunk: Prompts that are computed at once; None for all of them.
-        draw: Options of a rollout that draws; empty for the `width` most likely items.
-        blind: Whether beams leave out what the user took next, as where lists are served.
+        version: Published version of the weights that must be used.
+        chunk: Number of prompts per forward pass; None for all of them.
+        draw: Options of sampling; empty for the `width` most likely items.
+        blind: Whether to leave out the target items from the rollouts, as in serving.
     """
 
     stage: str
@@ -162,14 +199,20 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """peak, share of the steps spent warming up, then cosine or linear decay to zero, or none."""
+    """A learning-rate schedule: linear warm-up, then decay.
+
+    Attributes:
+        peak: Largest rate.
+        warmup: Share of the steps with linear warm-up.
+        decay: "cosine" or "linear" decay to zero; any other value keeps the peak rate.
+    """
 
     peak: float
     warmup: float = 0.05
     decay: str = "cosine"
 
     def at(self, step: int, steps: int) -> float:
-        """The rate of a step in [0, steps)."""
+        """Return the learning rate of a step in [0, steps)."""
         warm = max(1, round(self.warmup * steps))
         if step < warm:
             return self.peak * (step + 1) / warm
@@ -180,29 +223,38 @@ class LearningRate:
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
-    """One training stage.
+    """Settings of one training stage.
 
-    first      global number of the stage's first step: sparse steps count over the whole run
-    steps      of the whole stage; users: rows (users or prompts) a global step; epochs: how many its steps are
-    lr         peak, warmup share and decay of the dense rate
-    base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
-    ahead      how many events ahead are targets too, weighted 1 / distance
-    smoothing  share of a target that the legal siblings of its codes get
-    weight     what a target counts by its kind of event, 1 for kinds left out, before they are made 1 on average
-    propensity column of the interactions and the largest inverse (`most`): targets count 1 / its values too; empty: they do not
-    target     name of the stage's target mask in the sequences, None for all events
-    frozen_rows whether a supervised stage reads sparse rows and does not move them
-    rl_targets whether its targets are not training events but those held out for RL, of the users that RL trains on
-    algorithm  of RL: `use`, and its options; weights: reward -> weight
-    mismatch   of RL: correct, cap, stop_at_kl and staleness; empty: rollouts are taken at their word
-    sparse_lr  of RL: the peak rate that rows learn at, on the dense schedule; None: they are frozen
-    rolls_out  whether rollouts work in it: then its rows are frozen, and what it trains is published to them
-    align      of a stage that aligns words and codes: items a step, what they count (weight), the column of their words
-    optimizer  of the dense part: use, weight_decay, clip, and clip_rows: whether rows are cut with it
-    precision  in what supervised losses are computed: use, scale, grow_every
-    learner    dotted path of the StageLearner that trains the stage
-    phases     of the trainer: when it learns; when it is saved, loaded or published
-    chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
+    Attributes:
+        name: Name of the stage.
+        first: Global number of the stage's first step; sparse steps are counted over the whole run.
+        steps: Number of steps of the stage.
+        users: Rows (users or prompts) per global step.
+        lr: Peak, warm-up share and decay of the dense learning rate.
+        base: Dense rate at which tables learn at their configured rate: the first stage's peak. Sparse rates scale with the dense
+            one.
+        target: Name of the stage's target mask in the sequences; None for all events.
+        rl_targets: Whether the targets are the events held out for RL, of the users that RL trains on, and not training events.
+        ahead: Number of future events that are targets of a position, weighted by 1 / distance.
+        smoothing: Share of a target's probability that is spread over the legal siblings of its codes.
+        weight: Weight of a target by kind of event, 1 for other kinds, before weights are normalised to a mean of 1.
+        propensity: Column of the interactions with propensities, and the largest inverse (`most`) as a weight of targets; empty
+            for
+            no such weights.
+        algorithm: RL algorithm (`use`) and its options.
+        weights: Weight by reward, for RL.
+        mismatch: Correction for differences between rollout and trainer: correct, cap, stop_at_kl and staleness; empty for none.
+        sparse_lr: Peak learning rate of sparse rows during RL, with the dense schedule; None freezes them.
+        chunk: Positions of a supervised step, or prompts of an RL update, per forward pass on each rank.
+        rolls_out: Whether rollouts take part. Then sparse rows are frozen, and trained weights are published to the rollouts.
+        phases: Phases of the trainer in which it trains, and in which it saves, loads or publishes.
+        epochs: Number of epochs that the steps make up.
+        optimizer: Settings of the dense optimizer: use, weight_decay, clip, and clip_rows (whether sparse gradients are clipped
+            too).
+        align: Alignment of words and codes: items per step, weight of the loss, and the text column; empty for none.
+        precision: Precision of the supervised losses: use, scale, grow_every.
+        frozen_rows: Whether a supervised stage reads sparse rows without updating them.
+        learner: Dotted path of the `StageLearner` class of the stage.
     """
 
     name: str
@@ -234,13 +286,13 @@ class StageSetup:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequest:
-    """What one RL step learns with, besides beams and scores; it passes unchanged from the controller to each trainer rank.
+    """Settings of one RL step besides beams and scores. The controller passes them unchanged to each trainer rank.
 
     Attributes:
         stage: The RL stage.
         step: Number of the step in the stage.
         weights: Weight of each reward at this step; None for those of the stage.
-        version: Version as which the weights before the step were published, where the stage measures `mismatch`.
+        version: Version under which the weights before the step were published, if the stage measures `mismatch`.
     """
 
     stage: StageSetup

@@ -1,7 +1,8 @@
-"""Tokeniser: tables in, artifacts out: sequences, semantic ids, catalogue trie.
+"""Tokeniser: creates the artifacts of a run (sequences, semantic ids, catalogue trie and transitions) from its tables.
 
-Every artifact is written aside and renamed to a folder named after the hash of its files, so that a resumed run finds
-what it needs or nothing.
+Every artifact is written to a temporary folder, which is then renamed after the hash of its files. So a resumed run finds either
+a
+complete artifact or none.
 """
 
 from __future__ import annotations
@@ -59,16 +60,20 @@ from nonet.samples.tokenised import StoredSequences
 from nonet.workers.devices import HOST, get_device
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
-MEMORY_EVENTS = (
-    5_000_000  # above which sequences are prepared on disk; in memory they peak at 93 bytes an event
-)
+MEMORY_EVENTS = 5_000_000  # Sequences with more events are prepared on disk; in memory they need up to 93 bytes per event.
 PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed.json"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """The data of a run that weights start from: its id, folders of its sequences and semantic ids (None: a click model's,
-    which has none), K of their levels."""
+    """The data of a run whose weights are loaded.
+
+    Attributes:
+        run: Id of the run.
+        sequences: Folder of its sequences.
+        sids: Folder of its semantic ids; None for a click model.
+        codes: Number of codes per level.
+    """
 
     run: str
     sequences: str
@@ -76,15 +81,15 @@ class KnownRun:
     codes: tuple[int, ...]
 
     def tokens(self) -> KnownSids | None:
-        """The semantic ids that its items keep."""
+        """Load the semantic ids that its items keep; None for a click model."""
         if self.sids is None:
             return None
         return KnownSids.load(Path(self.sequences), Path(self.sids), self.codes, f"run {self.run}")
 
     def counts(self, seq: Sequences) -> dict[str, int]:
-        """How many users and items of other sequences it knows."""
+        """Count the users and items of other sequences, and how many of them the run knows."""
         users, items = load_user_keys(Path(self.sequences)), load_item_keys(Path(self.sequences))
-        assert items is not None  # checked when the run was named
+        assert items is not None  # Checked when the scenario was read.
         assert seq.user_key is not None
         assert seq.item_key is not None
         return {
@@ -97,9 +102,28 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True)
 class DataSetup:
-    """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
-    what holds of repeats (None: the data decides), how transitions are counted (CountOptions), the period in seconds and
-    "item" or "category" by which repeated events become one, labels that come later, and texts that stand for a missing value."""
+    """The data of a run and how they are read.
+
+    Attributes:
+        interactions: Path of the interactions.
+        items: Path of the item table; None without one.
+        columns: Column of the tables by role.
+        keep: Minimum numbers of events of users and items.
+        where: Condition on the interactions; None for all.
+        split: Options of the split.
+        targets: Target condition by stage.
+        tokenizer: Configuration of the tokenizer.
+        folder: Folder of the scenario, to which paths are relative.
+        seed: Seed of the run.
+        known: Data of the run that weights are loaded from; None for a fresh start.
+        repeats: Policy for repeated items; None derives it from the data.
+        transitions: Options of counting transitions (`CountOptions`).
+        prepare: "disk" or "memory"; None decides by the number of events.
+        compress: Period in seconds, and "item" or "category", by which repeated events become one; None for no compression.
+        labels: Labels that arrive after their events; None without them.
+        stored: Store that the sequences are written to; None for no store.
+        missing: Texts that stand for a missing value.
+    """
 
     interactions: str
     items: str | None
@@ -122,11 +146,11 @@ class DataSetup:
 
     @property
     def table_format(self) -> TableFormat:
-        """Column names and missing texts that the tables are read with."""
+        """Column names and missing texts with which the tables are read."""
         return TableFormat(dict(self.columns), self.missing)
 
     def on_disk(self) -> bool:
-        """Whether sequences are prepared on disk: as `prepare` says, else where there are more than five million events."""
+        """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than five million events."""
         if self.compress is not None or self.labels is not None:
             return False
         if self.prepare is not None:
@@ -136,7 +160,15 @@ class DataSetup:
     def prepared(
         self, root: Path, tell: Callable[[PreparationReport], None] | None = None
     ) -> PreparedSequences:
-        """Sequences on disk under root, in memory that does not grow with the events. Raises DataError."""
+        """Prepare the sequences on disk, with memory that does not grow with the events.
+
+        Args:
+            root: Folder of the artifacts.
+            tell: Called with the progress.
+
+        Raises:
+            DataError: The data cannot be used.
+        """
         options = BuildOptions(
             self.interactions,
             self.items,
@@ -151,11 +183,15 @@ class DataSetup:
         return prepare_sequences(options, root, report_progress=tell)
 
     def build(self) -> tuple[Sequences, pa.Table]:
-        """Read both tables; sequences and the items they are over. Raises DataError."""
+        """Read both tables, and return the sequences and their items.
+
+        Raises:
+            DataError: The data cannot be used.
+        """
         return self.built()[:2]
 
     def built(self) -> tuple[Sequences, pa.Table, CompressedLog | None]:
-        """`build`, and the log as it was compressed, where it was."""
+        """Return the result of `build`, and the compressed log; None without compression."""
         interactions, items = read_tables(self.interactions, self.items, self.table_format)
         interactions = self.labelled(interactions)
         log = self.compressed(interactions, items)
@@ -172,7 +208,7 @@ class DataSetup:
         ), log
 
     def labelled(self, interactions: pa.Table) -> pa.Table:
-        """Checked interactions with the column of their labels, where there are some."""
+        """Add the column of the labels to checked interactions, if the setup has labels."""
         if self.labels is None:
             return interactions
         names = {name: source for name, source in self.columns.items() if name in ROLES}
@@ -183,7 +219,7 @@ class DataSetup:
         )
 
     def compressed(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
-        """Checked interactions that `where` keeps, with their repeats beside; None where they are taken as they are."""
+        """Compress the checked interactions that `where` keeps; None without compression."""
         if self.compress is None:
             return None
         if self.where:
@@ -193,14 +229,27 @@ class DataSetup:
         return compress_log(interactions, *self.compress, items)
 
     def sampled(self) -> tuple[pa.Table, pa.Schema]:
-        """Checked interactions of one row group, and the columns of the items, without rows: what a driver looks at where all
-        is too much. Raises DataError and ConfigError for files, columns, rows and conditions that cannot be."""
+        """Read one row group of checked interactions, and the columns of the items without rows, for checks before a run.
+
+        Raises:
+            DataError: Files or rows are not valid.
+            ConfigError: Columns or conditions are not valid.
+        """
         return read_sample(
             self.interactions, self.items, self.table_format, (self.where, *self.targets.values())
         )
 
     def count(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
-        """Write the transitions of the training events. Raises ConfigError for a kind of event that is not there."""
+        """Write the transitions between training events.
+
+        Args:
+            folder: Folder of the artifact.
+            seq: Sequences of the run.
+            n_items: Number of items.
+
+        Raises:
+            ConfigError: A kind of event does not exist.
+        """
         options = dict(self.transitions)
         options = CountOptions(**{**options, "events": tuple(options.get("events", ()))})
         return Transitions.write(folder, seq, n_items, options)
@@ -211,15 +260,25 @@ class Tokeniser(DistributeWorker):
 
     @method(collect="first", data=Replicate)
     def prepare(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
-        """Write the artifacts under run_folder/artifacts; {"artifacts": {kind: {path, sha256}}, "data", "tokenizer"}."""
+        """Write the artifacts to run_folder/artifacts.
+
+        Args:
+            data: The data and how they are read.
+            run_folder: Folder of the run.
+
+        Returns:
+            "artifacts": {kind: {kind, path, sha256}}, "tokenizer": its report, and the result of `facts_of`; empty on
+            other ranks.
+        """
         if self.rank:
             return {}
         try:
             return self._artifacts(data, run_folder)
-        finally:  # the process goes on as the evaluator
+        finally:  # The process continues as the evaluator.
             get_device(HOST).release()
 
     def _artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
+        """Create and write all artifacts (`prepare`)."""
         from nonet.models.generation import Trie
         from nonet.models.tokenizer import tokenise
 
@@ -247,9 +306,15 @@ class Tokeniser(DistributeWorker):
 
 
 def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
-    """Sequences, the items they are over, and the artifact under root that holds both. Raises DataError.
+    """Create the sequences and their items, and write them as an artifact under root.
 
-    How far a preparation on disk is stands in root/preparing.json meanwhile.
+    While sequences are prepared on disk, the progress is in root/preparing.json.
+
+    Returns:
+        The sequences, the items, and {kind, path, sha256} of the artifact.
+
+    Raises:
+        DataError: The data cannot be used.
     """
     if not data.on_disk():
         seq, items, log = data.built()
@@ -280,7 +345,11 @@ def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict
 
 
 def _check(seq: Sequences, data: DataSetup) -> None:
-    """Raises DataError for what the driver finds in data that it can read whole."""
+    """Check sequences that were prepared on disk, as the driver checks data that it can read whole.
+
+    Raises:
+        DataError: No user is left to test, or a stage has no training events.
+    """
     sums = EventTotals.from_sequences(seq)
     if not sums.events[TEST]:
         raise DataError(
@@ -291,12 +360,17 @@ def _check(seq: Sequences, data: DataSetup) -> None:
         if not events:
             raise DataError(
                 f"stages.{name}.target: {data.targets[name]!r} holds for none of the {sums.events[TRAIN]} training events: the "
-                "stage would train on nothing. Widen it, or leave it out"
+                "stage would train on nothing. Widen the condition, or remove it"
             )
 
 
 def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]:
-    """{"data": what the run's report and predictions say of it, "init": what is known to the run that weights start from}."""
+    """Describe the data.
+
+    Returns:
+        "data": facts for the report and for predictions, and with a known run "init": counts of the users and items that it
+        knows.
+    """
     sums = EventTotals.from_sequences(seq)
     facts = {
         "users": len(seq),
@@ -314,18 +388,19 @@ def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]
 
 
 def _repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
-    """The policy, whether the data or the scenario chose it, and the share of each split's events that are repeats."""
+    """Return the policy for repeats, its origin (data or scenario), and the share of repeats among each split's events."""
     chosen_by = "data" if data.repeats is None else "scenario"
     return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
 
 
 def write_sequences(folder: Path, seq: Sequences, items: pa.Table) -> None:
+    """Write the sequences and their items to a folder."""
     seq.save(folder)
     pq.write_table(items, folder / "items.parquet")
 
 
 def write_sids(folder: Path, sids: np.ndarray) -> None:
-    """Semantic ids [I, L] of all items, in their order."""
+    """Write the semantic ids [I, L] of all items, in their order."""
     levels = {f"l{level}": pa.array(sids[:, level].astype(np.int32)) for level in range(sids.shape[1])}
     pq.write_table(
         pa.table({"item": pa.array(np.arange(len(sids), dtype=np.int64)), **levels}), folder / "sids.parquet"
@@ -333,9 +408,17 @@ def write_sids(folder: Path, sids: np.ndarray) -> None:
 
 
 def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
-    """Write an artifact aside and move it to <kind>-<sha8>; the same content lands in the same folder.
+    """Write an artifact to a temporary folder and rename it to <kind>-<sha8>; equal contents share a folder.
 
-    Not `replacing`: the name is the hash of what was written, and a whole folder takes it.
+    `replace_file` is not used, because the name is the hash of what was written and a folder with that name is already complete.
+
+    Args:
+        root: Folder of the artifacts.
+        kind: Kind of the artifact.
+        write: Writes the files into a folder.
+
+    Returns:
+        Kind, path and SHA-256 of the artifact.
     """
     aside = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
     aside.mkdir(parents=True)
@@ -353,5 +436,6 @@ def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Trainer: the role that learns. It owns the weights, their optimizer, process groups and checkpoints.
+"""Trainer: the role that trains the model. It owns the weights, their optimizer, process groups and checkpoints.
 
-What a stage learns from, and how, is in its learner (`StageLearner`): supervised steps from the sequences, RL steps from beams
-and scores.
+A stage's samples and losses are in its learner (`StageLearner`): supervised steps from the sequences, RL steps from beams and
+scores.
 """
 
 from __future__ import annotations
@@ -60,21 +60,26 @@ class Trainer(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Open the artifacts and build the model, after its process group is joined; what it is (see `_built`)."""
+        """Open the artifacts and build the model, after the process group is joined.
+
+        Returns:
+            "parameters": number of dense parameters, "buckets": number of buckets of the weights, and "notes" for the user, if
+            any.
+        """
         self.corpus = self.run.corpus(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
         return self._built(model)
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Times to live by table, known once the data is; before a process group is joined."""
+        """Set the times to live of tables, in steps. They are known once the data is read, before a process group is joined."""
         own = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
         tables = {name: {**spec, **own.get(name, {})} for name, spec in self.run.tables.items()}
         self.run = replace(self.run, tables=tables)
 
     @method(collect="first")
     def host_gang(self) -> tuple[str, int]:
-        """Open a rendezvous store on rank 0: (host, port)."""
+        """Open a rendezvous store on rank 0 and return its host and port."""
         if self.rank:
             return "", 0
         host, port, self._store = open_store()
@@ -82,10 +87,13 @@ class Trainer(DistributeWorker):
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
-        """Join the process group, before there is a model or between stages; fused shards of this process take the same place."""
+        """Join the process group, before there is a model or between stages.
+
+        Shards that are fused with this process join with it.
+        """
         claim(self.device)
         kind = get_device(self.device)
-        if rendezvous.trainers > 1:  # gradients meet on the device
+        if rendezvous.trainers > 1:  # Gradients are reduced on the device.
             kind.check_collectives()
         self._member = join_process_group(
             rendezvous,
@@ -142,7 +150,7 @@ class Trainer(DistributeWorker):
 
     @method(collect="sum", beams=Shard, while_offloaded=True)
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """[prompts with what their user took next among their beams, prompts]."""
+        """Return the number of prompts whose target is among their beams, and the number of prompts, [2] float64."""
         seq = self.corpus.seq
         target = seq.item[locate_events(seq, beams["user"], beams["position"])]
         hit = ((beams["item"] == target[:, None]) & beams["valid"]).any(1)
@@ -150,7 +158,7 @@ class Trainer(DistributeWorker):
 
     @method()
     def fit_memory(self) -> None:
-        """Fit the memory's weights to validation events; all ranks take part."""
+        """Fit the memory's weights to validation events. All ranks must call this."""
         context = self._context()
         if context.voters is not None:
             context.read_items()
@@ -161,7 +169,14 @@ class Trainer(DistributeWorker):
 
     @method(collect="first", shards=Replicate)
     def reshard(self, shards: Sequence[int]) -> int:
-        """Move rows, between steps, until these shards hold all of them evenly; the version of the slice map after it."""
+        """Move sparse rows between steps until the given shards hold all of them evenly.
+
+        Args:
+            shards: Ranks of the shards that hold rows afterwards.
+
+        Returns:
+            The version of the slice map after the move.
+        """
         for _ in reshard(self.sparse, shards):
             pass
         self.sparse.stop()
@@ -169,8 +184,13 @@ class Trainer(DistributeWorker):
 
     @method(collect="first")
     def weights(self, bucket: int, version: int = 0, base: int | None = None) -> np.ndarray:
-        """One of the buckets of the dense weights as a version, bytes [B] from rank 0; `base`: the version that readers have,
-        where only what changed since then is sent."""
+        """Return one bucket of the dense weights as bytes [B] from rank 0; empty on other ranks.
+
+        Args:
+            bucket: Number of the bucket.
+            version: Version under which the weights are published.
+            base: Version that the readers have, if only changes since then are sent.
+        """
         tensors = self.dense.gather_weights(self._outgoing.list_tensor_names(bucket))
         if self.rank:
             return np.empty(0, np.uint8)
@@ -178,10 +198,18 @@ class Trainer(DistributeWorker):
 
     @method()
     def save(self, folder: str, wait: bool = True) -> Written | None:
-        """Write folder/dense/, in RL folder/reference/, and the source's state, as they are at this call; the answer of `saved`.
+        """Write the current state to a checkpoint: dense weights, the learner's state, and the state of the sample source.
 
-        Where nobody waits, what there is is copied to the host, then written on a thread beside later steps; else it is written
-        as it lies.
+        If the caller does not wait, the state is copied to the host and written by a thread while later steps run. Otherwise it
+        is
+        written directly.
+
+        Args:
+            folder: Folder of the checkpoint.
+            wait: Whether to wait until the files are written.
+
+        Returns:
+            The result of `saved`.
         """
         saving = SaveOptions(not wait, self.run.weights.get("shard", SHARD_BYTES))
         top, parts = Path(folder), self._parts(saving)
@@ -192,11 +220,14 @@ class Trainer(DistributeWorker):
 
     @method(while_offloaded=True)
     def saved(self, wait: bool = False) -> Written | None:
-        """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
+        """Return the files that the last save wrote; None if it is still running and `wait` is false.
+
+        Raises the error of a save that failed.
+        """
         return self._saving.poll_result(wait, self.run.deadlines.save)
 
     def _parts(self, saving: SaveOptions) -> list[Callable[[Path], list[Path]]]:
-        """What this rank adds to a commit: each is called with the commit's folder and says what it wrote."""
+        """Return functions that write this rank's parts into a checkpoint folder and return the paths that they wrote."""
         dense = self.dense.snapshot(saving)
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self.rank == 0 and (sha256 := getattr(self.model, "base_sha256", None)) is not None:
@@ -205,12 +236,17 @@ class Trainer(DistributeWorker):
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
-        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        """Return the rows that were looked up and found since the last call, by join of `data.join`."""
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
-        """Read a checkpoint: the weights, and with `stage` also the optimizer and the learner of that stage, to continue it."""
+        """Load a checkpoint.
+
+        Args:
+            folder: Folder of the checkpoint.
+            stage: Stage to continue, whose optimizer and learner are restored too; None to load only the weights.
+        """
         if stage is not None:
             self._restart_optimizer(stage)
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
@@ -219,17 +255,18 @@ class Trainer(DistributeWorker):
             self._learner.restore(Path(folder))
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """Return model, gradients, optimizer and what the stage keeps besides; sparse rows are in host memory."""
+        """Return the model, gradients, optimizer and the stage's tensors on the device. Sparse rows are in host memory."""
         if self._engine is None:
             return []
         stage_tensors = self._learner.device_tensors() if self._learner is not None else []
         return [*self._engine.device_tensors(), *stage_tensors]
 
     def teardown(self) -> None:
+        """Leave the process group."""
         leave_process_group(self._member)
 
     def _built(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Hand a model to the engine: its parameters, the buckets that its weights are published in, and notes for the user."""
+        """Create the engine of a model and the buckets in which its weights are published, and return the facts of `open`."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
@@ -240,7 +277,11 @@ class Trainer(DistributeWorker):
         )
         built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
         slow = getattr(model, "no_cache", None)
-        return built | ({"notes": [f"beams read every history again at each code: {slow}"]} if slow else {})
+        return built | (
+            {"notes": [f"the model computes the whole history again for each code of a beam: {slow}"]}
+            if slow
+            else {}
+        )
 
     @property
     def dense(self) -> EngineRuntime:
@@ -250,12 +291,12 @@ class Trainer(DistributeWorker):
 
     @property
     def model(self) -> Any:
-        """What losses are computed with."""
+        """The module that computes losses (the sharded or wrapped model)."""
         return self.dense.model
 
     @property
     def sparse(self) -> ShardedTables:
-        """This rank's part of the sparse world: a fused shard's, or its own as a trainer apart."""
+        """This rank's part of the sparse tables: a fused shard's, or its own if the shards have processes of their own."""
         return self._sparse or self._shard.sparse
 
     @property
@@ -266,12 +307,12 @@ class Trainer(DistributeWorker):
         return self.run.specs()
 
     def _restart_optimizer(self, stage: StageSetup) -> None:
-        """Begin the optimizer that the stage names."""
+        """Create the optimizer that the stage names, with empty state."""
         self.dense.learning = parse_optimizer_settings(stage.optimizer)
         self.dense.restart()
 
     def learner_of(self, stage: StageSetup) -> StageLearner:
-        """Return the learner of the stage under way."""
+        """Return the learner of the current stage; it is created if necessary."""
         if self._learner is None or self._learner.stage != stage:
             self._learner = self._make_learner(stage)
         return self._learner
@@ -281,7 +322,7 @@ class Trainer(DistributeWorker):
         return load_heavy(stage.learner)(self._context(), stage)
 
     def _context(self) -> LearnerContext:
-        """Return what a learner shares with this trainer."""
+        """Create the context of a learner."""
         return LearnerContext(
             run=self.run,
             corpus=self.corpus,

@@ -1,4 +1,4 @@
-"""Proxies of features and engine in other processes, with the methods that a `Service` calls."""
+"""Proxies of features and engine in other processes, with the methods that a `RecommendationService` calls."""
 
 from __future__ import annotations
 

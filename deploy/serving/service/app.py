@@ -1,4 +1,4 @@
-"""The HTTP API of a `Service` with FastAPI, which provides an OpenAPI page; every failure is a typed JSON error."""
+"""The HTTP API of a `RecommendationService` with FastAPI, which provides an OpenAPI page; every failure is a typed JSON error."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class ServeConfig(StrictModel):
         return JournalOptions(**self.journal.model_dump())
 
     def make_service_settings(self) -> Any:
-        """Return the settings of the `Service`."""
+        """Return the settings of the `RecommendationService`."""
         from nonet.deploy.serving.service.service import ServiceSettings
 
         names = ("deadline_s", "waiting", "rate", "burst", "failures", "pause_s")

@@ -1,4 +1,4 @@
-// The core's own checks, for the sanitizers: the C ABI against std::unordered_map over random calls.
+// Checks of the core for sanitizers: random calls of the C ABI are compared with std::unordered_map.
 
 #include <pthread.h>
 #include <sys/socket.h>
@@ -57,7 +57,7 @@ int64_t nonet_gather(const void*, uint64_t, const char* const*, const int64_t*, 
 static uint64_t state = 7;
 static uint64_t draw() { return nonet::mix(state++); }
 
-// The key whose hash this is.
+// Returns the key that has this hash.
 static int64_t unmixed(uint64_t hash) {
   hash = (hash ^ (hash >> 31) ^ (hash >> 62)) * 0x319642B2D24D8EC3ull;
   hash = (hash ^ (hash >> 27) ^ (hash >> 54)) * 0x96DE1B173F119089ull;
@@ -80,7 +80,7 @@ static nonet::Config config(int64_t width, nonet::Format format, nonet::Rule rul
   return made;
 }
 
-// Keys that come, change and go, most of them of few homes or few segments, with values up to the largest.
+// Inserts, changes and removes keys, most of which share few home lines or few segments, with values up to the maximum.
 template <class Line>
 static void index_against_a_map() {
   nonet::Index<Line> index;
@@ -89,12 +89,12 @@ static void index_against_a_map() {
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < 20000; ++i) {
     uint64_t hash = draw();
-    if (i % 4 == 1) hash &= ~uint64_t{1020};                         // four homes of a segment of 1,024 lines
-    if (i % 4 == 2) hash = (hash & 0xFFFFFF) | uint64_t{0xAB} << 56;  // one segment's
+    if (i % 4 == 1) hash &= ~uint64_t{1020};                         // Four home lines of a segment of 1,024 lines.
+    if (i % 4 == 2) hash = (hash & 0xFFFFFF) | uint64_t{0xAB} << 56;  // One segment.
     keys.push_back(unmixed(hash));
   }
   for (int turn = 0; turn < 120000; ++turn) {
-    // In turns more keys come than go, and more go than come.
+    // Phases in which the index grows alternate with phases in which it shrinks.
     const int64_t key = keys[draw() % keys.size()];
     const uint64_t hash = nonet::mix(static_cast<uint64_t>(key));
     const int64_t value = Line::kMostValue - static_cast<int64_t>(draw() % 2 * (draw() % 100000));
@@ -119,7 +119,7 @@ static void index_against_a_map() {
   if constexpr (Line::kMostValue < INT64_MAX) CHECK(!index.insert(0, unmixed(0), Line::kMostValue + 1));
 }
 
-// SGD at rate 1 on rows that begin at 0: a row is minus the number of gradients of ones it got.
+// SGD with rate 1 on rows that start at 0: a row equals minus the number of its gradients of ones.
 static void against_a_map(const char* isa, int64_t width, nonet::Format format) {
   nonet::Config made = config(width, format, /*rule: sgd*/ 0, 0);
   made.scale = 0;
@@ -155,7 +155,7 @@ static void against_a_map(const char* isa, int64_t width, nonet::Format format) 
   nonet_table_free(table);
 }
 
-// Rows that travel as bytes, memory of just their size, are in the other table what they were.
+// Rows that are packed to bytes in a buffer of exactly their size are the same in the other table.
 static void carried(const nonet::Config* made, const char* isa, void* table, const std::vector<int64_t>& keys) {
   const int64_t count = keys.size(), record = 4 * (made->width + made->state_width) + 16;
   char *there = static_cast<char*>(malloc(count * record)), *back = static_cast<char*>(malloc(count * record));
@@ -253,7 +253,7 @@ struct Columns {  // as in pieces.cpp
   int64_t *step, *seen, *uses;
 };
 
-// A version of a table that evicts, read in two halves while steps go on, is the table as it was; twice in the same memory.
+// A version of a table that evicts, read in two halves during steps, equals the table at that step; twice in the same memory.
 static void a_version_while_rows_go(const char* isa) {
   constexpr int64_t kWidth = 5, kKeys = 600, kBatch = 200;
   nonet::Config made = config(kWidth, nonet::kFp32, /*rule: adagrad*/ 1, kWidth);
@@ -293,7 +293,7 @@ static void a_version_while_rows_go(const char* isa) {
     read(0, ~uint64_t{0}, was, rows_were);
     CHECK(static_cast<int64_t>(was.size()) == counters[nonet::kRows]);
     CHECK(nonet_watch(&version));
-    std::vector<int64_t> born;  // keys that the first step may make rows of
+    std::vector<int64_t> born;  // Keys that may get rows in the first step.
     for (int64_t key = -300; key < kKeys - 300; ++key)
       if (std::find(was.begin(), was.end(), key) == was.end()) born.push_back(key);
     version.born = born.data(), version.born_count = static_cast<int64_t>(born.size());
@@ -321,9 +321,9 @@ struct Ranks {  // as in exchange.cpp
 };
 
 constexpr int64_t kRows = 400;
-static int64_t halves[2][2][kRows];  // by rank and half: what it sends
+static int64_t halves[2][2][kRows];  // What each rank sends, by rank and half.
 
-// Two ranks in two threads: rows that are announced, told of one by one, and gathered meanwhile, exchange after exchange.
+// Two ranks in two threads: rows are announced, reported one by one, and gathered meanwhile, in successive exchanges.
 struct Exchanging {
   Ranks ranks;
   bool dies;
@@ -352,7 +352,7 @@ static void* exchange(void* of) {
     const int64_t starts[3] = {0, rank ? kRows : 0, kRows};
     const int64_t code = nonet_gather(&self.ranks, number, rows, starts, place, kRows, 8, reinterpret_cast<char*>(out));
     if (number == 2000 && !self.dies) {
-      CHECK(code == -1 - 2 - other);  // it is gone
+      CHECK(code == -1 - 2 - other);  // The other rank is gone.
       return nullptr;
     }
     CHECK(code == none);

@@ -11,7 +11,7 @@ from nonet.options import Positive, Rate, StrictModel
 
 
 class TextEncoder(StrictModel):
-    """Vectors of what items say, by a transformers model on this machine (`nonet.models.hf`)."""
+    """Options of text vectors that a transformers model on this machine computes (`nonet.models.hf`)."""
 
     use: Literal["hf"]
     path: Annotated[str, Field(description="a folder with config.json, safetensors and a tokenizer")]

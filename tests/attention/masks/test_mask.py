@@ -105,7 +105,7 @@ def test_more_than_four_intervals_in_a_row_are_an_error_that_says_so():
     with pytest.raises(ConfigError, match="needs 7 intervals in a row"):
         (comb & shifted).build_table(cuts([16]))
     zeros = torch.zeros(2, 5, dtype=torch.long)
-    with pytest.raises(ConfigError, match="5 intervals a row"):
+    with pytest.raises(ConfigError, match="5 intervals per row"):
         UniMask.intervals(zeros, zeros)
     with pytest.raises(ConfigError, match="must both be"):
         UniMask.intervals(zeros, zeros[:, :2])

@@ -145,8 +145,8 @@ def test_a_folder_without_a_click_model_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("stages.train={epochs: 1, batch: {tokens: 9}}", r"stages.train: deepfm wants target"),
-        ('stages.train={epochs: 1, target: "rating >= 4"}', r"stages.train: deepfm wants batch"),
+        ("stages.train={epochs: 1, batch: {tokens: 9}}", r"stages.train: deepfm needs target"),
+        ('stages.train={epochs: 1, target: "rating >= 4"}', r"stages.train: deepfm needs batch"),
         ("evaluate.metrics=[recall@5]", "recall@5.*auc, log_loss"),
         ("sparse.tables.user={dim: 4}", r"one dim .* \[4, 8\]"),
         ("stages.rl={steps: 1, rewards: {hit: {}}}", "makes no lists"),

@@ -46,7 +46,7 @@ LAYER = "model.layers.0.mlp.up_proj.weight"
         (lambda tensors: tensors.update({"extra.weight": torch.zeros(2)}), "does not, extra.weight"),
         (
             lambda tensors: tensors.update({LAYER: torch.zeros(3, 5)}),
-            rf"another shape than the config says {LAYER}",
+            rf"another shape than the config of {LAYER}",
         ),
     ],
 )

@@ -79,7 +79,7 @@ def test_other_codes_collide_with_an_exported_vocabulary(tmp_path):
     options = {"config": QWEN3}
     write_folder(recommender(features={}, **options), options, 3, tmp_path)
     with pytest.raises(
-        ConfigError, match=r"exported with codes \[5, 7, 6, 2\] a level, this run has \[4, 4\]"
+        ConfigError, match=r"exported with codes \[5, 7, 6, 2\] by level, this run has \[4, 4\]"
     ):
         build_model({"use": "hf", "path": str(tmp_path)}, (4, 4), {}, 3)
 
@@ -87,7 +87,7 @@ def test_other_codes_collide_with_an_exported_vocabulary(tmp_path):
 def test_a_tokenizer_of_more_words_than_rows_is_refused(tmp_path):
     path = folder_of(tmp_path / "base")
     folder_of(tmp_path / "large", extra_words=("more", "words", "than", "rows"))
-    with pytest.raises(ConfigError, match="backbone rows for 15"):
+    with pytest.raises(ConfigError, match="backbone has rows for only 15"):
         recommender(path=path, tokenizer=str(tmp_path / "large"), prompt="rows {history}")
 
 

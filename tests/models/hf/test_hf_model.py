@@ -178,9 +178,9 @@ def test_a_prompt_stands_around_the_history(world, tmp_path):
     ("options", "message"),
     [
         ({"config": {**QWEN3, "model_type": "qwen9"}}, "no model_type 'qwen9'. Did you mean 'qwen3'"),
-        ({"config": {"hidden_size": 8}}, "wanted model_type"),
+        ({"config": {"hidden_size": 8}}, "the key model_type is missing"),
         ({"config": {**QWEN3, "hiden_size": 8}}, "qwen3 has no such key. Did you mean 'hidden_size'"),
-        ({"config": {"model_type": "clip"}}, "clip is no causal language model"),
+        ({"config": {"model_type": "clip"}}, "clip is not a causal language model"),
         ({"path": "nowhere"}, "nowhere has no config.json (no such folder)"),
         ({"config": QWEN3, "prompt": "a {history}"}, "model.prompt needs a tokenizer"),
         ({"config": QWEN3, "lora": {"rank": 2, "alpha": 1.0, "targets": ["q_prj"]}}, "no layer 'q_prj'"),
@@ -199,7 +199,7 @@ def test_what_cannot_be_is_one_line(options, message):
     [
         (
             {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 2},
-            "bloom works on attention masks itself",
+            "bloom processes attention masks itself",
         ),
         (
             {
@@ -210,7 +210,10 @@ def test_what_cannot_be_is_one_line(options, message):
             },
             "gpt_neo has",
         ),
-        ({"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2}, "rwkv asks for no attention"),
+        (
+            {"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2},
+            "rwkv does not look up its attention function",
+        ),
     ],
 )
 def test_uni_attention_that_would_not_be_asked_is_refused(config, said):

@@ -67,13 +67,13 @@ def test_what_a_run_cannot_do_is_said_before_it_starts(tmp_path, monkeypatch):
     )
     assert "lower data.history to 14 or fewer" in refused({"config": short})
     path = folder_of(tmp_path / "base", extra_words=("<|sid_1_0|>",))
-    assert "among them <|sid_1_0|>" in refused({"path": path})
+    assert "already contains <|sid_1_0|>" in refused({"path": path})
     assert "no layer 'q_prj'" in refused({"config": QWEN3, "lora": {"targets": ["q_prj"]}})
     assert "num_attention_heads 4 is not a multiple of num_key_value_heads 3" in refused(
         {"config": {**QWEN3, "num_attention_heads": 4, "num_key_value_heads": 3}}
     )
     odd = {"model_type": "gpt2", "n_embd": 30, "n_head": 4, "n_layer": 2}
-    assert "gpt2 cannot be made of its config: `embed_dim` must be divisible by num_heads" in refused(
+    assert "gpt2 cannot be built from its config: `embed_dim` must be divisible by num_heads" in refused(
         {"config": odd}
     )
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -108,7 +108,7 @@ def test_only_a_model_of_words_is_aligned():
     [
         ({}, "give one of path"),
         ({"path": "a", "config": QWEN3}, "give one of path"),
-        ({"config": QWEN3, "prompt": "films"}, "once in it"),
+        ({"config": QWEN3, "prompt": "films"}, "must contain {history} once"),
         ({"config": QWEN3, "atention": "uni"}, "attention"),
     ],
 )

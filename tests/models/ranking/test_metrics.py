@@ -134,7 +134,7 @@ def test_unknown_metric_lists_those_there_are(name, says):
 def test_coverage_of_ranks_alone_and_an_empty_evaluation_are_refused():
     with pytest.raises(ConfigError, match="needs the recommended items"):
         summarise(np.array([1]), ["coverage"])
-    with pytest.raises(ConfigError, match="of a whole list"):
+    with pytest.raises(ConfigError, match="a metric of whole lists"):
         compute_per_event("coverage@5", np.array([1]))
     with pytest.raises(DataError, match="no held-out event"):
         summarise(np.array([], int), ["recall@5"])

@@ -217,8 +217,8 @@ IDS, ROWS = list(range(20)), [[0.5, float(i)] for i in range(20)]
         ({"item_id": IDS, "vector": [*ROWS[:19], [0.5, None]]}, "NaN or infinite values in 1 rows"),
         ({"item_id": IDS, "vector": [*ROWS[:19], [0.5]]}, "vectors of 1 to 2 numbers"),
         ({"item_id": IDS, "a": ROWS, "b": ROWS}, "one column of lists of numbers, such as vector"),
-        ({"item_id": IDS, "v0": [1.0] * 20, "name": ["x"] * 20}, "has item_id, v0, name; beside item_id"),
-        ({"item_id": IDS}, "beside item_id there must be one column"),
+        ({"item_id": IDS, "v0": [1.0] * 20, "name": ["x"] * 20}, "has item_id, v0, name; besides item_id"),
+        ({"item_id": IDS}, "besides item_id it must have one column"),
         ({"item_id": IDS, "v0": [*IDS[:19], None]}, "NaN or infinite values in 1 rows"),
     ],
 )
@@ -233,5 +233,5 @@ def test_a_vector_file_that_cannot_be_meant_is_one_line_before_anything_starts(t
 def test_a_vector_file_that_is_no_parquet_is_one_line(tmp_path):
     items, _ = tables()
     (tmp_path / "own.parquet").write_text("item_id,vector\n")
-    with pytest.raises(DataError, match="is no Parquet file"):
+    with pytest.raises(DataError, match="is not a Parquet file"):
         check_tokenizer(items, {"use": "rq_kmeans", "vectors": ["own.parquet"]}, tmp_path)

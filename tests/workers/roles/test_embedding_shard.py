@@ -59,7 +59,7 @@ def test_a_replica_of_a_forgotten_version_is_sent_everything():
 def test_rows_read_by_key_are_those_of_the_published_version():
     shard = shard_of()
     keys = np.arange(4)
-    with pytest.raises(StaleVersion, match="nothing published: publish a version"):
+    with pytest.raises(StaleVersion, match="no published version; publish one"):
         shard.read("item", keys, 1, "fp32")
     step_on(shard, [1, 2], 1)
     shard.publish(1)
@@ -72,7 +72,7 @@ def test_rows_read_by_key_are_those_of_the_published_version():
     assert shard.read("item", keys, 2, "fp32").there.tolist() == [False, True, True, True]
     shard.unpublish()
     assert not shard.sparse.histories["item"].snapshots  # which would keep rows
-    with pytest.raises(StaleVersion, match="nothing published: publish a version"):
+    with pytest.raises(StaleVersion, match="no published version; publish one"):
         shard.read("item", keys, 2, "fp32")
     shard.publish(3)
     assert shard.read("item", keys, 3, "fp32").there.tolist() == [False, True, True, True]

@@ -81,7 +81,7 @@ def test_copies_and_reads_by_key_answer_with_the_published_rows_while_training_g
         world.copies._newly_absent() == world.by_key._newly_absent() > 0
     )  # users without a row yet read the default
     assert world.copies._newly_absent() == 0
-    with pytest.raises(StaleVersion, match="version 2 is published"):
+    with pytest.raises(StaleVersion, match="version 2 is required"):
         world.beams(world.by_key, 2)
     world.publish(2, have=1)
     after = world.beams(world.copies, 2)
@@ -101,7 +101,7 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
     assert same(world.beams(world.copies, 2), world.beams(world.by_key, 2))
     assert world.by_key._recommender.reader.version == 2
     assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
-    with pytest.raises(StaleVersion, match="has nothing published"):
+    with pytest.raises(StaleVersion, match="has no published version"):
         world.host.read.remote("embedding", "item", np.arange(3), 1, "fp32")
 
 

@@ -15,12 +15,12 @@ from nonet.workers.roles import RunSetup
 
 
 def click_setup(run: RunSetup) -> ClickSetup:
-    """Return what the model of a run is built from."""
+    """Return the settings from which the click model of a run is built."""
     return ClickSetup(run.model, run.tables, run.features, run.combiners, run.history, run.seed)
 
 
 class ClickData:
-    """Reads a run's artifacts for a click model; the log is opened at first use."""
+    """Reads a run's artifacts for a click model. The events are opened at first use."""
 
     def __init__(self, run: RunSetup, folders: Mapping[str, str]):
         self._run, self._folders = run, folders
@@ -34,7 +34,7 @@ class ClickData:
         return Sequences.load(self._folders["sequences"])
 
     def clicks(self, target: str | None) -> ClickRows:
-        """Return the events labelled by the condition of a stage; made once per condition."""
+        """Return the events with the labels of a stage's target condition. They are made once per condition."""
         if target not in self._clicks:
             features, history = list(self._run.features), self._run.history
             self._clicks[target] = ClickRows.from_target(self.seq, self.items, target, features, history)

@@ -1,7 +1,7 @@
-"""ClickEvaluator: how well commits of a click model tell liked events from others, beside its two baselines.
+"""ClickEvaluator: measures how well checkpoints of a click model and two baselines predict the labels of held-out events.
 
-AUC and log loss of the held-out events' chances, each asked of what its user did before it. Chances are kept a file a
-subject, so that any two subjects can be compared by a paired bootstrap over users.
+The metrics are AUC and log loss of the predicted probabilities, each computed from what the user did before the event.
+Probabilities are stored in one file per subject, so that any two subjects can be compared by a paired bootstrap over users.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ class ClickEvaluator(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the events; chances go to the folder `results`."""
+        """Open the events.
+
+        Args:
+            folders: Folders of the artifacts.
+            results: Folder in which predicted probabilities are stored.
+        """
         seq, self._results = Sequences.load(folders["sequences"]), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         label = seq.targets[self.ask.target or ""]
@@ -44,7 +49,11 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
-        """Fit a baseline on the training events and ask it: {"detail": {split: ...}, "shown": []}."""
+        """Fit a baseline on the training events and evaluate it.
+
+        Returns:
+            {"detail": {split: {"exhaustive": {"all": metrics}}}, "shown": []}.
+        """
         index = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
         chances = predict_baseline(name, self._clicks, np.concatenate(list(index.values())))
         cut = len(index["valid"])
@@ -52,7 +61,15 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
-        """The same for the model of a commit."""
+        """Evaluate the model of a checkpoint.
+
+        Args:
+            name: Name of the subject.
+            folder: Folder of the checkpoint.
+
+        Returns:
+            As `baseline`.
+        """
         model = ClickModel(Path(folder))
         chances = {
             split: model.predict_events(self._clicks, self._clicks.find_rows(code))
@@ -62,8 +79,11 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
-        """Ask a commit of the stage `name` about the validation events of at most 2,000 users, while the stage goes on:
-        {"metrics", "nats": mean log loss, "events": how many}."""
+        """Evaluate a checkpoint of the running stage `name` on the validation events of at most 2,000 users.
+
+        Returns:
+            {"metrics", "nats": mean log loss, "events": number of events}.
+        """
         rows = self._clicks.find_rows(VALID)
         rows = rows[select_validation_events(self._clicks.seq.user[rows], self.run.seed)]
         chances = ClickModel(Path(folder)).predict_events(self._clicks, rows)
@@ -87,7 +107,11 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
-        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}."""
+        """Compare pairs of subjects on all test events by a paired bootstrap over users.
+
+        Returns:
+            {"a-b": {metric: {diff, low, high}}} for each pair (a, b).
+        """
         rows = self._clicks.find_rows(TEST)
         label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
         differences = {}
@@ -99,10 +123,11 @@ class ClickEvaluator(DistributeWorker):
 
     @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
-        """Nobody: a click model recommends no lists."""
+        """Return an empty list, because a click model recommends no items."""
         return []
 
     def _summary(self, name: str, chances: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Store the predicted probabilities of a subject and return its metrics."""
         arrays: dict[str, Any] = dict(chances)
         np.savez(self._results / f"{name}.npz", **arrays)
         detail = {}

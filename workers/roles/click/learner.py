@@ -1,4 +1,4 @@
-"""ClickLearner: stages of a click model; a step is a batch of events, a DeepFM's loss, one dense and one sparse step.
+"""ClickLearner: trains a click model on batches of events, with one dense and one sparse step per batch.
 
 Losses are divided by the number of rows on all ranks.
 """
@@ -21,7 +21,7 @@ from nonet.workers.roles.learners import SupervisedLearner
 
 
 class ClickLearner(SupervisedLearner):
-    """Learns a stage from batches of labelled events."""
+    """Trains a stage on batches of labelled events."""
 
     def make_request(self) -> SampleRequest:
         """Return the request that opens the source of the stage's samples: one row per event."""
@@ -45,7 +45,7 @@ class ClickLearner(SupervisedLearner):
         self._bags.source = source = PrefetchedRows(rows)
         with context.meter.time_section("dense"):
             loss, pooled = torch.zeros(()), self._bags(batch.batch.bags, device)
-            if len(label):  # a rank's share may be empty; it still meets the others
+            if len(label):  # A rank's share may be empty; it still takes part in the collectives.
                 with self.precision.cast(device):
                     loss = torch.nn.functional.binary_cross_entropy_with_logits(
                         context.model(pooled), label.to(device), reduction="sum"

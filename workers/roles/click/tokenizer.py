@@ -1,4 +1,4 @@
-"""ClickTokeniser: the tokenise stage of a click model: sequences and items, no semantic ids."""
+"""ClickTokeniser: the tokenise stage of a click model, which has sequences and items but no semantic ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ class ClickTokeniser(DistributeWorker):
 
     @method(collect="first", data=Replicate)
     def prepare(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
-        """Write run_folder/artifacts/sequences-<sha8>; {"artifacts", "data", "tokenizer": {}}."""
+        """Write the sequences and items to run_folder/artifacts.
+
+        Args:
+            data: The data and how they are read.
+            run_folder: Folder of the run.
+
+        Returns:
+            As `Tokeniser.prepare`, with an empty "tokenizer".
+        """
         if self.rank:
             return {}
         seq, items, sequences = sequences_of(data, Path(run_folder) / "artifacts")
@@ -30,7 +38,7 @@ class ClickTokeniser(DistributeWorker):
 
 
 def _separated(seq: Sequences, data: DataSetup) -> str:
-    """Return a warning of columns whose values separate the training labels, though no condition names them; "" without any."""
+    """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     train = np.asarray(seq.split) == TRAIN
     found: dict[str, float] = {}
     for name, condition in data.targets.items():

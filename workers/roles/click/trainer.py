@@ -1,6 +1,6 @@
-"""ClickTrainer: the trainer of a click model. Its stages are learned by `ClickLearner`.
+"""ClickTrainer: the trainer of a click model, whose stages are trained by `ClickLearner`.
 
-Process group, optimizer, checkpoints and resuming are the trainer's own.
+Process group, optimizer, checkpoints and resuming are those of `Trainer`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nonet.workers.runtime import Replicate, method
 
 
 class ClickTrainer(Trainer):
-    """One rank of a click model's trainers."""
+    """One rank of the trainers of a click model."""
 
     corpus: ClickData
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Open the item table and build the model, as a Trainer does."""
+        """Open the item table and build the model (`Trainer.open`)."""
         self.corpus = ClickData(self.run, folders)
-        self._target: str | None = None  # the condition of the last stage
+        self._target: str | None = None  # Target condition of the last stage.
         return self._built(click_setup(self.run).build())
 
     def _make_learner(self, stage: StageSetup) -> Any:
@@ -33,7 +33,7 @@ class ClickTrainer(Trainer):
         return super()._make_learner(stage)
 
     def _parts(self, saving: SaveOptions) -> list[CheckpointPart]:
-        """The trainer's parts and, from rank 0, folder/clicks/: a checkpoint is a whole click model."""
+        """Add the complete click model in folder/clicks/ to the checkpoint parts of rank 0."""
         parts = super()._parts(saving)
         if self.rank:
             return parts

@@ -1,4 +1,4 @@
-"""How good commits are: rankings beside baselines, and the same questions asked on two devices."""
+"""Evaluation of checkpoints: rankings compared with baselines, and comparisons of two devices."""
 
 import lazy_loader
 

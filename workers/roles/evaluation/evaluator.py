@@ -1,8 +1,8 @@
-"""Evaluator: the role that tells how good a commit is, beside the run's baselines.
+"""Evaluator: the role that ranks held-out events with checkpoints and with the run's baselines.
 
-Full ranking over the catalogue on validation and test, on all held-out events and on those that match the finetuning target, and
-by segment. Ranks are kept a file a subject, so that any two can be compared by a paired bootstrap over users. Each worker of the
-group ranks a share of the events; baselines, which take seconds, are the first one's.
+It ranks the full catalogue on validation and test: for all held-out events, for those that match the finetuning target, and by
+segment. Ranks are stored in one file per subject, so that any two can be compared by a paired bootstrap over users. Each worker
+of the group ranks a share of the events; baselines take seconds and are ranked by the first worker.
 """
 
 from __future__ import annotations
@@ -29,14 +29,22 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 
 class Evaluator(DistributeWorker):
-    """A rank of the evaluator group."""
+    """One rank of the evaluator group."""
 
     def __init__(self, run: RunSetup, setup: EvaluateSetup):
         self.run, self.ask = run, setup
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
+        """Open the artifacts.
+
+        Args:
+            folders: Folders of the artifacts.
+            results: Folder in which ranks are stored.
+
+        Raises:
+            DataError: A user-defined baseline fails on a few events.
+        """
         self.corpus, self._results = self.run.corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self.ranker = Ranker(self.run, self.ask, self.corpus)
@@ -53,20 +61,26 @@ class Evaluator(DistributeWorker):
             self._fitting.rehearse()
 
     def ask_about(self, seq: Sequences) -> None:
-        """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
+        """Replace the events that are ranked by those of other sequences over the same items."""
         self.corpus = self.corpus.replace_events(seq)
         self.ranker.ask_about(self.corpus)
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
-        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        """Return the rows that were looked up and found since the last call, by join of `data.join`."""
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
-        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles
-        by user, "lists": what its first ten of test are like, "segments": what the groups are}, and how it was `trained` where
-        it says so. {"fitting": parts so far} says to ask again: validations come between."""
+        """Fit a baseline on the training events and rank with it.
+
+        Returns:
+            "detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles per shown user, "lists": statistics of the first
+            ten items
+            on test, "segments": descriptions of the groups, and "trained" if the baseline has it. {"fitting": number of parts}
+            means that
+            the fit is not complete: call again. Validations can run between these calls.
+        """
         if self.rank:
             return {}
         baseline = self._fitting.fitted(name)
@@ -88,24 +102,44 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
-        """The same for the model of a commit, by exhaustive scoring and by beam. With a memory also "memory": its fitted weights
-        l, b, c and their gain over the model alone, which `detail` has for test. Of one worker; more rank `shares`."""
+        """Rank with the model of a checkpoint, by exhaustive scoring and by beam.
+
+        Args:
+            name: Name of the subject.
+            folder: Folder of the checkpoint.
+
+        Returns:
+            As `baseline`, and with a memory "memory": its fitted weights l, b, c and the gain over the model alone on test.
+
+        One worker ranks all events; `share` and `together` divide them among workers.
+        """
         return {} if self.rank else self._kept(name, [self._part(folder)])
 
     @method(collect="concat")
     def share(self, folder: str) -> list[Part]:
-        """What this worker's share of the events tells of a commit; of all workers, in their order."""
+        """Rank this worker's share of the events with a checkpoint; the shares of all workers are in rank order."""
         return [self._part(folder, self.rank, self.world)]
 
     @method(collect="first", parts=Replicate)
     def together(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
-        """What `evaluate` tells, from the shares of all workers."""
+        """Combine the shares of all workers.
+
+        Args:
+            name: Name of the subject.
+            parts: Results of `share` in rank order.
+
+        Returns:
+            As `evaluate`.
+        """
         return {} if self.rank else self._kept(name, parts)
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
-        """Rank the validation events of at most 2,000 users exhaustively by a commit of the stage `name`, which goes on
-        meanwhile: {"metrics", "nats": mean of a held-out event, "events": how many}."""
+        """Rank the validation events of at most 2,000 users with a checkpoint of the running stage `name`.
+
+        Returns:
+            {"metrics", "nats": mean per held-out event, "events": number of events}.
+        """
         if self.rank:
             return {}
         users, _ = self.ranker.prompts["valid"]
@@ -126,12 +160,13 @@ class Evaluator(DistributeWorker):
 
         Args:
             name: The stage.
-            a: Name of a checkpoint's folder that `validate` was asked about for the stage.
+            a: Name of a checkpoint's folder that `validate` has ranked for the stage.
             b: Name of the other one.
 
         Returns:
-            {metric: {diff, low, high}} of a - b, a paired bootstrap over users; "nats" where they were computed. Empty where one
-            of the two was validated by a version that did not store ranks.
+            {metric: {diff, low, high}} of a - b, a paired bootstrap over users; "nats" where they were computed. Empty if one of
+            the two
+            was validated by a version that did not store ranks.
         """
         files = [self._validated(name, folder) for folder in (a, b)]
         if self.rank or not all(file.exists() for file in files):
@@ -147,9 +182,12 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
-        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}.
+        """Compare pairs of subjects on all test events by a paired bootstrap over users.
 
-        Coverage is of all lists together, not of an event: it is compared by nobody.
+        Coverage is a property of all lists together, not of an event, so it is not compared.
+
+        Returns:
+            {"a-b": {metric: {diff, low, high}}} for each pair (a, b).
         """
         differences = {}
         for a, b in pairs if not self.rank else ():
@@ -164,10 +202,14 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first", places=Replicate)
     def rank_lists(self, name: str, places: np.ndarray) -> dict[str, Any]:
-        """Take lists that were made elsewhere as a subject, from the place [P] of each test event's item in its list.
+        """Store the ranks of lists that were made elsewhere as a subject.
+
+        Args:
+            name: Name of the subject.
+            places: Rank [P] of each test event's item in its list; `MISSED` if it is not in the list.
 
         Returns:
-            As `evaluate`, of the test events by list alone.
+            As `evaluate`, for the test events by list alone.
         """
         if self.rank:
             return {}
@@ -177,20 +219,21 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
-        """The users that reports show: id, titles of their newest history and of the held-out events."""
+        """Return the users that reports show: id, titles of the newest history and of the held-out events."""
         return self.ranker.shown_users().rows() if not self.rank else []
 
     def _model(self, folder: str) -> tuple[Recommender, ModelScores]:
-        """The model of a commit, and its scores."""
+        """Load the model of a checkpoint, and return it with its scores."""
         recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
         return recommender, ModelScores(recommender)
 
     def _part(self, folder: str, share: int = 0, shares: int = 1) -> Part:
+        """Rank one share of the events with a checkpoint."""
         recommender, scores = self._model(folder)
         return self.ranker.part(scores, recommender, share, shares)
 
     def _kept(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
-        """The answer about a subject; its ranks are kept."""
+        """Combine the shares of a subject, store its ranks, and return its metrics."""
         answer, ranks = self.ranker.total(parts)
         np.savez(self._results / f"{name}.npz", **ranks)  # type: ignore[arg-type]
         get_device(HOST).release()

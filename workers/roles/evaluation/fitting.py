@@ -1,4 +1,4 @@
-"""Fitting: the run's baselines, made, rehearsed and fitted; those that train for minutes a part at a time."""
+"""Fitting: creates, rehearses and fits the baselines of a run. Baselines that train for minutes are fitted one part at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from nonet.samples.sequences import Sequences, Transitions
 
 @dataclass(slots=True)
 class _Begun:
-    """A baseline that is fitted in parts: those left, and how many are done."""
+    """A baseline that is fitted in parts.
+
+    Attributes:
+        baseline: The baseline.
+        left: Iterator that fits one part per step.
+        parts: Number of parts that were fitted.
+    """
 
     baseline: Baseline
     left: Iterator[Any]
@@ -21,7 +27,16 @@ class _Begun:
 
 
 class Fitting:
-    """configs: baselines by name, `use` and options; seq: the events they learn from; transitions: gives the run's."""
+    """Fits the baselines of a run.
+
+    Args:
+        configs: `use` and options by name of the baseline.
+        seq: The sequences that baselines learn from.
+        n_items: Number of items.
+        seed: Seed of the run.
+        history: Maximum number of events of a history.
+        transitions: Opens the run's transitions.
+    """
 
     def __init__(
         self,
@@ -38,13 +53,17 @@ class Fitting:
         self._begun: dict[str, _Begun] = {}
 
     def rehearse(self) -> None:
-        """Raises DataError, one line, where a baseline of the user's own answers what nobody can rank."""
+        """Run the user-defined baselines on a few events.
+
+        Raises:
+            DataError: A baseline returns scores that cannot be ranked.
+        """
         for name, config in self._configs.items():
             if config["use"] not in BASELINES.list_shipped():
                 rehearse(name, partial(self._made, name), self._seq, self._items)
 
     def fitted(self, name: str) -> Baseline | int:
-        """The fitted baseline; where one part was fitted and there may be more, how many were so far."""
+        """Return the fitted baseline, or the number of fitted parts if one part was fitted now and more may follow."""
         begun = self._begun.get(name)
         if begun is None:
             made = self._made(name)
@@ -58,6 +77,7 @@ class Fitting:
         return self._begun.pop(name).baseline
 
     def _made(self, name: str) -> Baseline:
+        """Create a baseline."""
         return make_baseline(
             self._configs[name],
             self._items,

@@ -1,4 +1,4 @@
-"""The model of a commit, ready to be asked: with its sparse rows, and with its memory beside the model alone."""
+"""The model of a checkpoint with its sparse rows, and its scores with and without the memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from nonet.workers.roles import RunSetup
 
 
 def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = HOST) -> Recommender:
-    """The model of a commit on a device, with its sparse rows, ready to be asked."""
+    """Load the model and sparse rows of a checkpoint on a device.
+
+    Args:
+        run: Settings of the run.
+        corpus: Sequences, items and semantic ids.
+        folder: Folder of the checkpoint.
+        device: Name of the device.
+    """
     model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
     load_model(model, folder / "dense")
     reader = ReplicaReader(run.specs())
@@ -27,19 +34,24 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
 
 
 class ModelScores:
-    """Scores of a model with its memory; `own`: those of the model alone [P, I] in the newest call, None without a memory."""
+    """Computes the scores of a model with its memory.
+
+    Attributes:
+        own: Scores of the model alone [P, I] in the last call; None without a memory.
+    """
 
     def __init__(self, recommender: Recommender):
         self._recommender = recommender
         self.own: np.ndarray | None = None
 
     def weights(self) -> dict[str, float]:
-        """The fitted weights of the memory: l, b and c, and m where the nearest items vote."""
+        """Return the fitted weights of the memory: l, b and c, and m if nearest items vote."""
         model, voters = self._recommender.model, self._recommender.voters
         share = {"m": get_nearest_share(model)} if voters is not None and voters.nearest else {}
         return dict(zip("lbc", get_memory_weights(model), strict=True)) | share
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the scores of all items for prompts, [P, I]."""
         batch = self._recommender.batch(users, positions)
         if self._recommender.voters is None:
             return self._recommender.score_catalogue(batch, users, positions).numpy()

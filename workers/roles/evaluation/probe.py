@@ -1,7 +1,7 @@
-"""Probe: the role that shows what a model computes on its pool, module by module, so that two pools can be compared.
+"""Probe: the role that records what a model computes on its pool, module by module, so that two pools can be compared.
 
-Everything it is asked is a function of the commit and the seeds: the same training windows, the same prompts, no dropout.
-Answers are NumPy float32; of a module's output the first 65,536 numbers, which is all of it on small models.
+All results are functions of the checkpoint and the seeds: the same training windows, the same prompts, no dropout. Results are
+NumPy float32; of each module's output only the first 65,536 numbers are returned, which is all of it for small models.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _CHUNK = 256
 
 
 class Probe(DistributeWorker):
-    """One side of a comparison: a commit's model on this worker's device, in this precision."""
+    """One side of a comparison: the model of a checkpoint on this worker's device, in one precision."""
 
     def __init__(self, run: RunSetup, precision: str = "fp32"):
         self.run, self._precision = run, precision
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], commit: str) -> dict[str, str]:
-        """Load the artifacts and the commit; what this side is."""
+        """Load the artifacts and the checkpoint, and return the device, precision and versions of this side."""
         self.corpus = self.run.corpus(folders)
         self.asked = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
         torch_name = f"torch {torch.__version__}"
@@ -52,9 +52,10 @@ class Probe(DistributeWorker):
 
     @method(collect="first", stage=Replicate)
     def learn(self, stage: StageSetup, step: int) -> dict[str, Any]:
-        """The windows of a step, forward and backward without dropout.
+        """Run forward and backward passes on the windows of a training step, without dropout.
 
-        {"loss": nats a target, "modules": {call: output}, in the order of execution, "gradients": {parameter: gradient}}.
+        Returns:
+            "loss": nats per target; "modules": outputs by "name#call" in order of execution; "gradients": gradients by parameter.
         """
         seq = self.corpus.seq
         epoch, rows = select_step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
@@ -88,7 +89,7 @@ class Probe(DistributeWorker):
 
     @method(collect="first", users=Replicate, positions=Replicate)
     def score(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
+        """Return the log-probability of every catalogue item for each prompt, [P, I] float32, in nats."""
         scores = []
         with get_device(self.device).autocast(self._precision):
             for asked in self.asked.iterate_batches(users, positions, _CHUNK):
@@ -97,7 +98,7 @@ class Probe(DistributeWorker):
 
 
 class _Watch:
-    """Outputs of every submodule while a model works, by "name#call"."""
+    """Records the outputs of all submodules during a forward pass, by "name#call"."""
 
     def __init__(self, model: torch.nn.Module):
         self.outputs: dict[str, np.ndarray] = {}

@@ -1,11 +1,12 @@
-"""Ranker: held-out events of a split ranked over the catalogue, by exhaustive scores and by beam.
+"""Ranker: ranks the held-out events of a split over the catalogue, by exhaustive scores and by beam.
 
-What is masked is masked for every subject and both ways. Events may be cut into shares: each worker of an evaluator ranks one,
-and the parts add up to what one worker alone would find. One pass over the test events also tells what lists are like and, of a
-model with a memory, how it ranks alone.
+The same items are masked for every subject and in both ways. Events may be cut into shares, one per worker of an evaluator; the
+combined shares equal the result of one worker. One pass over the test events also computes statistics of the lists and, for a
+model with a memory, the ranks of the model alone.
 
-Of more users than `users` so many are asked about, drawn by the seed. Of a catalogue above 25,000 items, whose exhaustive scores
-take seconds a prompt, a model is ranked by beam alone: what its beam does not hold is missed, so its metrics are lower bounds.
+If there are more users than `users`, as many are drawn with the run's seed. For a catalogue above 25,000 items, whose exhaustive
+scores take seconds per prompt, a model is ranked by beam alone: targets outside the beam are missed, so its metrics are lower
+bounds.
 """
 
 from __future__ import annotations
@@ -53,24 +54,34 @@ from nonet.workers.roles.evaluation.shown import ShownUsers
 
 SPLITS = {"valid": VALID, "test": TEST}
 SHUFFLED = "shuffled"
-"""Test events with their ties in time shuffled, among the splits of an answer."""
+"""Name of the split of test events with ties in time shuffled."""
 ALONE = "model alone"
-"""How a model with a memory ranks without its votes, beside "exhaustive" and "beam"."""
+"""Way of ranking with a memory's model alone, without votes; other ways are "exhaustive" and "beam"."""
 EXHAUSTIVE_ITEMS = 25_000
 _CHUNK = 256
-_CELLS = 1 << 26  # of scores [P, I] at once
-_MAPPED = 16  # parts between two times that pages are let go
-_LISTED = 10  # first items of a list that say what lists are like
+_CELLS = 1 << 26  # Number of scores [P, I] per chunk.
+_MAPPED = 16  # Chunks between two releases of mapped pages.
+_LISTED = 10  # Number of first items in statistics of lists.
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
-"""(users [P], positions [P]) -> a score an item [P, I], higher is better, or what stands for it."""
+"""(users [P], positions [P]) -> scores of all items [P, I], higher is better, or an equivalent sparse form."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSetup:
-    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, baselines
-    by name (`use` and options), whether test events are also ranked with ties in time shuffled, how many users are asked about
-    (None: all), and whether a model scores every item (None: up to 25,000 of them)."""
+    """Settings of the evaluation.
+
+    Attributes:
+        metrics: Names of the metrics.
+        width: Beam width.
+        target: Stage whose target mask defines the `target` group; None for no such group.
+        shown_users: Number of users that reports show.
+        shown_items: Number of items that reports show per user.
+        baselines: `use` and options by name of the baseline.
+        shuffle_ties: Whether test events are also ranked with ties in time shuffled.
+        users: Maximum number of users whose events are ranked; None for all.
+        exhaustive: Whether a model scores every item; None for catalogues of up to 25,000 items.
+    """
 
     metrics: Sequence[str]
     width: int
@@ -87,8 +98,14 @@ class EvaluateSetup:
 
 @dataclass(slots=True)
 class Part:
-    """What a share of the events tells of one subject: boards by split and way, what test lists are like, the fitted weights of
-    a memory, and titles for the shown users where the share is the first."""
+    """The results of one share of the events for one subject.
+
+    Attributes:
+        boards: Scoreboards by split and way of ranking.
+        quality: Statistics of the test lists.
+        weights: Fitted weights of a memory.
+        shown: Titles for each shown user, in the first share.
+    """
 
     boards: dict[str, dict[str, Scoreboard]] = field(default_factory=dict)
     quality: ListQuality | None = None
@@ -105,11 +122,20 @@ class Part:
 
 
 class Ranker:
-    """Ranks what an evaluator is asked about. Raises DataError where a list is no order of the catalogue."""
+    """Ranks the held-out events with the subjects of an evaluator.
+
+    Args:
+        run: Settings of the run.
+        ask: Settings of the evaluation.
+        corpus: Sequences, items and semantic ids.
+
+    Raises:
+        DataError: The scores of a subject cannot be ranked.
+    """
 
     def __init__(self, run: RunSetup, ask: EvaluateSetup, corpus: Corpus):
         self._run, self._ask = run, ask
-        if "events" in corpus.items.column_names:  # counted when the sequences were made
+        if "events" in corpus.items.column_names:  # The tokeniser counted them.
             self._occurs = corpus.items["events"].to_numpy().astype(np.float64)
         else:
             self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
@@ -122,7 +148,7 @@ class Ranker:
         self.ask_about(corpus)
 
     def ask_about(self, corpus: Corpus) -> None:
-        """Rank the held-out events of this corpus, over the same items."""
+        """Replace the corpus whose held-out events are ranked by one over the same items."""
         self.corpus = corpus
         users, seed = self._ask.users, self._run.seed
         drawn = {
@@ -140,7 +166,14 @@ class Ranker:
     def part(
         self, scores: Scores, recommender: Recommender | None = None, share: int = 0, shares: int = 1
     ) -> Part:
-        """Rank the events of one of so many shares, those of a model also by beam."""
+        """Rank one share of the events, with a model also by beam.
+
+        Args:
+            scores: Scores of the subject.
+            recommender: The model of the subject; None for a baseline.
+            share: Number of the share.
+            shares: Number of shares.
+        """
         part = Part()
         for split, (users, _) in self.prompts.items():
             if not len(users):
@@ -157,7 +190,11 @@ class Ranker:
         return part
 
     def total(self, parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What all shares tell, in their order: the answer of `Evaluator.evaluate`, and ranks by "split.way"."""
+        """Combine all shares in their order.
+
+        Returns:
+            The result of `Evaluator.evaluate`, and ranks by "split.way".
+        """
         whole, *others = parts
         for other in others:
             whole.absorb(other)
@@ -185,7 +222,10 @@ class Ranker:
         return answer, ranks
 
     def _sampled(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Where users were drawn: how many, of how many, and what each metric of test is known to, +- at 95 %; else nothing."""
+        """Describe the drawn users: their number, the number of all users, and the half-width of each metric's 95 % interval.
+
+        Empty if all users are ranked.
+        """
         user = self.prompts["test"][0]
         drawn = len(np.unique(user))
         key = next((key for key in ("test.exhaustive", "test.beam") if key in ranks), None)
@@ -198,7 +238,7 @@ class Ranker:
         return {"users": drawn, "of": self._tested, "half_width": known}
 
     def paired(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
-        """{metric: {diff, low, high}} of two rankings of the test events."""
+        """Return {metric: {diff, low, high}} of two rankings of the test events."""
         users = self.prompts["test"][0]
         return {
             metric: compare_paired(
@@ -237,7 +277,15 @@ class Ranker:
         quality: ListQuality | None = None,
         alone: Scoreboard | None = None,
     ) -> Scoreboard:
-        """Every item scored; the lists go to `quality`, ranks by the model alone to `alone` where it has a memory."""
+        """Rank events by the scores of all items.
+
+        Args:
+            scores: Scores of the subject.
+            split: Name of the split.
+            events: The events of the split.
+            quality: Collects statistics of the lists; None for none.
+            alone: Collects the ranks by the model alone, if it has a memory; None for none.
+        """
         board, users, positions = self._board(split, events)
         target = self.target(users, positions)
         reach = list_depth(self._ask.metrics, self._ask.width)
@@ -265,7 +313,14 @@ class Ranker:
         events: slice | np.ndarray,
         quality: ListQuality | None = None,
     ) -> Scoreboard:
-        """By beam: what the beam does not hold is missed."""
+        """Rank events by beam; targets outside the beam are missed.
+
+        Args:
+            recommender: The model.
+            split: Name of the split.
+            events: The events of the split.
+            quality: Collects statistics of the lists; None for none.
+        """
         board, users, positions = self._board(split, events)
         target = self.target(users, positions)
         for p in self._parts(len(users)):
@@ -278,13 +333,13 @@ class Ranker:
         return board
 
     def board_of(self, split: str, ranks: np.ndarray) -> Scoreboard:
-        """Return the board of ranks [P] that were found elsewhere for all events of a split."""
+        """Return a scoreboard of ranks [P] that were computed elsewhere for all events of a split."""
         board, _, _ = self._board(split, slice(None), select_event_metrics(self._ask.metrics))
         board.add(ranks)
         return board
 
     def sparse(self, prompts: int, votes: SparseVotes) -> SparseScores:
-        """A baseline's votes; what its prompts share is sorted once."""
+        """Convert a baseline's votes to scores. Scores that prompts share are sorted only once."""
         prior = np.asarray(votes.prior, np.float64)
         if self._shared is None or not np.array_equal(self._shared.score, prior.astype(np.float32)):
             self._shared = SharedScores(prior, self.tie)
@@ -292,19 +347,19 @@ class Ranker:
         return SparseScores(prompts, self._shared, votes.prompt, votes.item, score)
 
     def forget_votes(self) -> None:
-        """Keep no order of a baseline that was ranked."""
+        """Discard the shared scores of the last baseline."""
         self._shared: SharedScores | None = None
 
     def shown_users(self) -> ShownUsers:
-        """Those that reports show."""
+        """Return the users that reports show."""
         return ShownUsers(self.corpus, *self.prompts["test"], self._ask.shown_users)
 
     def target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The item of each event [P]."""
+        """Return the item of each event [P]."""
         return self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
 
     def _parts(self, events: int, items: int = 1) -> Iterator[slice]:
-        """Events some at a time; what was read of mapped files is let go now and then, and at the end."""
+        """Yield slices of the events, and release pages of mapped files now and then and at the end."""
         step = max(1, min(_CHUNK, _CELLS // items))
         for number, start in enumerate(range(0, events, step), 1):
             yield slice(start, start + step)
@@ -315,7 +370,11 @@ class Ranker:
     def _boards(
         self, part: Part, split: str, events: slice, scores: Scores, recommender: Recommender | None
     ) -> dict[str, Scoreboard]:
-        """The boards of a share of a split by way; of test events the part also learns what their lists are like."""
+        """Rank a share of a split, and collect statistics of the lists for test events.
+
+        Returns:
+            The scoreboards by way of ranking.
+        """
         test = split == "test"
         if test:
             part.quality = ListQuality(self._occurs, _LISTED, self._categories)
@@ -335,8 +394,11 @@ class Ranker:
     def _board(
         self, split: str, events: slice | np.ndarray, metrics: Sequence[str] | None = None
     ) -> tuple[Scoreboard, np.ndarray, np.ndarray]:
-        """An empty one for these events of a split, and their users and positions. Groups: all of them, those that match the
-        target condition, and segments, which all events of the split decide."""
+        """Return an empty scoreboard for events of a split, and their users and positions.
+
+        The groups are all events, those that match the target condition, the segments (decided by all events of the split), and
+        scenes.
+        """
         users, positions = self.prompts[split]
         groups = {"all": np.ones(len(users), bool)}
         mask = self.corpus.seq.targets.get(self._ask.target or "")
@@ -353,7 +415,7 @@ class Ranker:
         )
 
     def _scenes(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """The events [P] of each scene of the run's RL stages."""
+        """Return the mask of the events [P] in each scene of the run's RL stages."""
         events, found = locate_events(self.corpus.seq, users, positions), {}
         for setup in self._run.scenes.values():
             scene = setup.of(self.corpus.seq, events)
@@ -362,7 +424,7 @@ class Ranker:
 
     @contextmanager
     def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
-        """Ask about events whose ties in time are shuffled, the same users and positions."""
+        """Replace the events by ones with shuffled ties in time, within a context; users and positions are the same."""
         before = self.corpus
         self.corpus = before.replace_events(shuffle_ties(before.seq, self._run.seed))
         if recommender is not None:
@@ -375,13 +437,13 @@ class Ranker:
                 recommender.corpus = before
 
     def _best(self, answer: np.ndarray | SparseScores, k: int, hidden: Jagged) -> np.ndarray:
-        """The k first of the order that ranks are of [P, k]; -1 where none is left."""
+        """Return the k best items [P, k], in the order that ranks refer to; -1 if fewer are left."""
         if isinstance(answer, SparseScores):
             return answer.select_top(k, hidden)
         return select_top_items(torch.from_numpy(np.array(answer)), k, hidden, self.tie).numpy()
 
     def _top(self, scores: Scores, by_beam: Recommender | None) -> list[list[str]]:
-        """Titles of the best items of each shown user, of a model whose items are not all scored those of its beam."""
+        """Return the titles of each shown user's best items; those of the beam if the model does not score all items."""
 
         def best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
             if by_beam is not None:

@@ -1,7 +1,7 @@
-"""Segments: held-out events by how much their user trained and how popular their item is.
+"""Segments: groups held-out events by the length of the user's history and the popularity of the item.
 
-Users are split at the median of training events, items by the thirds of training events that they make up: a mean over all
-events hides a recommender that serves one kind of user, or the head of the catalogue alone (Abdollahpouri et al. 2019).
+Users are split at the median number of training events, and items into three groups with a third of the training events each. A
+mean over all events hides that a recommender may serve only one kind of user, or only popular items (Abdollahpouri et al. 2019).
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ _ITEMS = ("head items", "middle items", "tail items")
 
 
 class Segments:
-    """occurs_I: training events of each item; order_I: the place of each among all, the most frequent first."""
+    """Groups held-out events by user and by item.
+
+    Args:
+        occurs_I: Number of training events of each item.
+        order_I: Position of each item in the order by frequency, the most frequent first.
+    """
 
     def __init__(self, occurs_I: np.ndarray, order_I: np.ndarray):
         first = np.argsort(order_I)
@@ -28,13 +33,22 @@ class Segments:
         self._third_I[first] = np.minimum(before * len(_ITEMS) // max(1, occurs_I.sum()), 2)
 
     def groups(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
-        """name -> [P] bool, for events of these user rows [P] and items [P]."""
+        """Return the mask [P] of each segment, for events of these user rows [P] and items [P]."""
         long = seq.train_lengths[users] > self._median(seq, users)
         by_user = {name: long == bool(index) for index, name in enumerate(_USERS)}
         return by_user | {name: self._third_I[target] == third for third, name in enumerate(_ITEMS)}
 
     def facts(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
-        """What each segment is: {events, users, most | above: training events of a user} or {events, items}."""
+        """Describe each segment.
+
+        Args:
+            seq: The sequences.
+            users: User rows [P] of the events.
+            target: Items [P] of the events.
+
+        Returns:
+            {events, users, most | above: training events of a user} or {events, items} by segment.
+        """
         median = self._median(seq, users)
         facts: dict[str, dict[str, Any]] = {}
         for name, member in self.groups(seq, users, target).items():
@@ -47,7 +61,7 @@ class Segments:
         return facts
 
     def _median(self, seq: Sequences, users: np.ndarray) -> float:
-        """Training events of the middle one of the users that are asked about."""
+        """Return the median number of training events of these users."""
         if not len(users):
             return 0.0
         return float(np.median(seq.train_lengths[np.unique(users)]))

@@ -1,4 +1,4 @@
-"""Shown users: the few whose history, held-out items and recommendations a report shows by title."""
+"""ShownUsers: the few users whose history, held-out items and recommendations a report shows by title."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ _HISTORY = 8
 
 
 class ShownUsers:
-    """Evenly spread users that have a test event, `most` at most, each asked about the first of them.
+    """Selects evenly spread users that have a test event, with the first test event of each.
 
-    users, positions: the test prompts [P].
+    Args:
+        corpus: Sequences and items.
+        users: Users [P] of the test prompts.
+        positions: Positions [P] of the test prompts.
+        most: Maximum number of users.
     """
 
     def __init__(self, corpus: Corpus, users: np.ndarray, positions: np.ndarray, most: int):
@@ -28,7 +32,7 @@ class ShownUsers:
         self._corpus, self.users, self.positions = corpus, users[first], positions[first]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Id, titles of the newest history and of the held-out events."""
+        """Return id, titles of the newest history and of the held-out events of each user."""
         rows, seq = [], self._corpus.seq
         for user, position in zip(self.users.tolist(), self.positions.tolist(), strict=True):
             items = seq.item[int(seq.offsets[user]) : int(seq.offsets[user + 1])]
@@ -42,7 +46,11 @@ class ShownUsers:
         return rows
 
     def titles(self, best: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
-        """Titles of the items that `best` (users [P], positions [P]) -> [P, k] gives each; -1 is none."""
+        """Return the titles of each user's best items.
+
+        Args:
+            best: Maps users [P] and positions [P] to items [P, k]; -1 is no item.
+        """
         if not len(self.users):
             return []
         best_Pk = best(self.users, self.positions)

@@ -1,4 +1,4 @@
-"""The shipped kinds of roles, a file each: facts that plans and runs read."""
+"""The shipped kinds of roles, one file per kind, with the facts that plans and runs need."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""RoleKind: what a plan and a run know of a role before any of its workers is made.
+"""RoleKind: the facts about a role that a plan and a run need before any worker is created.
 
-Shipped ones are the modules of `nonet.workers.roles.kinds`; a role of the user's own is `roles: {name: {use: file.py:SPEC}}`.
-Its workers are a `DistributeWorker` of the user's, which a loop reaches by `session.group(name)`.
+The shipped kinds are the modules of `nonet.workers.roles.kinds`. A user-defined role is `roles: {name: {use: file.py:SPEC}}`. Its
+workers are a subclass of `DistributeWorker`, and a stage loop calls them through `session.group(name)`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from nonet.plugins import PluginRegistry
 
 @dataclass(frozen=True)
 class RoleKind:
-    """One kind of role.
+    """Description of one kind of role.
 
-    cls       class of a worker, or its dotted path `package.module:Name`
-    options   keys of the scenario's role that are keyword arguments of the class
-    args      what of the run its constructor is told first: "run" (RunSetup), "evaluate" (EvaluateSetup)
-    default   its keys in `roles:` where a scenario leaves it out; None: it is there only where it is named
-    order     place among roles in plans; those of the user's own come last
-    gang      whether its workers meet in the trainers' process group
-    keeps     of the model, on its device: "training" (weights, optimizer, gradients), "weights", "rows", or nothing
-    beside    other roles that live in its process without being named
-    light     whether it has no torch of ours inside, so that its workers ask for little
-    lists     whether it is there only with a model that makes lists
-    restarts  whether a worker that died is made anew and told its remembered calls again
+    Attributes:
+        cls: Class of a worker, or its dotted path `package.module:Name`.
+        options: Keys of the scenario's role that are keyword arguments of the class.
+        args: Settings that the constructor takes first: "run" (`RunSetup`), "evaluate" (`EvaluateSetup`).
+        default: Keys of the role in `roles:` if the scenario leaves it out; None if the role exists only when it is named.
+        order: Position among the roles of a plan; user-defined roles come last.
+        gang: Whether its workers join the trainers' process group.
+        keeps: State of the model on its device: "training" (weights, optimizer, gradients), "weights", "rows", or "" for nothing.
+        beside: Roles that share its process without being named.
+        light: Whether its process does not load Nonet's torch code, so that its workers need little memory.
+        lists: Whether it exists only with a model that makes lists.
+        restarts: Whether a worker that died is restarted and its remembered calls are repeated.
     """
 
     cls: str | type[Any]
@@ -54,7 +55,7 @@ ROLES = PluginRegistry(
 
 @cache
 def shipped_roles() -> dict[str, RoleKind]:
-    """The roles that every run has unless it says otherwise, in order."""
+    """Return the roles that every run has by default, in order."""
     kinds = {name: ROLES.get(name) for name in ROLES.list_shipped()}
     named = {name: kind for name, kind in kinds.items() if kind.default is not None}
     return dict(sorted(named.items(), key=lambda item: item[1].order))
@@ -62,5 +63,5 @@ def shipped_roles() -> dict[str, RoleKind]:
 
 @cache
 def gang_roles() -> frozenset[str]:
-    """Shipped roles that meet in the trainers' process group."""
+    """Return the names of the shipped roles that join the trainers' process group."""
     return frozenset(name for name in ROLES.list_shipped() if ROLES.get(name).gang)

@@ -1,4 +1,4 @@
-"""The shards of the sparse tables; by default in the trainer's process."""
+"""The kind `embedding`: the shards of the sparse tables, by default in the trainer's process."""
 
 from nonet.workers.roles.kinds.base import RoleKind
 

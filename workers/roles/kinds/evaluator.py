@@ -1,4 +1,4 @@
-"""The evaluator: ranks commits beside the training."""
+"""The kind `evaluator`: ranks held-out events with each checkpoint during training."""
 
 from nonet.workers.roles.kinds.base import RoleKind
 

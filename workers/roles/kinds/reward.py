@@ -1,4 +1,4 @@
-"""A reward of a stage: a worker that scores beams."""
+"""The kind `reward`: a worker that scores beams."""
 
 from nonet.workers.roles.kinds.base import RoleKind
 

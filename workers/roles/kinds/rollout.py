@@ -1,4 +1,4 @@
-"""The rollout: beams for prompts; by default in the trainer's process."""
+"""The kind `rollout`: generates beams for prompts, by default in the trainer's process."""
 
 from nonet.workers.roles.kinds.base import RoleKind
 

@@ -1,4 +1,4 @@
-"""The tokeniser: makes the artifacts once, in the evaluator's process."""
+"""The kind `tokenise`: creates the artifacts once, in the evaluator's process."""
 
 from nonet.workers.roles.kinds.base import RoleKind
 

@@ -1,4 +1,4 @@
-"""The trainer: whoever learns."""
+"""The kind `trainer`: trains the model."""
 
 from nonet.workers.roles.kinds.base import RoleKind
 

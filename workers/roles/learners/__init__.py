@@ -1,4 +1,4 @@
-"""Learners of the stages: supervised, aligned with words, and RL."""
+"""The learners of stages: supervised, supervised with alignment to words, and RL."""
 
 import lazy_loader
 

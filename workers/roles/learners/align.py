@@ -1,4 +1,4 @@
-"""AlignLearner: supervised steps that also teach a language model what semantic ids mean (LC-Rec, Zheng et al. 2024)."""
+"""AlignLearner: supervised steps that also align semantic ids with a language model's words (LC-Rec, Zheng et al. 2024)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nonet.workers.roles.learners.supervised import SupervisedLearner
 
 
 class AlignLearner(SupervisedLearner):
-    """Learns the histories of users, and of some items per step their words from their codes and their codes from their words."""
+    """Trains on histories, and for some items per step also predicts the words from the codes and the codes from the words."""
 
     def add_gradients(self, step: int) -> dict[str, float]:
-        """Add the gradients of this rank's items of a step, and return the mean loss per item over all ranks."""
+        """Add the alignment gradients of this rank's items of a step, and return the mean loss per item over all ranks."""
         context, align = self.context, self.stage.align
         draw, items = rng(context.run.seed, self.stage.name, step, "align"), len(context.corpus.items)
         drawn = draw.choice(items, min(int(align["items"]), items), replace=False, shuffle=False)

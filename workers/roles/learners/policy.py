@@ -1,6 +1,6 @@
-"""PolicyLearner: steps of an RL stage on one rank, from beams and scores.
+"""PolicyLearner: trains an RL stage on one rank, from beams and scores.
 
-Sparse rows are frozen during RL unless the stage has a `sparse_lr`; the reference then keeps the rows that change, as they were.
+Sparse rows are frozen during RL unless the stage has a `sparse_lr`. Then the reference stores the rows that change, as they were.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from nonet.workers.devices import claim, list_training_tensors
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
-_MAX_APART = 3  # steps in a row whose rollouts differed too much from the trainer, after which the run stops
+_MAX_APART = 3  # Successive steps with too large a mismatch after which the run stops.
 _REFERENCE_ROWS = (
-    "rows.safetensors"  # a checkpoint's reference: sparse rows that the stage has changed, as they were
+    "rows.safetensors"  # In a checkpoint: original values of the sparse rows that the stage has changed.
 )
 
 
 class PolicyLearner(StageLearner):
-    """Learns a stage from beams and their scores."""
+    """Trains a stage from beams and their scores."""
 
     def __init__(self, context: LearnerContext, stage: StageSetup):
         super().__init__(context, stage)
@@ -41,17 +41,18 @@ class PolicyLearner(StageLearner):
         self.reference: FrozenPolicy | None = None
         self.critic: Critic | None = None
         self._versions: dict[int, FrozenPolicy] = {}
-        self._skipped = 0  # steps in a row that were skipped because a loss or gradient was not finite
-        self._apart = 0  # steps in a row that were not learned from, because rollouts differed too much
-        self._items_are_read = False  # whether the nearest-item voter has the current rows
+        self._skipped = 0  # Successive steps that were skipped because a loss or gradient was not finite.
+        self._apart = 0  # Successive steps that were not used because rollouts differed too much.
+        self._items_are_read = False  # Whether the nearest-item voter has the current rows.
 
     def begin(self) -> None:
-        """Keep the policy as the reference, and create the value head, where the algorithm needs them."""
+        """Create the reference, a copy of the policy, and the value head, if the algorithm needs them."""
         if self.algorithm.needs_reference(self.stage.algorithm):
             self.reference = self._freeze_policy()
         self.critic = self._make_critic()
 
     def restore(self, folder: Path) -> None:
+        """Restore the prompt ledger, the reference and the value head from a checkpoint."""
         if has_ledger(folder):
             self.prompts.ledger.load(folder, self.context.rank)
         if self.algorithm.needs_reference(self.stage.algorithm):
@@ -65,6 +66,7 @@ class PolicyLearner(StageLearner):
     def update(
         self, request: UpdateRequest, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
+        """Take one RL step (`StageLearner.update`)."""
         context, stage, step = self.context, self.stage, request.step
         if not self._items_are_read:
             context.read_items()
@@ -89,6 +91,7 @@ class PolicyLearner(StageLearner):
         return record
 
     def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+        """Return functions that write the reference, the value head and the prompt ledger."""
         parts: list[CheckpointPart] = []
         rank = self.context.rank
         if self.reference is not None and rank == 0:
@@ -108,10 +111,11 @@ class PolicyLearner(StageLearner):
         return parts
 
     def device_tensors(self) -> Iterable[Tensor]:
+        """Return the tensors of the reference."""
         return list_training_tensors(self.reference.model) if self.reference is not None else []
 
     def _keep_version(self, version: int | None) -> dict[int, FrozenPolicy]:
-        """Store a copy of the policy under its published version; return the stored versions that beams may still come from."""
+        """Store a copy of the policy under its version, and return the stored versions that beams may still come from."""
         staleness = int(self.stage.mismatch.get("staleness", 0))
         if version is None or not staleness:
             return {}
@@ -122,7 +126,7 @@ class PolicyLearner(StageLearner):
         return self._versions
 
     def _check_distance(self, record: Mapping[str, float]) -> None:
-        """Count the steps in a row whose rollouts differed too much from the trainer.
+        """Count the successive steps whose rollouts differed too much from the trainer.
 
         Raises:
             DataError: There were too many.
@@ -130,16 +134,16 @@ class PolicyLearner(StageLearner):
         self._apart = self._apart + 1 if record.get("mismatch/stopped") else 0
         if self._apart >= _MAX_APART:
             raise DataError(
-                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats a level in {_MAX_APART} steps in a row, more "
-                "than mismatch.stop_at_kl: nothing was learned from them. Do both read the same weights and rows? Else raise it"
+                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats per level in {_MAX_APART} successive steps, "
+                "more than mismatch.stop_at_kl, so these steps were not used; check that both read the same weights and rows"
             )
 
     def _freeze_policy(self) -> FrozenPolicy:
-        """Return a copy of the policy as it is now."""
+        """Return a copy of the current policy without gradients."""
         return FrozenPolicy(copy.deepcopy(self.context.model).eval().requires_grad_(False))
 
     def _renew_reference(self, step: int) -> None:
-        """Make the policy the reference every so many steps, where the algorithm says so."""
+        """Replace the reference by the current policy every `reference.every` steps, if the algorithm has this option."""
         how = self.stage.algorithm.get("reference")
         if self.reference is None or not isinstance(how, Mapping):
             return
@@ -147,11 +151,11 @@ class PolicyLearner(StageLearner):
             self.reference = self._freeze_policy()
 
     def _load_reference_rows(self, reference: FrozenPolicy, folder: Path) -> None:
-        """Read the reference's rows from a checkpoint.
+        """Load the reference's rows from a checkpoint.
 
         Raises:
-            CheckpointError: The stage has changed rows, and the checkpoint was written by a version that did not store what they
-                were before.
+            CheckpointError: The stage has changed rows, and the checkpoint was written by a version that did not store the
+                original rows.
         """
         path = folder / "reference" / _REFERENCE_ROWS
         if path.exists():
@@ -163,7 +167,7 @@ class PolicyLearner(StageLearner):
             )
 
     def _make_critic(self) -> Critic | None:
-        """Create the value head; None where the algorithm has none."""
+        """Create the value head; None if the algorithm has none."""
         context, rate = self.context, self.algorithm.value_rate(self.stage.algorithm)
         return (
             Critic(context.model.width, context.corpus.codes, rate, claim(context.device)) if rate else None

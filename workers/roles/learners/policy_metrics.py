@@ -1,4 +1,4 @@
-"""PolicyMetrics: what the record of an RL step says, over the prompts of all ranks."""
+"""PolicyMetrics: computes the record of an RL step over the prompts of all ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_p
 
 # Shapes: U prompts, W beams, I items.
 
-_PLACES = 4096  # that items are counted in: exact for as many, an estimate of more
-_WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
+_PLACES = 4096  # Bins in which items are counted: exact for catalogues of up to this size.
+_WATCHED, _MOST_ITEMS = 8, 25_000  # Limits of exact metrics: prompts per step, and items.
 
 
 @dataclass(frozen=True)
 class PolicyMetrics:
-    """Measures one RL step.
+    """Computes the metrics of one RL step.
 
     Attributes:
-        context: What the learner shares with its trainer.
-        stage: The RL stage, with the weights of rewards that are in force at this step.
+        context: Objects shared with the trainer.
+        stage: The RL stage, with the weights of rewards at this step.
         algorithm: The algorithm of the stage.
         reference: The policy that a KL term compares with; None where the algorithm needs none.
         prompts: Makes batches of the prompts.
@@ -44,7 +44,16 @@ class PolicyMetrics:
     def make_record(
         self, totals: Sequence[float], count: float, facts: Sequence[float], rewards: Sequence[str]
     ) -> dict[str, float]:
-        """A step's means over all ranks: of losses a code, of rewards a beam."""
+        """Compute a step's means over all ranks: of losses per code, of rewards per beam.
+
+        Args:
+            totals: Sums over codes of loss, kl, clipped, ratio and the algorithm's further values.
+            count: Number of codes.
+            facts: Sums over prompts: flat groups, groups without a hit, scored prompts, the three values of `measure_exactly`,
+                the mean
+                score of each reward, and all prompts.
+            rewards: Names of the rewards.
+        """
         names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
         record = {name: total / count for name, total in zip(names, totals, strict=True)}
         flat, missed, prompts, watched, entropies, divergences = facts[:6]
@@ -62,8 +71,16 @@ class PolicyMetrics:
     def measure_scenes(
         self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], record: Mapping[str, float]
     ) -> dict[str, float]:
-        """Of each scene: prompts, share of groups without what their user took, mean rewards, and what they count together;
-        `reward` of all is then the mean of what they count in their scenes."""
+        """Compute the metrics of each scene, and `reward` over all scenes with each scene's weights.
+
+        The metrics of a scene are the number of prompts, the share of groups without their target, the mean rewards, and their
+        sum with the scene's weights.
+
+        Args:
+            beams: Rollouts of this rank's prompts.
+            scores: Scores [U, W] by reward.
+            record: Record of the step.
+        """
         setup = self.context.run.scenes.get(self.stage.name)
         if setup is None or not setup.names or "scene" not in beams:
             return {}
@@ -93,8 +110,13 @@ class PolicyMetrics:
 
     @torch.no_grad()
     def measure_exactly(self, beams: Mapping[str, Any]) -> tuple[float, float, float]:
-        """How many of the first prompts exact figures are taken of; sums of the policy's entropy over them and of its KL to the
-        reference, nats over the whole catalogue. Large catalogues have none."""
+        """Compute the exact entropy of the policy, and its exact KL divergence from the reference, for the first few prompts.
+
+        Returns:
+            Number of these prompts, and sums over them of the entropy and of the divergence, in nats over the whole catalogue;
+            zeros for
+            large catalogues.
+        """
         few = select_rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
         if self.context.corpus.trie.n_leaves > _MOST_ITEMS:
             return 0.0, 0.0, 0.0
@@ -117,7 +139,7 @@ class PolicyMetrics:
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
 
     def measure_breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:
-        """How many different items all ranks' beams hold: of the beams (diversity), and of the catalogue (coverage)."""
+        """Compute diversity and coverage: the distinct items in all ranks' beams as a share of the beams and of the catalogue."""
         if "item" not in beams:
             return {}
         items, places = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _PLACES)
@@ -126,16 +148,14 @@ class PolicyMetrics:
             *held.astype(float).tolist(), float(beams["valid"].sum())
         )
         different = float(np.count_nonzero(held))
-        if (
-            items > places
-        ):  # linear counting: places that two items share are taken for what chance makes them
+        if items > places:  # Linear counting estimates the number of items that share a bin.
             different = places * math.log(places / max(1.0, places - different))
         different = min(different, beams_there)
         return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
 
 
 def sum_scores(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:
-    """Each reward's mean score a beam, summed over prompts."""
+    """Return the sum over prompts of each reward's mean score per beam."""
     return [
         float(np.mean(np.where(valid_UW, score, 0))) * len(score) if len(score) else 0.0
         for score in scores.values()

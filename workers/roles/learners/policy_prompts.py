@@ -1,4 +1,4 @@
-"""PolicyPrompts: the prompts of an RL step on one rank, as batches with what the log and the memory say of them."""
+"""PolicyPrompts: the prompts of an RL step on one rank as batches, with their targets, feedback and votes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from nonet.workers.roles import LearnerContext, StageSetup
 
 @dataclass(frozen=True)
 class PolicyPrompts:
-    """Makes batches of the prompts that beams answer, and looks up what their users took next.
+    """Makes batches of prompts, and looks up what their users took next.
 
     Attributes:
-        context: What the learner shares with its trainer.
+        context: Objects shared with the trainer.
         stage: The RL stage.
     """
 
@@ -33,12 +33,12 @@ class PolicyPrompts:
     stage: StageSetup
 
     def make_share(self, beams: Mapping[str, Any], parts: Sequence[slice | np.ndarray]) -> StepShare:
-        """Return this rank's prompts in chunks: those of the beams at each of `parts`."""
+        """Return this rank's prompts in chunks, one per element of `parts`, which selects prompts of the beams."""
         prompts = [self._bind_batch(select_rows(beams, part)) for part in parts]
         return StepShare(prompts, self.context.run.features, self.context.device)
 
     def _bind_batch(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
-        """How the prompts that these beams answer are made a batch."""
+        """Return a function that makes the batch of the prompts of these beams."""
         return partial(
             make_prompt_batch,
             self.context.corpus.seq,
@@ -50,7 +50,7 @@ class PolicyPrompts:
         )
 
     def compute_votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
-        """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
+        """Compute the memory's votes for the prompts with the rows of the live or a frozen policy; None without a memory."""
         voters = self.context.voters
         if frozen is not None and voters is not None and voters.nearest:
             keys = torch.from_numpy(self.context.corpus.seq.get_item_keys(voters.items))
@@ -62,7 +62,7 @@ class PolicyPrompts:
         )
 
     def find_targets(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """Semantic ids [U, L] of what each prompt's user took next."""
+        """Return the semantic ids [U, L] of what each prompt's user took next."""
         return self.context.corpus.sids[
             self.context.corpus.seq.item[
                 locate_events(self.context.corpus.seq, beams["user"], beams["position"])
@@ -70,11 +70,11 @@ class PolicyPrompts:
         ]
 
     def find_hits(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """Which beams are what their user took next, [U, W] bool."""
+        """Return the mask [U, W] of the beams that are their prompt's target."""
         return (beams["sid"] == self.find_targets(beams)[:, None]).all(-1) & beams["valid"]
 
     def read_feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
-        """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
+        """Return the values of an interaction column for each prompt's next event, [U] float64."""
         events = locate_events(self.context.corpus.seq, beams["user"], beams["position"])
         return np.asarray(self.context.corpus.seq.columns[column][events], np.float64)
 
@@ -82,10 +82,10 @@ class PolicyPrompts:
 def restore_policy_rows(
     frozen: FrozenPolicy | None, keys: Mapping[str, Tensor], rows: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """Return the rows [M, D] by table that a policy reads, from the live rows: the live policy reads them as they are."""
+    """Return the rows [M, D] by table that a policy reads: the live rows, or those that a frozen policy stored."""
     return rows if frozen is None else frozen.restore_rows(keys, rows)
 
 
 def select_rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:
-    """Some of the prompts."""
+    """Select some of the prompts."""
     return {name: np.ascontiguousarray(values[part]) for name, values in beams.items()}

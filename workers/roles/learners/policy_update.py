@@ -1,7 +1,7 @@
-"""PolicyUpdate: an RL step of one trainer, from beams and scores to dense steps and their record.
+"""PolicyUpdate: an RL step of one trainer, from beams and scores to optimizer steps and the record of the step.
 
-Every rank works on its share of the prompts, a bounded chunk at a time; losses are divided by the global count of codes. A
-rollout is learned from `epochs` times, in `minibatches` optimizer steps each. Sparse rows are frozen unless the stage has a
+Every rank works on its share of the prompts, in chunks of bounded size; losses are divided by the number of codes on all ranks. A
+rollout is used for `epochs` passes of `minibatches` optimizer steps each. Sparse rows are frozen unless the stage has a
 `sparse_lr`. Then the rows that a step is about to change are stored in the reference and in older versions of the policy, so that
 a KL term compares complete policies.
 """
@@ -49,11 +49,12 @@ class PolicyUpdate:
     """One RL step of a trainer.
 
     Attributes:
-        stage: The stage, with the weights of rewards that are in force at this step.
-        algorithm: What the stage learns by.
+        context: Objects shared with the trainer.
+        stage: The stage, with the weights of rewards at this step.
+        algorithm: The algorithm of the stage.
         reference: The policy that a KL term compares with; None where the algorithm needs none.
         critic: The value head of algorithms that have one.
-        versions: Policies as they were published, by version, where `mismatch` is measured. The newest is the live policy.
+        versions: Published policies by version, if `mismatch` is measured. The newest is the live policy.
     """
 
     context: LearnerContext
@@ -72,7 +73,7 @@ class PolicyUpdate:
         return PolicyMetrics(self.context, self.stage, self.algorithm, self.reference, self._prompts)
 
     def step(self, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Gradients of this rank's share, dense steps with those of all, and their record (`Trainer.update`)."""
+        """Take the optimizer steps of an RL step and return its record (`Trainer.update`)."""
         began = time.perf_counter()
         self.context.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
@@ -114,8 +115,13 @@ class PolicyUpdate:
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
     def _mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
-        """What is reported of rollout and trainer under the same weights, and what each beam, or level, weighs for it. From here
-        on `logp` of the beams is the trainer's."""
+        """Measure the difference between rollout and trainer under the same weights.
+
+        Replaces `logp` of the beams by the trainer's log-probabilities.
+
+        Returns:
+            The metrics, and the correction weight of each beam or level; None without correction.
+        """
         rollout_UWL, options = beams["logp"], self.stage.mismatch
         beams["logp"] = self._same_version(beams)
         asked = (
@@ -129,13 +135,13 @@ class PolicyUpdate:
         ), found.weight_UW
 
     def _passes(self) -> int:
-        """Return how many optimizer steps one rollout is learned from."""
+        """Return the number of optimizer steps per rollout."""
         options = self.stage.algorithm
         return int(options.get("epochs", 1)) * int(options.get("minibatches", 1))
 
     @torch.no_grad()
     def _values(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """Return the critic's values [U, W, L] of the beams as they are before the first pass over this rollout."""
+        """Compute the critic's values [U, W, L] of the beams before the first pass over this rollout."""
         assert self.critic is not None
         out = np.zeros(beams["logp"].shape, np.float32)
         parts = split_by_size(np.ones(len(out), np.int64), self.stage.chunk)
@@ -151,7 +157,7 @@ class PolicyUpdate:
 
     @torch.no_grad()
     def _same_version(self, beams: Mapping[str, Any]) -> np.ndarray:
-        """Log-probabilities [U, W, L] of the beams under the weights that made them, as this trainer computes them."""
+        """Compute the trainer's log-probabilities [U, W, L] of the beams under the weights that generated them."""
         out = np.zeros_like(beams["logp"])
         made = beams.get("weights_version", np.full(len(out), -1))
         parts = [
@@ -174,7 +180,7 @@ class PolicyUpdate:
         return out
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
-        """Places of this rank's prompts, a mini-batch at a time; in order where a pass is one."""
+        """Yield the indices of this rank's prompts per mini-batch, shuffled if a pass has several."""
         options = self.stage.algorithm
         parts = int(options.get("minibatches", 1))
         for epoch in range(int(options.get("epochs", 1))):
@@ -187,14 +193,17 @@ class PolicyUpdate:
     def _minibatch(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor
     ) -> tuple[float, Tensor]:
-        """Gradients of one mini-batch; the count of all ranks, and sums over this rank's."""
+        """Compute the gradients of one mini-batch, and return the count of all ranks and the sums over this rank's codes."""
         used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
         count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
         count = max(self.context.member.sum_over_trainers(count)[0], 1.0)
         return count, self._gradients(step, beams, advantage, used_UW, count)
 
     def _stepped(self, lr: float) -> float:
-        """Take a dense step, and one of the critic; the gradient's norm. One that is not finite moves nothing."""
+        """Take one step of the dense optimizer and of the critic, and return the gradient's norm.
+
+        A norm that is not finite skips the step.
+        """
         with self.context.meter.time_section("communication"):
             norm = self.context.dense.clip()
         if not math.isfinite(norm):
@@ -211,8 +220,11 @@ class PolicyUpdate:
     def _gradients(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor, count: float
     ) -> Tensor:
-        """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped, ratio and what the algorithm reports
-        besides, over this rank's codes."""
+        """Compute the gradients of the loss, one chunk of prompts at a time.
+
+        Returns:
+            Sums over this rank's codes of loss, kl, clipped, ratio and the algorithm's further values.
+        """
         parts = split_by_size(np.ones(len(valid_UW), np.int64), self.stage.chunk)
         share = self._prompts.make_share(beams, parts)
         learn = self.stage.sparse_lr is not None
@@ -234,9 +246,9 @@ class PolicyUpdate:
         return sums
 
     def _store_rows(self, share: StepShare) -> None:
-        """Store the rows that this step is about to change in every policy that is compared with later.
+        """Store the rows that this step is about to change in the reference and in older versions.
 
-        All ranks store what any of them changes, and each calls this at the same place of a step.
+        All ranks store the rows that any of them changes, so every rank must call this at the same point of a step.
         """
         policies = [*self.versions.values(), *([] if self.reference is None else [self.reference])]
         if not policies:
@@ -250,7 +262,7 @@ class PolicyUpdate:
                 policy.store(table, some, rows)
 
     def _move_reference(self) -> None:
-        """Let the reference follow the policy as an exponential moving average, where the algorithm says so."""
+        """Move the reference towards the policy as an exponential moving average, if the algorithm has this option."""
         how = self.stage.algorithm.get("reference")
         if self.reference is None or not isinstance(how, Mapping) or not how.get("ema"):
             return
@@ -261,19 +273,19 @@ class PolicyUpdate:
         )
 
     def _learning_rows(self, share: StepShare) -> dict[str, Tensor]:
-        """Rows [M, D] by table that gradients are kept of; every rank asks at once."""
+        """Pull the rows [M, D] by table with gradients enabled. Every rank must call this at the same point."""
         rows = {table: self.context.sparse.pull(table, keys) for table, keys in share.keys.items()}
         return {table: row.detach().to(self.context.device).requires_grad_() for table, row in rows.items()}
 
     def _push(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
-        """Move the rows at the stage's `sparse_lr`, which follows the dense rate's schedule."""
+        """Update the rows with the stage's `sparse_lr`, which follows the schedule of the dense rate."""
         assert self.stage.sparse_lr is not None
         rate = LearningRate(**self.stage.lr)
         lr = self.stage.sparse_lr * rate.at(step, self.stage.steps) / rate.peak
         for table, keys in share.keys.items():
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
             assert grad is not None
-            if not are_all_finite([grad]):  # the step is skipped on every rank
+            if not are_all_finite([grad]):  # Poisoned gradients skip the step on every rank.
                 poison(list_gradients(self.context.dense))
                 grad = torch.zeros_like(grad)
             self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
@@ -281,8 +293,18 @@ class PolicyUpdate:
     def _advantages(
         self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], weight: Tensor | None = None
     ) -> tuple[Advantages, Tensor]:
-        """Advantages of this rank's whole share, and which of its beams are valid [U, W]. `weight`: what corrects for rollouts
-        that compute otherwise; an item's goes into how the group was drawn, where it says so."""
+        """Compute the advantages of this rank's share.
+
+        Args:
+            beams: Rollouts of this rank's prompts.
+            scores: Scores [U, W] by reward.
+            weight: Weights that correct for the mismatch of rollout and trainer, per beam or per level. Weights per beam of an
+                algorithm
+                with draws are multiplied into the weights of the draws.
+
+        Returns:
+            The advantages, and the mask [U, W] of the valid beams.
+        """
         valid_UW = torch.from_numpy(beams["valid"])
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
         drawn: dict[str, Any] = {}
@@ -294,13 +316,15 @@ class PolicyUpdate:
         column = self.algorithm.feedback_column(self.stage.algorithm)
         if column is not None:
             drawn["feedback_U"] = torch.from_numpy(self._prompts.read_feedback(beams, column))
-        compute = load_heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
+        compute = load_heavy(
+            self.algorithm.advantage
+        )  # A small computation in float64, so it runs on the host.
         options = self.stage.algorithm
         found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
         return replace(found, value=apply_corrections(found.value, weight)), valid_UW
 
     def _weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What each reward counts; where there are scenes, for each prompt [U, 1]."""
+        """Return the weight of each reward; with scenes, the weight for each prompt [U, 1]."""
         setup = self.context.run.scenes.get(self.stage.name)
         if setup is None or not setup.names or "scene" not in beams:
             return self.stage.weights
@@ -317,7 +341,15 @@ class PolicyUpdate:
         advantage: Advantages,
         valid_UW: Tensor,
     ) -> PolicyLoss:
-        """The algorithm's loss of a chunk's beams with their advantages; `rows` are those of its tables."""
+        """Compute the algorithm's loss of a chunk.
+
+        Args:
+            chunk: Batch of the chunk's prompts.
+            rows: Rows [M, D] of the whole share by table.
+            beams: Beams of the chunk.
+            advantage: Their advantages.
+            valid_UW: Mask of the valid beams.
+        """
         sid_UWL, old_UWL = (torch.from_numpy(beams[name]).to(self.context.device) for name in ("sid", "logp"))
         batch, spread, width = (
             move_batch(chunk.batch, self.context.device),
@@ -357,7 +389,7 @@ class PolicyUpdate:
         return load_heavy(self.algorithm.loss)(policy, self.stage.algorithm)
 
     def _weights_of_draws(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
-        """Return what each beam counts [U, W], 1 on average over a group; None where the rollout says no weights."""
+        """Return the weight [U, W] of each beam, 1 on average over a group; None if the rollout has no weights."""
         if not self.algorithm.weighted or "weight" not in beams:
             return None
         draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
@@ -367,14 +399,14 @@ class PolicyUpdate:
         return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)
 
     def _summed(self, flat: Tensor) -> Tensor:
-        """A flat gradient, added up over all ranks."""
+        """Sum a flat gradient over all ranks in place."""
         if self.context.member.n_trainers > 1:
             torch.distributed.all_reduce(flat, group=self.context.member.trainers)
         return flat
 
 
 def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
-    """The advantages of some prompts."""
+    """Select the advantages of some prompts."""
     used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
     return Advantages(advantage.value[part], 0, 0, used, group)
 
@@ -382,7 +414,7 @@ def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
 def _scored(
     valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
-    """What is valid and scores, without prompts that a reward has no score for (NaN), and how many prompts are left."""
+    """Exclude prompts without a score (NaN) from the mask and the scores, and count the others."""
     there_U = np.ones(len(valid_UW), bool)
     for score in scores.values():
         there_U &= ~np.isnan(score).any(1)

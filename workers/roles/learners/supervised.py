@@ -1,6 +1,6 @@
-"""SupervisedLearner: steps of a stage that learns from batches, on one rank.
+"""SupervisedLearner: trains a stage from batches on one rank.
 
-A step reads this rank's rows, which are a pure function of the step number, computes gradients a bounded chunk at a time, steps
+A step reads this rank's rows, which are a pure function of the step number, computes gradients in chunks of bounded size, steps
 the dense weights and pushes the gradients of the sparse rows. Losses are divided by the number of targets on all ranks.
 """
 
@@ -46,21 +46,21 @@ from nonet.workers.engines import (
 from nonet.workers.roles import CheckpointPart, LearnerContext, LearningRate, StageLearner, StageSetup
 from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 
-# Batches in flight where rows travel: `bench embedding` hides 80 % of the shorter side with three.
+# Batches in flight if rows are exchanged between processes: with three, `bench embedding` overlaps 80 % of the shorter side.
 IN_FLIGHT = 3
-_PAGES_EVERY = 64  # steps between which mapped pages of the log stay resident
+_PAGES_EVERY = 64  # Steps between two releases of mapped pages.
 
 # Shapes: M unique keys, D width.
 
 
 class SupervisedLearner(StageLearner):
-    """Learns a stage from batches of histories."""
+    """Trains a stage on batches of histories."""
 
     def __init__(self, context: LearnerContext, stage: StageSetup):
         super().__init__(context, stage)
         self.precision = StepPrecision(**stage.precision)
         self._opened: Samples | None = None
-        self._skipped = 0  # steps in a row that were skipped because a loss or gradient was not finite
+        self._skipped = 0  # Successive steps that were skipped because a loss or gradient was not finite.
         self._last_record_at = 0.0
         self._pipeline: PrefetchPipeline | None = None
 
@@ -68,13 +68,14 @@ class SupervisedLearner(StageLearner):
         """Take the steps [start, stop) of the stage.
 
         Returns:
-            One record per step: loss (nats per target), events, lr, norm, seconds, and how many of those seconds the step
-            `waited` for its samples.
+            One record per step: loss (nats per target), events, lr, norm, seconds, and the part of the seconds that the step
+                waited for
+            its samples (`waited`).
         """
         context, stage = self.context, self.stage
         measure_matmul_rate(
             context.device, stage.precision.get("use", "fp32")
-        )  # measured once, before the clock starts
+        )  # Measured once, before the step timer starts.
         self._last_record_at = time.perf_counter()
         context.meter.take_counts()
         distributed = context.sparse.layout.world > 1 or context.run.joins
@@ -121,7 +122,7 @@ class SupervisedLearner(StageLearner):
         return None if self.stage.frozen_rows else grads, sums | record
 
     def add_gradients(self, step: int) -> dict[str, float]:
-        """Add gradients of a further loss to those of the batch, and return what the record says of it."""
+        """Add gradients of a further loss to those of the batch, and return its values for the record."""
         return {}
 
     def finish_step(
@@ -143,7 +144,8 @@ class SupervisedLearner(StageLearner):
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         context, precision, scale = self.context, self.precision, {}
         if not are_all_finite([torch.tensor(loss), *grads.values()]):
-            poison(list_gradients(context.dense))  # of one rank: its dense gradients tell the others
+            # Poisoned dense gradients tell the other ranks to skip the step.
+            poison(list_gradients(context.dense))
         finite = precision.unscale_gradients(list_gradients(context.dense)) & precision.unscale_gradients(
             grads.values()
         )
@@ -151,7 +153,7 @@ class SupervisedLearner(StageLearner):
         if precision.scales:
             scale = {"scale": precision.scale, "skipped": float(not moves)}
         precision.update_loss_scale(moves)
-        overflows = not moves and math.isfinite(loss) and precision.scale > 1  # a smaller scale may do
+        overflows = not moves and math.isfinite(loss) and precision.scale > 1  # A smaller scale may succeed.
         norm = self._clip(keys, grads) if moves else math.inf
         moves = math.isfinite(norm)
         if moves:
@@ -205,6 +207,7 @@ class SupervisedLearner(StageLearner):
         return self._build_request("users", *data, joins=corpus.joins)
 
     def restore(self, folder: Path) -> None:
+        """Restore mixed-precision state, the position of the source and the ledger from a checkpoint."""
         self.precision.load(folder)
         if has_states(str(folder)):
             self.samples.restore(read_state(str(folder), self.context.rank, self.context.world))
@@ -212,6 +215,7 @@ class SupervisedLearner(StageLearner):
             self.samples.ledger.load(folder, self.context.rank)
 
     def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+        """Return functions that write mixed-precision state, the position of the source and the ledger."""
         parts: list[CheckpointPart] = []
         rank, world = self.context.rank, self.context.world
         if rank == 0 and (state := self.precision.get_state()):

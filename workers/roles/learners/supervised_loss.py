@@ -1,6 +1,6 @@
 """SupervisedLoss: the losses of a supervised step on one rank, of semantic ids and of nearest items, and their gradients.
 
-Losses are divided by the global count of targets, so the parts of all ranks and chunks add up to the step.
+Losses are divided by the number of targets on all ranks, so the gradients of ranks and chunks add up to those of the step.
 """
 
 from __future__ import annotations
@@ -24,19 +24,28 @@ from nonet.workers.roles import LearnerContext, StageSetup
 
 # Shapes: T positions, M targets, C items that may be near, D width.
 
-NEGATIVES = 2048  # of the sampled softmax over items, where the nearest of them vote
+NEGATIVES = 2048  # Number of negatives of the sampled softmax over items, if nearest items vote.
 
 
 @dataclass(frozen=True)
 class SupervisedLoss:
-    """Computes the losses of a stage's batches, and their gradients."""
+    """Computes the losses of a stage's batches and their gradients.
+
+    Attributes:
+        context: Objects shared with the trainer.
+        stage: The stage.
+        precision: Precision of the forward and backward pass.
+    """
 
     context: LearnerContext
     stage: StageSetup
     precision: StepPrecision = field(default_factory=StepPrecision)
 
     def negatives(self, step: int) -> dict[str, Tensor]:
-        """Keys of items for the sampled softmax, by table, ascending; the same on every rank. None where nobody is near."""
+        """Draw the item keys of the sampled softmax, by table, ascending; the same on every rank.
+
+        Empty if no nearest items vote.
+        """
         if self.context.voters is None or not self.context.voters.nearest:
             return {}
         draw = rng(self.context.run.seed, self.stage.name, step, "negatives")
@@ -48,8 +57,18 @@ class SupervisedLoss:
     def gradients(
         self, read: StepShare, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Gradients of the rows [M, D] by table, those of the model in it; and over all ranks loss (nats a target), events
-        and, of nearest items, nearest_loss."""
+        """Compute the gradients of a step, and accumulate those of the model in its parameters.
+
+        Args:
+            read: This rank's share of the step, in chunks.
+            rows: Sparse rows [M, D] by table.
+            begin_chunk: Called with the number of each chunk before its forward pass.
+
+        Returns:
+            The gradients of the rows [M, D] by table, and over all ranks loss (nats per target), events and, if nearest items
+            vote,
+            nearest_loss.
+        """
         leaves = {
             table: table_rows.detach().to(self.context.device).requires_grad_()
             for table, table_rows in rows.items()
@@ -58,7 +77,7 @@ class SupervisedLoss:
         for number, chunk in enumerate(read):
             begin_chunk(number)
             if not bool(chunk.batch.loss_mask.values.any()):
-                continue  # a rank's share may hold no target; it still meets the others
+                continue  # A rank's share may have no target; it still takes part in the collectives.
             with self.precision.cast(self.context.device):
                 losses = self._losses(
                     read, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)
@@ -77,7 +96,11 @@ class SupervisedLoss:
     def _losses(
         self, read: StepShare, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        """Summed nats of a chunk's targets: of their semantic ids and, where the nearest vote, of them among all items."""
+        """Compute the losses of a chunk in nats, summed over targets.
+
+        Returns:
+            The loss of the semantic ids and, if nearest items vote, that of the targets among the items.
+        """
         model, weight_M = self.context.dense.model, self._weights(batch)
         state_TD = model.states(batch, spread)
         loss, _ = compute_sid_loss(
@@ -107,7 +130,7 @@ class SupervisedLoss:
         return loss, near
 
     def _weights(self, batch: SampleBatch) -> Tensor | None:
-        """What each target of a batch counts [M]; None where all count 1."""
+        """Return the weight of each target of a batch [M]; None if all have weight 1."""
         if not self.stage.weight and not self.stage.propensity:
             return None
         taught = batch.loss_mask.values
@@ -118,13 +141,13 @@ class SupervisedLoss:
 
     @cached_property
     def _of_kinds(self) -> Tensor:
-        """What a target of each kind of event counts, before all are made 1 on average."""
+        """Weight of a target by kind of event, before normalisation to a mean of 1."""
         names = self.context.corpus.seq.event_names or ("",)
         return torch.tensor([self.stage.weight.get(kind, 1.0) for kind in names], device=self.context.device)
 
     @cached_property
     def _mean(self) -> float:
-        """What a training event of the stage counts on average."""
+        """Mean weight of the stage's training events."""
         total, events = 0.0, 0
         for part in self.context.corpus.seq.iterate_parts():
             taught = part.split == TRAIN
@@ -138,6 +161,6 @@ class SupervisedLoss:
         return total / events if total else 1.0
 
     def _inverse(self, chance: Tensor) -> Tensor:
-        """Inverse propensities (Schnabel et al. 2016), cut at `most` and later divided by their mean; 1 where none is known."""
+        """Compute inverse propensities (Schnabel et al. 2016), clipped at `most`; 1 where the propensity is unknown."""
         most = float(self.stage.propensity["most"])
         return torch.where(chance > 0, 1 / chance.clamp_min(1 / most), 1.0)
