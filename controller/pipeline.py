@@ -24,9 +24,9 @@ from nonet.controller.record import (
 )
 from nonet.controller.report import make_report, select_headline
 from nonet.controller.scenario import Scenario
-from nonet.controller.scenario.settings import duplicates_text, repeats_text, shared_codes_text
+from nonet.controller.scenario.settings import describe_duplicates, describe_repeats, describe_shared_codes
 from nonet.controller.session import Session
-from nonet.controller.setup import baselines_of
+from nonet.controller.setup import make_baseline_options
 from nonet.controller.stages import (
     make_controls,
     probe_rewards,
@@ -63,7 +63,7 @@ class Pipeline:
             self._asked_shown = (
                 session.evaluator.shown()
             )  # first of all: who shows a result must not wait for others
-            for name in baselines_of(session.scenario):
+            for name in make_baseline_options(session.scenario):
                 self._evaluate(name, partial(session.evaluator.baseline, name))
             for name in self._list_done_stages(session.restored):
                 self._evaluate(name, partial(self._rank_checkpoint, name))
@@ -97,13 +97,13 @@ class Pipeline:
             self.recorder.add_event("note", text=text)
         for text in getattr(self.session.groups, "notes", ()):
             self.recorder.add_event("note", text=text)
-        if repeats := repeats_text(data):
+        if repeats := describe_repeats(data):
             self.recorder.add_event("note", text=repeats)
         if tokens:
             self.recorder.add_event(
                 "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
             )
-        for text in (duplicates_text(data), shared_codes_text(tokens or {}, data["items"])):
+        for text in (describe_duplicates(data), describe_shared_codes(tokens or {}, data["items"])):
             if text:
                 self.recorder.add_event("note", text=f"warning: {text}")
         if self.session.restored:
@@ -265,7 +265,7 @@ class Pipeline:
     def _finish(self) -> None:
         session = self.session
         order = list(session.stages)
-        baselines = baselines_of(session.scenario)
+        baselines = make_baseline_options(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
         aside = [(name, subject) for name in order for subject in list_subjects_beside(name)]
         pairs += [each for each in aside if (session.run.results / f"{each[1]}.npz").exists()]

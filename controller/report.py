@@ -18,8 +18,8 @@ from nonet.controller.record import (
     list_subjects_beside,
     read_journal,
 )
-from nonet.controller.scenario import Scenario, holds
-from nonet.controller.setup import baselines_of
+from nonet.controller.scenario import Scenario, is_above_floor
+from nonet.controller.setup import make_baseline_options
 from nonet.embedding.training import COUNTED
 from nonet.models.ranking import compare_paired
 
@@ -45,7 +45,7 @@ def make_report(
     """
     facts = run.read_facts()
     beside = {subject: {} for name in scenario.stages for subject in list_subjects_beside(name)}
-    baselines = baselines_of(scenario) | beside
+    baselines = make_baseline_options(scenario) | beside
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
@@ -247,7 +247,7 @@ def _check_floors(
             "mean": mean,
             "multiplier": steps[max(steps)] if steps else 0.0,
             "held_out": held_out,
-            "held": holds(shown, floor),
+            "held": is_above_floor(shown, floor),
             "steps": len(last),
         }
     return found

@@ -17,7 +17,7 @@ import typer
 
 from nonet.bench.run import BENCHES
 from nonet.controller.cluster import read_view
-from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, make_scenario, shipped_names, yaml
+from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, make_scenario, list_shipped_scenarios, yaml
 from nonet.deploy.cli import app
 from nonet.errors import ConfigError
 from nonet.workers.devices import vendors
@@ -283,7 +283,7 @@ def _problems_of_verb(command: str, verb: str, rest: str) -> Iterator[str]:
         return
     known = {
         "bench": [*BENCHES, "all"],
-        **dict.fromkeys(("run", "plan", "new", "parity", "submit"), shipped_names()),
+        **dict.fromkeys(("run", "plan", "new", "parity", "submit"), list_shipped_scenarios()),
         "import": ["movielens", "csv", "sequences"],
     }
     if first[1] not in known.get(verb, [first[1]]):

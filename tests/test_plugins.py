@@ -65,7 +65,7 @@ def test_another_process_reads_the_scenario_with_its_own_files_anew(files):
 def test_a_run_s_copies_stand_for_the_files_that_are_cited(tmp_path, files):
     (tmp_path / "copies").mkdir()
     (tmp_path / "copies" / "mine.py").write_text(OWN.replace("2.0", "7.0"))
-    there = scenario(files, "mine.py:SPEC").located(
+    there = scenario(files, "mine.py:SPEC").relocate(
         PluginFiles(str(tmp_path / "copies"), {"mine.py": "mine.py"})
     )
     assert there.stages["rl"].algorithm.spec.options().push == 7.0

@@ -111,7 +111,7 @@ class _RunWorld:
     def __init__(self, folder: Path):
         from nonet.controller.record import Checkpoints, RunFolder, make_control_name
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import read_copies, reward_options
+        from nonet.controller.setup import read_copies, list_reward_options
         from nonet.workers.roles import RewardWorker
 
         run = RunFolder(folder.absolute())
@@ -125,14 +125,14 @@ class _RunWorld:
         self.width = scenario.stages[_STAGE].kind.get_width(scenario.stages[_STAGE])
         self.weights = dict(rl.weights)
         self.rewards: dict[str, Any] = {}
-        for stage, name, options in reward_options(scenario):
+        for stage, name, options in list_reward_options(scenario):
             if stage == _STAGE:
                 use = files.make_absolute(options.use or name)
                 worker = RewardWorker(name, use, files.folder, options.options())
                 worker.setup()
                 worker.open(artifacts)
                 self.rewards[name] = worker
-        self.users, self.positions = self.rollout.heldout_prompts()
+        self.users, self.positions = self.rollout.draw_held_out_prompts()
         third = np.array([hash_words(11, int(user)) % 3 for user in self.users])
         self.parts = {"choose": third == 0, "report": third != 0}
         supervised = self.roles.stages[before]
@@ -169,7 +169,7 @@ class _RunWorld:
         total = np.zeros(len(self.users))
         for name, reward in self.rewards.items():
             total = total + self.weights[name] * np.asarray(reward.score(lists), np.float64).mean(1)
-        ndcg = compute_per_event("ndcg@10", self.rollout.places(lists))
+        ndcg = compute_per_event("ndcg@10", self.rollout.find_target_ranks(lists))
         return {
             part: (float(total[rows].mean()), float(ndcg[rows].mean())) for part, rows in self.parts.items()
         }

@@ -60,12 +60,12 @@ def bench_gradient(
 def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dict[str, str], Path]]:
     """Train a world. Returns it with its scenario, artifacts and commit."""
     from nonet.controller.scenario import load_scenario
-    from nonet.controller.setup import data_setup
+    from nonet.controller.setup import make_data_setup
     from nonet.workers.roles import Tokeniser
 
     path = write_world(folder, memory)
     scenario, beside = load_scenario(path)
-    facts: dict[str, Any] = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
+    facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     world = SmallWorld(path, folders, [])
     return world, (path, folders, world.save(folder / "taught"))

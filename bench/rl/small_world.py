@@ -61,19 +61,19 @@ class SmallWorld:
         self, scenario: Path, artifact_dirs: dict[str, str], changes: list[str], commit: Path | None = None
     ):
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import run_setup, stage_setups
+        from nonet.controller.setup import make_run_setup, make_stage_setups
         from nonet.workers.roles import EmbeddingShard, Rollout, Trainer
         from nonet.workers.runtime import Place
 
         loaded, _ = load_scenario(scenario, changes)
-        run = run_setup(loaded)
+        run = make_run_setup(loaded)
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
         self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
         self.trainer.open(artifact_dirs)
         self.rollout.open(artifact_dirs)
         seq = self.trainer.corpus.seq
-        self.stages = stage_setups(loaded, len(seq), int(seq.count_events()["train"]))
+        self.stages = make_stage_setups(loaded, len(seq), int(seq.count_events()["train"]))
         self.draw = {"use": loaded.stages["rl"].rollout.use, **loaded.stages["rl"].rollout.options()}  # type: ignore[attr-defined]
         self._version = 0
         if commit is None:

@@ -93,7 +93,7 @@ class _Ours:
 
     def __init__(self, folder: Path, steps: int, changes: list[str]):
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import data_setup, run_setup, stage_setups
+        from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
         from nonet.workers.roles import EmbeddingShard, Tokeniser, Trainer
         from nonet.workers.runtime import Place
 
@@ -101,14 +101,14 @@ class _Ours:
         scenario, beside = load_scenario(
             "quickstart", [*_CHANGES, rate, f"stages.pretrain.epochs={steps}", *changes]
         )
-        facts: dict[str, Any] = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
-        run, shard = run_setup(scenario), EmbeddingShard(run_setup(scenario))
+        facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
+        run, shard = make_run_setup(scenario), EmbeddingShard(make_run_setup(scenario))
         self.trainer = Trainer(run)
         self.trainer.place = Place(role="trainer", peers={"embedding": shard})
         self.trainer.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
         seq = self.trainer.corpus.seq
-        self.stage = stage_setups(scenario, len(seq), int(seq.count_events()["train"]))["pretrain"]
-        self.dims, self.options, self.steps, self._at = run.feature_dims(), scenario.model.options(), steps, 0
+        self.stage = make_stage_setups(scenario, len(seq), int(seq.count_events()["train"]))["pretrain"]
+        self.dims, self.options, self.steps, self._at = run.get_feature_dims(), scenario.model.get_options(), steps, 0
         self.trainer.begin(self.stage)
         self.batches, self.keys = self._read_batches()
         self.trainer.begin(self.stage)  # for reading leased its rows
@@ -122,7 +122,7 @@ class _Ours:
         """Return the sequences of all steps as tensors, and the keys of items and users by their position in nn.Embedding."""
         from nonet.workers.roles.learners import SupervisedLearner
 
-        learner = self.trainer.learner_of(self.stage)
+        learner = self.trainer.get_learner(self.stage)
         assert isinstance(learner, SupervisedLearner)
         steps = [[chunk.batch for chunk in learner.read_batch(step)] for step in range(self.steps)]
         seq = self.trainer.corpus.seq

@@ -59,7 +59,7 @@ def _measure_policy(made: FeedWorld) -> dict[str, Any]:
     """Train one feed and return its row."""
     made.train("pretrain")
     repeats = made.facts["data"]["repeats"]
-    counter, model = made.evaluator.baseline("transition_counter"), made.evaluate()
+    counter, model = made.evaluator.evaluate_baseline("transition_counter"), made.evaluate()
     hits, prompts = made.count_probe_hits()
     flat, groups = made.reinforce(_RL_STEPS)
     return {
@@ -83,7 +83,7 @@ class FeedWorld:
 
     def __init__(self, folder: Path, changes: Sequence[str] = ()):
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import data_setup, run_setup, stage_setups
+        from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
         from nonet.workers.roles import EmbeddingShard, Rollout, Tokeniser, Trainer
         from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
         from nonet.workers.runtime import Place
@@ -91,10 +91,10 @@ class FeedWorld:
         self.folder = folder
         write_feed(folder)
         self.scenario, beside = load_scenario(folder / "feed.yaml", list(changes))
-        self.facts = Tokeniser().prepare(data_setup(self.scenario, beside), str(folder))
+        self.facts = Tokeniser().prepare(make_data_setup(self.scenario, beside), str(folder))
         folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
-        run, data, ask = run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
-        self.stages = stage_setups(self.scenario, data["users"], data["trained_events"])
+        run, data, ask = make_run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
+        self.stages = make_stage_setups(self.scenario, data["users"], data["trained_events"])
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         self.evaluator = Evaluator(run, EvaluateSetup(tuple(ask.metrics), ask.width, None))
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
@@ -124,12 +124,12 @@ class FeedWorld:
 
         body = self.scenario.stages["rl"]
         assert isinstance(body, Reinforced)
-        width = body.rollout.options()["width"]
+        width = body.rollout.get_options()["width"]
         return self.rollout.generate(users, positions, RolloutRequest("rl", step, width, 0))
 
     def count_probe_hits(self) -> tuple[int, int]:
         """Return the number of probe prompts with the target among their beams, and the number of all."""
-        beams = self.generate_beams(*self.rollout.heldout_prompts())
+        beams = self.generate_beams(*self.rollout.draw_held_out_prompts())
         return int(compute_hits(beams).any(1).sum()), len(beams["uid"])
 
     def reinforce(self, steps: int) -> tuple[int, int]:

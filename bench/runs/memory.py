@@ -55,11 +55,11 @@ _CALLS = {
 def _tokenise_data(folder: Path) -> dict[str, str]:
     """Prepare the data of the scenario. Returns the folders of the artifacts."""
     from nonet.controller.scenario import load_scenario
-    from nonet.controller.setup import data_setup
+    from nonet.controller.setup import make_data_setup
     from nonet.workers.roles import Tokeniser
 
     scenario, beside = load_scenario(_SCENARIO)
-    facts: dict[str, Any] = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
+    facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
     return {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
 
 
@@ -68,21 +68,21 @@ class _MemorySide:
 
     def __init__(self, artifact_dirs: dict[str, str], memory: str, warm: int):
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import run_setup, stage_setups
+        from nonet.controller.setup import make_run_setup, make_stage_setups
         from nonet.samples.batches import list_prompts
         from nonet.samples.sequences import TEST
         from nonet.workers.roles import EmbeddingShard, Rollout, Trainer
         from nonet.workers.runtime import Place
 
         scenario, _ = load_scenario(_SCENARIO, [f"model.memory={memory}"])
-        run = run_setup(scenario)
+        run = make_run_setup(scenario)
         shard, self._trainer, self._rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         self._trainer.place = Place(role="trainer", peers={"embedding": shard})
         self._rollout.place = Place(role="rollout", peers={"trainer": self._trainer, "embedding": shard})
         self._trainer.open(artifact_dirs)
         self._rollout.open(artifact_dirs)
         seq = self._trainer.corpus.seq
-        self._stages = stage_setups(scenario, len(seq), int(seq.count_events()["train"]))
+        self._stages = make_stage_setups(scenario, len(seq), int(seq.count_events()["train"]))
         self._trainer.begin(self._stages["pretrain"])
         self._at, self._updates = 0, 0
         for _ in range(warm):

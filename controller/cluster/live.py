@@ -14,7 +14,7 @@ import ray
 from ray._private import state as ray_state
 from ray.util.placement_group import placement_group_table
 
-from nonet.controller.cluster.view import ClusterView, DeviceFacts, Held, Node
+from nonet.controller.cluster.view import ClusterView, DeviceFacts, Holding, Node
 
 # Memory of devices whose name in Ray determines it; that of others (A100: 40 or 80 GB) is unknown.
 _MEMORY_GB = {
@@ -31,18 +31,18 @@ _MEMORY_GB = {
 _NOT_DEVICES = ("CPU", "memory", "object_store_memory")
 
 
-def live_view() -> ClusterView:
+def read_live_view() -> ClusterView:
     """Return the nodes of the connected Ray cluster, with what is free now and who holds the rest."""
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
-    holdings = tuple(_held())
+    holdings = tuple(_list_holdings())
     taken: dict[tuple[str, str], float] = defaultdict(float)
     for one in holdings:
         taken[one.node, one.resource] += one.amount
-    nodes = (_node(node, free.get(node["NodeID"], {}), taken) for node in ray.nodes() if node["Alive"])
+    nodes = (_make_node(node, free.get(node["NodeID"], {}), taken) for node in ray.nodes() if node["Alive"])
     return ClusterView(tuple(nodes), holdings)
 
 
-def settled_view(timeout_s: float) -> ClusterView:
+def wait_for_settled_view(timeout_s: float) -> ClusterView:
     """Wait until a live view is consistent, as nodes report some 100 ms late.
 
     Args:
@@ -50,7 +50,7 @@ def settled_view(timeout_s: float) -> ClusterView:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        view = live_view()
+        view = read_live_view()
         taken: dict[tuple[str, str], float] = defaultdict(float)
         for holding in view.held:
             taken[holding.node, holding.resource] += holding.amount
@@ -65,7 +65,7 @@ def settled_view(timeout_s: float) -> ClusterView:
         time.sleep(0.02)
 
 
-def _node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str, str], float]) -> Node:
+def _make_node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str, str], float]) -> Node:
     """Build a node from Ray's record; what is free is at most what no holder takes."""
     total, labels = dict(node["Resources"]), dict(node.get("Labels") or {})
     kind = labels.get("ray.io/accelerator-type", "")
@@ -79,22 +79,22 @@ def _node(node: dict[str, Any], free: dict[str, float], taken: Mapping[tuple[str
     return Node(node["NodeID"], total, left, labels, devices)
 
 
-def _held() -> Iterator[Held]:
+def _list_holdings() -> Iterator[Holding]:
     """Yield who holds which resources: placement groups, and actors outside them."""
     for group in placement_group_table().values():
         if group["state"] in ("CREATED", "RESCHEDULING"):
             name = group["name"] or f"placement group {group['placement_group_id'][:8]}"
             for index, bundle in group["bundles"].items():
                 node = group["bundles_to_node_id"].get(index, "")
-                yield from (Held(name, node, resource, amount) for resource, amount in bundle.items() if node)
-    for name, node, resources in _actors():
+                yield from (Holding(name, node, resource, amount) for resource, amount in bundle.items() if node)
+    for name, node, resources in _list_actors():
         inside = any("_group_" in resource for resource in resources)  # counted with its placement group
         yield from (
-            Held(name, node, resource, amount) for resource, amount in resources.items() if not inside
+            Holding(name, node, resource, amount) for resource, amount in resources.items() if not inside
         )
 
 
-def _actors() -> Iterator[tuple[str, str, dict[str, float]]]:
+def _list_actors() -> Iterator[tuple[str, str, dict[str, float]]]:
     """Yield name, node and resources of every live actor; none if Ray's internal interface has changed."""
     from ray.core.generated import gcs_pb2
 

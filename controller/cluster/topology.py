@@ -19,7 +19,7 @@ ANYWHERE = ""
 Domain = tuple[str, ...]
 
 
-def domain(node: Node, level: str) -> Domain | None:
+def find_domain(node: Node, level: str) -> Domain | None:
     """Return the domain of a level that a node belongs to; None if its labels do not state it.
 
     Args:
@@ -34,12 +34,12 @@ def domain(node: Node, level: str) -> Domain | None:
     return (level, own) if level == "zone" else (level, node.labels.get("zone", ""), own)
 
 
-def place_key(node: Node) -> tuple[str, str, str]:
+def make_place_key(node: Node) -> tuple[str, str, str]:
     """Return a sort key by which neighbouring nodes of the cluster are neighbours in the list."""
     return (node.labels.get("zone", "~"), node.labels.get("rack", "~"), node.id)
 
 
-def levels_to_try(topology: Topology) -> Iterator[str]:
+def list_levels(topology: Topology) -> Iterator[str]:
     """Yield levels from the narrowest requested one outwards; the last is a required level or ANYWHERE.
 
     `prefer: [host, rack]` tries a host, then a rack, then a zone, then any nodes; `require: [zone]` ends at the zone.

@@ -43,7 +43,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Holding:
     """Resources of a node that someone holds.
 
     Attributes:
@@ -88,17 +88,17 @@ class ClusterView:
     """
 
     nodes: tuple[Node, ...]
-    held: tuple[Held, ...] = ()
+    held: tuple[Holding, ...] = ()
 
-    def total(self, resource: str) -> float:
+    def get_total(self, resource: str) -> float:
         """Return the units of a resource on all nodes."""
         return sum(node.total.get(resource, 0.0) for node in self.nodes)
 
-    def free(self, resource: str) -> float:
+    def get_free(self, resource: str) -> float:
         """Return the free units of a resource on all nodes."""
         return sum(node.free.get(resource, 0.0) for node in self.nodes)
 
-    def node(self, name: str) -> Node:
+    def get_node(self, name: str) -> Node:
         """Return the node with an id.
 
         Raises:
@@ -111,12 +111,12 @@ class ClusterView:
         return {node.id: node for node in self.nodes}
 
 
-def _amount(value: object) -> float:
+def _parse_amount(value: object) -> float:
     """Parse an amount of a resource: a number, or bytes such as "1TB"."""
     return float(value) if isinstance(value, int | float) else float(parse_bytes(value))
 
 
-Amount = Annotated[float, BeforeValidator(_amount)]
+Amount = Annotated[float, BeforeValidator(_parse_amount)]
 
 
 class _DeviceText(StrictModel):
@@ -126,7 +126,7 @@ class _DeviceText(StrictModel):
     domain: Count = 0
 
 
-class _HeldText(StrictModel):
+class _HoldingText(StrictModel):
     """The keys of a holder in YAML."""
 
     by: str
@@ -150,7 +150,7 @@ class _ViewText(StrictModel):
     """The keys of a view in YAML."""
 
     nodes: list[_NodeText]
-    held: list[_HeldText] = []
+    held: list[_HoldingText] = []
 
 
 def read_view(path: Path) -> ClusterView:
@@ -170,38 +170,38 @@ def read_view(path: Path) -> ClusterView:
             f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}; wanted nodes: "
             "[{id, resources: {CPU, GPU, NPU, memory}, used, labels, devices: {GPU: {memory, domain}}, count}]"
         ) from None
-    nodes = tuple(_node(node, index) for node in text.nodes for index in range(node.count))
+    nodes = tuple(_make_node(node, index) for node in text.nodes for index in range(node.count))
     twice = (
         {node.id for node in nodes if sum(other.id == node.id for other in nodes) > 1}
-        if _clash(nodes)
+        if _has_duplicate_ids(nodes)
         else ()
     )
     if twice:
         raise ConfigError(
             f"{path}: node id {min(twice)!r} occurs twice; put {{i}} into the id of a node with a count"
         )
-    return ClusterView(nodes, tuple(Held(**entry.model_dump()) for entry in text.held))
+    return ClusterView(nodes, tuple(Holding(**entry.model_dump()) for entry in text.held))
 
 
-def this_machine() -> ClusterView:
+def read_local_view() -> ClusterView:
     """Return a view of this machine's CPUs and memory, which `nonet plan` assumes without a cluster."""
-    total = {"CPU": float(len(os.sched_getaffinity(0))), MEMORY: float(host_memory_bytes())}
+    total = {"CPU": float(len(os.sched_getaffinity(0))), MEMORY: float(get_host_memory_bytes())}
     return ClusterView((Node("local", total, dict(total)),))
 
 
-def host_memory_bytes() -> int:
+def get_host_memory_bytes() -> int:
     """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _clash(nodes: tuple[Node, ...]) -> bool:
+def _has_duplicate_ids(nodes: tuple[Node, ...]) -> bool:
     """Return whether two nodes have the same id."""
     return len({node.id for node in nodes}) < len(nodes)
 
 
-def _node(text: _NodeText, index: int) -> Node:
+def _make_node(text: _NodeText, index: int) -> Node:
     """Build one node from YAML; raise ConfigError if more of a resource is used than it has."""
-    name = _filled(text.id, index) if text.count == 1 or _FIELD.search(text.id) else f"{text.id}-{index}"
+    name = _fill_index(text.id, index) if text.count == 1 or _FIELD.search(text.id) else f"{text.id}-{index}"
     total = dict(text.resources)
     unknown = sorted(set(text.used) - set(total))
     over = [key for key in text.used if key in total and text.used[key] > total[key]]
@@ -214,12 +214,12 @@ def _node(text: _NodeText, index: int) -> Node:
         name,
         total,
         {key: value - text.used.get(key, 0.0) for key, value in total.items()},
-        {key: _filled(value, index) for key, value in text.labels.items()},
+        {key: _fill_index(value, index) for key, value in text.labels.items()},
         {key: DeviceFacts(facts.memory, facts.domain) for key, facts in text.devices.items()},
     )
 
 
-def _filled(text: str, index: int) -> str:
+def _fill_index(text: str, index: int) -> str:
     """Replace the fields of a text by the number of the node."""
 
     def number(match: re.Match[str]) -> str:

@@ -20,9 +20,9 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from nonet.controller.cluster import live_view, settled_view
+from nonet.controller.cluster import live_view, wait_for_settled_view
 from nonet.controller.groups.lifetimes import list_remains
-from nonet.controller.plan import GroupPlan, Plan, plan, taken_since
+from nonet.controller.plan import GroupPlan, Plan, plan, describe_lost_room
 from nonet.controller.scenario import Scenario
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import PlacementError
@@ -91,7 +91,7 @@ class GroupBinding:
         self._specs, self._life, self._envs = specs, life, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
         self.hosts: dict[str, ActorGroup] = {}
-        self.change((), plan.groups_at(stage) if stage else plan.groups)
+        self.change((), plan.list_groups(stage) if stage else plan.groups)
 
     def change(self, stops: Collection[str], starts: Sequence[GroupPlan]) -> None:
         """Stop some groups with their placement groups, and start others; if that fails, all groups are stopped.
@@ -211,7 +211,7 @@ class GroupBinding:
         """Stop everything and raise PlacementError, which says who holds what the plan counted on."""
         group = next(group for group in self.groups if group.name == name)
         self.stop()
-        raise PlacementError(taken_since(group, settled_view(_SETTLE_S)))
+        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_SETTLE_S)))
 
 
 def _is_stateless(group: GroupPlan) -> bool:

@@ -98,7 +98,7 @@ class TrainerHandle:
         shards = self.shards.world if self.apart else 0
         if self.group.world + shards == 1:
             return
-        host, port = self.group.host_gang().get(self.deadlines.step)
+        host, port = self.group.open_rendezvous().get(self.deadlines.step)
         rendezvous = Rendezvous(host, port, epoch, self.group.world, shards, self.deadlines.step)
         waits = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
         if self.apart:
@@ -163,7 +163,7 @@ class TrainerHandle:
         Right after a step they are known without a call.
         """
         if self._replica_bytes is None:
-            self._replica_bytes = sum(self.shards.replica_bytes().get(self.deadlines.step))
+            self._replica_bytes = sum(self.shards.count_replica_bytes().get(self.deadlines.step))
         return self._replica_bytes
 
     def fit_memory(self) -> None:
@@ -181,7 +181,7 @@ class TrainerHandle:
     def _run_with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
         """Return the answer of the trainers; the shards serve meanwhile and report their counters in the same round trip."""
         serving = [self.shards.serve()] if self.apart else []
-        after = self.shards.counts(), self.shards.replica_bytes()
+        after = self.shards.counts(), self.shards.count_replica_bytes()
         answer, *_, counts, sizes = get_all(timeout_s, work, *serving, *after)
         self._add_counts(counts)
         self._replica_bytes = sum(sizes)

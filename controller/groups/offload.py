@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.controller.plan import Ledger, OffloadMove, OffloadSchedule
+from nonet.controller.plan import MemoryLedger, OffloadMove, OffloadSchedule
 from nonet.controller.record import CONTROLLER, ChromeTrace
 from nonet.deadlines import Deadlines
 from nonet.workers.runtime import ActorGroup
@@ -25,10 +25,10 @@ class Offloader:
     """
 
     def __init__(
-        self, ledger: Ledger, hosts: Mapping[str, ActorGroup], trace: ChromeTrace, deadlines: Deadlines
+        self, ledger: MemoryLedger, hosts: Mapping[str, ActorGroup], trace: ChromeTrace, deadlines: Deadlines
     ):
         self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
-        places = dict.fromkeys(line.place for line in ledger.turns())
+        places = dict.fromkeys(line.place for line in ledger.list_offloading_lines())
         self._turns = [OffloadSchedule(ledger, place) for place in places]
         self.stages: frozenset[str] = frozenset()
         self._counted: dict[str, dict[str, Any]] = {}
@@ -43,7 +43,7 @@ class Offloader:
         """
         for turns in self._turns:
             away = set(turns.offloaded)
-            known = stage in self.stages and turns.knows(stage)
+            known = stage in self.stages and turns.has_stage(stage)
             for move in turns.enter(stage, phase) if known else turns.leave():
                 if move.group in self._hosts:
                     away = away | {move.unit} if move.what == "offload" else away - {move.unit}
@@ -52,7 +52,7 @@ class Offloader:
     def mark_resident(self, group: str) -> None:
         """Record that the processes of a group were restarted, which makes all of it resident."""
         for turns in self._turns:
-            turns.made_anew(group)
+            turns.mark_resident(group)
 
     def list_counts(self) -> dict[str, dict[str, Any]]:
         """Return the number of offloads and resumes with their bytes and seconds, by unit."""

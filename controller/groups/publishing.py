@@ -1,7 +1,7 @@
 """Publishing: rollout moves to the trainer's weights and rows, under one version for both.
 
 Weights go bucket by bucket, and are served when all of them have come. Rows go as what was touched since the version that
-the replicas hold, everything the first time; tables over `replica_bytes` stay with their shards, which keep the published
+the replicas hold, everything the first time; tables over `count_replica_bytes` stay with their shards, which keep the published
 version readable by key while training goes on. A rollout in the process of the only trainer reads the live model and
 tables: nothing is sent.
 """

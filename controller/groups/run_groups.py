@@ -23,20 +23,20 @@ from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
 from nonet.controller.record import ChromeTrace, RunFolder, check_shared
 from nonet.controller.scenario import RewardOptions, Scenario
 from nonet.controller.setup import (
-    baselines_of,
-    between_roles,
-    deadlines,
-    reward_options,
-    reward_spec,
-    role_specs,
-    rollout_options,
-    targets,
+    make_baseline_options,
+    list_between_roles,
+    make_deadlines,
+    list_reward_options,
+    make_reward_spec,
+    make_role_specs,
+    make_rollout_options,
+    get_targets,
 )
 from nonet.errors import NonetError, PlacementError
 from nonet.models.baselines import BASELINES
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
-from nonet.workers.roles.kinds import gang_roles
+from nonet.workers.roles.kinds import get_gang_roles
 from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
 
 
@@ -69,18 +69,18 @@ class RunGroups:
         evaluate_setup = EvaluateSetup(
             tuple(ask.metrics),
             ask.width,
-            next(iter(targets(scenario)), None),
-            baselines=baselines_of(scenario),
+            next(iter(get_targets(scenario)), None),
+            baselines=make_baseline_options(scenario),
             shuffle_ties=ask.shuffle_ties,
             users=ask.most_users,
             exhaustive=None if ask.exhaustive is None else ask.exhaustive == "on",
         )
         self._rehearses = any(
-            config["use"] not in BASELINES.list_shipped() for config in baselines_of(scenario).values()
+            config["use"] not in BASELINES.list_shipped() for config in make_baseline_options(scenario).values()
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = role_specs(scenario, run, evaluate_setup)
-        self.deadlines = deadlines(scenario)
+        specs = make_role_specs(scenario, run, evaluate_setup)
+        self.deadlines = make_deadlines(scenario)
         self._life = GroupLifetime(run.id, life_s)
         self.binding = GroupBinding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
@@ -140,7 +140,7 @@ class RunGroups:
                 f"reward {name!r} asks for {options.workers} x {LIGHT_CPUS:g} CPU, free are {free:g}; detach another, or give "
                 "it fewer workers"
             )
-        spec = reward_spec(self.scenario, self._run, name, options)
+        spec = make_reward_spec(self.scenario, self._run, name, options)
         life = replace(self._life, restarts=RESTARTS)
         hosts = ActorGroup(
             {role: spec},
@@ -179,7 +179,7 @@ class RunGroups:
 
     def find_due_change(self, stage: str) -> GroupChange:
         """Return what must change before a stage; falsy if its groups are already there."""
-        planned = {group.name: group for group in self.plan.groups_at(stage)}
+        planned = {group.name: group for group in self.plan.list_groups(stage)}
         there = {group.name: group for group in self.binding.groups}
         staying = {
             name for name, group in planned.items() if name in there and _is_unchanged(group, there[name])
@@ -235,11 +235,11 @@ class RunGroups:
             self.group("trainer"), self.group("embedding"), self.offloader.enter, self.deadlines
         )
         if self._has("rollout"):
-            rollouts = rollout_options(self.scenario)
-            waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
+            rollouts = make_rollout_options(self.scenario)
+            waves = {stage: self.plan.find_chunk(stage, "rollout") for stage in self.scenario.stages}
             between = {
                 stage: [self.group(name) for name in names]
-                for stage, names in between_roles(self.scenario).items()
+                for stage, names in list_between_roles(self.scenario).items()
             }
             self.rollout = RolloutHandle(
                 self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves, between
@@ -247,7 +247,7 @@ class RunGroups:
         self._evaluator = self.group("evaluator")
         self.rewards = self._make_reward_handles()
         groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
-        for names in between_roles(self.scenario).values():
+        for names in list_between_roles(self.scenario).values():
             groups += [self.group(name) for name in names if self.group(name).has_method("open")]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
@@ -289,13 +289,13 @@ class RunGroups:
 
     def _list_training_groups(self) -> set[str]:
         """Names of the groups that train together."""
-        return {group.name for group in self.binding.groups if gang_roles() & set(group.roles)}
+        return {group.name for group in self.binding.groups if get_gang_roles() & set(group.roles)}
 
     def _make_reward_handles(self) -> dict[str, RewardHandles]:
         """Create the handles of the rewards, by stage."""
         groups: dict[str, dict[str, WorkerGroup]] = {}
         timeouts: dict[str, dict[str, float]] = {}
-        for stage, name, options in reward_options(self.scenario):
+        for stage, name, options in list_reward_options(self.scenario):
             groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
             timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nonet.workers import WorkerActivity
-from nonet.workers.roles.kinds import gang_roles
+from nonet.workers.roles.kinds import get_gang_roles
 from nonet.workers.runtime import ActorGroup
 
 _MOST = 3  # workers named in a message
@@ -36,10 +36,10 @@ class Watchdog:
 
     def _find_partners(self, group: ActorGroup) -> list[ActorGroup]:
         """Return other groups whose ranks take part in collectives with this group."""
-        if not gang_roles() & set(group.specs):
+        if not get_gang_roles() & set(group.specs):
             return []
         return [
-            other for other in self._hosts.values() if other is not group and gang_roles() & set(other.specs)
+            other for other in self._hosts.values() if other is not group and get_gang_roles() & set(other.specs)
         ]
 
     def _write(self, seen: Sequence[WorkerActivity]) -> Path:

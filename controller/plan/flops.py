@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nonet.controller.plan.resolved import ResolvedRun, feature_dims
+from nonet.controller.plan.resolved import ResolvedRun, get_feature_dims
 from nonet.controller.scenario import PlannedGroup, Scenario
 from nonet.models import ModelSize
 
@@ -57,7 +57,7 @@ class StageWork:
     moves: tuple[tuple[str, float, str], ...]
 
 
-def arithmetic(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
+def estimate_work(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
     """Yield the estimated work of every stage.
 
     Args:
@@ -65,10 +65,10 @@ def arithmetic(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, ...]
         by_stage: The groups of each stage.
     """
     for name, body in run.scenario.stages.items():
-        yield run.kinds[name].work(run.scenario, name, body, by_stage[name], run.size)
+        yield run.kinds[name].estimate_work(run.scenario, name, body, by_stage[name], run.size)
 
 
-def group_flops(group: PlannedGroup, count: float) -> Flops:
+def make_group_flops(group: PlannedGroup, count: float) -> Flops:
     """Describe the floating-point operations of a group in one step.
 
     Args:
@@ -78,8 +78,8 @@ def group_flops(group: PlannedGroup, count: float) -> Flops:
     return Flops(group.name, group.resource, group.workers * (group.devices or 1), count)
 
 
-def row_moves(
-    scenario: Scenario, groups: tuple[PlannedGroup, ...], events: float, ways: int
+def estimate_row_moves(
+    scenario: Scenario, groups: tuple[PlannedGroup, ...], events: float, directions: int
 ) -> Iterator[tuple[str, float, str]]:
     """Yield the traffic of sparse rows between trainers and shards in other processes.
 
@@ -92,17 +92,17 @@ def row_moves(
     Yields:
         (description, bytes per step, route).
     """
-    trainer, shards = holder(groups, "trainer"), holder(groups, "embedding")
+    trainer, shards = find_holder(groups, "trainer"), find_holder(groups, "embedding")
     fused = shards.name == trainer.name
     elsewhere = 1 - 1 / trainer.workers if fused else 1.0
     row_bytes = _WIRE[scenario.sparse.wire]
-    count = events * sum(map(row_bytes, feature_dims(scenario).values())) * float(ways) * elsewhere
+    count = events * sum(map(row_bytes, get_feature_dims(scenario).values())) * float(directions) * elsewhere
     if count:
-        what = "sparse rows and gradients" if ways == 2 else "sparse rows"
+        what = "sparse rows and gradients" if directions == 2 else "sparse rows"
         yield what, count, f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"
 
 
-def gradient_moves(trainer: PlannedGroup, size: ModelSize) -> Iterator[tuple[str, float, str]]:
+def estimate_gradient_moves(trainer: PlannedGroup, size: ModelSize) -> Iterator[tuple[str, float, str]]:
     """Yield the traffic of dense gradients between the ranks of a trainer.
 
     A ring sends each gradient twice, except for one rank's share. This holds for one all-reduce and for a reduce-scatter
@@ -120,7 +120,7 @@ def gradient_moves(trainer: PlannedGroup, size: ModelSize) -> Iterator[tuple[str
         yield "dense gradients", each * trainer.workers, f"among {trainer.name}"
 
 
-def holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:
+def find_holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:
     """Return the group that holds a role.
 
     Raises:

@@ -16,13 +16,13 @@ from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory import (
     PROCESS_BYTES,
     RUNTIME_BYTES,
-    Need,
-    need,
-    stepped_on_host,
-    usual_share,
+    WorkerMemory,
+    estimate_worker_memory,
+    estimate_host_optimizer_bytes,
+    estimate_usual_share,
 )
 from nonet.controller.plan.placement import GroupPlan
-from nonet.controller.plan.resolved import ResolvedRun, shard_bytes
+from nonet.controller.plan.resolved import ResolvedRun, count_shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
@@ -74,7 +74,7 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class MemoryLedger:
     """Memory of all devices and hosts in all phases, and the planned chunk sizes.
 
     Attributes:
@@ -86,7 +86,7 @@ class Ledger:
     lines: tuple[LedgerLine, ...] = ()
     chunks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def peak(self, stage: str, place: str) -> LedgerLine:
+    def find_peak(self, stage: str, place: str) -> LedgerLine:
         """Return the line of the phase in which a place needs most memory.
 
         Args:
@@ -98,12 +98,12 @@ class Ledger:
             key=lambda line: line.needed,
         )
 
-    def turns(self) -> tuple[LedgerLine, ...]:
+    def list_offloading_lines(self) -> tuple[LedgerLine, ...]:
         """Return the lines of phases in which something is offloaded."""
         return tuple(line for line in self.lines if line.offloaded)
 
 
-def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView) -> Ledger:
+def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView) -> MemoryLedger:
     """Account for the memory of the groups of every stage.
 
     Args:
@@ -121,42 +121,42 @@ def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]],
         aside: dict[str, float] = defaultdict(float)
         for root in (group for group in groups if not group.shares and _is_counted(scenario, group)):
             together = [group for group in groups if root.name in (group.name, group.shares)]
-            for line, needs in _device_lines(run, stage, together, view):
+            for line, needs in _make_device_lines(run, stage, together, view):
                 lines.append(line)
-                _note(chunks.setdefault(stage, {}), needs, _phases(run, stage).get(line.phase))
+                _record_chunks(chunks.setdefault(stage, {}), needs, _list_phases(run, stage).get(line.phase))
                 for name in (
                     line.offloaded if root.resource != "CPU" else ()
                 ):  # on cpu they are moved to a mapped file
-                    waits = needs[_group(name)].idle_bytes - _kept(line, _group(name))
-                    aside[_group(name)] = max(aside[_group(name)], waits)
-        line, needs = _host_line(run, stage, groups, view, aside)
+                    waits = needs[_parse_group(name)].idle_bytes - _count_kept_bytes(line, _parse_group(name))
+                    aside[_parse_group(name)] = max(aside[_parse_group(name)], waits)
+        line, needs = _make_host_line(run, stage, groups, view, aside)
         lines.append(line)
-        _note(chunks.setdefault(stage, {}), needs, _phases(run, stage).get(line.phase))
+        _record_chunks(chunks.setdefault(stage, {}), needs, _list_phases(run, stage).get(line.phase))
     for line in lines:
         if line.capacity and line.counted > line.capacity:
-            raise PlacementError(_refusal(line, scenario))
-    return Ledger(tuple(lines), chunks)
+            raise PlacementError(_format_refusal(line, scenario))
+    return MemoryLedger(tuple(lines), chunks)
 
 
-def _phases(run: ResolvedRun, stage: str) -> dict[str, tuple[str, ...]]:
+def _list_phases(run: ResolvedRun, stage: str) -> dict[str, tuple[str, ...]]:
     """Return which roles work at the same time in each phase of a stage; "reward" stands for all rewards."""
     return run.kinds[stage].list_phases(run.scenario.stages[stage])
 
 
-def _device_lines(
+def _make_device_lines(
     run: ResolvedRun, stage: str, groups: list[GroupPlan], view: ClusterView
-) -> Iterator[tuple[LedgerLine, dict[str, Need]]]:
+) -> Iterator[tuple[LedgerLine, dict[str, WorkerMemory]]]:
     """Yield one ledger line per phase for the devices that `groups` share, with the memory that each group needs."""
     root = groups[0]
     runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
-    capacity = int(_USABLE * min(_device_bytes(run.scenario, view, node, root) for node in set(root.nodes)))
-    for phase, working in _phases(run, stage).items():
-        busy = [group for group in groups if _works(group, working)]
+    capacity = int(_USABLE * min(_get_device_bytes(run.scenario, view, node, root) for node in set(root.nodes)))
+    for phase, working in _list_phases(run, stage).items():
+        busy = [group for group in groups if _is_working(group, working)]
         resident = runtime * len(groups)
         budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
-        needs = _fitting(run, stage, groups, busy, budget)
+        needs = _fit_chunks(run, stage, groups, busy, budget)
         active = () if phase == "publish" else working
-        parts = _parts(groups, needs, active, runtime)
+        parts = _collect_parts(groups, needs, active, runtime)
         resting = [g for g in groups if g not in busy and needs[g.name].idle_bytes]
         resting.sort(key=lambda g: -needs[g.name].idle_bytes)
         halves = [g for g in busy if "trainer" in g.roles and "trainer" not in working]
@@ -168,7 +168,7 @@ def _device_lines(
             left: dict[str, float] = {"runtime": runtime} if runtime else {}
             if group in halves:
                 roles = tuple(role for role in group.roles if role != "trainer")
-                rest = need(run, stage, roles, group.workers, budget)
+                rest = estimate_worker_memory(run, stage, roles, group.workers, budget)
                 left |= {**rest.fixed, **rest.working}
             parts |= {f"{group.name}.{part}": int(value) for part, value in left.items()}
             offloaded.append(group.name if group in resting else f"{group.name}/trainer")
@@ -180,13 +180,13 @@ def _device_lines(
         )
 
 
-def _fitting(
+def _fit_chunks(
     run: ResolvedRun,
     stage: str,
     groups: list[GroupPlan],
     busy: list[GroupPlan],
     budget: float,
-) -> dict[str, Need]:
+) -> dict[str, WorkerMemory]:
     """Estimate the memory of the groups on one device, and choose their chunks.
 
     Chunks are reduced so that resting groups stay resident, unless the chunks would become smaller than a usual step. In
@@ -200,21 +200,21 @@ def _fitting(
         budget: Bytes for each working group; 0 if unknown.
     """
 
-    def needs(bytes_each: float) -> dict[str, Need]:
-        return {g.name: need(run, stage, g.roles, g.workers, bytes_each) for g in groups}
+    def estimate_needs(bytes_each: float) -> dict[str, WorkerMemory]:
+        return {g.name: estimate_worker_memory(run, stage, g.roles, g.workers, bytes_each) for g in groups}
 
-    whole = needs(budget)
+    whole = estimate_needs(budget)
     rest = sum(whole[g.name].idle_bytes for g in groups if g not in busy)
     if not budget or not rest:
         return whole
-    beside = needs(max(1.0, budget - rest / max(1, len(busy))))
-    usual = {g.name: usual_share(run, stage, g.workers) for g in busy}
+    beside = estimate_needs(max(1.0, budget - rest / max(1, len(busy))))
+    usual = {g.name: estimate_usual_share(run, stage, g.workers) for g in busy}
     small = any(chunk < usual[g.name] for g in busy for chunk in beside[g.name].chunks.values())
     return whole if small else beside
 
 
-def _parts(
-    groups: list[GroupPlan], needs: Mapping[str, Need], active: tuple[str, ...], runtime: int
+def _collect_parts(
+    groups: list[GroupPlan], needs: Mapping[str, WorkerMemory], active: tuple[str, ...], runtime: int
 ) -> dict[str, int]:
     """Return bytes by "group.part" for the groups of a device, with working memory only for `active` roles."""
     parts: dict[str, int] = {}
@@ -226,42 +226,42 @@ def _parts(
     return parts
 
 
-def _host_line(
+def _make_host_line(
     run: ResolvedRun,
     stage: str,
     groups: tuple[GroupPlan, ...],
     view: ClusterView,
     aside: Mapping[str, float],
-) -> tuple[LedgerLine, dict[str, Need]]:
+) -> tuple[LedgerLine, dict[str, WorkerMemory]]:
     """Return the ledger line of the fullest host: processes, models of CPU groups, table shards and offloaded bytes."""
     by_node: dict[str, dict[str, int]] = defaultdict(dict)
-    needs: dict[str, Need] = {}
+    needs: dict[str, WorkerMemory] = {}
     for group in groups:
-        counts = group.on_nodes()
+        counts = group.count_by_node()
         each: dict[str, float] = {"processes": PROCESS_BYTES}
         if group.resource == "CPU":
-            smallest = min(_host_bytes(view, node) / count for node, count in counts.items())
-            needs[group.name] = need(run, stage, group.roles, group.workers, smallest / 4)
+            smallest = min(_get_host_bytes(view, node) / count for node, count in counts.items())
+            needs[group.name] = estimate_worker_memory(run, stage, group.roles, group.workers, smallest / 4)
             each |= {**needs[group.name].fixed, **needs[group.name].working}
-        if "embedding" in group.roles and (rows := shard_bytes(run.scenario, group.workers)):
+        if "embedding" in group.roles and (rows := count_shard_bytes(run.scenario, group.workers)):
             each["rows"] = rows
-        if stepped := stepped_on_host(run, stage, group.roles, group.workers):
+        if stepped := estimate_host_optimizer_bytes(run, stage, group.roles, group.workers):
             each["optimizer"] = stepped
         if group.name in aside:
             each["offloaded"] = aside[group.name]
         for node, count in counts.items():
             by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in each.items()}
-    tightest = max(by_node, key=lambda n: (_pressure(by_node[n], _host_bytes(view, n)), n))
-    capacity = int(_USABLE * _host_bytes(view, tightest))
+    tightest = max(by_node, key=lambda n: (_compute_pressure(by_node[n], _get_host_bytes(view, n)), n))
+    capacity = int(_USABLE * _get_host_bytes(view, tightest))
     return LedgerLine(stage, "host", "host", MEMORY, by_node[tightest], capacity, (), tightest), needs
 
 
-def _pressure(parts: Mapping[str, int], capacity: float) -> float:
+def _compute_pressure(parts: Mapping[str, int], capacity: float) -> float:
     """Return the used share of a host's memory; 0 if the memory is unknown."""
     return sum(parts.values()) / capacity if capacity else 0.0
 
 
-def _works(group: GroupPlan, working: tuple[str, ...]) -> bool:
+def _is_working(group: GroupPlan, working: tuple[str, ...]) -> bool:
     """Return whether a group holds one of the working roles; "reward" stands for rewards and steps between."""
     return bool(set(group.roles) & set(working)) or (
         "reward" in working and any(".reward." in role or ".between." in role for role in group.roles)
@@ -270,42 +270,42 @@ def _works(group: GroupPlan, working: tuple[str, ...]) -> bool:
 
 def _is_counted(scenario: Scenario, group: GroupPlan) -> bool:
     """Return whether the memory of a group's devices is checked: always on accelerators, on cpu if the pool states it."""
-    return group.resource != "CPU" or bool(_pool_bytes(scenario, group))
+    return group.resource != "CPU" or bool(_get_pool_bytes(scenario, group))
 
 
-def _device_bytes(scenario: Scenario, view: ClusterView, node: str, group: GroupPlan) -> float:
+def _get_device_bytes(scenario: Scenario, view: ClusterView, node: str, group: GroupPlan) -> float:
     """Return the memory of one device of a group.
 
     It is the smaller of what the pool states and what the cluster view knows; 0 if both are unknown.
     """
-    facts = view.node(node).devices.get(group.resource)
-    known = [value for value in (facts.memory_bytes if facts else 0, _pool_bytes(scenario, group)) if value]
+    facts = view.get_node(node).devices.get(group.resource)
+    known = [value for value in (facts.memory_bytes if facts else 0, _get_pool_bytes(scenario, group)) if value]
     return float(min(known, default=0))
 
 
-def _pool_bytes(scenario: Scenario, group: GroupPlan) -> int:
+def _get_pool_bytes(scenario: Scenario, group: GroupPlan) -> int:
     """Return the memory per device that the group's pool states; 0 if it states none."""
     pool = scenario.pools.get(group.pool)
     return (pool.memory or 0) if pool else 0
 
 
-def _group(unit: str) -> str:
+def _parse_group(unit: str) -> str:
     """Return the group of a unit such as "group/role"."""
     return unit.partition("/")[0]
 
 
-def _kept(line: LedgerLine, group: str) -> int:
+def _count_kept_bytes(line: LedgerLine, group: str) -> int:
     """Return the bytes of a group that stay on the device in a phase, without its runtime and working memory."""
     names = ("weights", "optimizer", "gradients", "reference", "copy")
     return sum(line.parts.get(f"{group}.{name}", 0) for name in names)
 
 
-def _host_bytes(view: ClusterView, node: str) -> float:
+def _get_host_bytes(view: ClusterView, node: str) -> float:
     """Return the memory of a node in bytes; 0 if unknown."""
-    return view.node(node).total.get(MEMORY, 0.0)
+    return view.get_node(node).total.get(MEMORY, 0.0)
 
 
-def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str, ...] | None) -> None:
+def _record_chunks(chunks: dict[str, int], needs: Mapping[str, WorkerMemory], working: tuple[str, ...] | None) -> None:
     """Record the smallest chunk over the phases in which a role works.
 
     Args:
@@ -320,14 +320,14 @@ def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str,
                 chunks[name] = min(chunk, chunks.get(name, chunk))
 
 
-def _refusal(line: LedgerLine, scenario: Scenario) -> str:
+def _format_refusal(line: LedgerLine, scenario: Scenario) -> str:
     """Format the message for a line that exceeds its capacity: stage, place, bytes by group, and what to change."""
     by_group: dict[str, list[tuple[str, int]]] = {}
     for key, value in line.parts.items():
         group, part = key.rsplit(".", 1)
         by_group.setdefault(group, []).append((part, value))
     shares = "; ".join(
-        f"{group} {gigabytes(sum(v for _, v in parts))} ({', '.join(f'{p} {gigabytes(v)}' for p, v in parts)})"
+        f"{group} {format_bytes(sum(v for _, v in parts))} ({', '.join(f'{p} {format_bytes(v)}' for p, v in parts)})"
         for group, parts in by_group.items()
     )
     stale = line.phase == "rollout + update" and len(by_group) > 1
@@ -343,12 +343,12 @@ def _refusal(line: LedgerLine, scenario: Scenario) -> str:
     each = "bundle" if line.resource == "CPU" else line.resource
     what = f"node {line.example}" if line.resource == MEMORY else f"each {each} of group {line.place!r}"
     return (
-        f"stage {line.stage}, {line.phase}: {what} would hold {gigabytes(line.needed)}, "
-        f"{gigabytes(line.capacity)} can be used: {shares}. {way_out}"
+        f"stage {line.stage}, {line.phase}: {what} would hold {format_bytes(line.needed)}, "
+        f"{format_bytes(line.capacity)} can be used: {shares}. {way_out}"
     )
 
 
-def gigabytes(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Format a number of bytes with three significant digits in TB, GB, MB or KB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if value >= size:

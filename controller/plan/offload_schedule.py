@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nonet.controller.plan.memory_ledger import Ledger, LedgerLine, gigabytes
+from nonet.controller.plan.memory_ledger import MemoryLedger, LedgerLine, format_bytes
 from nonet.errors import PlacementError
 
 
@@ -44,7 +44,7 @@ TOGETHER = "rollout + update"
 class OffloadSchedule:
     """Tracks which units of one device are offloaded; all are resident at the start of a run."""
 
-    def __init__(self, ledger: Ledger, place: str):
+    def __init__(self, ledger: MemoryLedger, place: str):
         self.place = place
         self._lines = {(line.stage, line.phase): line for line in ledger.lines if line.place == place}
         self.offloaded: set[str] = set()
@@ -59,7 +59,7 @@ class OffloadSchedule:
         Raises:
             PlacementError: The ledger does not contain the phase.
         """
-        line = self._line(stage, phase)
+        line = self._find_line(stage, phase)
         offloaded = set(line.offloaded)
         working = {key.rsplit(".", 1)[0] for key in line.parts} - offloaded
         back = {unit for unit in self.offloaded - offloaded if unit.partition("/")[0] in working}
@@ -78,15 +78,15 @@ class OffloadSchedule:
         self.offloaded = set()
         return moves
 
-    def knows(self, stage: str) -> bool:
+    def has_stage(self, stage: str) -> bool:
         """Return whether the ledger has the place in a stage; re-plans may move groups elsewhere."""
         return any(known == stage for known, _ in self._lines)
 
-    def made_anew(self, group: str) -> None:
+    def mark_resident(self, group: str) -> None:
         """Record that the processes of a group were restarted, so that all of it is resident."""
         self.offloaded = {unit for unit in self.offloaded if unit.partition("/")[0] != group}
 
-    def bytes_after(self, stage: str, phase: str) -> int:
+    def compute_phase_bytes(self, stage: str, phase: str) -> int:
         """Return the bytes that the device holds in a phase.
 
         Args:
@@ -96,14 +96,14 @@ class OffloadSchedule:
         Raises:
             PlacementError: The bytes exceed the capacity, or the ledger does not contain the phase.
         """
-        line = self._line(stage, phase)
+        line = self._find_line(stage, phase)
         if line.capacity and line.needed > line.capacity:
             raise PlacementError(
-                f"stage {stage}, {phase}: {self.place} would hold {gigabytes(line.needed)} of {gigabytes(line.capacity)}"
+                f"stage {stage}, {phase}: {self.place} would hold {format_bytes(line.needed)} of {format_bytes(line.capacity)}"
             )
         return line.needed
 
-    def _line(self, stage: str, phase: str) -> LedgerLine:
+    def _find_line(self, stage: str, phase: str) -> LedgerLine:
         """Return the ledger line of a phase; the overlapped phase, if the stage has one, stands for all its phases."""
         try:
             return self._lines.get((stage, TOGETHER)) or self._lines[stage, phase]
@@ -114,6 +114,6 @@ class OffloadSchedule:
             ) from None
 
 
-def pairs(ledger: Ledger, place: str) -> Iterable[tuple[str, str]]:
+def list_phases(ledger: MemoryLedger, place: str) -> Iterable[tuple[str, str]]:
     """Return the (stage, phase) pairs of a place in the order of the run."""
     return [(line.stage, line.phase) for line in ledger.lines if line.place == place]

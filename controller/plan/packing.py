@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nonet.controller.cluster import ANYWHERE, ClusterView, Domain, Node, domain, levels_to_try, place_key
+from nonet.controller.cluster import ANYWHERE, ClusterView, Domain, Node, find_domain, list_levels, make_place_key
 from nonet.controller.cluster.placement import NodeSlots, pack_workers
 from nonet.controller.scenario import Placement, Topology
 
@@ -19,7 +19,7 @@ _TINY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlacementRequest:
     """A request for the workers of one group.
 
     Attributes:
@@ -49,20 +49,20 @@ class Capacity:
 
     def __init__(self, view: ClusterView, placement: Placement | None = None):
         placement = placement or Placement(use=Placement.default)
-        self._policy, self._options = placement.spec, placement.options()
-        self.nodes = sorted(view.nodes, key=place_key)
+        self._policy, self._options = placement.spec, placement.get_options()
+        self.nodes = sorted(view.nodes, key=make_place_key)
         self._order = {node.id: index for index, node in enumerate(self.nodes)}
         self._free = {node.id: dict(node.free) for node in self.nodes}
-        self._zones = {node.id: domain(node, "zone") for node in self.nodes}
-        self._racks = {node.id: domain(node, "rack") for node in self.nodes}
+        self._zones = {node.id: find_domain(node, "zone") for node in self.nodes}
+        self._racks = {node.id: find_domain(node, "rack") for node in self.nodes}
 
-    def free(self, node: str, resource: str) -> float:
+    def get_free(self, node: str, resource: str) -> float:
         """Return the units of a resource that are left on a node."""
         return self._free[node].get(resource, 0.0)
 
-    def total_free(self, resource: str, nodes: Iterable[Node]) -> float:
+    def sum_free(self, resource: str, nodes: Iterable[Node]) -> float:
         """Return the units of a resource that are left on the given nodes."""
-        return sum(self.free(node.id, resource) for node in nodes)
+        return sum(self.get_free(node.id, resource) for node in nodes)
 
     def take(self, node: str, resource: str, amount: float) -> None:
         """Reserve units of a resource on a node; a negative amount returns them.
@@ -72,40 +72,40 @@ class Capacity:
             resource: Ray's name of the resource.
             amount: The units to reserve.
         """
-        self._free[node][resource] = self.free(node, resource) - amount
+        self._free[node][resource] = self.get_free(node, resource) - amount
 
-    def matching(self, labels: Mapping[str, str]) -> list[Node]:
+    def find_matching_nodes(self, labels: Mapping[str, str]) -> list[Node]:
         """Return the nodes that carry all of the given labels, in order of place."""
         return [node for node in self.nodes if labels.items() <= node.labels.items()]
 
-    def choose(self, request: Request) -> tuple[Choice, str] | None:
+    def choose(self, request: PlacementRequest) -> tuple[Choice, str] | None:
         """Choose nodes for a request, without reserving anything; `take` reserves.
 
         Returns:
             The number of workers on each node in order of place, and the topology level that all of them share; None if too
             few fit.
         """
-        rooms = self._rooms(request)
-        levels = list(levels_to_try(request.topology))
+        rooms = self._find_rooms(request)
+        levels = list(list_levels(request.topology))
         for level in levels:
-            best = self._best_domain(self._domains(rooms, level, request), request, last=level == levels[-1])
+            best = self._choose_domain(self._split_into_domains(rooms, level, request), request, last=level == levels[-1])
             if best:
                 count = min(request.most, sum(room.slots for room in best))
                 packed = pack_workers(self._policy, self._options, best, count, request.gang)
                 return [(room.node, workers) for room, workers in packed], level
         return None
 
-    def _rooms(self, request: Request) -> list[NodeSlots]:
+    def _find_rooms(self, request: PlacementRequest) -> list[NodeSlots]:
         """Return the matching nodes that have room; for CPU groups only nodes without devices, if these suffice."""
-        nodes = self.matching(request.labels)
+        nodes = self.find_matching_nodes(request.labels)
         rack_free: dict[Domain | None, float] = defaultdict(float)
         for node in nodes:
-            free = self.free(node.id, request.resource)
+            free = self.get_free(node.id, request.resource)
             rack_free[self._racks[node.id]] += free
             rack_free[self._zones[node.id]] += free
         rooms = []
         for node in nodes:
-            free = self.free(node.id, request.resource)
+            free = self.get_free(node.id, request.resource)
             slots = int(free / request.each + _TINY)
             if slots:
                 full = (rack_free[self._racks[node.id]], rack_free[self._zones[node.id]])
@@ -114,20 +114,20 @@ class Capacity:
         plain = [room for room in rooms if not _has_devices(room.node)] if request.resource == "CPU" else []
         return plain if sum(room.slots for room in plain) >= request.most else rooms
 
-    def _domains(self, rooms: list[NodeSlots], level: str, request: Request) -> list[list[NodeSlots]]:
+    def _split_into_domains(self, rooms: list[NodeSlots], level: str, request: PlacementRequest) -> list[list[NodeSlots]]:
         """Split nodes into the domains of a topology level."""
         if level == ANYWHERE:
             return [rooms]
         if level == "device_domain":
-            return [[room] for room in (self._one_domain(room, request) for room in rooms) if room]
+            return [[room] for room in (self._limit_to_device_domain(room, request) for room in rooms) if room]
         domains: dict[Domain, list[NodeSlots]] = defaultdict(list)
         for room in rooms:
-            name = domain(room.node, level)
+            name = find_domain(room.node, level)
             if name is not None:
                 domains[name].append(room)
         return list(domains.values())
 
-    def _one_domain(self, room: NodeSlots, request: Request) -> NodeSlots | None:
+    def _limit_to_device_domain(self, room: NodeSlots, request: PlacementRequest) -> NodeSlots | None:
         """Limit a node's slots to free devices that lie in one device domain; None if the domain is unknown.
 
         Ray assigns the lowest free device ids first. On a node that was entirely free when planning began, the next ids are
@@ -138,12 +138,12 @@ class Capacity:
         total = room.node.total.get(request.resource, 0.0)
         if not facts or not facts.domain or room.node.free.get(request.resource, 0.0) < total - _TINY:
             return None
-        taken = total - self.free(room.node.id, request.resource)
+        taken = total - self.get_free(room.node.id, request.resource)
         slots = int((facts.domain - taken % facts.domain) / request.each + _TINY)
         return NodeSlots(room.node, room.order, min(slots, room.slots), room.broken, room.full)
 
-    def _best_domain(
-        self, domains: list[list[NodeSlots]], request: Request, *, last: bool
+    def _choose_domain(
+        self, domains: list[list[NodeSlots]], request: PlacementRequest, *, last: bool
     ) -> list[NodeSlots] | None:
         """Choose the fullest domain that holds all workers.
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nonet.controller.cluster import ClusterView
-from nonet.controller.plan.packing import Capacity, Request
-from nonet.controller.plan.requests import GroupRequest, group_requests
+from nonet.controller.plan.packing import Capacity, PlacementRequest
+from nonet.controller.plan.requests import GroupRequest, make_group_requests
 from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.plan.shortage import shortage
+from nonet.controller.plan.shortage import describe_shortage
 from nonet.errors import PlacementError
 
 MOST_THREADS = 8
@@ -56,13 +56,13 @@ class GroupPlan:
     shares: str = ""
     level: str = ""
 
-    def on_nodes(self) -> Counter[str]:
+    def count_by_node(self) -> Counter[str]:
         """Count the workers on each node."""
         return Counter(self.nodes)
 
 
 def place_groups(
-    requests: list[GroupRequest], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
+    requests: list[GroupRequest], capacity: Capacity, view: ClusterView, kept_groups: tuple[GroupPlan, ...]
 ) -> tuple[GroupPlan, ...]:
     """Place groups on nodes.
 
@@ -75,18 +75,18 @@ def place_groups(
     Raises:
         PlacementError: A group does not fit.
     """
-    placed = {group.name: group for group in kept}
-    todo = sorted((d for d in requests if not d.shares and d.name not in placed), key=_hardness)
+    placed = {group.name: group for group in kept_groups}
+    todo = sorted((d for d in requests if not d.shares and d.name not in placed), key=_make_hardness_key)
     for index, request in enumerate(todo):
-        placed[request.name] = _place(request, todo[index + 1 :], capacity, view, tuple(placed.values()))
+        placed[request.name] = _place_group(request, todo[index + 1 :], capacity, view, tuple(placed.values()))
     for request in requests:
         if request.shares and request.name not in placed:
             host = placed[request.shares]
-            placed[request.name] = _group(request, host.nodes, host.level, {})
+            placed[request.name] = _make_group_plan(request, host.nodes, host.level, {})
     return tuple(placed[request.name] for request in requests)
 
 
-def _hardness(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
+def _make_hardness_key(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
     """Return a sort key that places devices, fixed sizes, required topology, gangs and large groups first."""
     return (
         request.resource == "CPU",
@@ -97,7 +97,7 @@ def _hardness(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
     )
 
 
-def _place(
+def _place_group(
     request: GroupRequest,
     later: list[GroupRequest],
     capacity: Capacity,
@@ -107,24 +107,24 @@ def _place(
     """Choose nodes for one group and take its resources; elastic groups leave to `later` groups what those need at least."""
     most = request.most
     if request.least < request.most:  # leave to later groups the least that they need
-        nodes = capacity.matching(request.labels)
+        nodes = capacity.find_matching_nodes(request.labels)
         others = sum(d.least * d.bundle for d in later if d.resource == request.resource)
-        spare = capacity.total_free(request.resource, nodes) - others
+        spare = capacity.sum_free(request.resource, nodes) - others
         most = min(most, max(request.least, int(spare / request.bundle + 1e-6)))
-    ask = Request(
+    ask = PlacementRequest(
         request.resource, request.bundle, request.least, most, request.labels, request.topology, request.gang
     )
     choice = capacity.choose(ask)
     if choice is None:
-        raise PlacementError(shortage(request, capacity, view, done))
+        raise PlacementError(describe_shortage(request, capacity, view, done))
     spots, level = choice
     for node, count in spots:
         capacity.take(node.id, request.resource, count * request.bundle)
     nodes = tuple(node.id for node, count in spots for _ in range(count))
-    return _group(request, nodes, level, {request.resource: request.bundle})
+    return _make_group_plan(request, nodes, level, {request.resource: request.bundle})
 
 
-def _group(
+def _make_group_plan(
     request: GroupRequest, nodes: tuple[str, ...], level: str, bundle: Mapping[str, float]
 ) -> GroupPlan:
     """Build the plan of a group on the given nodes, one per rank."""
@@ -146,7 +146,7 @@ def _group(
     )
 
 
-def with_threads(
+def assign_threads(
     groups: tuple[GroupPlan, ...], view: ClusterView, threads_given: int
 ) -> tuple[GroupPlan, ...]:
     """Return the groups with the same number of torch threads in every role that uses torch.
@@ -158,11 +158,11 @@ def with_threads(
         view: The cluster, for the cores of its nodes.
         threads_given: The number of threads; 0 to derive it from the cores.
     """
-    threads = threads_given or _threads(groups, view)
+    threads = threads_given or _choose_threads(groups, view)
     return tuple(replace(group, threads=threads) if group.threads else group for group in groups)
 
 
-def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
+def _choose_threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
     """Derive the number of torch threads from the most crowded node.
 
     A node's cores are divided by the workers that compute on it at the same time: its evaluators and its widest other
@@ -173,14 +173,14 @@ def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
     for group in groups:
         if group.threads:
             evaluator = "evaluator" in group.roles and "trainer" not in group.roles
-            for node, count in group.on_nodes().items():
+            for node, count in group.count_by_node().items():
                 if evaluator:
                     evaluators[node] += count
                 else:
                     widest[node] = max(widest[node], count)
     least = float(MOST_THREADS)
     for node in {*widest, *evaluators}:
-        least = min(least, view.node(node).total.get("CPU", 1.0) / (evaluators[node] + widest[node]))
+        least = min(least, view.get_node(node).total.get("CPU", 1.0) / (evaluators[node] + widest[node]))
     return max(1, int(least))
 
 
@@ -200,18 +200,18 @@ class StageChange:
     starts: tuple[GroupPlan, ...]
     threads: int = 0
 
-    def after(self, before: Iterable[GroupPlan]) -> tuple[GroupPlan, ...]:
+    def apply_to(self, groups: Iterable[GroupPlan]) -> tuple[GroupPlan, ...]:
         """Return the groups that run after the change; groups that stay get the new number of threads.
 
         Args:
             before: The groups that run before the change.
         """
-        staying = (group for group in before if group.name not in self.stops)
+        staying = (group for group in groups if group.name not in self.stops)
         return (*(replace(g, threads=self.threads if g.threads else 0) for g in staying), *self.starts)
 
 
 def replan(
-    run: ResolvedRun, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]
+    run: ResolvedRun, view: ClusterView, stage: str | None, groups: Iterable[GroupPlan]
 ) -> StageChange:
     """Plan which groups must stop and start so that the running groups become those of a stage.
 
@@ -226,7 +226,7 @@ def replan(
     Raises:
         PlacementError: A group that must start does not fit.
     """
-    return _change(run, stage, tuple(before), Capacity(view, run.scenario.placement), view, 0)[0]
+    return _plan_change(run, stage, tuple(groups), Capacity(view, run.scenario.placement), view, 0)[0]
 
 
 def make_changes(
@@ -247,14 +247,14 @@ def make_changes(
     changes, by_stage, now, own = [], {}, groups, False
     for stage, body in run.scenario.stages.items():
         if body.roles or own:
-            change, now = _change(run, stage, now, capacity, view, threads)
+            change, now = _plan_change(run, stage, now, capacity, view, threads)
             if change.stops or change.starts:
                 changes.append(change)
         by_stage[stage], own = now, bool(body.roles)
     return tuple(changes), by_stage
 
 
-def _change(
+def _plan_change(
     run: ResolvedRun,
     stage: str | None,
     now: tuple[GroupPlan, ...],
@@ -263,24 +263,24 @@ def _change(
     threads: int,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
     """Plan the change from the groups `now` to those of a stage; return it with the groups afterwards."""
-    requests = group_requests(run, stage)
+    requests = make_group_requests(run, stage)
     by_name = {request.name: request for request in requests}
     alive = {node.id for node in view.nodes}
-    staying = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))
+    staying = tuple(g for g in now if _can_stay(g, by_name.get(g.name), alive))
     staying = tuple(g for g in staying if not g.shares or g.shares in {k.name for k in staying})
     stops = tuple(g for g in now if g not in staying)
     for group in stops:
         for node in (n for n in group.nodes if n in alive):
             for resource, amount in group.bundle.items():
                 capacity.take(node, resource, -amount)
-    after = with_threads(place_groups(requests, capacity, view, staying), view, threads)
+    after = assign_threads(place_groups(requests, capacity, view, staying), view, threads)
     names = {group.name for group in staying}
     starts = tuple(group for group in after if group.name not in names)
     counts = max((group.threads for group in after), default=0)
     return StageChange(stage or "", tuple(group.name for group in stops), starts, counts), after
 
 
-def _stays(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -> bool:
+def _can_stay(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -> bool:
     """Return whether a running group fulfils a request on nodes that are still alive."""
     return (
         request is not None

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nonet.controller.cluster import ClusterView
-from nonet.controller.plan.flops import StageWork, arithmetic
-from nonet.controller.plan.memory_ledger import Ledger, make_ledger
+from nonet.controller.plan.flops import StageWork, estimate_work
+from nonet.controller.plan.memory_ledger import MemoryLedger, make_ledger
 from nonet.controller.plan.packing import Capacity
-from nonet.controller.plan.placement import GroupPlan, StageChange, make_changes, place_groups, with_threads
-from nonet.controller.plan.requests import group_requests
+from nonet.controller.plan.placement import GroupPlan, StageChange, make_changes, place_groups, assign_threads
+from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import ResolvedRun, resolve_run
-from nonet.controller.scenario import Scenario, validation_words
+from nonet.controller.scenario import Scenario, describe_validation
 
 __all__ = ["GroupPlan", "Plan", "StageChange", "StagePlan", "plan"]
 
@@ -76,13 +76,13 @@ class Plan:
     cluster: str = ""
     notes: tuple[str, ...] = ()
     changes: tuple[StageChange, ...] = ()
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
     work: tuple[StageWork, ...] = ()
     not_run: tuple[str, ...] = ()
 
-    def group_of(self, role: str) -> GroupPlan:
+    def find_group(self, role: str) -> GroupPlan:
         """Return the group that holds a role.
 
         Raises:
@@ -95,7 +95,7 @@ class Plan:
             f"no group holds the role {role!r}; roles: {', '.join(r for g in self.groups for r in g.roles)}"
         )
 
-    def groups_at(self, stage: str) -> tuple[GroupPlan, ...]:
+    def list_groups(self, stage: str) -> tuple[GroupPlan, ...]:
         """Return the groups that run in a stage, after its own re-plan and those before it.
 
         Raises:
@@ -104,12 +104,12 @@ class Plan:
         now, changes = self.groups, {change.stage: change for change in self.changes}
         for planned in self.stages:
             if planned.name in changes:
-                now = changes[planned.name].after(now)
+                now = changes[planned.name].apply_to(now)
             if planned.name == stage:
                 return now
         raise KeyError(f"no stage {stage!r} in the plan of {self.name}")
 
-    def chunk(self, stage: str, role: str) -> int | None:
+    def find_chunk(self, stage: str, role: str) -> int | None:
         """Return how much a role computes at once in a stage.
 
         Args:
@@ -119,7 +119,7 @@ class Plan:
         Returns:
             Positions of a supervised step, or prompts of an RL step; None if the role computes everything at once.
         """
-        group = next(group for group in self.groups_at(stage) if role in group.roles)
+        group = next(group for group in self.list_groups(stage) if role in group.roles)
         return self.ledger.chunks.get(stage, {}).get(f"{group.name}.{role}")
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,13 +128,13 @@ class Plan:
 
     def show(self) -> None:
         """Print the plan."""
-        print(self.text())
+        print(self.format_text())
 
-    def text(self) -> str:
+    def format_text(self) -> str:
         """Return the plan as the text that `nonet plan` prints."""
-        from nonet.controller.plan.text import plan_text
+        from nonet.controller.plan.text import format_plan
 
-        return plan_text(self)
+        return format_plan(self)
 
 
 def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
@@ -151,13 +151,13 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         rest, and what to change.
         ConfigError: A sparse table cannot be made, or a stage cannot run in its groups.
     """
-    from nonet.controller.plan.warnings import cluster_words, make_notes, pool_words
-    from nonet.controller.scenario import check_tables, roles_not_run
+    from nonet.controller.plan.warnings import describe_cluster, make_notes, describe_pools
+    from nonet.controller.scenario import check_tables, list_unsupported_roles
 
     check_tables(scenario)
     run = resolve_run(scenario)
     capacity = Capacity(view, scenario.placement)
-    groups = with_threads(place_groups(group_requests(run), capacity, view, ()), view, threads)
+    groups = assign_threads(place_groups(make_group_requests(run), capacity, view, ()), view, threads)
     changes, by_stage = make_changes(run, groups, capacity, view, threads)
     for name, body in scenario.stages.items():
         run.kinds[name].check_groups(name, body, by_stage[name])
@@ -167,25 +167,25 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         scenario.seed,
         groups,
         tuple(StagePlan(**stage) for stage in make_stages(run, by_stage, ledger)),
-        pool_words(scenario, groups),
-        cluster_words(view),
+        describe_pools(scenario, groups),
+        describe_cluster(view),
         tuple(make_notes(run, view, groups)),
         changes,
         ledger,
-        _left(view, capacity),
-        {name: view.node(name).total.get("CPU", 0.0) for name in sorted(_used(groups, changes))},
-        tuple(arithmetic(run, by_stage)),
-        roles_not_run(scenario),
+        _count_whole_nodes(view, capacity),
+        {name: view.get_node(name).total.get("CPU", 0.0) for name in sorted(_list_used_nodes(groups, changes))},
+        tuple(estimate_work(run, by_stage)),
+        list_unsupported_roles(scenario),
     )
 
 
-def _used(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> set[str]:
+def _list_used_nodes(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> set[str]:
     """Return the nodes that the plan uses at any time."""
     every = (*groups, *(group for change in changes for group in change.starts))
     return {node for group in every for node in group.nodes}
 
 
-def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
+def _count_whole_nodes(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
     """Return, by resource, how many nodes have all devices free after the plan, and how many have such devices."""
     whole_by_resource: dict[str, tuple[int, int]] = {}
     for node in view.nodes:
@@ -193,12 +193,12 @@ def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
             total = node.total[resource]
             if total:
                 whole, of = whole_by_resource.get(resource, (0, 0))
-                whole_by_resource[resource] = (whole + (capacity.free(node.id, resource) >= total), of + 1)
+                whole_by_resource[resource] = (whole + (capacity.get_free(node.id, resource) >= total), of + 1)
     return dict(sorted(whole_by_resource.items()))
 
 
 def make_stages(
-    run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: Ledger
+    run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: MemoryLedger
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments of a StagePlan for every stage, from tokenise to evaluate.
 
@@ -208,7 +208,7 @@ def make_stages(
         ledger: The memory ledger, for the chunks.
     """
     now = next(iter(by_stage.values()))
-    yield _stage("tokenise", "data", _on(now, "tokenise"), ("interactions", "items"), _TOKENISED)
+    yield _make_stage_fields("tokenise", "data", _find_groups(now, "tokenise"), ("interactions", "items"), _TOKENISED)
     model: tuple[str, ...] = ()
     for name, body in run.scenario.stages.items():
         now, kind = by_stage[name], run.kinds[name]
@@ -216,20 +216,20 @@ def make_stages(
         chunks = ledger.chunks.get(name, {})
         own = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in holders.items()}
         sizes = kind.derive_sizes(body, {role: group.workers for role, group in holders.items()}, own)
-        on = _on(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
+        on = _find_groups(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
         takes = (*kind.takes, *(model or kind.no_model))
         model = ("model:" + name,)
-        validation = validation_words(run.scenario, name)
-        yield _stage(name, kind.plan_name, on, takes, model, sizes) | {"validation": validation}
-    yield _stage(
-        "evaluate", "evaluate", _on(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)
+        validation = describe_validation(run.scenario, name)
+        yield _make_stage_fields(name, kind.plan_name, on, takes, model, sizes) | {"validation": validation}
+    yield _make_stage_fields(
+        "evaluate", "evaluate", _find_groups(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)
     )
 
 
 _TOKENISED = ("sequences", "items", "sids", "catalogue")
 
 
-def _stage(
+def _make_stage_fields(
     name: str,
     kind: str,
     groups: tuple[str, ...],
@@ -248,7 +248,7 @@ def _stage(
     }
 
 
-def _on(groups: tuple[GroupPlan, ...], *roles: str) -> tuple[str, ...]:
+def _find_groups(groups: tuple[GroupPlan, ...], *roles: str) -> tuple[str, ...]:
     """Return the names of groups that hold one of the roles; a role that ends with a dot stands for all that begin with it."""
     prefixes = tuple(role for role in roles if role.endswith("."))
     return tuple(

@@ -59,7 +59,7 @@ class GroupRequest:
     shares: str = ""
 
 
-def group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequest]:
+def make_group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequest]:
     """Return the requests for all groups, in the order in which they are shown.
 
     Args:
@@ -69,9 +69,9 @@ def group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequ
     Raises:
         ConfigError: Roles are fused or collocated in a circle, or contradict each other.
     """
-    scenario, roles = run.scenario, run.roles_at(stage)
-    hosts = {name: _host(name, roles) for name in roles}
-    kinds = {name: role.kind(name) for name, role in roles.items()}
+    scenario, roles = run.scenario, run.get_roles(stage)
+    hosts = {name: _find_host(name, roles) for name in roles}
+    kinds = {name: role.find_kind(name) for name, role in roles.items()}
     order = sorted(roles, key=lambda name: kinds[name].order)
     fused = {name: tuple(r for r in order if hosts[r][0] == name) for name in order}
     sharers: dict[str, list[str]] = {}
@@ -86,12 +86,12 @@ def group_requests(run: ResolvedRun, stage: str | None = None) -> list[GroupRequ
         group_roles = (*fused[name], *beside)
         under = hosts[name][1] and hosts[hosts[name][1]][0]
         requests.append(
-            _draft(scenario, roles, name, group_roles, len(sharers.get(under or name, ())), under)
+            _make_request(scenario, roles, name, group_roles, len(sharers.get(under or name, ())), under)
         )
-    return requests + list(_light(run))
+    return requests + list(_list_light_requests(run))
 
 
-def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
+def _find_host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
     """Return the role whose process a role is part of, and the role on whose devices that process is ("" for its own)."""
     seen = [name]
     while roles[name].fuse:
@@ -112,7 +112,7 @@ def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
     return root, name if name != root else ""
 
 
-def _draft(
+def _make_request(
     scenario: Scenario,
     roles: Mapping[str, Role],
     name: str,
@@ -124,13 +124,13 @@ def _draft(
     host = under or name
     role = roles[host]
     for other in (r for r in group_roles if r in roles and r != host):
-        _same("pool", other, roles[other].pool, host, role.pool or "cpu")
+        _check_same("pool", other, roles[other].pool, host, role.pool or "cpu")
         if "workers" in roles[other].model_fields_set:
-            _same("workers", other, roles[other].workers, host, role.workers)
-    least, most = _range(role.workers)
+            _check_same("workers", other, roles[other].workers, host, role.workers)
+    least, most = _get_worker_range(role.workers)
     pool = scenario.pools.get(role.pool or "cpu", Pool())
     resource = get_device(pool.device).resource or "CPU"
-    kinds = [roles[name].kind(name) for name in group_roles if name in roles]
+    kinds = [roles[name].find_kind(name) for name in group_roles if name in roles]
     gang = any(kind.gang for kind in kinds) or role.topology != Topology()
     light = all(kind.light for kind in kinds)
     cpus = LIGHT_CPUS if light else TORCH_CPUS
@@ -155,14 +155,14 @@ def _draft(
     )
 
 
-def _light(run: ResolvedRun) -> Iterator[GroupRequest]:
+def _list_light_requests(run: ResolvedRun) -> Iterator[GroupRequest]:
     """Yield the requests for rewards and steps between, whose workers do not communicate."""
     for stage, body in run.scenario.stages.items():
         for own in run.kinds[stage].list_own_workers(stage, body):
-            yield _alone(run.scenario, own.name, own.where, own.pool, own.workers)
+            yield _make_light_request(run.scenario, own.name, own.where, own.pool, own.workers)
 
 
-def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:
+def _make_light_request(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:
     """Build the request for a group of one role without torch."""
     pool = scenario.pools.get(pool_name or "cpu", Pool())
     resource = get_device(pool.device).resource or "CPU"
@@ -185,7 +185,7 @@ def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, wor
     )
 
 
-def _same(key: str, name: str, mine: object, host: str, its: object) -> None:
+def _check_same(key: str, name: str, mine: object, host: str, its: object) -> None:
     """Raise ConfigError if a role that shares with `host` states another value for a key."""
     if mine is not None and mine != its:
         raise ConfigError(
@@ -194,6 +194,6 @@ def _same(key: str, name: str, mine: object, host: str, its: object) -> None:
         )
 
 
-def _range(workers: int | Elastic) -> tuple[int, int]:
+def _get_worker_range(workers: int | Elastic) -> tuple[int, int]:
     """Return the smallest and largest number of workers."""
     return (workers.min, workers.max) if isinstance(workers, Elastic) else (workers, workers)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nonet.controller.scenario import Role, Scenario, StageKind, table_arguments
+from nonet.controller.scenario import Role, Scenario, StageKind, make_table_arguments
 from nonet.embedding.tables import TableSpec
 from nonet.models import ModelContext, ModelSize
-from nonet.workers.roles.kinds import shipped_roles
+from nonet.workers.roles.kinds import get_shipped_roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ResolvedRun:
         """The bytes of all tables that have a budget."""
         return sum(filter(None, self.table_budgets.values()))
 
-    def roles_at(self, stage: str | None) -> Mapping[str, Role]:
+    def get_roles(self, stage: str | None) -> Mapping[str, Role]:
         """Return the roles of a stage; those of the whole run for None."""
         return self.roles if stage is None else self.stage_roles[stage]
 
@@ -55,9 +55,9 @@ def resolve_run(scenario: Scenario) -> ResolvedRun:
     """
     return ResolvedRun(
         scenario,
-        model_size(scenario),
-        feature_dims(scenario),
-        table_budgets(scenario),
+        derive_model_size(scenario),
+        get_feature_dims(scenario),
+        get_table_budgets(scenario),
         {name: body.kind for name, body in scenario.stages.items()},
         _fill_roles(scenario, scenario.roles),
         {name: _fill_roles(scenario, scenario.roles | body.roles) for name, body in scenario.stages.items()},
@@ -67,26 +67,26 @@ def resolve_run(scenario: Scenario) -> ResolvedRun:
 def _fill_roles(scenario: Scenario, named: Mapping[str, Role]) -> dict[str, Role]:
     """Add the shipped roles that a scenario does not name, with their defaults."""
     roles = dict(named)
-    for name, kind in shipped_roles().items():
+    for name, kind in get_shipped_roles().items():
         if kind.lists and not scenario.model.spec.makes_lists:
             continue
         roles.setdefault(name, Role(**(kind.default or {})))
     return roles
 
 
-def model_size(scenario: Scenario) -> ModelSize:
+def derive_model_size(scenario: Scenario) -> ModelSize:
     """Return the shape of the scenario's model, computed by the model's spec."""
-    tokens = scenario.tokenizer.options()
+    tokens = scenario.tokenizer.get_options()
     around = ModelContext(
         int(tokens.get("levels", 3)),
         int(tokens.get("codes", 64)),
         scenario.data.history,
-        feature_dims(scenario),
+        get_feature_dims(scenario),
     )
-    return scenario.model.spec.size(scenario.model.options(), around)
+    return scenario.model.spec.size(scenario.model.get_options(), around)
 
 
-def feature_dims(scenario: Scenario) -> dict[str, int]:
+def get_feature_dims(scenario: Scenario) -> dict[str, int]:
     """Return the width of each sparse feature."""
     defaults = scenario.sparse.defaults
     return {
@@ -96,30 +96,30 @@ def feature_dims(scenario: Scenario) -> dict[str, int]:
     }
 
 
-def table_budgets(scenario: Scenario) -> dict[str, int | None]:
+def get_table_budgets(scenario: Scenario) -> dict[str, int | None]:
     """Return the budget of each table in bytes over all shards; None if it depends on the data."""
     return {name: table.budget for name, table in scenario.sparse.tables.items()}
 
 
-def hot_row_bytes(scenario: Scenario) -> int:
+def count_hot_row_bytes(scenario: Scenario) -> int:
     """Return the bytes of hot rows that the tables' tiers keep on the device of each shard."""
-    return sum(_tier_bytes(scenario, name, "device") for name in scenario.sparse.tables)
+    return sum(_count_tier_bytes(scenario, name, "device") for name in scenario.sparse.tables)
 
 
-def shard_bytes(scenario: Scenario, shards: int) -> float:
+def count_shard_bytes(scenario: Scenario, shards: int) -> float:
     """Return the bytes of rows in the host memory of each shard.
 
     A table counts the smaller of its host tier and its part of the budget; only one of them, if the other is not stated.
     """
-    budgets = table_budgets(scenario)
+    budgets = get_table_budgets(scenario)
     parts = [
-        (_tier_bytes(scenario, name, "host"), (budget or 0) / shards) for name, budget in budgets.items()
+        (_count_tier_bytes(scenario, name, "host"), (budget or 0) / shards) for name, budget in budgets.items()
     ]
     return sum(min(tier, part) if tier and part else tier or part for tier, part in parts)
 
 
-def _tier_bytes(scenario: Scenario, name: str, tier: str) -> int:
+def _count_tier_bytes(scenario: Scenario, name: str, tier: str) -> int:
     """Return the bytes of one tier of a table on each shard, which may be stated in bytes or rows; 0 if it has none."""
     table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
     rows, tier_bytes = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
-    return int(tier_bytes or (rows or 0) * TableSpec(**table_arguments(defaults, table)).row_bytes)
+    return int(tier_bytes or (rows or 0) * TableSpec(**make_table_arguments(defaults, table)).row_bytes)

@@ -50,8 +50,8 @@ class PlacedGroup(Protocol):
         ...
 
 
-def shortage(
-    request: GroupRequest, capacity: Capacity, view: ClusterView, done: Sequence[PlacedGroup]
+def describe_shortage(
+    request: GroupRequest, capacity: Capacity, view: ClusterView, placed_groups: Sequence[PlacedGroup]
 ) -> str:
     """Return the message for a group that does not fit.
 
@@ -61,29 +61,29 @@ def shortage(
         view: The cluster.
         done: The groups of the plan that were placed before.
     """
-    nodes = capacity.matching(request.labels)
+    nodes = capacity.find_matching_nodes(request.labels)
     ids = {node.id for node in nodes}
     total = sum(node.total.get(request.resource, 0.0) for node in nodes)
     before = sum(node.free.get(request.resource, 0.0) for node in nodes)
-    left = capacity.total_free(request.resource, nodes)
+    left = capacity.sum_free(request.resource, nodes)
     needed = request.least * request.bundle
     text = (
         f"group {request.name!r} (pool {request.pool}) needs {needed:g} {request.resource}"
-        f"{_labels(request)}{_near(request)}, the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, "
+        f"{_format_labels(request)}{_format_topology(request)}, the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, "
         f"{before:g} free before this plan"
     )
     if left < before - 1e-6:
         text += f", {left:g} free after its other groups"
-    held_by_holder = holders(view, request.resource, ids)
+    held_by_holder = sum_by_holder(view, request.resource, ids)
     mine = Counter[str]()
-    for group in done:
+    for group in placed_groups:
         amount = sum(group.bundle.get(request.resource, 0.0) for node in group.nodes if node in ids)
         if amount:
             mine[f"this plan's {group.name}"] += amount  # type: ignore[assignment]
-    return f"{text}. {held_by({**held_by_holder, **mine})}{_way_out(request, capacity, view, left)}"
+    return f"{text}. {format_holders({**held_by_holder, **mine})}{_suggest_changes(request, capacity, view, left)}"
 
 
-def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
+def sum_by_holder(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
     """Return the units of a resource that each holder has on the given nodes, the largest first.
 
     Args:
@@ -98,26 +98,26 @@ def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str,
     return dict(sorted(taken.items(), key=lambda item: (-item[1], item[0])))
 
 
-def held_by(held: Mapping[str, float]) -> str:
+def format_holders(amounts: Mapping[str, float]) -> str:
     """Format holders as "Held by run-a/rollout 4, ... "; "" if there are none."""
-    if not held:
+    if not amounts:
         return ""
-    named = [f"{name} {amount:g}" for name, amount in list(held.items())[:_NAMED]]
-    more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
+    named = [f"{name} {amount:g}" for name, amount in list(amounts.items())[:_NAMED]]
+    more = f" and {len(amounts) - _NAMED} more" if len(amounts) > _NAMED else ""
     return f"Held by {', '.join(named)}{more}. "
 
 
-def _labels(request: GroupRequest) -> str:
+def _format_labels(request: GroupRequest) -> str:
     """Format the labels that a request needs; "" if it needs none."""
     return f" with labels {dict(request.labels)}" if request.labels else ""
 
 
-def _near(request: GroupRequest) -> str:
+def _format_topology(request: GroupRequest) -> str:
     """Format the topology that a request requires; "" if it requires none."""
     return f" in one {request.topology.require[0].replace('_', ' ')}" if request.topology.require else ""
 
 
-def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left: float) -> str:
+def _suggest_changes(request: GroupRequest, capacity: Capacity, view: ClusterView, left: float) -> str:
     """Return a sentence with the changes that would make room."""
     key = f"{request.where}.workers" + (".min" if request.least != request.most else "")
     fits = int(left / request.bundle + 1e-6)
@@ -125,7 +125,7 @@ def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left:
     if request.topology.require:
         known = sum(
             any(label in node.labels for label in (request.topology.require[0],))
-            for node in capacity.matching(request.labels)
+            for node in capacity.find_matching_nodes(request.labels)
         )
         if request.topology.require[0] in ("rack", "zone"):
             ways.append(
@@ -135,16 +135,16 @@ def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left:
             ways.append("prefer instead of require")
     elif fits:
         ways.append(f"lower {key} to {fits}")
-    elsewhere = capacity.total_free(request.resource, view.nodes) - left
+    elsewhere = capacity.sum_free(request.resource, view.nodes) - left
     if request.labels and elsewhere >= request.bundle:
         ways.append(
             f"widen pools.{request.pool}.labels ({elsewhere:g} more {request.resource} are free elsewhere)"
         )
-    ways += ["free what is held", "add nodes"] if left or view.total(request.resource) else ["add nodes"]
+    ways += ["free what is held", "add nodes"] if left or view.get_total(request.resource) else ["add nodes"]
     return f"Lower its workers or change the cluster: {', '.join(ways)}; --cluster plans for another one."
 
 
-def taken_since(group: PlacedGroup, view: ClusterView) -> str:
+def describe_lost_room(group: PlacedGroup, view: ClusterView) -> str:
     """Return the message for a planned group whose resources were taken before it was bound.
 
     Args:
@@ -165,11 +165,11 @@ def taken_since(group: PlacedGroup, view: ClusterView) -> str:
         else f"node {name[:8]} is gone"
         for name, free, node in short[:_NAMED]
     )
-    amounts = holders(view, group.resource, [name for name, _, _ in short] or list(planned_by_node))
+    amounts = sum_by_holder(view, group.resource, [name for name, _, _ in short] or list(planned_by_node))
     return (
         f"group {group.name!r} (pool {group.pool}) was planned {planned:g} {group.resource} on {len(planned_by_node)} nodes, "
         f"which were taken before it was bound: {waiting or 'the scheduler has not placed it'}; in all nodes "
-        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. "
-        f"{held_by(amounts)}Nothing was kept. Start it again to plan on what is free now, lower its workers, "
+        f"{view.get_free(group.resource):g} of {view.get_total(group.resource):g} {group.resource} are free. "
+        f"{format_holders(amounts)}Nothing was kept. Start it again to plan on what is free now, lower its workers, "
         "or free what is held."
     )

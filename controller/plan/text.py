@@ -8,34 +8,34 @@ from itertools import groupby
 from typing import Any
 
 from nonet.controller.cluster import MEMORY
-from nonet.controller.plan.memory_ledger import Ledger, LedgerLine, gigabytes
+from nonet.controller.plan.memory_ledger import MemoryLedger, LedgerLine, format_bytes
 
 _SPOTS = 4
 _TFLOPS = 100  # a round reference value; accelerators reach 50 to 400 TFLOP/s in training
 
 
-def plan_text(plan: Any) -> str:
+def format_plan(plan: Any) -> str:
     """Format a whole plan."""
     lines = [f"{plan.name} (seed {plan.seed}) on {plan.cluster}", ""]
     if plan.pools:
-        lines += ["pools", *_table([(name, words) for name, words in plan.pools.items()]), ""]
+        lines += ["pools", *_format_table([(name, words) for name, words in plan.pools.items()]), ""]
     lines += ["groups"]
-    lines += _table([_group_row(group, plan.not_run) for group in plan.groups])
+    lines += _format_table([_format_group(group, plan.not_run) for group in plan.groups])
     for change in plan.changes:
         lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
-        lines += _table([_group_row(group, plan.not_run) for group in change.starts]) or ["  nothing"]
+        lines += _format_table([_format_group(group, plan.not_run) for group in change.starts]) or ["  nothing"]
     lines += ["", "stages"]
     for stage in plan.stages:
-        derived = ", ".join(f"{key} {_count(value)}" for key, value in stage.derived.items())
+        derived = ", ".join(f"{key} {_format_count(value)}" for key, value in stage.derived.items())
         lines.append(
             f"  {stage.name:<10} {stage.kind:<10} on {', '.join(stage.groups)}"
             + (f": {derived}" if derived else "")
         )
         lines.append(f"  {'':<10} {', '.join(stage.takes)} -> {', '.join(stage.gives)}")
         lines += [f"  {'':<10} {stage.validation}"] if stage.validation else []
-    memory = list(_memory(plan.ledger))
+    memory = list(_format_memory(plan.ledger))
     lines += ["", "memory, the fullest phase of each stage", *memory] if memory else []
-    lines += _work(plan)
+    lines += _format_work(plan)
     if plan.left:
         whole_nodes = ", ".join(
             f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items()
@@ -44,17 +44,17 @@ def plan_text(plan: Any) -> str:
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
 
 
-def _work(plan: Any) -> list[str]:
+def _format_work(plan: Any) -> list[str]:
     """Return the lines on FLOPs and bytes per step; none if no devices work."""
     if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
         return []
     title = (
         f"work per step, an upper bound from shapes and no prediction (time at {_TFLOPS} TFLOP/s per device)"
     )
-    return ["", title, *(line for stage in plan.work for line in _stage_work(stage))]
+    return ["", title, *(line for stage in plan.work for line in _format_stage_work(stage))]
 
 
-def _stage_work(stage: Any) -> Iterator[str]:
+def _format_stage_work(stage: Any) -> Iterator[str]:
     """Yield the lines on one stage's FLOPs and traffic."""
     first = stage.name
     for part in stage.flops:
@@ -62,16 +62,16 @@ def _stage_work(stage: Any) -> Iterator[str]:
         if part.resource != "CPU":
             step_s = part.count / (_TFLOPS * 1e12 * part.devices)
             whole = (
-                f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
+                f", {_format_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
             )
             line += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
         yield f"  {first:<10} {line}"
         first = ""
     for what, moved, way in stage.moves:
-        yield f"  {'':<10} moves {what}: {gigabytes(moved)} {way}"
+        yield f"  {'':<10} moves {what}: {format_bytes(moved)} {way}"
 
 
-def _count(value: Any) -> str:
+def _format_count(value: Any) -> str:
     """Format a number as "40 B", "2 M" or "62,500"; anything but a number is returned as it is."""
     if not isinstance(value, int | float) or value < 1e4:
         return str(value)
@@ -81,17 +81,17 @@ def _count(value: Any) -> str:
     return f"{value:,.0f}"
 
 
-def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
+def _format_group(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
     """Return the cells of a group's row: name, workers, pool, threads and nodes."""
     each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
     roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
     threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
-    where = f"with {group.shares}" if group.shares else _spots(group.on_nodes())
+    where = f"with {group.shares}" if group.shares else _format_nodes(group.count_by_node())
     where += ", not run" if set(group.roles) & set(not_run) else ""
     return (group.name + roles, f"{group.workers} x {each}", f"pool {group.pool}", threads, where)
 
 
-def _spots(counts: Counter[str]) -> str:
+def _format_nodes(counts: Counter[str]) -> str:
     """Format nodes as "gpu-00..gpu-03 x8": runs of nodes with the same number of workers, in the order of ranks."""
     runs = []
     for count, run in groupby(counts, key=lambda node: counts[node]):
@@ -108,7 +108,7 @@ def _spots(counts: Counter[str]) -> str:
     return ", ".join(runs[:_SPOTS]) + (f" and {len(runs) - _SPOTS} more" if len(runs) > _SPOTS else "")
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _format_table(rows: list[tuple[str, ...]]) -> list[str]:
     """Return rows as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     return [
@@ -116,31 +116,31 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _memory(ledger: Ledger) -> Iterator[str]:
+def _format_memory(ledger: MemoryLedger) -> Iterator[str]:
     """Yield one line per place, merging stages whose fullest phase is the same."""
     by_place: dict[str, dict[str, LedgerLine]] = defaultdict(dict)
     for line in ledger.lines:
-        by_place[line.place].setdefault(line.stage, ledger.peak(line.stage, line.place))
+        by_place[line.place].setdefault(line.stage, ledger.find_peak(line.stage, line.place))
     for place, by_stage in by_place.items():
         stages_by_line: dict[str, list[str]] = defaultdict(list)
         for stage, line in by_stage.items():
-            stages_by_line[_line(place, line)].append(
+            stages_by_line[_format_line(place, line)].append(
                 stage if line.phase in ("host", "train") else f"{stage} ({line.phase})"
             )
         for text, stages in stages_by_line.items():
             yield f"  {', '.join(stages)}: {text}"
-    for line in ledger.turns():
+    for line in ledger.list_offloading_lines():
         yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} are offloaded to host memory, groups take turns"
 
 
-def _line(place: str, line: LedgerLine) -> str:
+def _format_line(place: str, line: LedgerLine) -> str:
     """Format the fullest phase of a place: bytes, limit, and the largest parts."""
     article = "an" if line.resource.startswith("N") else "a"  # an NPU
     device = f"{article} {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
     what = f"node {line.example}" if line.resource == MEMORY else device
     limit = (
-        f" of {gigabytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
+        f" of {format_bytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
     )
     big = sorted(line.parts.items(), key=lambda part: -part[1])
-    parts = [f"{name} {gigabytes(value)}" for name, value in big if value >= 0.01 * line.needed][:6]
-    return f"{what} holds {gigabytes(line.needed)}{limit}: {', '.join(parts)}"
+    parts = [f"{name} {format_bytes(value)}" for name, value in big if value >= 0.01 * line.needed][:6]
+    return f"{what} holds {format_bytes(line.needed)}{limit}: {', '.join(parts)}"

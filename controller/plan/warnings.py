@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from nonet.controller.cluster import MEMORY, ClusterView
-from nonet.controller.plan.memory_ledger import gigabytes
+from nonet.controller.plan.memory_ledger import format_bytes
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.scenario import Elastic, Scenario, check_runnable, joined_features, validation_rule
+from nonet.controller.scenario import Elastic, Scenario, check_runnable, list_joined_features, make_validation_rule
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters above which ranking a catalogue on CPU takes hours rather than minutes
@@ -25,16 +25,16 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
         groups: The groups at the start of the run.
     """
     scenario = run.scenario
-    yield from _not_run(scenario, groups)
-    yield from _warnings(run, view, groups)
-    yield from _placed(scenario, groups)
-    yield from _commits(run)
-    yield from _shared(groups)
-    yield from _unknown(run, view, groups)
-    yield from _chosen(scenario)
+    yield from _warn_about_unsupported(scenario, groups)
+    yield from _list_warnings(run, view, groups)
+    yield from _describe_placements(scenario, groups)
+    yield from _describe_commits(run)
+    yield from _describe_shared_folder(groups)
+    yield from _list_unknowns(run, view, groups)
+    yield from _list_derived_settings(scenario)
 
 
-def cluster_words(view: ClusterView) -> str:
+def describe_cluster(view: ClusterView) -> str:
     """Describe a cluster, such as "70 nodes, 384 GPU (200 free), 6720 CPU"."""
     counted: Counter[str] = Counter()
     for node in view.nodes:
@@ -43,15 +43,15 @@ def cluster_words(view: ClusterView) -> str:
                 counted[resource] += 1
     resources = []
     for resource in sorted(counted, key=lambda name: (name == "CPU", name)):
-        total, free = view.total(resource), view.free(resource)
+        total, free = view.get_total(resource), view.get_free(resource)
         resources.append(f"{total:g} {resource}" + (f" ({free:g} free)" if free < total else ""))
-    memory = view.total(MEMORY)
+    memory = view.get_total(MEMORY)
     return ", ".join([f"{len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}", *resources]) + (
-        f", {gigabytes(memory)}" if memory else ""
+        f", {format_bytes(memory)}" if memory else ""
     )
 
 
-def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, str]:
+def describe_pools(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, str]:
     """Return a description of each pool that is used: its device, labels and environment.
 
     Args:
@@ -70,7 +70,7 @@ def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, s
     return words_by_pool
 
 
-def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _warn_about_unsupported(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a warning for what this version plans but does not run."""
     try:
         check_runnable(scenario)
@@ -80,7 +80,7 @@ def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]
         yield "warning: Nonet has never been run on Ascend devices; docs/how-to/devices.md says what was tested"
 
 
-def _copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a note on how rollouts in processes of their own get sparse rows: as copies, which a node must hold, or by key."""
     scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
@@ -88,27 +88,27 @@ def _copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) 
     reinforced = any(kind.rolls_out for kind in run.kinds.values())
     if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
         return
-    limit = scenario.sparse.replica_bytes
+    limit = scenario.sparse.count_replica_bytes
     if rows > limit:
         yield (
-            f"rollouts read rows by key from the shards once the tables pass {gigabytes(limit)} (sparse.replica_bytes); "
-            f"they may grow to {gigabytes(rows)}"
+            f"rollouts read rows by key from the shards once the tables pass {format_bytes(limit)} (sparse.replica_bytes); "
+            f"they may grow to {format_bytes(rows)}"
         )
         return
-    node, count = max(rollout.on_nodes().items(), key=lambda item: item[1])
-    memory = view.node(node).total.get(MEMORY, 0.0)
+    node, count = max(rollout.count_by_node().items(), key=lambda item: item[1])
+    memory = view.get_node(node).total.get(MEMORY, 0.0)
     if memory and count * rows > memory:
         yield (
-            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)}, {count} of them on "
-            f"{node}, which has {gigabytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
+            f"warning: each rollout worker keeps a copy of all sparse rows, up to {format_bytes(rows)}, {count} of them on "
+            f"{node}, which has {format_bytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
         )
 
 
-def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield warnings on joined columns, idle workers and evaluators on cpu."""
     scenario = run.scenario
-    yield from _copies(run, view, groups)
-    if joined := joined_features(scenario):
+    yield from _describe_row_copies(run, view, groups)
+    if joined := list_joined_features(scenario):
         yield (
             f"warning: the model reads {', '.join(joined)} from data.join, which nonet serve, nonet export and nonet recommend "
             "--users do not read yet: they refuse such a run"
@@ -141,21 +141,21 @@ def _warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]
             yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} are idle during {stages}"
 
 
-def _commits(run: ResolvedRun) -> Iterator[str]:
+def _describe_commits(run: ResolvedRun) -> Iterator[str]:
     """Yield a note on the size of checkpoints, if tables have budgets."""
     scenario = run.scenario
     rows, keep = run.budgeted_bytes, scenario.checkpoint.keep
     if rows:
         size = run.size
         dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
-        commits = keep.last + any(validation_rule(scenario, name) for name in scenario.stages)
+        commits = keep.last + any(make_validation_rule(scenario, name) for name in scenario.stages)
         yield (
-            f"a checkpoint every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
-            f"({gigabytes(rows)} of it rows); {commits} kept checkpoints take {gigabytes(commits * (rows + dense))}"
+            f"a checkpoint every {scenario.checkpoint.every} steps writes up to {format_bytes(rows + dense)} "
+            f"({format_bytes(rows)} of it rows); {commits} kept checkpoints take {format_bytes(commits * (rows + dense))}"
         )
 
 
-def _shared(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _describe_shared_folder(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a note that the run's folder must be shared, if the plan uses more than one node."""
     nodes = {node for group in groups for node in group.nodes}
     if len(nodes) > 1:
@@ -165,7 +165,7 @@ def _shared(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
         )
 
 
-def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _describe_placements(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a note for each group that is elastic or asks for a topology level."""
     for group in groups:
         role = scenario.roles.get(group.roles[0])
@@ -181,13 +181,13 @@ def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
             yield f"{group.name}: all in one {group.level.replace('_', ' ')}"
 
 
-def _unknown(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
+def _list_unknowns(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a note for everything that the plan assumes, does not know or does not count."""
     scenario = run.scenario
     if run.size.assumed:
         yield f"assumed: {run.size.assumed}"
     unknown = sorted(
-        {g.resource for g in groups if g.resource != "CPU" and not _known(view, g.nodes[0], g.resource)}
+        {g.resource for g in groups if g.resource != "CPU" and not _is_memory_known(view, g.nodes[0], g.resource)}
     )
     if unknown:
         yield f"not known: memory of {', '.join(unknown)} devices (devices: in the view); nothing was checked against it"
@@ -208,7 +208,7 @@ def _unknown(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...])
             yield "weights are sent from trainer to rollout through host memory as safetensors bytes (different devices)"
 
 
-def _chosen(scenario: Scenario) -> Iterator[str]:
+def _list_derived_settings(scenario: Scenario) -> Iterator[str]:
     """Yield the settings that were derived from the data, with their reasons."""
     if not scenario.settings or isinstance(scenario.settings, str):
         return
@@ -218,19 +218,19 @@ def _chosen(scenario: Scenario) -> Iterator[str]:
         value: Any = document
         for part in path.split("."):
             value = value[part]
-        yield f"  {path}: {_short(value)} ({reason})"
+        yield f"  {path}: {_format_value(value)} ({reason})"
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value in YAML flow style."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_format_value(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_short, value)) + "]"
+        return "[" + ", ".join(map(_format_value, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _known(view: ClusterView, node: str, resource: str) -> bool:
+def _is_memory_known(view: ClusterView, node: str, resource: str) -> bool:
     """Return whether the memory of a node's devices is known."""
-    facts = view.node(node).devices.get(resource)
+    facts = view.get_node(node).devices.get(resource)
     return bool(facts and facts.memory_bytes)

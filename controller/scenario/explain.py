@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from nonet.controller.scenario.hidden import is_hidden
 from nonet.controller.scenario.replaceable import Replaceable
-from nonet.controller.scenario.stage import StageOptions, kind_of
+from nonet.controller.scenario.stage import StageOptions, find_kind
 from nonet.plugins import PluginFiles
 from nonet.suggest import suggest_inline
 
@@ -40,14 +40,14 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
         files: The user's own files, for stage kinds that a file defines.
     """
     problems = error.errors(include_url=False)
-    first = _of_the_arm_meant(problems)
+    first = _choose_problem(problems)
     loc = list(first["loc"])
     path = ".".join(str(part) for part in loc if not _is_arm(part))
-    kind, value = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
+    kind, value = first["type"], _HiddenValue() if is_hidden(loc) else first.get("input")
     if kind == "extra_forbidden":
-        known = _keys_at(loc[:-1], model, document, files)
+        known = _list_keys(loc[:-1], model, document, files)
         if loc[-1] in known:
-            others = _with_key(str(loc[-1]), _class_at(loc[:-1], model, document, files))
+            others = _list_uses_with_key(str(loc[-1]), _find_class(loc[:-1], model, document, files))
             text = f"is a key of another `use`{': ' if others else ''}{', '.join(others)}"
         else:
             text = f"unknown key{suggest_inline(str(loc[-1]), known)}" + (
@@ -58,7 +58,7 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     elif kind == "value_error":
         text = first["msg"].removeprefix("Value error, ")
     elif kind in ("model_type", "model_attributes_type"):
-        known = ", ".join(_keys_at(loc, model, document, files))
+        known = ", ".join(_list_keys(loc, model, document, files))
         text = f"wanted a map, got {'nothing' if value is None else repr(value)}; its keys: {known}"
     elif kind == "dict_type":
         text = f"wanted a map of names, got {'nothing' if value is None else repr(value)}"
@@ -70,14 +70,14 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     return f"{path}: {text}{more}" if path else f"{text}{more}"
 
 
-class _Unshown:
+class _HiddenValue:
     """Replaces a value that must not be printed."""
 
     def __repr__(self) -> str:
         return "a value that is not shown"
 
 
-def _of_the_arm_meant(problems: Sequence[Any]) -> Any:
+def _choose_problem(problems: Sequence[Any]) -> Any:
     """Return the problem to report.
 
     It is the first one, unless a map or list was given to a union such as `float | Schedule`; then it is the first one
@@ -96,7 +96,7 @@ def _is_arm(part: Any) -> bool:
     return str(part) in _WORDLESS or "[" in str(part)
 
 
-def _class_at(
+def _find_class(
     loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles
 ) -> type[BaseModel] | None:
     """Return the class of the part of a document at a path; None if the part has no class of its own."""
@@ -107,31 +107,31 @@ def _class_at(
         if own_name:
             own_name = False
             if model is StageOptions:
-                model = kind_of(document["stages"][part], files).options
+                model = find_kind(document["stages"][part], files).options
             continue
         if _is_arm(part):
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        inside, own_name = _model_of(annotation), get_origin(annotation) is dict
+        inside, own_name = _find_model(annotation), get_origin(annotation) is dict
         if inside is None:
             return None
         model = inside
     return model
 
 
-def _with_key(key: str, model: type[BaseModel] | None) -> list[str]:
+def _list_uses_with_key(key: str, model: type[BaseModel] | None) -> list[str]:
     """Return the names of `use` whose options have a key."""
-    shipped = model.option_classes() if model is not None and issubclass(model, Replaceable) else {}
+    shipped = model.list_option_classes() if model is not None and issubclass(model, Replaceable) else {}
     return sorted(name for name, options in shipped.items() if key in options.model_fields)
 
 
-def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
+def _list_keys(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
     """Return the keys that a document may have at a path, for suggestions."""
-    found = _class_at(loc, model, document, files)
+    found = _find_class(loc, model, document, files)
     if found is None:
         return []
     names = [field.alias or name for name, field in found.model_fields.items() if name != "use"]
-    shipped = found.option_classes() if issubclass(found, Replaceable) else {}
+    shipped = found.list_option_classes() if issubclass(found, Replaceable) else {}
     return sorted(
         {
             *names,
@@ -141,8 +141,8 @@ def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Plugi
     )
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def _find_model(annotation: Any) -> type[BaseModel] | None:
     """Return the option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(filter(None, map(_model_of, get_args(annotation))), None)
+    return next(filter(None, map(_find_model, get_args(annotation))), None)

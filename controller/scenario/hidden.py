@@ -42,13 +42,13 @@ def is_hidden(path: Sequence[object]) -> bool:
 
 def hide(document: Any) -> Any:
     """Return a scenario's document, or a part of one from its top, with `HIDDEN` for each value of `env.vars`."""
-    return _hidden(document, ())
+    return _hide_values(document, ())
 
 
-def _hidden(value: Any, path: tuple[str, ...]) -> Any:
+def _hide_values(value: Any, path: tuple[str, ...]) -> Any:
     """Return a part of a document with `HIDDEN` for each value that must not be shown."""
     if yaml.is_map(value):
-        return {key: _hidden(part, (*path, str(key))) for key, part in value.items()}
+        return {key: _hide_values(part, (*path, str(key))) for key, part in value.items()}
     if not is_hidden(path) or (isinstance(value, str) and _REFERENCE.fullmatch(value)):
         return value
     return HIDDEN
@@ -61,16 +61,16 @@ def hide_in_command(words: Sequence[str]) -> list[str]:
     for word in words:
         option, equals, change = word.partition("=")
         if change_next:
-            shown.append(_change(word))
+            shown.append(_hide_change(word))
         elif option == "--set" and equals:
-            shown.append(f"--set={_change(change)}")
+            shown.append(f"--set={_hide_change(change)}")
         else:
             shown.append(word)
         change_next = word == "--set"
     return shown
 
 
-def _change(change: str) -> str:
+def _hide_change(change: str) -> str:
     """Return a `path=value` change without hidden values."""
     path, equals, text = change.partition("=")
     keys = tuple(path.strip().split("."))
@@ -80,14 +80,14 @@ def _change(change: str) -> str:
         value = yaml.parse(text, path)
     except ConfigError:
         return f"{path}={HIDDEN}"
-    hidden = _hidden(value, keys)
+    hidden = _hide_values(value, keys)
     return (
         change if hidden == value else f"{path}={hidden if isinstance(hidden, str) else json.dumps(hidden)}"
     )
 
 
-def with_values(
-    scenario: _Scenario, given: _Scenario | None = None, environment: Mapping[str, str] = os.environ
+def restore_values(
+    scenario: _Scenario, source: _Scenario | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[_Scenario, list[str]]:
     """Restore the hidden values of a stored scenario.
 
@@ -108,7 +108,7 @@ def with_values(
     for name, pool in scenario.pools.items():
         known = dict(pool.env.vars) if pool.env else {}
         for key in [key for key, value in known.items() if value == HIDDEN]:
-            beside = given.pools[name].env if given is not None and name in given.pools else None
+            beside = source.pools[name].env if source is not None and name in source.pools else None
             value = beside.vars.get(key, HIDDEN) if beside else HIDDEN
             if value == HIDDEN and key in environment:
                 value = environment[key]
@@ -124,4 +124,4 @@ def with_values(
             f"{', '.join(missing)}: a run does not store these values; set them in the environment "
             f"(export {key}=...) or give --set {missing[0]}=..."
         )
-    return (scenario.model_copy(update={"pools": pools}) if taken or given else scenario), taken
+    return (scenario.model_copy(update={"pools": pools}) if taken or source else scenario), taken

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from nonet.controller.cluster.placement import PLACEMENTS
-from nonet.controller.scenario.replaceable import Replaceable, files_of
+from nonet.controller.scenario.replaceable import Replaceable, get_files
 from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.models import MODELS
@@ -88,7 +88,7 @@ class Join(StrictModel):
 
     @field_validator("use")
     @classmethod
-    def _without_password(cls, use: str) -> str:
+    def _check_use(cls, use: str) -> str:
         _check_address(use)
         return use
 
@@ -159,7 +159,7 @@ class Data(StrictModel):
 
     @field_validator("missing")
     @classmethod
-    def _each_once(cls, missing: list[str] | None) -> list[str] | None:
+    def _check_missing(cls, missing: list[str] | None) -> list[str] | None:
         """Reject texts that are listed twice."""
         twice = [text for text in dict.fromkeys(missing or ()) if (missing or []).count(text) > 1]
         if twice:
@@ -172,7 +172,7 @@ class Data(StrictModel):
         return TableFormat.from_options(self.columns, self.missing)
 
     @model_validator(mode="after")
-    def _joins_meet(self) -> Data:
+    def _check_joins(self) -> Data:
         """Check that joined columns have unique names that differ from those of samples."""
         taken: dict[str, str] = {}
         for name, join in self.join.items():
@@ -191,7 +191,7 @@ class Data(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _engine_of_source(self) -> Data:
+    def _check_engine(self) -> Data:
         """Check that the engine can read the source."""
         engines = self.source.spec.engines
         if self.engine is not None and self.engine not in engines:
@@ -246,7 +246,7 @@ class Memory(StrictModel):
 
     @field_validator("voters")
     @classmethod
-    def _with_transitions(cls, voters: list[str]) -> list[str]:
+    def _check_voters(cls, voters: list[str]) -> list[str]:
         """Check that transitions are among the voters, and that no voter is listed twice."""
         if "transitions" not in voters or len(set(voters)) < len(voters):
             raise ValueError("voters must be transitions, or transitions and nearest, each once")
@@ -266,26 +266,26 @@ class Model(Replaceable):
         ),
     ] = "off"
 
-    def counts(self) -> dict[str, Any]:
+    def make_count_options(self) -> dict[str, Any]:
         """Return the options by which transitions are counted."""
-        memory = self._memory() or Memory()
+        memory = self._get_memory() or Memory()
         counted = {"reach", "neighbours", "events"}
         return {**memory.model_dump(include=counted), "half_life_s": memory.half_life}
 
-    def votes(self) -> dict[str, Any] | None:
+    def make_vote_options(self) -> dict[str, Any] | None:
         """Return the options by which the memory votes; None without a memory."""
-        memory = self._memory()
+        memory = self._get_memory()
         return memory and {
             **memory.model_dump(include={"width", "last", "fade"}),
             "nearest": "nearest" in memory.voters,
         }
 
-    def voters(self) -> list[str]:
+    def list_voters(self) -> list[str]:
         """Return the names of the memory's voters; none without a memory."""
-        memory = self._memory()
+        memory = self._get_memory()
         return list(memory.voters) if memory else []
 
-    def _memory(self) -> Memory | None:
+    def _get_memory(self) -> Memory | None:
         """Return the options of the memory; None if it is off."""
         if isinstance(self.memory, str):
             return Memory() if self.memory == "on" else None
@@ -304,7 +304,7 @@ class Env(StrictModel):
     vars: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _one(self) -> Env:
+    def _check_one_source(self) -> Env:
         """Check that at most one of python, image and pip is given."""
         keys = [name for name in ("python", "image", "pip") if getattr(self, name)]
         if len(keys) > 1:
@@ -335,7 +335,7 @@ class Elastic(StrictModel):
     max: Positive
 
     @model_validator(mode="after")
-    def _ordered(self) -> Elastic:
+    def _check_order(self) -> Elastic:
         """Check that the lower bound does not exceed the upper one."""
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
@@ -383,9 +383,9 @@ class Role(StrictModel):
     _files: PluginFiles = PrivateAttr(default=HERE)
 
     @model_validator(mode="after")
-    def _known(self, info: ValidationInfo) -> Role:
+    def _check_own_options(self, info: ValidationInfo) -> Role:
         """Validate the options of a role that names its kind; reject unknown keys of other roles."""
-        self._files = files_of(info)
+        self._files = get_files(info)
         own = self.model_extra or {}
         if self.use is None:
             if own:
@@ -395,11 +395,11 @@ class Role(StrictModel):
                     f"{key}: unknown key{suggest_inline(key, known)}; known keys: {', '.join(sorted(known))}"
                 )
             return self
-        filled = self.kind("").options.model_validate(own).model_dump()
+        filled = self.find_kind("").options.model_validate(own).model_dump()
         object.__setattr__(self, "__pydantic_extra__", filled)
         return self
 
-    def kind(self, name: str) -> RoleKind:
+    def find_kind(self, name: str) -> RoleKind:
         """Return the kind of a role.
 
         Args:
@@ -418,7 +418,7 @@ class Role(StrictModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _one_way(self) -> Role:
+    def _check_sharing(self) -> Role:
         """Check that the role does not both fuse and collocate."""
         if self.fuse and self.collocate:
             raise ValueError(
@@ -437,7 +437,7 @@ class Init(StrictModel):
     stage: Annotated[str | None, Field(description="one of its finished stages; by default the last")] = None
 
 
-class Baseline(Replaceable):
+class BaselineOptions(Replaceable):
     """A baseline that stages are compared with."""
 
     registry: ClassVar[PluginRegistry[Any] | None] = BASELINES
@@ -477,7 +477,7 @@ class Evaluate(StrictModel):
         ),
     ] = None
     baselines: Annotated[
-        list[Baseline] | None,
+        list[BaselineOptions] | None,
         Field(
             description="baselines that stages are compared with: popularity, transition_counter, sasrec, or a class of your "
             "own; by default the model's"
@@ -502,7 +502,7 @@ class Evaluate(StrictModel):
     def _locate_metrics(cls, metrics: list[str], info: ValidationInfo) -> list[str]:
         """Keep the address of each metric in a file beside its name."""
         return [
-            LocatedName(name, files_of(info).make_absolute(name)) if parse_file(name) else name
+            LocatedName(name, get_files(info).make_absolute(name)) if parse_file(name) else name
             for name in map(str, metrics)
         ]
 
@@ -511,7 +511,7 @@ class Evaluate(StrictModel):
         return [str(name) for name in metrics]
 
     @model_validator(mode="after")
-    def _told_apart(self) -> Evaluate:
+    def _check_titles(self) -> Evaluate:
         """Check that baselines have different names."""
         titles = [each.title for each in self.baselines or ()]
         twice = next((title for title in titles if titles.count(title) > 1), None)
@@ -525,7 +525,7 @@ class Evaluate(StrictModel):
 Wait = Annotated[Seconds, Field(gt=0)]
 
 
-class Deadlines(StrictModel):
+class DeadlineOptions(StrictModel):
     """Timeouts of a run's waits, in seconds."""
 
     start: Annotated[

@@ -16,7 +16,7 @@ from nonet.plugins import HERE, PluginFiles, PluginRegistry, is_reference
 from nonet.suggest import suggest_inline
 
 
-def files_of(info: ValidationInfo[Any]) -> PluginFiles:
+def get_files(info: ValidationInfo[Any]) -> PluginFiles:
     """Return the user's own files of the scenario that is being validated."""
     context: dict[str, PluginFiles] = info.context or {}
     return context.get("files", HERE)
@@ -41,7 +41,7 @@ class Replaceable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _name(cls, value: Any) -> Any:
+    def _normalise_use(cls, value: Any) -> Any:
         """Turn a word into `{use: word}`, and add the default name."""
         if isinstance(value, str):
             value = {"use": value}
@@ -50,10 +50,10 @@ class Replaceable(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> Replaceable:
+    def _check_options(self, info: ValidationInfo) -> Replaceable:
         """Validate the other keys and fill in their defaults."""
-        self._files = files_of(info)
-        options = self._option_class()
+        self._files = get_files(info)
+        options = self._find_option_class()
         if options is not None:
             filled = options.model_validate(self.model_extra or {}, context=info.context).model_dump()
             object.__setattr__(self, "__pydantic_extra__", filled)
@@ -70,18 +70,18 @@ class Replaceable(BaseModel):
         """`use` as other processes find it, with files as absolute paths."""
         return self._files.make_absolute(self.use)
 
-    def options(self) -> dict[str, Any]:
+    def get_options(self) -> dict[str, Any]:
         """Return the keyword arguments of what `use` names."""
         return dict(self.model_extra or {})
 
     @classmethod
-    def option_classes(cls) -> dict[str, type[StrictModel]]:
+    def list_option_classes(cls) -> dict[str, type[StrictModel]]:
         """Return the option class of every name that comes with Nonet or is installed."""
         if cls.registry is None:
             return cls.shipped
         return {name: cls.registry.get(name).options for name in cls.registry.list_names()}
 
-    def _option_class(self) -> type[StrictModel] | None:
+    def _find_option_class(self) -> type[StrictModel] | None:
         """Return the class that validates the other keys; None if only the named object can."""
         if self.registry is not None:
             try:
@@ -107,7 +107,7 @@ class Ramp(StrictModel):
     steps: Annotated[Positive, Field(description="steps of the stage from start to end")]
     after: Annotated[Count, Field(description="steps before the weight begins to change")] = 0
 
-    def at(self, step: int) -> float:
+    def compute_weight(self, step: int) -> float:
         """Return the weight at a step of the stage, counted from 0."""
         share = min(1.0, max(0.0, (step - self.after) / self.steps))
         return self.start + share * (self.end - self.start)
@@ -133,21 +133,21 @@ class RewardOptions(BaseModel):
     pool: str | None = None
     workers: Positive = 1
 
-    def options(self) -> dict[str, Any]:
+    def get_options(self) -> dict[str, Any]:
         """Return the keyword arguments of the reward itself."""
         return dict(self.model_extra or {})
 
-    def weight_at(self, step: int) -> float:
+    def compute_weight(self, step: int) -> float:
         """Return the reward's weight at a step of its stage, without the multiplier of a floor."""
-        return self.weight.at(step) if isinstance(self.weight, Ramp) else self.weight
+        return self.weight.compute_weight(step) if isinstance(self.weight, Ramp) else self.weight
 
 
-def holds(mean: float, floor: float) -> bool:
+def is_above_floor(mean: float, floor: float) -> bool:
     """Return whether a mean reward is above a floor, within 2 % of the floor."""
     return mean >= floor - _TOLERANCE * abs(floor)
 
 
-class Between(BaseModel):
+class BetweenStep(BaseModel):
     """A worker of the user's own between rollout and rewards: `use`, where it runs, and its own keyword arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
@@ -155,6 +155,6 @@ class Between(BaseModel):
     pool: str | None = None
     workers: Positive = 1
 
-    def options(self) -> dict[str, Any]:
+    def get_options(self) -> dict[str, Any]:
         """Return the keyword arguments of the worker."""
         return dict(self.model_extra or {})

@@ -30,7 +30,7 @@ from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.hidden import hide, is_hidden
 from nonet.controller.scenario.options import (
     Data,
-    Deadlines,
+    DeadlineOptions,
     Evaluate,
     Init,
     Model,
@@ -40,21 +40,21 @@ from nonet.controller.scenario.options import (
     Tokenizer,
     Weights,
 )
-from nonet.controller.scenario.replaceable import files_of
-from nonet.controller.scenario.settings import Stages, fill, take_from
+from nonet.controller.scenario.replaceable import get_files
+from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
 from nonet.controller.scenario.sparse import Sparse
-from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
+from nonet.controller.scenario.stage import StageOptions, find_kind, parse_stage
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, PluginFiles
 from nonet.suggest import suggest_inline
-from nonet.workers.roles.kinds import shipped_roles
+from nonet.workers.roles.kinds import get_shipped_roles
 
 SOURCES = "sources.json"  # lists the copies of own files in a run's folder
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
 
-Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(stage_of)]
+Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(parse_stage)]
 
 
 class Scenario(StrictModel):
@@ -77,7 +77,7 @@ class Scenario(StrictModel):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     weights: Weights = Weights()
-    deadlines: Deadlines = Deadlines()
+    deadlines: DeadlineOptions = DeadlineOptions()
     settings: Annotated[
         Literal["data"] | dict[str, str] | None,
         Field(
@@ -86,21 +86,21 @@ class Scenario(StrictModel):
     ] = None
     _files: PluginFiles = PrivateAttr(default=HERE)
 
-    def located(self, files: PluginFiles) -> Scenario:
+    def relocate(self, files: PluginFiles) -> Scenario:
         """Return the same scenario with the user's own files in another place, such as the copies that a run keeps."""
-        return _rebuilt(_plain(self), files)
+        return _validate_document(_to_plain(self), files)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both scenarios have the same keys and values, wherever their files are."""
-        return isinstance(other, Scenario) and _plain(self) == _plain(other)
+        return isinstance(other, Scenario) and _to_plain(self) == _to_plain(other)
 
     def __reduce__(self) -> Any:
         """Pickle the document, which is validated again in the other process, as classes from own files cannot be pickled."""
-        return _rebuilt, (_plain(self), self._files)
+        return _validate_document, (_to_plain(self), self._files)
 
     @field_validator("stages", mode="before")
     @classmethod
-    def _some(cls, value: Any) -> Any:
+    def _check_stages(cls, value: Any) -> Any:
         """Check that there is at least one stage."""
         if not yaml.is_map(value) or not value:
             raise ValueError("wanted a map of stages in order, e.g. pretrain, finetune, rl")
@@ -113,16 +113,16 @@ class Scenario(StrictModel):
         trainer = info.data.get("roles", {}).get("trainer")
         if trainer is None or trainer.engine is None:
             return stages
-        return {name: body.with_optimizer_of(trainer.engine.spec.optimizers) for name, body in stages.items()}
+        return {name: body.choose_optimizer(trainer.engine.spec.optimizers) for name, body in stages.items()}
 
     @model_validator(mode="after")
-    def _located(self, info: ValidationInfo) -> Scenario:
+    def _set_files(self, info: ValidationInfo) -> Scenario:
         """Keep the user's own files that the validation context gives."""
-        self._files = files_of(info)
+        self._files = get_files(info)
         return self
 
     @model_validator(mode="after")
-    def _windows_fit(self) -> Scenario:
+    def _check_windows(self) -> Scenario:
         """Check that a chunk of every stage holds at least one full history."""
         for name, body in self.stages.items():
             window = self.data.history + 2  # the events, the one before them, and the start position
@@ -134,24 +134,24 @@ class Scenario(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _names_meet(self) -> Scenario:
+    def _check_names(self) -> Scenario:
         """Check that every pool and role that is referred to exists."""
         known_pools = [*self.pools, "cpu"]
-        for path, pool in self._pool_names():
+        for path, pool in self._list_pool_names():
             if pool not in known_pools:
                 raise ValueError(
                     f"{path}: there is no pool {pool!r}{suggest_inline(pool, known_pools)}; pools: {', '.join(known_pools)}"
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
-            roles = [*self.roles, *shipped_roles()]
+            roles = [*self.roles, *get_shipped_roles()]
             if host and (host not in roles or host == name):
                 raise ValueError(
                     f"roles.{name}: there is no other role {host!r} to share with; roles: {', '.join(dict.fromkeys(roles))}"
                 )
         return self
 
-    def _pool_names(self) -> Iterator[tuple[str, str]]:
+    def _list_pool_names(self) -> Iterator[tuple[str, str]]:
         """Yield (path, pool) of every reference to a pool."""
         for name, role in self.roles.items():
             if role.pool:
@@ -181,11 +181,11 @@ def load_scenario(
     Raises:
         ConfigError: There is no such scenario, or it is invalid; the message is one line.
     """
-    path = find(source)
+    path = find_scenario(source)
     document = yaml.read(path)
     for change in changes or ():
-        _set(document, change)
-    return make_scenario(document, str(source), _files_of(path), stored and yaml.read(stored)), path.parent
+        _apply_change(document, change)
+    return make_scenario(document, str(source), _find_files(path), stored and yaml.read(stored)), path.parent
 
 
 def make_scenario(
@@ -204,14 +204,14 @@ def make_scenario(
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: wanted a map with name, data and stages, got {type(document).__name__}")
-    document = _with_settings(cast("dict[str, Any]", document), source, files, stored)
+    document = _fill_settings(cast("dict[str, Any]", document), source, files, stored)
     try:
-        return _rebuilt(document, files)
+        return _validate_document(document, files)
     except ValidationError as error:
         raise ConfigError(f"{source}: {explain(error, Scenario, document, files)}") from None
 
 
-def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, stored: Any) -> dict[str, Any]:
+def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, stored: Any) -> dict[str, Any]:
     """Return the document with the values that `settings: data` leaves to the data, or to the stored run."""
     settings = document.get("settings")
     if settings is not None and settings != "data" and not yaml.is_map(settings):
@@ -219,7 +219,7 @@ def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     data, stages = document.get("data"), document.get("stages")
     if settings != "data" or not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
         return document  # the validation reports what is missing
-    if _without_data(str(data["interactions"]), files):
+    if _needs_user_data(str(data["interactions"]), files):
         return {**document, "settings": {}}
     for key, part in (("model", Model), ("tokenizer", Tokenizer)):
         named: Any = document.get(key)
@@ -233,37 +233,37 @@ def _with_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     empty: dict[str, Any] = {}
     filled["stages"] = {name: body or dict(empty) for name, body in stages.items()}
     if yaml.is_map(stored) and yaml.is_map(stored.get("settings")):
-        return filled | {"settings": take_from(filled, stored, _put)}
-    kinds = {name: kind_of(body, files) for name, body in filled["stages"].items()}
-    wanted = Stages(
+        return filled | {"settings": take_stored_settings(filled, stored, _put_setting)}
+    kinds = {name: find_kind(body, files) for name, body in filled["stages"].items()}
+    wanted = StageSummary(
         [name for name, kind in kinds.items() if not kind.rolls_out], any(k.rolls_out for k in kinds.values())
     )
-    return filled | {"settings": fill(filled, Path(files.folder), wanted, _put)}
+    return filled | {"settings": fill_settings(filled, Path(files.folder), wanted, _put_setting)}
 
 
-def _without_data(interactions: str, files: PluginFiles) -> bool:
+def _needs_user_data(interactions: str, files: PluginFiles) -> bool:
     """Return whether the tables are missing because a shipped scenario expects the user's."""
     return Path(files.folder).resolve() == LIBRARY.resolve() and not (
         ":" in interactions or Path(interactions).is_absolute()
     )
 
 
-def _put(document: dict[str, Any], path: str, value: Any) -> None:
+def _put_setting(document: dict[str, Any], path: str, value: Any) -> None:
     """Set a derived key."""
-    put(document, path, value, "settings: data")
+    put_value(document, path, value, "settings: data")
 
 
-def _rebuilt(document: Any, files: PluginFiles) -> Scenario:
+def _validate_document(document: Any, files: PluginFiles) -> Scenario:
     """Validate a document and return the scenario; raise pydantic's errors."""
     return Scenario.model_validate(document, context={"files": files})
 
 
-def _plain(scenario: Scenario) -> dict[str, Any]:
+def _to_plain(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario as plain data, without keys that are None."""
     return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
 
 
-def _files_of(path: Path) -> PluginFiles:
+def _find_files(path: Path) -> PluginFiles:
     """Return the own files of a scenario: those beside it, or, in a run's folder, the copies of the run."""
     copies = path.parent / SOURCES
     if not copies.exists():
@@ -272,7 +272,7 @@ def _files_of(path: Path) -> PluginFiles:
     return PluginFiles(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
 
 
-def find(source: str | Path) -> Path:
+def find_scenario(source: str | Path) -> Path:
     """Return the path of a scenario's file.
 
     Args:
@@ -286,7 +286,7 @@ def find(source: str | Path) -> Path:
         if not path.is_file():
             raise ConfigError(f"there is no scenario file {path}")
         return path.resolve()
-    shipped = shipped_names()
+    shipped = list_shipped_scenarios()
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
     raise ConfigError(
@@ -295,39 +295,39 @@ def find(source: str | Path) -> Path:
     )
 
 
-def shipped_names() -> list[str]:
+def list_shipped_scenarios() -> list[str]:
     """Return the names of the scenarios that come with Nonet."""
     return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
 
 
-def bound(document: Mapping[str, Any]) -> dict[str, Any]:
+def select_fixed_keys(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that must not change when a run is resumed: all but `deadlines`."""
     return {key: value for key, value in document.items() if key != "deadlines"}
 
 
-def document(scenario: BaseModel) -> dict[str, Any]:
+def to_document(scenario: BaseModel) -> dict[str, Any]:
     """Return a scenario as plain data, with all defaults and without values of `env.vars`, as `scenario.yaml` of a run has it."""
-    return hide(_named_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True)))
+    return hide(_name_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True)))
 
 
-def _named_uses(value: Any) -> Any:
+def _name_uses(value: Any) -> Any:
     """Replace objects that a script put under `use` by their import path."""
     if yaml.is_map(value):
-        return {key: _named_uses(part) for key, part in value.items()}
+        return {key: _name_uses(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_named_uses(part) for part in cast("list[Any]", value)]
+        return [_name_uses(part) for part in cast("list[Any]", value)]
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
-def _set(document: Any, change: str) -> None:
+def _apply_change(document: Any, change: str) -> None:
     """Apply a change such as `a.b=c` to a document."""
     path, equals, text = change.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set wants a.b=value, got {change!r}")
-    put(document, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
+    put_value(document, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
 
 
-def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
+def put_value(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     """Set the key at a path of a document.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
-from nonet.controller.scenario.replaceable import files_of
+from nonet.controller.scenario.replaceable import get_files
 from nonet.embedding.tables.optimizers import OPTIMIZERS
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, StrictModel, Word
@@ -16,7 +16,7 @@ from nonet.units import Bytes, Seconds
 
 def _locate_optimizer(use: str, info: ValidationInfo) -> str:
     """Check the optimizer, and keep the address of one in a file beside its name."""
-    files = files_of(info)
+    files = get_files(info)
     try:
         OPTIMIZERS.get(str(use), files)
     except ConfigError as error:
@@ -30,7 +30,7 @@ Wire = Literal["fp32", "fp16", "bf16", "int8"]
 AtLeast0 = Annotated[float, Field(ge=0)]
 
 
-class Admit(StrictModel):
+class AdmissionOptions(StrictModel):
     """Conditions under which an id gets a row."""
 
     count: Annotated[
@@ -41,14 +41,14 @@ class Admit(StrictModel):
     ] = None
 
     @model_validator(mode="after")
-    def _some(self) -> Admit:
+    def _check_given(self) -> AdmissionOptions:
         """Check that at least one condition is given."""
         if self.count is None and self.probability is None:
             raise ValueError("give count or probability, or both; or leave admit out")
         return self
 
 
-class Evict(StrictModel):
+class EvictionOptions(StrictModel):
     """Conditions under which a row is removed."""
 
     by: Annotated[
@@ -69,7 +69,7 @@ class Evict(StrictModel):
     ] = None
 
     @model_validator(mode="after")
-    def _one(self) -> Evict:
+    def _check_given(self) -> EvictionOptions:
         """Check that a condition is given, and at most one time to live."""
         if self.ttl is not None and self.ttl_steps is not None:
             raise ValueError("give one of ttl and ttl_steps")
@@ -98,7 +98,7 @@ class TierOptions(StrictModel):
     ] = None
 
     @model_validator(mode="after")
-    def _some(self) -> TierOptions:
+    def _check_given(self) -> TierOptions:
         """Check that a tier is given, in either bytes or rows."""
         for name in ("device", "host"):
             if getattr(self, name) is not None and getattr(self, f"{name}_rows") is not None:
@@ -160,15 +160,15 @@ class Table(RowOptions):
     default: Annotated[
         float | None, Field(description="the value that is read for ids without a row; 0 by default")
     ] = None
-    admit: Admit | None = None
-    evict: Evict | None = None
+    admit: AdmissionOptions | None = None
+    evict: EvictionOptions | None = None
     budget: Annotated[
         Bytes | None, Field(gt=0, description="the size of the table over all its shards; at least one row")
     ] = None
     tiers: TierOptions | None = None
 
     @model_validator(mode="after")
-    def _spent(self) -> Table:
+    def _check_budget(self) -> Table:
         """Check that a table with an eviction order has a budget."""
         if self.evict and self.evict.by and not self.budget:
             raise ValueError("evict.by applies when the budget is used up: give a budget, or leave it out")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.options import Role
-from nonet.controller.scenario.replaceable import files_of
+from nonet.controller.scenario.replaceable import get_files
 from nonet.controller.scenario.yaml import is_map
 from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
@@ -65,7 +65,7 @@ class BatchSize(StrictModel):
     users: Positive | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> BatchSize:
+    def _check_one_unit(self) -> BatchSize:
         """Check that exactly one of tokens and users is given."""
         if (self.tokens is None) == (self.users is None):
             raise ValueError("give one of tokens and users")
@@ -136,12 +136,12 @@ class StageOptions(StrictModel):
     _files: PluginFiles = PrivateAttr(default=HERE)
 
     @model_validator(mode="after")
-    def _located(self, info: ValidationInfo) -> StageOptions:
+    def _set_files(self, info: ValidationInfo) -> StageOptions:
         """Keep the user's own files that the validation context gives."""
-        self._files = files_of(info)
+        self._files = get_files(info)
         return self
 
-    def with_optimizer_of(self, supported: Sequence[str]) -> StageOptions:
+    def choose_optimizer(self, supported: Sequence[str]) -> StageOptions:
         """Return the stage with the first of the supported optimizers, where it names none and its default is not among them."""
         optimizer = self.optimizer
         if optimizer.use in supported or "use" in optimizer.model_fields_set:
@@ -247,7 +247,7 @@ class StageKind:
         """Return whether a stage with these keys and without `use` is of this kind."""
         return False
 
-    def list_phases(self, body: Any) -> dict[str, tuple[str, ...]]:
+    def list_phases(self, stage_options: Any) -> dict[str, tuple[str, ...]]:
         """Return the roles that work at the same time in each phase; the others are idle.
 
         Args:
@@ -258,7 +258,7 @@ class StageKind:
         """
         return {"train": ("trainer", "embedding", "evaluator")}
 
-    def list_own_workers(self, stage: str, body: Any) -> Iterator[OwnWorkers]:
+    def list_own_workers(self, stage: str, stage_options: Any) -> Iterator[OwnWorkers]:
         """Yield the workers that the stage adds.
 
         Args:
@@ -267,7 +267,7 @@ class StageKind:
         """
         return iter(())
 
-    def find_unsupported(self, path: str, body: Any) -> Iterator[str]:
+    def find_unsupported(self, path: str, stage_options: Any) -> Iterator[str]:
         """Yield the keys that this version can plan but not run.
 
         Args:
@@ -276,11 +276,11 @@ class StageKind:
         """
         return iter(())
 
-    def list_item_columns(self, body: Any) -> tuple[str, ...]:
+    def list_item_columns(self, stage_options: Any) -> tuple[str, ...]:
         """Return the columns of the items that the stage reads."""
         return ()
 
-    def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
+    def check_groups(self, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...]) -> None:
         """Check that the stage can run in the groups that are planned for it.
 
         Args:
@@ -292,7 +292,7 @@ class StageKind:
             ConfigError: The stage cannot run in them.
         """
 
-    def check_data(self, name: str, body: Any, seq: Any) -> None:
+    def check_data(self, name: str, stage_options: Any, seq: Any) -> None:
         """Check that the data contain something to learn from in the stage.
 
         Args:
@@ -306,35 +306,35 @@ class StageKind:
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
-    def get_width(self, body: Any) -> int:
+    def get_width(self, stage_options: Any) -> int:
         """Return the number of beams per prompt; 0 if the stage has none."""
         return 0
 
-    def make_rollout_options(self, body: Any) -> dict[str, Any]:
+    def make_rollout_options(self, stage_options: Any) -> dict[str, Any]:
         """Return the options that rollouts receive; at least `width`."""
-        return {"width": self.get_width(body)}
+        return {"width": self.get_width(stage_options)}
 
-    def make_scenes(self, body: Any) -> Any:
+    def make_scenes(self, stage_options: Any) -> Any:
         """Return the scenes (`SceneSetup`); None if all prompts belong to one."""
         return None
 
-    def needs_reference(self, body: Any) -> bool:
+    def needs_reference(self, stage_options: Any) -> bool:
         """Return whether trainers keep the weights from the start of the stage."""
         return False
 
-    def count_old_versions(self, body: Any) -> int:
+    def count_old_versions(self, stage_options: Any) -> int:
         """Return how many published versions of the weights trainers keep to compare rollouts with."""
         return 0
 
-    def count_stored_row_steps(self, body: Any) -> int:
+    def count_stored_row_steps(self, stage_options: Any) -> int:
         """Return the number of steps whose sparse rows trainers store before they change, to compare with later; 0 if none."""
         return 0
 
-    def find_least_users(self, body: Any) -> tuple[int | None, str]:
+    def find_least_users(self, stage_options: Any) -> tuple[int | None, str]:
         """Return the users of a step, if the scenario fixes them, and the key that does."""
         return None, "users"
 
-    def count_unit_tokens(self, scenario: Any, body: Any, size: Any) -> float:
+    def count_unit_tokens(self, scenario: Any, stage_options: Any, size: Any) -> float:
         """Return the positions of one unit of a chunk: 1, or those of a prompt.
 
         Args:
@@ -344,7 +344,7 @@ class StageKind:
         """
         return 1.0
 
-    def count_units(self, body: Any, workers: int) -> int | None:
+    def count_units(self, stage_options: Any, workers: int) -> int | None:
         """Return an upper bound of the units that a worker has in a step.
 
         Args:
@@ -357,7 +357,7 @@ class StageKind:
         return None
 
     @abstractmethod
-    def step_tokens(self, scenario: Any, body: Any, size: Any) -> float:
+    def count_step_tokens(self, scenario: Any, stage_options: Any, size: Any) -> float:
         """Return an upper bound of the positions of one global step.
 
         Args:
@@ -368,7 +368,7 @@ class StageKind:
         raise NotImplementedError
 
     def derive_sizes(
-        self, body: Any, workers: Mapping[str, int], chunks: Mapping[str, int]
+        self, stage_options: Any, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return sizes per worker and chunk, as a plan prints them.
 
@@ -380,7 +380,7 @@ class StageKind:
         return {}
 
     @abstractmethod
-    def work(self, scenario: Any, name: str, body: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
+    def estimate_work(self, scenario: Any, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
         """Estimate the FLOPs and bytes of a step.
 
         Args:
@@ -396,7 +396,7 @@ class StageKind:
         raise NotImplementedError
 
     @abstractmethod
-    def compute_lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, stage_options: Any, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that depend on the data: at least `steps`, and `users` per step.
 
         Args:
@@ -415,7 +415,7 @@ def _run_loop(session: Any, name: str, recorder: Any, stopped: Any) -> bool:
 STAGES = PluginRegistry("stage", StageKind, "nonet.controller.stages", contract={"loop": _run_loop})
 
 
-def stage_of(value: Any, info: ValidationInfo) -> Any:
+def parse_stage(value: Any, info: ValidationInfo) -> Any:
     """Validate the keys of a stage with the options of its kind.
 
     Args:
@@ -428,10 +428,10 @@ def stage_of(value: Any, info: ValidationInfo) -> Any:
     """
     if isinstance(value, StageOptions):
         return value
-    return kind_of(value, files_of(info)).options.model_validate(value, context=info.context)
+    return find_kind(value, get_files(info)).options.model_validate(value, context=info.context)
 
 
-def kind_of(value: Any, files: PluginFiles = HERE) -> StageKind:
+def find_kind(value: Any, files: PluginFiles = HERE) -> StageKind:
     """Return the kind that `use` names, else the first shipped kind that claims the keys.
 
     Args:

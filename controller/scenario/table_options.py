@@ -2,7 +2,7 @@
 
 Steps are the only clock of a run on which a resume and every sharding agree: epochs are shuffled, so a step has no event
 time of its own, and wall time differs between machines. `ttl: 30d` therefore means the number of steps that train 30 days'
-worth of events, at the pace of the first stage; `ttl_steps` states it directly.
+worth of events, at the pace of the first stage; `compute_ttl_steps` states it directly.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from nonet.samples.sequences import COUNT, KINDS, SPAN
 from nonet.suggest import suggest_sentence
 
 
-def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
+def make_table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
     """Return the arguments of TableSpec that the scenario states.
 
-    A time to live in event time is not among them; `ttl_steps` computes it when the data are known.
+    A time to live in event time is not among them; `compute_ttl_steps` computes it when the data are known.
 
     Args:
         defaults: The options of all tables.
@@ -60,11 +60,11 @@ def check_tables(scenario: Scenario) -> None:
     readers: dict[str, str] = {}
     for name, table in scenario.sparse.tables.items():
         try:
-            TableSpec(**table_arguments(defaults, table))
+            TableSpec(**make_table_arguments(defaults, table))
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}: {error}") from None
         for feature in table.features or [name]:
-            known = _known_features(scenario)
+            known = _list_known_features(scenario)
             if known is not None and feature not in known:
                 raise ConfigError(
                     f"sparse.tables.{name}: {scenario.model.use} has no feature {feature!r}; there are "
@@ -87,7 +87,7 @@ def check_tables(scenario: Scenario) -> None:
         )
 
 
-def _known_features(scenario: Scenario) -> tuple[str, ...] | None:
+def _list_known_features(scenario: Scenario) -> tuple[str, ...] | None:
     """Return the features that the model may read, with joined columns; None if the tables define them."""
     own = scenario.model.spec.features
     if own is None or not scenario.model.spec.makes_lists:
@@ -98,7 +98,7 @@ def _known_features(scenario: Scenario) -> tuple[str, ...] | None:
 
 def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
     """Raise ConfigError if the nearest items vote and some items have no row to compare."""
-    if "nearest" not in scenario.model.voters():
+    if "nearest" not in scenario.model.list_voters():
         return
     if "item" not in readers:
         raise ConfigError(
@@ -113,7 +113,7 @@ def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
         )
 
 
-def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
+def make_tier_arguments(tiers: TierOptions) -> dict[str, Any]:
     """Return the arguments of nonet.embedding.Tiers except the device.
 
     `host_bytes` is converted into rows when the spec is known.
@@ -137,7 +137,7 @@ def has_policy(scenario: Scenario) -> bool:
     return any(table.admit or table.evict or table.budget for table in scenario.sparse.tables.values())
 
 
-def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, int]:
+def compute_ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, int]:
     """Compute the time to live in steps of each table that states it as a time.
 
     Args:
@@ -157,10 +157,10 @@ def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, i
         return {}
     name, stage = next((name, body) for name, body in scenario.stages.items() if not body.kind.rolls_out)
     span_s, epochs = max(1.0, float(data["train_span_s"])), float(getattr(stage, "epochs", None) or 1)
-    return {table: _steps(table, ttl, span_s, steps[name] / epochs, epochs) for table, ttl in timed.items()}
+    return {table: _compute_lifetime_steps(table, ttl, span_s, steps[name] / epochs, epochs) for table, ttl in timed.items()}
 
 
-def _steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float) -> int:
+def _compute_lifetime_steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float) -> int:
     """Convert a time to live into steps; raise ConfigError if it is shorter than an epoch."""
     lifetime_steps = max(1, math.ceil(ttl_s / span_s * epoch_steps))
     if lifetime_steps < epoch_steps and epochs > 1:

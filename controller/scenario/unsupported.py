@@ -9,7 +9,7 @@ from nonet.controller.scenario.options import Elastic, Model, Pool, Role, Weight
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.suggest import suggest_sentence
-from nonet.workers.roles.kinds import shipped_roles
+from nonet.workers.roles.kinds import get_shipped_roles
 
 
 def check_runnable(scenario: Scenario) -> None:
@@ -18,23 +18,23 @@ def check_runnable(scenario: Scenario) -> None:
     Raises:
         ConfigError: Some keys can only be planned; the message lists them.
     """
-    missing = list(_missing(scenario))
+    missing = list(_find_unsupported(scenario))
     if missing:
         raise ConfigError(
             f"{scenario.name}: this version plans but does not run {'; '.join(missing)}. `nonet plan` still works."
         )
 
 
-def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
+def list_unsupported_roles(scenario: Scenario) -> tuple[str, ...]:
     """Return the roles that a plan places but no run starts."""
-    own = [name for name, role in scenario.roles.items() if not _runs(name, role)]
+    own = [name for name, role in scenario.roles.items() if not _has_kind(name, role)]
     for stage, body in scenario.stages.items():
-        own += [name for name, role in body.roles.items() if not _runs(name, role)]
+        own += [name for name, role in body.roles.items() if not _has_kind(name, role)]
         own += [each.name for each in body.kind.list_own_workers(stage, body) if not each.runs]
     return tuple(dict.fromkeys(own))
 
 
-def _missing(scenario: Scenario) -> Iterator[str]:
+def _find_unsupported(scenario: Scenario) -> Iterator[str]:
     """Yield every key that can only be planned."""
     data = scenario.data
     if scenario.storage:
@@ -55,11 +55,11 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:
         yield f"model.use: {scenario.model.use}"
-    yield from _missing_roles("roles", scenario.roles, scenario)
-    yield from _missing_evaluators("roles", scenario.roles, scenario.model)
+    yield from _find_unsupported_roles("roles", scenario.roles, scenario)
+    yield from _find_unsupported_evaluators("roles", scenario.roles, scenario.model)
     for name, stage in scenario.stages.items():
-        yield from _missing_roles(f"stages.{name}.roles", stage.roles, scenario)
-        yield from _missing_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
+        yield from _find_unsupported_roles(f"stages.{name}.roles", stage.roles, scenario)
+        yield from _find_unsupported_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
         for key in ("weight", "propensity"):
@@ -78,12 +78,12 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     yield from scenario.model.spec.find_unsupported(scenario)
 
 
-def _of_blocks(options: Mapping[str, Any]) -> str | None:
+def _find_block_option(options: Mapping[str, Any]) -> str | None:
     """Return the option of an engine that needs a model with blocks; None if there is none."""
     return next((key for key in ("recompute", "compile") if options.get(key)), None)
 
 
-def _undone(role: Role, scenario: Scenario) -> str | None:
+def _find_engine_limit(role: Role, scenario: Scenario) -> str | None:
     """Return what an engine does not support on the role's device and ranks; None if it supports everything."""
     if role.engine is None:
         return None
@@ -92,10 +92,10 @@ def _undone(role: Role, scenario: Scenario) -> str | None:
         host = scenario.roles.get(name, host) if name else host
     pool = scenario.pools.get(host.pool or "cpu", Pool())
     ranks = role.workers.min if isinstance(role.workers, Elastic) else role.workers
-    return role.engine.spec.unsupported(role.engine.options(), pool.device, ranks)
+    return role.engine.spec.unsupported(role.engine.get_options(), pool.device, ranks)
 
 
-def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
+def _find_unsupported_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
     """Yield the keys of roles that can only be planned."""
     blocks = scenario.model.spec.blocks
     for name, role in roles.items():
@@ -103,16 +103,16 @@ def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> 
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
         elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
-        elif role.engine and not blocks and (key := _of_blocks(role.engine.options())):
+        elif role.engine and not blocks and (key := _find_block_option(role.engine.get_options())):
             yield f"{path}.{name}.engine.{key} with a model that has no blocks"
-        elif role.engine and (what := _undone(role, scenario)):
+        elif role.engine and (what := _find_engine_limit(role, scenario)):
             yield f"{path}.{name}.engine: {role.engine.use} with {what}"
-        if not _runs(name, role):
-            near = suggest_sentence(name, shipped_roles())
+        if not _has_kind(name, role):
+            near = suggest_sentence(name, get_shipped_roles())
             yield f"{path}.{name} (a role of your own must name its kind, use: file.py:SPEC.{near})"
 
 
-def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
+def _find_unsupported_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
     """Yield numbers of evaluators that cannot be run: elastic ones, and more than one of a model's own evaluator."""
     role = roles.get("evaluator")
     if role is None:
@@ -124,12 +124,12 @@ def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> I
         yield f"{path}.evaluator.workers above 1 with model.use: {model.use}"
 
 
-def _runs(name: str, role: Role) -> bool:
+def _has_kind(name: str, role: Role) -> bool:
     """Return whether a role names its kind or has the name of a shipped one."""
-    return role.use is not None or name in shipped_roles()
+    return role.use is not None or name in get_shipped_roles()
 
 
-def joined_features(scenario: Scenario) -> list[str]:
+def list_joined_features(scenario: Scenario) -> list[str]:
     """Return the columns of `data.join` that the model has a table for.
 
     Serving, exports and tables of users do not read them.

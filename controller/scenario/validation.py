@@ -32,7 +32,7 @@ class ValidationRule:
         metric: The metric that decides which checkpoint is the best.
         lower: Whether lower values of the metric are better.
         patience: Validations without improvement after which the stage stops; None if it never stops early.
-        every: Steps between validations; None to spread them evenly (see `points`).
+        every: Steps between validations; None to spread them evenly (see `list_validation_steps`).
         reward: Whether the trained reward of validation prompts decides, among steps that keep the floors of rewards and
             `least`.
         least: The share of the metric before the stage that must be kept.
@@ -49,7 +49,7 @@ class ValidationRule:
     last: bool = False
     apart: int = LEAST_STEPS
 
-    def points(self, steps: int, epochs: float) -> tuple[int, ...]:
+    def list_validation_steps(self, steps: int, epochs: float) -> tuple[int, ...]:
         """Return the steps after which a stage is validated, in ascending order; the last is its end.
 
         By default they are spread evenly: once per epoch, but at least 4 and at most 20 times, and at least `apart` steps
@@ -64,7 +64,7 @@ class ValidationRule:
         count = max(1, min(steps // self.apart, max(FEWEST, min(MOST, round(epochs)))))
         return tuple(round(steps * number / count) for number in range(1, count + 1))
 
-    def best(self, values: Sequence[float]) -> int | None:
+    def find_best(self, values: Sequence[float]) -> int | None:
         """Return the index of the best value, the earlier of equal ones; None if there are no values.
 
         NaN is never the best value, except that 0 is returned if all values are NaN.
@@ -73,8 +73,8 @@ class ValidationRule:
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         return max(known, key=lambda index: (sign * values[index], -index), default=0 if values else None)
 
-    def judged(
-        self, metric: float, reward: float | None, before: float | None, missing: float | None = None
+    def score_validation(
+        self, metric: float, reward: float | None, metric_before: float | None, floor_shortfall: float | None = None
     ) -> float:
         """Return the score of a validation; higher is better.
 
@@ -94,27 +94,27 @@ class ValidationRule:
         sign = -1.0 if self.lower else 1.0
         if not self.reward or reward is None:
             return sign * metric
-        if missing:
-            return -2 * _FAR - missing
-        enough = before is None or math.isnan(before) or self.keeps(metric, before)
+        if floor_shortfall:
+            return -2 * _FAR - floor_shortfall
+        enough = metric_before is None or math.isnan(metric_before) or self.is_metric_kept(metric, metric_before)
         return reward if enough else sign * metric - _FAR
 
-    def keeps(self, metric: float, before: float) -> bool:
+    def is_metric_kept(self, metric: float, metric_before: float) -> bool:
         """Return whether a metric keeps the share `least` of its value before the stage."""
-        return metric * self.least <= before if self.lower else metric >= self.least * before
+        return metric * self.least <= metric_before if self.lower else metric >= self.least * metric_before
 
-    def over(self, values: Sequence[float]) -> bool:
+    def should_stop(self, values: Sequence[float]) -> bool:
         """Return whether a stage with these validations so far stops."""
-        best = self.best(values)
+        best = self.find_best(values)
         return self.patience is not None and best is not None and len(values) - 1 - best >= self.patience
 
 
-def holds_out_validation(scenario: Scenario) -> bool:
+def has_validation_events(scenario: Scenario) -> bool:
     """Return whether the split holds out validation events."""
-    return bool(scenario.data.split.options().get("valid"))
+    return bool(scenario.data.split.get_options().get("valid"))
 
 
-def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
+def make_validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
     """Return the rule by which a stage is validated; None if it is not validated.
 
     Args:
@@ -122,25 +122,25 @@ def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
         stage: The name of the stage.
     """
     body, best = scenario.stages[stage], getattr(scenario.stages[stage], "best", None)
-    if not holds_out_validation(scenario):
+    if not has_validation_events(scenario):
         return None
     if isinstance(best, Best):
         reward, last = best.by in (REWARD, LAST), best.by == LAST
-        metric = best_metric(scenario) if reward else best.by
+        metric = choose_best_metric(scenario) if reward else best.by
         lower = metric == NATS or metric in scenario.model.spec.lower_is_better
         return ValidationRule(
             metric, lower, reward=reward, least=best.least, last=last, apart=_LEAST_RL_STEPS
         )
     if not body.kind.validates:
         return None
-    metric = best_metric(scenario)
+    metric = choose_best_metric(scenario)
     stop = getattr(body, "stop", None)
     patience = None if stop == "off" else (stop or Stop()).patience
     lower = metric == NATS or metric in scenario.model.spec.lower_is_better
     return ValidationRule(metric, lower, patience, scenario.evaluate.every)
 
 
-def best_metric(scenario: Scenario) -> str:
+def choose_best_metric(scenario: Scenario) -> str:
     """Return the metric by which the best checkpoint is chosen."""
     metrics = scenario.evaluate.metrics
     best = scenario.checkpoint.keep.best or (PREFERRED if PREFERRED in metrics else metrics[0])
@@ -173,9 +173,9 @@ def check_validation(scenario: Scenario) -> None:
         for name, body in scenario.stages.items()
         if isinstance(getattr(body, "stop", None), Stop)
     ]
-    if asked and not holds_out_validation(scenario):
+    if asked and not has_validation_events(scenario):
         split = scenario.data.split
-        given = "none" if split.options().get("valid") is None else f"valid: {split.options()['valid']:g}"
+        given = "none" if split.get_options().get("valid") is None else f"valid: {split.get_options()['valid']:g}"
         example = "1d" if split.use == "time" else "1"
         raise ConfigError(
             f"{asked[0]} needs validation events, and data.split holds out {given}: "
@@ -183,10 +183,10 @@ def check_validation(scenario: Scenario) -> None:
         )
     steps = {name: getattr(body, "steps", None) for name, body in scenario.stages.items()}
     if None not in steps.values():
-        check_every(scenario, {name: count for name, count in steps.items() if count is not None})
+        check_validation_interval(scenario, {name: count for name, count in steps.items() if count is not None})
 
 
-def check_every(scenario: Scenario, steps: Mapping[str, int]) -> None:
+def check_validation_interval(scenario: Scenario, steps: Mapping[str, int]) -> None:
     """Check that a validated stage has at least one validation before its end.
 
     Args:
@@ -206,14 +206,14 @@ def check_every(scenario: Scenario, steps: Mapping[str, int]) -> None:
         )
 
 
-def validation_words(scenario: Scenario, stage: str) -> str:
+def describe_validation(scenario: Scenario, stage: str) -> str:
     """Describe the validations of a stage, as plans print them; "" if there are none.
 
     Args:
         scenario: The scenario.
         stage: The name of the stage.
     """
-    rule = validation_rule(scenario, stage)
+    rule = make_validation_rule(scenario, stage)
     if rule is None:
         return ""
     body = scenario.stages[stage]
@@ -224,7 +224,7 @@ def validation_words(scenario: Scenario, stage: str) -> str:
         return f"validated up to {FEWEST} times, at least {rule.apart} steps apart; {by}"
     if rule.every:
         when = f"every {rule.every} steps"
-        when += f" ({len(rule.points(steps, 0))} times)" if steps else ""
+        when += f" ({len(rule.list_validation_steps(steps, 0))} times)" if steps else ""
     elif epochs and FEWEST <= epochs <= MOST:
         when = "once an epoch"
     else:

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from nonet.errors import ConfigError
 
 
-def _yaml() -> Any:
+def _make_yaml() -> Any:
     """Return a safe YAML 1.2 parser and writer without timestamps."""
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import SafeConstructor
@@ -44,14 +44,14 @@ def parse(text: str, source: str = "text") -> Any:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        return _yaml().load(text)
+        return _make_yaml().load(text)
     except MarkedYAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML at {_problem(error)}") from None
+        raise ConfigError(f"{source}: not valid YAML at {_format_problem(error)}") from None
     except YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _problem(error: Any) -> str:
+def _format_problem(error: Any) -> str:
     """Format the place and the problem of a parser error (untyped in ruamel.yaml)."""
     mark = error.problem_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
@@ -80,5 +80,5 @@ def read(path: Path) -> Any:
 def dump(value: Any) -> str:
     """Return a document as YAML text, with keys in their order."""
     out = io.StringIO()
-    _yaml().dump(value, out)
+    _make_yaml().dump(value, out)
     return out.getvalue()

@@ -16,7 +16,7 @@ from nonet.controller.cluster import ClusterView
 from nonet.controller.plan import Plan, plan
 from nonet.controller.scenario import Role, Scenario, check_runnable
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers.roles.kinds import shipped_roles
+from nonet.workers.roles.kinds import get_shipped_roles
 
 _WORKERS = (1, 2, 4, 8)
 
@@ -66,7 +66,7 @@ class PlacedVariant:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class PlacementSearch:
     """All placements of a scenario by rank, those that cannot be made last.
 
     Attributes:
@@ -88,23 +88,23 @@ class Search:
         best = next((variant for variant in self.found if variant.plan and not variant.is_runnable), None)
         return best if best and (self.choice is None or best.rank_key < self.choice.rank_key) else None
 
-    def changes(self, variant: PlacedVariant) -> list[str]:
+    def list_changes(self, variant: PlacedVariant) -> list[str]:
         """Return the values of `--set` that produce a placement; none for the scenario as it is."""
-        return [f"roles={_flow(variant.roles)}"] if variant.roles or self.scenario.roles else []
+        return [f"roles={_format_flow(variant.roles)}"] if variant.roles or self.scenario.roles else []
 
 
-def search_placements(scenario: Scenario, view: ClusterView) -> Search:
+def search_placements(scenario: Scenario, view: ClusterView) -> PlacementSearch:
     """Plan every placement of a scenario and rank them.
 
     Args:
         scenario: The scenario.
         view: The cluster.
     """
-    tried = [_try_placement(scenario, name, roles, view) for name, roles in variants(scenario, view)]
-    return Search(scenario, tuple(sorted(tried, key=lambda variant: (*variant.rank_key, variant.name))))
+    tried = [_try_placement(scenario, name, roles, view) for name, roles in list_variants(scenario, view)]
+    return PlacementSearch(scenario, tuple(sorted(tried, key=lambda variant: (*variant.rank_key, variant.name))))
 
 
-def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:
+def list_variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (name, roles) of each placement: trainers by rollout, embedding and evaluator, each fused, apart or collocated.
 
     The number of cores of the largest node limits the number of workers.
@@ -123,7 +123,7 @@ def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[
             for shards in ["fused", *apart] if scenario.sparse.tables else ["fused"]:
                 for evaluator in ("apart", "fused"):
                     roles = {"trainer": {"workers": trainers}} if trainers > 1 else {}
-                    roles |= _role("rollout", rollout) | _role("embedding", shards)
+                    roles |= _make_role("rollout", rollout) | _make_role("embedding", shards)
                     roles |= {"evaluator": {"fuse": "trainer"}} if evaluator == "fused" else {}
                     yield (
                         f"trainer x{trainers}, rollout {rollout}, embedding {shards}, evaluator {evaluator}",
@@ -131,7 +131,7 @@ def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[
                     )
 
 
-def _role(name: str, how: str) -> dict[str, Any]:
+def _make_role(name: str, how: str) -> dict[str, Any]:
     """Return the roles that place one role in the given way."""
     if how == "fused":
         return {}
@@ -140,29 +140,29 @@ def _role(name: str, how: str) -> dict[str, Any]:
     }
 
 
-def with_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
+def replace_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
     """Return the scenario with the given roles; the user's own roles are kept, shipped roles are replaced.
 
     Args:
         scenario: The scenario.
         roles: The roles as plain data.
     """
-    own = {n: r for n, r in scenario.roles.items() if n not in shipped_roles()}
+    own = {n: r for n, r in scenario.roles.items() if n not in get_shipped_roles()}
     made = {name: Role.model_validate(body) for name, body in roles.items()}
     return scenario.model_copy(update={"roles": {**made, **own}})
 
 
 def _try_placement(scenario: Scenario, name: str, roles: dict[str, Any], view: ClusterView) -> PlacedVariant:
     """Plan the scenario with the given roles, or record why it cannot be placed."""
-    changed = with_roles(scenario, roles)
-    missing = _missing(changed)
+    changed = replace_roles(scenario, roles)
+    missing = _find_unsupported(changed)
     try:
         return PlacedVariant(name, roles, plan(changed, view), missing=missing)
     except (PlacementError, ConfigError) as error:
         return PlacedVariant(name, roles, refused=str(error), missing=missing)
 
 
-def _missing(scenario: Scenario) -> str:
+def _find_unsupported(scenario: Scenario) -> str:
     """Return the keys of a scenario that this version only plans; "" if there are none."""
     try:
         check_runnable(scenario)
@@ -171,8 +171,8 @@ def _missing(scenario: Scenario) -> str:
     return ""
 
 
-def _flow(value: Any) -> str:
+def _format_flow(value: Any) -> str:
     """Format plain dicts, strings and numbers in YAML flow style."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_format_flow(part)}" for key, part in value.items()) + "}"
     return str(value)

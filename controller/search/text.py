@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nonet.controller.plan import gigabytes
-from nonet.controller.search.placements import PlacedVariant, Search
+from nonet.controller.plan import format_bytes
+from nonet.controller.search.placements import PlacedVariant, PlacementSearch
 
 _SHOWN = 12
 
 
-def search_text(search: Search, limit: int = _SHOWN) -> str:
+def format_search(search: PlacementSearch, limit: int = _SHOWN) -> str:
     """Format the first placements as a table, with the choice and the best one that is only planned.
 
     Args:
@@ -29,7 +29,7 @@ def search_text(search: Search, limit: int = _SHOWN) -> str:
     for variant in shown:
         mark = f"  (and {more[id(variant)]} more alike)" if more.get(id(variant)) else ""
         mark += "  <- the choice" if variant is choice else "" if variant.is_runnable else "  (planned only)"
-        held, moved = gigabytes(variant.held_bytes), gigabytes(variant.moved_bytes)
+        held, moved = format_bytes(variant.held_bytes), format_bytes(variant.moved_bytes)
         lines.append(f"{held:>10}  {moved:>12}  {variant.processes:>9}  {variant.name}{mark}")
     last = max((variant.rank_key for variant in shown), default=())
     behind = sum(variant.rank_key > last for variant in ranked)
@@ -37,16 +37,16 @@ def search_text(search: Search, limit: int = _SHOWN) -> str:
     refused = [variant for variant in search.found if variant.refused]
     if refused:
         lines.append(f"{len(refused)} cannot be placed, e.g. {refused[0].name}: {refused[0].refused[:160]}")
-    return "\n".join([*lines, "", *_verdict(search, choice, beyond)])
+    return "\n".join([*lines, "", *_format_verdict(search, choice, beyond)])
 
 
-def search_dict(search: Search) -> list[dict[str, Any]]:
+def make_search_records(search: PlacementSearch) -> list[dict[str, Any]]:
     """Return every placement by rank as plain data."""
     return [
         {
             "variant": variant.name,
             "roles": variant.roles,
-            "set": search.changes(variant),
+            "set": search.list_changes(variant),
             "runs": variant.is_runnable,
             "missing": variant.missing,
             "choice": variant is search.choice,
@@ -59,11 +59,11 @@ def search_dict(search: Search) -> list[dict[str, Any]]:
     ]
 
 
-def _verdict(search: Search, choice: PlacedVariant | None, beyond: PlacedVariant | None) -> list[str]:
+def _format_verdict(search: PlacementSearch, choice: PlacedVariant | None, beyond: PlacedVariant | None) -> list[str]:
     """Return the lines on the settings of the choice and on the better placement that is only planned."""
     lines = []
     if choice:
-        changes = " ".join(f"--set '{change}'" for change in search.changes(choice))
+        changes = " ".join(f"--set '{change}'" for change in search.list_changes(choice))
         lines.append(f"take the first: {changes}" if changes else "take the first: the scenario as it is")
     if beyond:
         lines.append(f"planned only: {beyond.name}; this version does not run {beyond.missing}")

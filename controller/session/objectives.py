@@ -52,7 +52,7 @@ class RewardObjectives:
     def compute_weights(self, step: int) -> dict[str, float]:
         """Return the weight of each reward at a step, including multipliers."""
         more = self.compute_multipliers(step)
-        return {name: each.weight_at(step) + more.get(name, 0.0) for name, each in self.rewards.items()}
+        return {name: each.compute_weight(step) + more.get(name, 0.0) for name, each in self.rewards.items()}
 
     def compute_multipliers(self, step: int) -> dict[str, float]:
         """Return the multiplier of each reward that has a floor."""
@@ -97,13 +97,13 @@ class RewardObjectives:
         """
         total = 0.0
         for name, options in self.rewards.items():
-            weight = options.weight_at(step)
+            weight = options.compute_weight(step)
             if name not in parts:
                 if weight:
                     return None
                 continue
             index = np.arange(len(parts[name]))
-            weights = weight if scenes is None else scenes.weights_of(name, weight, index)
+            weights = weight if scenes is None else scenes.get_weights(name, weight, index)
             total += float(np.sum(weights * np.asarray(parts[name])))
         return total
 
@@ -144,7 +144,7 @@ class RewardObjectives:
 
     def _compute_unit(self, name: str, step: int) -> float:
         """Return the total weight of the other rewards at a step, or 1 if it is zero."""
-        return sum(abs(each.weight_at(step)) for other, each in self.rewards.items() if other != name) or 1.0
+        return sum(abs(each.compute_weight(step)) for other, each in self.rewards.items() if other != name) or 1.0
 
     def _has_moving_weight(self, name: str) -> bool:
         return name in self._sums or not isinstance(self.rewards[name].weight, float | int)
@@ -165,7 +165,7 @@ class RewardObjectives:
             self.remove(name)
         elif (match := SETTABLE.match(name)) is not None:
             before = self.rewards[match[2]]
-            fields = {field: getattr(before, field) for field in before.model_fields_set} | before.options()
+            fields = {field: getattr(before, field) for field in before.model_fields_set} | before.get_options()
             self.put(match[2], RewardOptions.model_validate(fields | {match[3]: command["value"]}))
 
     def put(self, name: str, options: RewardOptions) -> None:

@@ -47,11 +47,11 @@ from nonet.controller.record import (
 from nonet.controller.scenario import (
     REWARD,
     Scenario,
-    check_every,
+    check_validation_interval,
     check_runnable,
     load_scenario,
-    ttl_steps,
-    with_values,
+    compute_ttl_steps,
+    restore_values,
 )
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.open_commit import OpenCommit
@@ -59,15 +59,15 @@ from nonet.controller.session.preparation_progress import wait_for_tokenise
 from nonet.controller.session.stage_validation import StageValidation, make_stage_validation
 from nonet.controller.session.steering import RewardSteering
 from nonet.controller.setup import (
-    as_begun,
-    data_setup,
-    deadlines,
-    following,
+    restore_sources,
+    make_data_setup,
+    make_deadlines,
+    renumber_stages,
     read_copies,
-    settled,
-    stage_setups,
-    starting_from,
-    warm_start,
+    resolve_sources,
+    make_stage_setups,
+    set_initial_run,
+    find_warm_start,
     write_run,
 )
 from nonet.errors import CheckpointError, ConfigError, WorkerLost
@@ -113,11 +113,11 @@ class Session:
         )
         check_runnable(loaded)
         if resume:
-            loaded = as_begun(loaded, run) if run is not None else loaded
+            loaded = restore_sources(loaded, run) if run is not None else loaded
         else:
-            loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
-        self.scenario, self.folder = with_values(loaded)[0], folder or beside
-        self.deadlines = deadlines(loaded)
+            loaded = set_initial_run(loaded, from_run, stage) if from_run is not None else resolve_sources(loaded)
+        self.scenario, self.folder = restore_values(loaded)[0], folder or beside
+        self.deadlines = make_deadlines(loaded)
         self.run = run or create_run(loaded.name)
         self.resume = resume
         self._life_s = life_s
@@ -168,7 +168,7 @@ class Session:
                 self.run.clear_records()
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
-        self.scenario = self.scenario.located(read_copies(self.run))
+        self.scenario = self.scenario.relocate(read_copies(self.run))
         self.commits = CommitLog(self.run, scenario, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
         first = next(iter(self.scenario.stages))
@@ -205,8 +205,8 @@ class Session:
         """Make the sequences, semantic ids and catalogue, once in a run, and return the facts about them."""
         self.facts = self.run.read_facts()
         if self.facts is None:
-            start = warm_start(self.scenario)
-            data = data_setup(self.scenario, self.folder, start and start.known)
+            start = find_warm_start(self.scenario)
+            data = make_data_setup(self.scenario, self.folder, start and start.known)
             group = self.groups.group("tokenise")
             group.hosts.wait_until_ready()
             facts = wait_for_tokenise(
@@ -223,12 +223,12 @@ class Session:
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         first = self.facts["init"]["step"] if "init" in self.facts else 0
-        chunks = {name: self.plan.chunk(name, "trainer") for name in self.scenario.stages}
+        chunks = {name: self.plan.find_chunk(name, "trainer") for name in self.scenario.stages}
         users = self.facts["data"]["users"]
-        self.stages = stage_setups(self.scenario, users, trained, chunks, first)
+        self.stages = make_stage_setups(self.scenario, users, trained, chunks, first)
         steps = {name: stage.steps for name, stage in self.stages.items()}
-        check_every(self.scenario, steps)
-        self.groups.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
+        check_validation_interval(self.scenario, steps)
+        self.groups.open(self._folders, compute_ttl_steps(self.scenario, self.facts["data"], steps))
 
     @property
     def trainer(self) -> TrainerHandle:
@@ -397,7 +397,7 @@ class Session:
         if ends != step:
             self.trainer.ensure_on_device(stage)
             self.groups.load(path, None)
-        self.stages = following(self.stages, manifest)
+        self.stages = renumber_stages(self.stages, manifest)
         return path
 
     def end_at_last_checkpoint(self) -> int | None:
@@ -415,7 +415,7 @@ class Session:
             self.end(done)
         elif not self.commits.has_ended(stage.name):
             _, manifest = self.commits.end(stage, done)
-            self.stages = following(self.stages, manifest)
+            self.stages = renumber_stages(self.stages, manifest)
         assert self.commits.newest is not None
         path, manifest = self.commits.newest
         self.trainer.ensure_on_device(stage)
@@ -448,7 +448,7 @@ class Session:
                 if command.get("stage") == stage and "refused" not in command:
                     at = max(at, command["step"])
                     objectives.apply(command)
-        return {name: options.weight_at(at) for name, options in objectives.rewards.items()}
+        return {name: options.compute_weight(at) for name, options in objectives.rewards.items()}
 
     def recompute_rewards(self) -> None:
         """Recompute the rewards of all candidates with the current rewards and weights."""
@@ -514,7 +514,7 @@ class Session:
         self.version += 1
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
-        limit = self.scenario.sparse.replica_bytes
+        limit = self.scenario.sparse.count_replica_bytes
         facts = publish(self.trainer, self.rollout, self.version, limit, setup, in_background=behind)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
@@ -570,7 +570,7 @@ class Session:
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
-        if self.scenario.model.votes() is not None and not stage.rolls_out and not as_loaded:
+        if self.scenario.model.make_vote_options() is not None and not stage.rolls_out and not as_loaded:
             trainer.fit_memory()
         last = {"last": False} if self.validation is not None and stage == self.stage else {}
         aside = self.commits.begin(stage, done, self.version, self._list_artifact_hashes(), worlds, **last)
@@ -581,7 +581,7 @@ class Session:
     def save_aside(self, folder: Path) -> Path:
         """Save trainers and shards to a folder that is not a checkpoint of the run and cannot be resumed from."""
         trainer = self.trainer
-        if self.scenario.model.votes() is not None:
+        if self.scenario.model.make_vote_options() is not None:
             trainer.fit_memory()
         make_folder(folder)
         OpenCommit(folder, [trainer.group, trainer.shards], self.deadlines.save, wait=True).collect_written(
@@ -628,7 +628,7 @@ class Session:
         path, manifest = self.commits.find()
         if manifest.artifacts != self._list_artifact_hashes():
             raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
-        self.stages = following(self.stages, manifest)
+        self.stages = renumber_stages(self.stages, manifest)
         stage = self.stages[manifest.stage]
         self.trainer.ensure_on_device(stage)
         self.groups.load(path, None if manifest.last else stage)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import ValidationRecord
-from nonet.controller.scenario import ValidationRule, validation_rule
+from nonet.controller.scenario import ValidationRule, make_validation_rule
 from nonet.controller.session.interface import RunningSession
 from nonet.deadlines import Deadline
 from nonet.models import NATS
@@ -24,7 +24,7 @@ from nonet.workers.runtime import GroupFuture
 
 def make_stage_validation(session: RunningSession) -> StageValidation | None:
     """Create the validations of the current stage, or return None if the stage is not validated."""
-    stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
+    stage, rule = session.stage, make_validation_rule(session.scenario, session.stage.name)
     if (
         rule is None
         or not session.facts["data"]["held_out"]["valid"]
@@ -34,7 +34,7 @@ def make_stage_validation(session: RunningSession) -> StageValidation | None:
     return StageValidation(
         stage,
         rule,
-        rule.points(stage.steps, stage.epochs),
+        rule.list_validation_steps(stage.steps, stage.epochs),
         ValidationRecord(session.run, stage.name),
         lambda name, folder: session.evaluator.validate(name, folder),
         session.commits.find_at_step,
@@ -108,7 +108,7 @@ class StageValidation:
         if step not in self.points:
             return False
         self.settle(step - 1)
-        return self.rule.over([self.get_value(entry) for entry in self.kept.history if entry["step"] < step])
+        return self.rule.should_stop([self.get_value(entry) for entry in self.kept.history if entry["step"] < step])
 
     def settle(self, step: int) -> None:
         """Wait for the results of all points up to a step, including those that an earlier part of the run had requested."""
@@ -138,7 +138,7 @@ class StageValidation:
         reward = entry.get("reward")
         if self.rule.reward and reward is None and any("reward" in each for each in self.kept.history):
             return math.nan
-        return self.rule.judged(self.get_value(entry), reward, before, entry.get("missing"))
+        return self.rule.score_validation(self.get_value(entry), reward, before, entry.get("missing"))
 
     def begin(self, commit: Path | None) -> None:
         """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
@@ -179,7 +179,7 @@ class StageValidation:
             "least": self.rule.least,
             "before": before,
             "value": value,
-            "kept": self.rule.keeps(value, before),
+            "kept": self.rule.is_metric_kept(value, before),
         }
 
     def _find_loss(self, best: Mapping[str, Any]) -> dict[str, float] | None:

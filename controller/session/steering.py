@@ -135,7 +135,7 @@ class RewardSteering:
     def _rehearse(self, name: str, group: Any, options: RewardOptions) -> None:
         """Score a few beams with a new reward, so that its errors are raised here."""
         session = self._session
-        users, positions = session.rollout.group.heldout_prompts(_FEW).get(session.deadlines.step)
+        users, positions = session.rollout.group.draw_held_out_prompts(_FEW).get(session.deadlines.step)
         few = PromptRequest(self._stage, 0, 0, users, positions, served=True)
         tried = RewardHandles(
             {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines

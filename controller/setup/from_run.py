@@ -15,7 +15,7 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run, read_manifest
 from nonet.controller.scenario import Init, Scenario, load_scenario
-from nonet.controller.setup.worker_setup import run_setup
+from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.samples.sequences import load_item_keys
 from nonet.workers.roles import KnownRun
@@ -46,7 +46,7 @@ class WarmStart:
         return {name: value for name, value in asdict(self).items() if name != "known"}
 
 
-def starting_from(scenario: Scenario, run: str | Path, stage: str | None = None) -> Scenario:
+def set_initial_run(scenario: Scenario, run: str | Path, stage: str | None = None) -> Scenario:
     """Return the scenario with `init` set to a run.
 
     Args:
@@ -57,38 +57,38 @@ def starting_from(scenario: Scenario, run: str | Path, stage: str | None = None)
     Raises:
         ConfigError: There is no such run or stage.
     """
-    return settled(
+    return resolve_sources(
         scenario.model_copy(update={"init": Init.model_validate({"from": str(run), "stage": stage})})
     )
 
 
-def settled(scenario: Scenario) -> Scenario:
+def resolve_sources(scenario: Scenario) -> Scenario:
     """Return the scenario with everything that depends on the moment fixed: files of its source, and folder and stage of `init`.
 
     Raises:
         ConfigError: There is no such run, or it has finished no stage.
         DataError: There are no such files.
     """
-    scenario = _with_files(scenario)
+    scenario = _pin_files(scenario)
     if scenario.init is None:
         return scenario
-    folder = _source(scenario.init.source)
-    stage = scenario.init.stage or _newest_stage(folder)
+    folder = _find_source_run(scenario.init.source)
+    stage = scenario.init.stage or _find_newest_stage(folder)
     named = Init.model_validate({"from": str(folder.path), "stage": stage})
     return scenario.model_copy(update={"init": named})
 
 
-def _with_files(scenario: Scenario) -> Scenario:
+def _pin_files(scenario: Scenario) -> Scenario:
     """Return the scenario with the files that its source reads now."""
     source = scenario.data.source
-    pinned = source.spec.pin(source.options())
-    if pinned == source.options():
+    pinned = source.spec.pin(source.get_options())
+    if pinned == source.get_options():
         return scenario
     data = scenario.data.model_copy(update={"source": source.model_copy(update=dict(pinned))})
     return scenario.model_copy(update={"data": data})
 
 
-def as_begun(scenario: Scenario, run: RunFolder) -> Scenario:
+def restore_sources(scenario: Scenario, run: RunFolder) -> Scenario:
     """Return the scenario with the source files and the initial run that were fixed when the run began.
 
     Keys that do not depend on the moment are kept, so that a different scenario is still detected.
@@ -100,8 +100,8 @@ def as_begun(scenario: Scenario, run: RunFolder) -> Scenario:
     if not run.scenario.exists():
         return scenario
     begun, _ = load_scenario(run.scenario)
-    source, there = scenario.data.source, begun.data.source.options()
-    given = source.options()
+    source, there = scenario.data.source, begun.data.source.get_options()
+    given = source.get_options()
     moving = {name for name, value in source.spec.pin(given).items() if value != given.get(name)}
     files = {name: there[name] for name in moving if name in there}
     data = scenario.data.model_copy(update={"source": source.model_copy(update=files)})
@@ -109,7 +109,7 @@ def as_begun(scenario: Scenario, run: RunFolder) -> Scenario:
     return scenario.model_copy(update={"data": data, "init": init})
 
 
-def warm_start(scenario: Scenario) -> WarmStart | None:
+def find_warm_start(scenario: Scenario) -> WarmStart | None:
     """Find the checkpoint that `init` names, and check that it fits the scenario.
 
     Returns:
@@ -118,10 +118,10 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
     Raises:
         ConfigError: The source does not exist or does not fit; the message says what differs.
     """
-    named = settled(scenario).init
+    named = resolve_sources(scenario).init
     if named is None or named.stage is None:
         return None
-    folder, stage = _source(named.source), named.stage
+    folder, stage = _find_source_run(named.source), named.stage
     try:
         commit = Checkpoints(folder.checkpoints).find_stage_end(stage)
     except CheckpointError as error:
@@ -141,7 +141,7 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
     return WarmStart(folder.id, stage, str(commit), read_manifest(commit).step, known)
 
 
-def _source(run: str) -> RunFolder:
+def _find_source_run(run: str) -> RunFolder:
     """Return the folder of the run that `init.from` names."""
     try:
         return find_run(run)
@@ -149,7 +149,7 @@ def _source(run: str) -> RunFolder:
         raise ConfigError(f"init.from: {error}") from None
 
 
-def _newest_stage(folder: RunFolder) -> str:
+def _find_newest_stage(folder: RunFolder) -> str:
     """Return the last stage of a run that has ended."""
     scenario, _ = load_scenario(folder.scenario)
     for name in reversed(scenario.stages):
@@ -165,7 +165,7 @@ def _newest_stage(folder: RunFolder) -> str:
 
 def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
     """Raise ConfigError if weights or rows of the source would not fit."""
-    for what, ours, theirs in _shapes(scenario, source):
+    for what, ours, theirs in _list_shapes(scenario, source):
         if ours != theirs:
             raise ConfigError(
                 f"init: {what} is {ours!r} here and was {theirs!r} in {name}; the weights would not fit. "
@@ -173,29 +173,29 @@ def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
             )
 
 
-def _shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
+def _list_shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
     """Return (key, value here, value in the source) for everything that must be equal."""
-    ours, theirs = run_setup(scenario), run_setup(source)
+    ours, theirs = make_run_setup(scenario), make_run_setup(source)
     pairs = [("model.use", ours.model["use"], theirs.model["use"])]
-    pairs += _each("model", _shaping(ours.model), _shaping(theirs.model))
-    pairs += _each("sparse feature", ours.features, theirs.features)
+    pairs += _list_pairs("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
+    pairs += _list_pairs("sparse feature", ours.features, theirs.features)
     for table in ours.tables:
-        mine, other = ours.specs()[table], theirs.specs().get(table)
+        mine, other = ours.make_table_specs()[table], theirs.make_table_specs().get(table)
         for key in ("dim", "optimizer", "dtype") if other is not None else ():
             pairs.append((f"sparse.tables.{table}.{key}", getattr(mine, key), getattr(other, key)))
     if scenario.model.spec.makes_lists:
         pairs.append(("tokenizer.use", scenario.tokenizer.use, source.tokenizer.use))
         for key in ("levels", "codes"):
-            value, had = scenario.tokenizer.options().get(key), source.tokenizer.options().get(key)
+            value, had = scenario.tokenizer.get_options().get(key), source.tokenizer.get_options().get(key)
             pairs.append((f"tokenizer.{key}", value, had))
     return pairs
 
 
-def _shaping(model: Mapping[str, Any]) -> dict[str, Any]:
+def _select_shape_options(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a model that change the shapes of its weights."""
     return {key: value for key, value in model.items() if key not in _FREE}
 
 
-def _each(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def _list_pairs(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, ours, theirs) for the keys of both mappings."""
     return [(f"{what}.{key}", ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]

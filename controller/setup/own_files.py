@@ -20,7 +20,7 @@ from typing import Any
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import Scenario, document
+from nonet.controller.scenario import Scenario, to_document
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, parse_file
 
@@ -28,9 +28,9 @@ _MOST_BYTES, _MOST_FILES = 16 << 20, 500  # limits for a folder that is copied a
 _LEFT_OUT = ("__pycache__", "runs", "node_modules")
 
 
-def named_files(scenario: Scenario) -> list[str]:
+def list_named_files(scenario: Scenario) -> list[str]:
     """Return every `file.py` that a `use:`, a metric or an optimizer of the scenario names, once each."""
-    uses = [*_uses(document(scenario)), *scenario.evaluate.metrics, *_optimizers(scenario)]
+    uses = [*_list_uses(to_document(scenario)), *scenario.evaluate.metrics, *_optimizers(scenario)]
     return list(dict.fromkeys(filter(None, map(parse_file, uses))))
 
 
@@ -46,18 +46,18 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
         ConfigError: A file is missing.
     """
     records, copied = [], {}
-    for use in named_files(scenario):
+    for use in list_named_files(scenario):
         origin = (folder / use).resolve()
         if not origin.is_file():
             raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
         digest = hashlib.sha256(origin.read_bytes()).hexdigest()
-        place = run.sources / _name_of_copy(use, digest)
-        copied[_copied(origin, place)] = None
+        place = run.sources / _choose_copy_path(use, digest)
+        copied[_copy_file(origin, place)] = None
         records.append({"use": use, "copy": str(place.relative_to(run.sources)), "sha256": digest})
-        for other in files_beside(origin, {*_tables(scenario, folder), run.path.resolve()}):
+        for other in find_files_beside(origin, {*_list_tables(scenario, folder), run.path.resolve()}):
             beside = place.parent / other.relative_to(origin.parent)
-            if beside not in copied and str(beside.relative_to(run.sources)) not in named_files(scenario):
-                copied[_copied(other, beside)] = None
+            if beside not in copied and str(beside.relative_to(run.sources)) not in list_named_files(scenario):
+                copied[_copy_file(other, beside)] = None
                 sha256 = hashlib.sha256(beside.read_bytes()).hexdigest()
                 records.append({"use": None, "copy": str(beside.relative_to(run.sources)), "sha256": sha256})
     run.write_json(run.sources_list.name, records)
@@ -70,12 +70,12 @@ def copy_with_siblings(file: Path, place: Path) -> None:
         file: The original.
         place: The path of the copy.
     """
-    _copied(file, place)
-    for other in files_beside(file):
-        _copied(other, place.parent / other.relative_to(file.parent))
+    _copy_file(file, place)
+    for other in find_files_beside(file):
+        _copy_file(other, place.parent / other.relative_to(file.parent))
 
 
-def files_beside(file: Path, without: Collection[Path] = ()) -> list[Path]:
+def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]:
     """Return the files that must be copied with a user's file: its whole folder or, if that is large, the files that it names.
 
     Args:
@@ -84,11 +84,11 @@ def files_beside(file: Path, without: Collection[Path] = ()) -> list[Path]:
     """
     there: list[Path] = []
     size = 0
-    for path in _walk(file.parent, without):
+    for path in _walk(file.parent, excluded):
         size += path.stat().st_size
         there.append(path)
         if size > _MOST_BYTES or len(there) > _MOST_FILES:
-            return sorted(_named_in(file, {file}) - {file})
+            return sorted(_find_named_files(file, {file}) - {file})
     return sorted(path for path in there if path != file)
 
 
@@ -103,7 +103,7 @@ def _walk(folder: Path, without: Collection[Path]) -> Iterator[Path]:
             yield from _walk(path, without)
 
 
-def _named_in(file: Path, known: set[Path]) -> set[Path]:
+def _find_named_files(file: Path, known: set[Path]) -> set[Path]:
     """Return the modules beside a file that it imports, recursively, and the files beside it that its text names."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -123,18 +123,18 @@ def _named_in(file: Path, known: set[Path]) -> set[Path]:
                 continue
             known.add(path)
             if path.suffix == ".py":
-                known |= _named_in(path, known)
+                known |= _find_named_files(path, known)
     return known
 
 
-def _copied(origin: Path, place: Path) -> Path:
+def _copy_file(origin: Path, place: Path) -> Path:
     """Copy a file and return the path of the copy."""
     make_folder(place.parent)
     write_whole(place, origin.read_bytes())
     return place
 
 
-def _tables(scenario: Scenario, folder: Path) -> set[Path]:
+def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
     """Return the scenario's tables on this machine, which are read where they are."""
     named = (scenario.data.interactions, scenario.data.items)
     return {(folder / path).resolve() for path in named if isinstance(path, str) and "://" not in path}
@@ -165,7 +165,7 @@ def read_copies(run: RunFolder) -> PluginFiles:
     )
 
 
-def _name_of_copy(use: str, digest: str) -> str:
+def _choose_copy_path(use: str, digest: str) -> str:
     """Return the relative path of a copy: that below the scenario, or a unique one for files outside its folder."""
     path = Path(use)
     outside = path.is_absolute() or ".." in path.parts
@@ -178,10 +178,10 @@ def _optimizers(scenario: Scenario) -> list[str | None]:
     return [sparse.defaults.optimizer, *(table.optimizer for table in sparse.tables.values())]
 
 
-def _uses(value: Any) -> Iterator[Any]:
+def _list_uses(value: Any) -> Iterator[Any]:
     """Yield all values of keys `use` at any depth."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if isinstance(value, dict) and "use" in value:
         yield value["use"]
     for part in parts:
-        yield from _uses(part)
+        yield from _list_uses(part)

@@ -8,27 +8,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.plan import feature_dims
+from nonet.controller.plan import get_feature_dims
 from nonet.controller.scenario import (
     Scenario,
-    check_every,
+    check_validation_interval,
     check_runnable,
     check_tables,
     check_validation,
 )
-from nonet.controller.scenario.settings import data_warnings
-from nonet.controller.setup.from_run import warm_start
-from nonet.controller.setup.run_files import data_setup
+from nonet.controller.scenario.settings import list_data_warnings
+from nonet.controller.setup.from_run import find_warm_start
+from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
-    baselines_of,
-    between_class,
-    joins,
-    reward_options,
-    run_setup,
-    source_options,
-    stage_setups,
-    stored_sequences,
-    targets,
+    make_baseline_options,
+    load_between_class,
+    make_joins,
+    list_reward_options,
+    make_run_setup,
+    make_source_options,
+    make_stage_setups,
+    get_stored_sequences,
+    get_targets,
 )
 from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError, DataError
@@ -83,20 +83,20 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
         scenario.model.spec.check_metric(metric, scenario.evaluate.width)
     scenario.model.spec.check(scenario)
     check_validation(scenario)
-    taken = ("tokenise", "evaluate", *baselines_of(scenario))
+    taken = ("tokenise", "evaluate", *make_baseline_options(scenario))
     for name in scenario.stages:
         if name in taken:
             raise ConfigError(f"stages.{name}: {', '.join(taken)} are reserved names; choose another")
-    for _, name, options in reward_options(scenario):
+    for _, name, options in list_reward_options(scenario):
         _check_reward(find_reward(options.use or name, folder, name=name), name, options)
     for stage, body in scenario.stages.items():
         for step in getattr(body, "between", ()):
-            between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
+            load_between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
     warnings = _check_joins(scenario)
-    if (stored := stored_sequences(scenario)) is not None:
+    if (stored := get_stored_sequences(scenario)) is not None:
         with suppress(StoreNotFoundError):  # the tokenise stage creates it
             open_store(stored.use, **stored.options).close()
-    scenario.data.source.spec.check(source_options(scenario))
+    scenario.data.source.spec.check(make_source_options(scenario))
     return warnings
 
 
@@ -112,8 +112,8 @@ def _check_engine(scenario: Scenario) -> None:
 
 def _check_joins(scenario: Scenario) -> list[str]:
     """Open and close every joined store; return its warnings. Raise ConfigError or StoreError if it does not fit."""
-    joined = StoreJoins(joins(scenario))
-    features = run_setup(scenario).features
+    joined = StoreJoins(make_joins(scenario))
+    features = make_run_setup(scenario).features
     try:
         for name, kind in joined.get_kinds().items():
             if name in features and kind != "int64":
@@ -141,8 +141,8 @@ def _check_reward(target: Any, name: str, options: Any) -> None:
 
 def _check_tiers(scenario: Scenario) -> None:
     """Raise ConfigError if the tiers of a table do not fit its rows."""
-    setup = run_setup(scenario)
-    specs = setup.specs()
+    setup = make_run_setup(scenario)
+    specs = setup.make_table_specs()
     for name, tiers in setup.tiers.items():
         try:
             TierSettings.from_settings(specs[name], tiers).check(specs[name])
@@ -164,13 +164,13 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
         ConfigError: A column that the scenario names is missing.
         DataError: The tables cannot be read, or contain too little.
     """
-    start = warm_start(scenario)
-    reward_columns = _reward_columns(scenario, folder)
-    data = data_setup(scenario, folder, start and start.known)
-    if data.on_disk():
+    start = find_warm_start(scenario)
+    reward_columns = _list_reward_columns(scenario, folder)
+    data = make_data_setup(scenario, folder, start and start.known)
+    if data.is_prepared_on_disk():
         return _check_sample(scenario, data, folder, reward_columns)
     seq, items = data.build()
-    if data.known and not data.known.counts(seq)["known_items"]:
+    if data.known and not data.known.count_known(seq)["known_items"]:
         raise DataError(
             f"init: none of the {len(items)} items is known to run {data.known.run}, so there is nothing to start from; "
             "name a run on items of these ids, or leave init out"
@@ -187,23 +187,23 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
     for name, mask in seq.targets.items():
         if not (mask & (seq.split == TRAIN)).any():
             raise DataError(
-                f"stages.{name}.target: {targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
+                f"stages.{name}.target: {get_targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
                 "training events: the stage would train on nothing. Widen it, or leave it out"
             )
-    setups = stage_setups(scenario, len(seq), int((seq.split == TRAIN).sum()))
-    check_every(scenario, {name: setup.steps for name, setup in setups.items()})
+    setups = make_stage_setups(scenario, len(seq), int((seq.split == TRAIN).sum()))
+    check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, body in scenario.stages.items():
         body.kind.check_data(name, body, seq)
     profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
-    return list(data_warnings(profile, data.split, feature_dims(scenario)))
+    return list(list_data_warnings(profile, data.split, get_feature_dims(scenario)))
 
 
-def _reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
+def _list_reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
     """Return (reward, column) for each column of the items that a reward reads, without joined columns."""
-    joined = StoreJoins(joins(scenario)).names
+    joined = StoreJoins(make_joins(scenario)).names
     return [
         (name, column)
-        for _, name, options in reward_options(scenario)
+        for _, name, options in list_reward_options(scenario)
         for column in list_columns(find_reward(options.use or name, folder, name=name))
         if column not in joined
     ]
@@ -213,7 +213,7 @@ def _check_sample(
     scenario: Scenario, data: DataSetup, folder: Path, reward_columns: Sequence[tuple[str, str]]
 ) -> list[str]:
     """Check one row group and the columns of the items; the tokenise stage checks the rest as it reads them."""
-    _, items = data.sampled()
+    _, items = data.sample_tables()
     _check_columns(reward_columns, items.names)
     _check_stage_columns(scenario, items.names)
     if scenario.model.spec.makes_lists:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import LIBRARY, Scenario, bound, document, load_scenario, yaml
+from nonet.controller.scenario import LIBRARY, Scenario, select_fixed_keys, to_document, load_scenario, yaml
 from nonet.controller.setup.own_files import keep_copies
-from nonet.controller.setup.worker_setup import stored_sequences, targets
+from nonet.controller.setup.worker_setup import get_stored_sequences, get_targets
 from nonet.errors import ConfigError
 from nonet.samples.sequences import MASK, LabelSetup
 from nonet.workers.roles import DataSetup, KnownRun
 
 
-def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) -> DataSetup:
+def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None = None) -> DataSetup:
     """Return the settings of the tokenise stage.
 
     Args:
@@ -25,28 +25,28 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
     """
     data = scenario.data
     return DataSetup(
-        interactions=_beside(scenario, folder, "interactions", data.interactions),
-        items=_beside(scenario, folder, "items", data.items) if data.items else None,
+        interactions=_resolve_path(scenario, folder, "interactions", data.interactions),
+        items=_resolve_path(scenario, folder, "items", data.items) if data.items else None,
         columns=dict(data.columns),
         keep=data.keep.model_dump(),
         where=data.where,
-        split={"use": data.split.use, **data.split.options()},
-        targets=targets(scenario),
-        tokenizer={"use": scenario.tokenizer.address, **scenario.tokenizer.options()},
+        split={"use": data.split.use, **data.split.get_options()},
+        targets=get_targets(scenario),
+        tokenizer={"use": scenario.tokenizer.address, **scenario.tokenizer.get_options()},
         folder=str(folder),
         seed=scenario.seed,
-        known=known,
+        known=known_run,
         repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
-        transitions=scenario.model.counts(),
+        transitions=scenario.model.make_count_options(),
         prepare=data.prepare,
-        stored=stored_sequences(scenario),
+        stored=get_stored_sequences(scenario),
         compress=(data.events.compress, data.events.by) if data.events else None,
-        labels=_labels(scenario, folder),
+        labels=_make_label_setup(scenario, folder),
         missing=data.table_format.missing,
     )
 
 
-def _labels(scenario: Scenario, folder: Path) -> LabelSetup | None:
+def _make_label_setup(scenario: Scenario, folder: Path) -> LabelSetup | None:
     """Return the settings of delayed labels.
 
     Events without a label are part of the history of models of lists, and are left out for click models.
@@ -54,11 +54,11 @@ def _labels(scenario: Scenario, folder: Path) -> LabelSetup | None:
     labels = scenario.data.labels
     if labels is None:
         return None
-    path = _beside(scenario, folder, "labels.path", labels.path)
+    path = _resolve_path(scenario, folder, "labels.path", labels.path)
     return LabelSetup(path, labels.within, labels.name, not scenario.model.spec.makes_lists)
 
 
-def _beside(scenario: Scenario, folder: Path, key: str, path: str) -> str:
+def _resolve_path(scenario: Scenario, folder: Path, key: str, path: str) -> str:
     """Return a path relative to the scenario's folder; names of built-in data, URIs and absolute paths are returned as they are.
 
     Raises:
@@ -95,7 +95,7 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
     if not run.sources_list.exists():
         keep_copies(scenario, folder, run)
     if not run.scenario.exists():
-        write_whole(run.scenario, yaml.dump(document(scenario)).encode())
+        write_whole(run.scenario, yaml.dump(to_document(scenario)).encode())
     return hashlib.sha256(run.scenario.read_bytes()).hexdigest()
 
 
@@ -109,7 +109,7 @@ def check_same(scenario: Scenario, run: RunFolder) -> None:
     Raises:
         ConfigError: It is the folder of another scenario.
     """
-    if bound(document(load_scenario(run.scenario)[0])) != bound(document(scenario)):
+    if select_fixed_keys(to_document(load_scenario(run.scenario)[0])) != select_fixed_keys(to_document(scenario)):
         raise ConfigError(
             f"{run.path} is a run of another scenario ({run.scenario}); "
             "choose another --run-dir, or resume it with `nonet resume`"

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nonet.controller.plan import largest_chunk, model_size, resolve_run
+from nonet.controller.plan import compute_largest_chunk, derive_model_size, resolve_run
 from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
     Scenario,
     Schedule,
-    table_arguments,
-    tier_arguments,
+    make_table_arguments,
+    make_tier_arguments,
 )
 from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
@@ -29,31 +29,31 @@ from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
 
-def run_setup(scenario: Scenario) -> RunSetup:
+def make_run_setup(scenario: Scenario) -> RunSetup:
     """Return the settings that all roles share: seed, history, model, tables, features and sources."""
     tables, features = {}, {}
     defaults = scenario.sparse.defaults
     for name, table in scenario.sparse.tables.items():
-        tables[name] = table_arguments(defaults, table)
+        tables[name] = make_table_arguments(defaults, table)
         for feature in table.features or [name]:
             features[feature] = name
     sparse = scenario.sparse
     return RunSetup(
         seed=scenario.seed,
         history=scenario.data.history,
-        model=model_options(scenario),
+        model=make_model_options(scenario),
         tables=tables,
         features=features,
         combiners={name: table.combiner for name, table in sparse.tables.items() if table.combiner},
         in_flight=sparse.in_flight,
-        tiers={name: tier_arguments(table.tiers) for name, table in sparse.tables.items() if table.tiers},
-        deadlines=deadlines(scenario),
+        tiers={name: make_tier_arguments(table.tiers) for name, table in sparse.tables.items() if table.tiers},
+        deadlines=make_deadlines(scenario),
         wire=sparse.wire,
-        engine=_engine(scenario),
-        source=source_options(scenario),
-        memory=scenario.model.votes(),
-        joins=joins(scenario),
-        stored=stored_sequences(scenario),
+        engine=_make_engine_options(scenario),
+        source=make_source_options(scenario),
+        memory=scenario.model.make_vote_options(),
+        joins=make_joins(scenario),
+        stored=get_stored_sequences(scenario),
         weights=scenario.weights.model_dump(),
         scenes={
             name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.make_scenes(body))
@@ -61,13 +61,13 @@ def run_setup(scenario: Scenario) -> RunSetup:
     )
 
 
-def stored_sequences(scenario: Scenario) -> StoredSequences | None:
+def get_stored_sequences(scenario: Scenario) -> StoredSequences | None:
     """Return the store from which users' tokenised events are read; None for the run's folder."""
     stored = scenario.data.sequences
     return None if stored is None else StoredSequences(stored.use, stored.options)
 
 
-def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
+def make_joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
     """Return the stores that are joined to samples and rollouts."""
     return tuple(
         JoinSetup(name, join.on or name, join.use, join.columns, join.as_of, join.options)
@@ -75,58 +75,58 @@ def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
     )
 
 
-def source_options(scenario: Scenario) -> dict[str, Any]:
+def make_source_options(scenario: Scenario) -> dict[str, Any]:
     """Return the arguments of `open_source`, with the engine if the scenario names one."""
     data = scenario.data
     engine = {"engine": data.engine} if data.engine and data.source.spec.engines != ("local",) else {}
-    end = get_training_end({"use": data.split.use, **data.split.options()})
-    options = data.source.spec.until(data.source.options(), end)
+    end = get_training_end({"use": data.split.use, **data.split.get_options()})
+    options = data.source.spec.until(data.source.get_options(), end)
     return {"use": data.source.address, **options, **engine}
 
 
-def _engine(scenario: Scenario) -> dict[str, Any]:
+def _make_engine_options(scenario: Scenario) -> dict[str, Any]:
     """Return the arguments of `make_engine`; empty without an engine."""
     role = scenario.roles.get("trainer")
     engine = role.engine if role else None
-    return {"use": engine.address, **engine.options()} if engine else {}
+    return {"use": engine.address, **engine.get_options()} if engine else {}
 
 
-def deadlines(scenario: Scenario) -> Deadlines:
+def make_deadlines(scenario: Scenario) -> Deadlines:
     """Return the timeouts of a run's waits."""
     return Deadlines.from_seconds(scenario.deadlines.model_dump())
 
 
-def model_options(scenario: Scenario) -> dict[str, Any]:
+def make_model_options(scenario: Scenario) -> dict[str, Any]:
     """Return the arguments of `build_model`."""
     model = scenario.model
     around = ModelContext(0, 0, scenario.data.history)
-    memory = {"memory": model.voters()} if model.voters() else {}
-    return {"use": model.address, **memory, **model.spec.make_build_options(model.options(), around)}
+    memory = {"memory": model.list_voters()} if model.list_voters() else {}
+    return {"use": model.address, **memory, **model.spec.make_build_options(model.get_options(), around)}
 
 
-def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
+def make_baseline_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Return the arguments of `make_baseline` for each baseline, by name."""
     chosen = scenario.evaluate.baselines
     if chosen is None:
         return {name: {"use": name} for name in scenario.model.spec.list_baselines()}
-    return {each.title: {"use": each.address, **each.options()} for each in chosen}
+    return {each.title: {"use": each.address, **each.get_options()} for each in chosen}
 
 
-def targets(scenario: Scenario) -> dict[str, str]:
+def get_targets(scenario: Scenario) -> dict[str, str]:
     """Return the target condition of each stage that has one."""
     return {
         name: target for name, body in scenario.stages.items() if (target := getattr(body, "target", None))
     }
 
 
-def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:
+def list_reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:
     """Yield (stage, name, options) of every reward."""
     for stage, body in scenario.stages.items():
         for name, options in getattr(body, "rewards", {}).items():
             yield stage, name, options
 
 
-def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
+def make_rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Return the rollout options of each stage that rolls out."""
     return {
         name: body.kind.make_rollout_options(body)
@@ -135,7 +135,7 @@ def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     }
 
 
-def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
+def make_role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
     """Return how the workers of every role are made; `file.py` references become the copies that the run keeps.
 
     Args:
@@ -146,33 +146,33 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     Raises:
         ConfigError: A copy was changed, or a step between does not fit.
     """
-    arguments = {"run": run_setup(scenario), "evaluate": evaluate}
+    arguments = {"run": make_run_setup(scenario), "evaluate": evaluate}
     copies = read_copies(run)
     resolved = resolve_run(scenario)
     named = dict(resolved.roles)
     for stage_roles in resolved.stage_roles.values():
         named = {**stage_roles, **named}
-    kinds = {name: role.kind(name) for name, role in named.items()}
+    kinds = {name: role.find_kind(name) for name, role in named.items()}
     beside = {other: ROLES.get(other) for kind in kinds.values() for other in kind.beside}
     classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in (kinds | beside).items()}
     specs = {
         name: RoleSpec(
-            _sendable(load_heavy(classes[name])),
+            _make_sendable(load_heavy(classes[name])),
             tuple(arguments[what] for what in kind.args),
-            _own_options(named.get(name)),
+            _get_own_options(named.get(name)),
         )
         for name, kind in (kinds | beside).items()
     }
-    for stage, name, options in reward_options(scenario):
-        specs[f"{stage}.reward.{name}"] = reward_spec(scenario, run, name, options)
-    for stage, names in between_roles(scenario).items():
+    for stage, name, options in list_reward_options(scenario):
+        specs[f"{stage}.reward.{name}"] = make_reward_spec(scenario, run, name, options)
+    for stage, names in list_between_roles(scenario).items():
         for name, step in zip(names, scenario.stages[stage].between, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
-            worker = between_class(step, copies, f"stages.{stage}.between")
-            specs[name] = RoleSpec(_sendable(worker), (), step.options() or None)
+            worker = load_between_class(step, copies, f"stages.{stage}.between")
+            specs[name] = RoleSpec(_make_sendable(worker), (), step.options() or None)
     return specs
 
 
-def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
+def make_reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
     """Return how a worker of a reward is made.
 
     Args:
@@ -182,11 +182,11 @@ def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> 
         options: The options of the reward.
     """
     use = read_copies(run).make_absolute(options.use or name)
-    told = name, use, str(run.sources), options.options(), joins(scenario), options.timeout_s
+    told = name, use, str(run.sources), options.options(), make_joins(scenario), options.timeout_s
     return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 
-def between_roles(scenario: Scenario) -> dict[str, list[str]]:
+def list_between_roles(scenario: Scenario) -> dict[str, list[str]]:
     """Return, by stage, the role names of the steps between rollout and rewards, in order."""
     found = {stage: len(getattr(body, "between", ())) for stage, body in scenario.stages.items()}
     return {
@@ -196,7 +196,7 @@ def between_roles(scenario: Scenario) -> dict[str, list[str]]:
     }
 
 
-def between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeWorker]:
+def load_between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeWorker]:
     """Return the worker class that a step between rollout and rewards names.
 
     Args:
@@ -221,7 +221,7 @@ def between_class(step: Any, files: PluginFiles, where: str) -> type[DistributeW
     return worker
 
 
-def _sendable(cls: Any) -> Any:
+def _make_sendable(cls: Any) -> Any:
     """Return a class after making it picklable by value if it is from the user's own file, which workers cannot import."""
     module = sys.modules[cls.__module__]
     if module.__name__.startswith(OWN):
@@ -231,12 +231,12 @@ def _sendable(cls: Any) -> Any:
     return cls
 
 
-def _own_options(role: Role | None) -> dict[str, Any] | None:
+def _get_own_options(role: Role | None) -> dict[str, Any] | None:
     """Return the keyword arguments of a role's workers; None if there are none."""
     return (role.own_options or None) if role else None
 
 
-def stage_setups(
+def make_stage_setups(
     scenario: Scenario,
     users: int,
     events: int,
@@ -254,18 +254,18 @@ def stage_setups(
     """
     setups: dict[str, StageSetup] = {}
     users = events if scenario.model.spec.rows == "events" else users
-    base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
-    size = model_size(scenario)
+    base = _make_rate(next(iter(scenario.stages.values())).lr)["peak"]
+    size = derive_model_size(scenario)
     for name, body in scenario.stages.items():
-        rows = epoch_rows(scenario, name, users)
+        rows = count_epoch_rows(scenario, name, users)
         lengths = body.kind.compute_lengths(body, rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
-        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, size)
+        chunk = (chunks or {}).get(name) or compute_largest_chunk(scenario, body, size)
         setups[name] = StageSetup(
             name=name,
             first=first,
-            lr=_rate(body.lr),
+            lr=_make_rate(body.lr),
             base=base,
             chunk=chunk,
             rolls_out=body.kind.rolls_out,
@@ -278,12 +278,12 @@ def stage_setups(
         )
         first += setups[name].steps
     return {
-        name: replace(setup, target=name if name in targets(scenario) else None)
+        name: replace(setup, target=name if name in get_targets(scenario) else None)
         for name, setup in setups.items()
     }
 
 
-def following(stages: Mapping[str, StageSetup], at: Manifest) -> dict[str, StageSetup]:
+def renumber_stages(stages: Mapping[str, StageSetup], manifest: Manifest) -> dict[str, StageSetup]:
     """Renumber the global steps of the stages after a checkpoint.
 
     If the checkpoint ends its stage, the stage gets the length that it had there.
@@ -292,14 +292,14 @@ def following(stages: Mapping[str, StageSetup], at: Manifest) -> dict[str, Stage
         stages: The settings of all stages.
         at: The manifest of the checkpoint.
     """
-    numbered, names, first = dict(stages), list(stages), at.step - at.stage_step
-    for name in names[names.index(at.stage) :]:
+    numbered, names, first = dict(stages), list(stages), manifest.step - manifest.stage_step
+    for name in names[names.index(manifest.stage) :]:
         numbered[name] = replace(stages[name], first=first)
-        first += at.stage_step if at.last and name == at.stage else stages[name].steps
+        first += manifest.stage_step if manifest.last and name == manifest.stage else stages[name].steps
     return numbered
 
 
-def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
+def count_epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
     """Return the number of rows in an epoch of the scenario's source; that of the sequences if the source has no end.
 
     Args:
@@ -311,12 +311,12 @@ def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
         ConfigError: The source has no end, and the stage does not state its steps.
     """
     source, body = scenario.data.source, scenario.stages[stage]
-    epoch = source.spec.epoch(source.options(), rows)
+    epoch = source.spec.epoch(source.get_options(), rows)
     if epoch is None and getattr(body, "steps", 1) is None:
         raise ConfigError(f"stages.{stage}: the source {source.use} has no end: set steps: to train")
     return rows if epoch is None else epoch
 
 
-def _rate(lr: float | Schedule) -> Mapping[str, Any]:
+def _make_rate(lr: float | Schedule) -> Mapping[str, Any]:
     """Return the learning rate schedule as plain data; a constant rate has only a peak."""
     return lr.model_dump() if isinstance(lr, Schedule) else {"peak": lr}

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.plan import model_size
+from nonet.controller.plan import derive_model_size
 from nonet.controller.record import Recorder, find_run, make_control_name, make_passes_name
-from nonet.controller.scenario import Scenario, ValidationRule, load_scenario, validation_rule
+from nonet.controller.scenario import Scenario, ValidationRule, load_scenario, make_validation_rule
 from nonet.controller.session import Session
-from nonet.controller.setup import stage_setups
+from nonet.controller.setup import make_stage_setups
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.errors import ConfigError
 from nonet.workers.roles import StageSetup
@@ -53,8 +53,8 @@ def make_controls(session: Session, name: str) -> list[Control]:
         return []
     source, supervised, start = before
     facts = session.facts["data"]
-    setup = stage_setups(source, facts["users"], facts["trained_events"])[supervised]
-    rl, rule = session.stages[name], validation_rule(source, supervised) or ValidationRule("ndcg@10")
+    setup = make_stage_setups(source, facts["users"], facts["trained_events"])[supervised]
+    rl, rule = session.stages[name], make_validation_rule(source, supervised) or ValidationRule("ndcg@10")
     rate = getattr(options, "lr", None)
     # RL's steps, or larger ones: small ones cost four times the wall.
     users = min(max(setup.users, rl.users), facts["users"])
@@ -91,7 +91,7 @@ def train_control(
     session.groups.load(control.start, None)
     session.trainer.begin(setup)
     recorder.begin(setup.name, setup.steps, 0)
-    points = control.rule.points(setup.steps, setup.epochs)
+    points = control.rule.list_validation_steps(setup.steps, setup.epochs)
     judged = _Judged(session, control.rule)
     judged.ask(setup.name, 0, control.start)
     for step in range(0, setup.steps, CHUNK_STEPS):
@@ -135,12 +135,12 @@ class _Judged:
     def is_over(self) -> bool:
         """Whether nothing has become better, by all answers but the newest: that one may still be under way."""
         self._settle(len(self._asked) - 1)
-        return self._rule.over(self._values)
+        return self._rule.should_stop(self._values)
 
     def find_best(self) -> tuple[int, Path, float]:
         """(step, folder, value) of the best one; waits for all."""
         self._settle(len(self._asked))
-        index = self._rule.best(self._values) or 0
+        index = self._rule.find_best(self._values) or 0
         return *self._asked[index][:2], self._values[index]
 
     def _settle(self, count: int) -> None:
@@ -175,7 +175,7 @@ def _find_supervised_stage(session: Session, name: str) -> tuple[Scenario, str, 
 def _count_steps(session: Session, name: str, users: int) -> int:
     """Return the number of steps of `users` users that compute as much as the RL stage: rollouts, updates and its reference."""
     scenario, body, rl = session.scenario, session.scenario.stages[name], session.stages[name]
-    size, facts = model_size(scenario), session.facts["data"]
+    size, facts = derive_model_size(scenario), session.facts["data"]
     mean = min(scenario.data.history, facts["trained_events"] / max(1, facts["users"]))
     history = 1 + mean * size.positions_an_event
     passes = int(rl.algorithm.get("epochs", 1))

@@ -73,7 +73,7 @@ def compute_prompt_weights(
     return {
         name: np.full(count, weight)
         if scene is None or setup is None
-        else setup.weights_of(name, weight, scene)
+        else setup.get_weights(name, weight, scene)
         for name, weight in session.compute_current_weights(stage).items()
     }
 
@@ -107,7 +107,7 @@ def _find_scenes(
     setup: SceneSetup | None = body.kind.make_scenes(body)
     if setup is None or not setup.names:
         return None, None
-    return setup, session.rollout.group.scene_of(stage, users, positions).get(session.deadlines.step)
+    return setup, session.rollout.group.find_scenes(stage, users, positions).get(session.deadlines.step)
 
 
 def score_validation(session: Session, stage: str, done: int) -> dict[str, float]:
@@ -123,7 +123,7 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
         return {}
     if not (validation.rule.reward or objectives.has_floors) or str(done) in validation.kept.rewards:
         return {}
-    users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
+    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
     if not len(users):
         return {}
     size = session.stages[stage].users
@@ -161,7 +161,7 @@ def score_served(
         for name, values in rewards.compute_means(rewards.score(beams, names=names, step=-1)).items():
             means.setdefault(name, []).append(values)
     means = {name: np.concatenate(parts) for name, parts in means.items()}
-    users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
+    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
     setup, scene = _find_scenes(session, stage, users, positions)
     there = ~np.any([np.isnan(values) for values in means.values()], axis=0)
     count = 1 if setup is None else len(setup.names) + 1
@@ -215,7 +215,7 @@ def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequ
     """Yield the prompts on which the rewards of a stage are compared, `size` at a time."""
     body = session.scenario.stages[name]
     most = getattr(body, "probe", None)
-    users, positions = session.rollout.group.heldout_prompts(most).get(session.deadlines.step)
+    users, positions = session.rollout.group.draw_held_out_prompts(most).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
         yield PromptRequest(name, 0, 0, users[part], positions[part], served=True)

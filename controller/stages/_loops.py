@@ -23,7 +23,7 @@ from nonet.controller.stages._step_report import (
     Stopped,
     finish_stage,
     note_quarantined,
-    of_the_machine,
+    compute_machine_metrics,
     record_report,
     report_policy_step,
 )
@@ -80,7 +80,7 @@ def _report_call(
         "norm": all_records[-1]["norm"],
         "events": events,
     }
-    further = of_the_machine(all_records) | _average_extra_metrics(all_records)
+    further = compute_machine_metrics(all_records) | _average_extra_metrics(all_records)
     return StepReport(first, done, all_records, shown, further)
 
 

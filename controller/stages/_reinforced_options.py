@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nonet.controller.scenario import Best, Between, Replaceable, RewardOptions, Schedule, StageOptions
+from nonet.controller.scenario import Best, BetweenStep, Replaceable, RewardOptions, Schedule, StageOptions
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import PluginRegistry
 from nonet.rl.algorithms import ALGORITHMS
@@ -104,7 +104,7 @@ class Scenes(StrictModel):
     ]
 
 
-class Control(StrictModel):
+class ControlOptions(StrictModel):
     """The supervised control of an RL stage."""
 
     lr: Annotated[
@@ -132,7 +132,7 @@ class Reinforced(StageOptions):
     rollout: RolloutOptions = RolloutOptions()
     rewards: dict[Word, RewardOptions]
     mismatch: Mismatch | None = None
-    between: list[Between] = []
+    between: list[BetweenStep] = []
     scenes: Annotated[
         Scenes | None,
         Field(
@@ -146,7 +146,7 @@ class Reinforced(StageOptions):
         ),
     ] = Best()
     control: Annotated[
-        bool | Control,
+        bool | ControlOptions,
         Field(
             description="what RL is compared with: finetuning continued on RL's events, with as many passes and with as much "
             "computing, and finetune's lists re-ranked by the rewards; {lr} is the rate of the first two; false: nothing"

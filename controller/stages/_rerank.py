@@ -18,7 +18,7 @@ import numpy as np
 from nonet.atomic import write_whole
 from nonet.controller.groups import PromptRequest
 from nonet.controller.record import Recorder, make_rerank_name
-from nonet.controller.scenario import PREFERRED, Best, Scenario, best_metric
+from nonet.controller.scenario import PREFERRED, Best, Scenario, choose_best_metric
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import compute_prompt_weights, compute_trained_reward, probe_prompts
 from nonet.models import NATS
@@ -46,7 +46,7 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
         return
     session.publish(stage)
     rewards = session.get_rewards(stage)
-    users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
+    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
     if not len(users):
         return
     began = time.monotonic()
@@ -83,7 +83,7 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
 
 def choose_list_metric(scenario: Scenario) -> str:
     """Return the metric that the multiplier must keep: the one that chooses checkpoints, where lists can be measured by it."""
-    metric = best_metric(scenario)
+    metric = choose_best_metric(scenario)
     return PREFERRED if metric == NATS or not select_event_metrics([metric]) else metric
 
 

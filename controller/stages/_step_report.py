@@ -79,13 +79,13 @@ def report_policy_step(
         more: Further metrics to show.
         probe: Computes metrics of held-out users; by default `probe_policy`.
     """
-    shown = name_pool(session, without_machine(record)) | {"rows/s": record["prompts"] / seconds}
+    shown = name_pool(session, drop_machine_entries(record)) | {"rows/s": record["prompts"] / seconds}
     return StepReport(
         first=step,
         done=step + 1,
         records=[record],
         shown=shown | dict(more or {}),
-        further=of_the_machine([record]),
+        further=compute_machine_metrics([record]),
         absent=session.rollout.absent,
         probe=probe or (lambda: probe_policy(session, stage, step + 1)),
     )
@@ -159,7 +159,7 @@ def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int
         recorder.add_event("note", text=f"step {step} of {stage}: {each.text()}")
 
 
-def of_the_machine(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return FLOPs, positions and seconds of the steps of one call, as metrics.
 
     `machine could` is the FLOPs of matrix products in the same seconds at the device's peak rate. All of them are sums, so that
@@ -174,22 +174,22 @@ def of_the_machine(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if not all("flops" in record for record in records):
         return {}
 
-    def total(name: str) -> float:
+    def sum_entries(name: str) -> float:
         return sum(record.get(name, 0.0) for record in records)
 
     could = sum(record["peak"] * record["seconds"] for record in records)
     sums = {
-        "flops": total("flops"),
-        "positions": total("positions"),
-        "seconds": total("seconds"),
+        "flops": sum_entries("flops"),
+        "positions": sum_entries("positions"),
+        "seconds": sum_entries("seconds"),
         "could": could,
     }
-    parts = {title: total(name) for name, title in PARTS.items()}
+    parts = {title: sum_entries(name) for name, title in PARTS.items()}
     return {f"machine {name}": value for name, value in (sums | parts).items()}
 
 
-def without_machine(record: Mapping[str, float]) -> dict[str, float]:
-    """Return a record without the entries that `of_the_machine` turns into metrics."""
+def drop_machine_entries(record: Mapping[str, float]) -> dict[str, float]:
+    """Return a record without the entries that `compute_machine_metrics` turns into metrics."""
     return {name: value for name, value in record.items() if name not in _COUNTED}
 
 

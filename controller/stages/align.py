@@ -35,14 +35,14 @@ class AlignKind(SupervisedKind):
         """Return False: a stage is of this kind only by `use`."""
         return False
 
-    def list_item_columns(self, body: Align) -> tuple[str, ...]:
+    def list_item_columns(self, stage_options: Align) -> tuple[str, ...]:
         """Return the item column with the words."""
-        return (body.column,)
+        return (stage_options.column,)
 
-    def compute_lengths(self, body: Align, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, stage_options: Align, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of a supervised stage with those of the alignment loss."""
-        align = {"items": body.items, "weight": body.weight_of_items, "column": body.column}
-        return super().compute_lengths(body, users, events) | {"align": align}
+        align = {"items": stage_options.items, "weight": stage_options.weight_of_items, "column": stage_options.column}
+        return super().compute_lengths(stage_options, users, events) | {"align": align}
 
 
 SPEC = AlignKind()

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from nonet.controller.plan import (
     StageWork,
-    feature_dims,
-    gradient_moves,
-    group_flops,
-    holder,
-    row_moves,
-    sequence,
+    get_feature_dims,
+    estimate_gradient_moves,
+    make_group_flops,
+    find_holder,
+    estimate_row_moves,
+    count_history_positions,
 )
 from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions
 from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
@@ -46,9 +46,9 @@ class ReinforcedKind(StageKind):
             "steps" in keys and not keys & {"epochs", "tokens", "batch", "target", "ahead", "stop"}
         )
 
-    def list_phases(self, body: Reinforced) -> dict[str, tuple[str, ...]]:
+    def list_phases(self, stage_options: Reinforced) -> dict[str, tuple[str, ...]]:
         """Return the roles that work at once, by phase."""
-        if body.rollout.options().get("staleness"):
+        if stage_options.rollout.get_options().get("staleness"):
             return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
         return {
             "rollout": ("rollout", "evaluator"),
@@ -58,35 +58,35 @@ class ReinforcedKind(StageKind):
             "publish": ("trainer", "embedding", "evaluator"),
         }
 
-    def list_own_workers(self, stage: str, body: Reinforced) -> Iterator[OwnWorkers]:
+    def list_own_workers(self, stage: str, stage_options: Reinforced) -> Iterator[OwnWorkers]:
         """Rewards, and steps between rollout and rewards."""
-        for name, options in body.rewards.items():
+        for name, options in stage_options.rewards.items():
             path = f"stages.{stage}.rewards.{name}"
             yield OwnWorkers(f"{stage}.reward.{name}", path, options.pool, options.workers)
-        for index, step in enumerate(body.between):
+        for index, step in enumerate(stage_options.between):
             path = f"stages.{stage}.between.{index}"
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
-    def find_unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
+    def find_unsupported(self, path: str, stage_options: Reinforced) -> Iterator[str]:
         """Yield keys that can be planned but not run."""
-        if is_reference(str(body.rollout.use)):
-            yield f"{path}.rollout.use: {body.rollout.use}"
+        if is_reference(str(stage_options.rollout.use)):
+            yield f"{path}.rollout.use: {stage_options.rollout.use}"
 
-    def check_groups(self, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
+    def check_groups(self, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError if stale rollouts share the trainer's weights."""
-        staleness = body.rollout.options().get("staleness")
-        if staleness and holder(groups, "rollout").name == holder(groups, "trainer").name:
+        staleness = stage_options.rollout.get_options().get("staleness")
+        if staleness and find_holder(groups, "rollout").name == find_holder(groups, "trainer").name:
             raise ConfigError(
                 f"stages.{name}.rollout.staleness: {staleness} wants a rollout with weights of its own, and here it shares the "
                 "trainer's live ones: set roles.rollout: {workers: 1} (and roles.embedding: {workers: 1}), or staleness: 0"
             )
 
-    def check_data(self, name: str, body: Reinforced, seq: Any) -> None:
+    def check_data(self, name: str, stage_options: Reinforced, seq: Any) -> None:
         """Raise ConfigError if the data lack the feedback column, RL events or the values of scenes."""
         from nonet.samples.batches import find_rl_events
         from nonet.samples.sequences import RL
 
-        column = body.algorithm.spec.feedback_column(body.algorithm.options())
+        column = stage_options.algorithm.spec.feedback_column(stage_options.algorithm.get_options())
         if column is not None and column not in seq.columns:
             there = ", ".join(seq.columns) or "none"
             raise ConfigError(
@@ -99,31 +99,31 @@ class ReinforcedKind(StageKind):
                 f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
                 "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
             )
-        if (setup := self.make_scenes(body)) is None:
+        if (setup := self.make_scenes(stage_options)) is None:
             return
-        scene = setup.of(seq, find_rl_events(seq))
+        scene = setup.find_scenes(seq, find_rl_events(seq))
         for index, value in enumerate(setup.names):
             if not (scene == index).any():
                 raise ConfigError(
                     f"stages.{name}.scenes.of.{value}: no RL event has {value!r} as its {setup.column}"
                 )
 
-    def get_width(self, body: Reinforced) -> int:
+    def get_width(self, stage_options: Reinforced) -> int:
         """Return the number of items for each prompt."""
-        return int(body.rollout.options().get("width", BeamRollout().width))
+        return int(stage_options.rollout.get_options().get("width", BeamRollout().width))
 
-    def make_rollout_options(self, body: Reinforced) -> dict[str, Any]:
+    def make_rollout_options(self, stage_options: Reinforced) -> dict[str, Any]:
         """Return the options of the rollout."""
-        return {"use": body.rollout.use, **body.rollout.options()}
+        return {"use": stage_options.rollout.use, **stage_options.rollout.get_options()}
 
-    def make_scenes(self, body: Reinforced) -> SceneSetup | None:
+    def make_scenes(self, stage_options: Reinforced) -> SceneSetup | None:
         """Return the scenes of the stage: one for all prompts if it only has a catalogue, None without either."""
-        everywhere, scenes = body.rollout.options().get("catalogue"), body.scenes
+        everywhere, scenes = stage_options.rollout.get_options().get("catalogue"), stage_options.scenes
         if scenes is None:
             return SceneSetup("", (), (everywhere,), ()) if everywhere else None
         weights = [
             dict.fromkeys(
-                set(body.rewards) - set(body.rewards if scene.rewards is None else scene.rewards), 0.0
+                set(stage_options.rewards) - set(stage_options.rewards if scene.rewards is None else scene.rewards), 0.0
             )
             | scene.weights
             for scene in scenes.of.values()
@@ -131,75 +131,75 @@ class ReinforcedKind(StageKind):
         catalogues = (*(scene.catalogue or everywhere for scene in scenes.of.values()), everywhere)
         return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
-    def needs_reference(self, body: Reinforced) -> bool:
+    def needs_reference(self, stage_options: Reinforced) -> bool:
         """Return whether the algorithm compares with the first weights of the stage."""
-        return body.algorithm.spec.needs_reference(body.algorithm.options())
+        return stage_options.algorithm.spec.needs_reference(stage_options.algorithm.get_options())
 
-    def count_old_versions(self, body: Reinforced) -> int:
+    def count_old_versions(self, stage_options: Reinforced) -> int:
         """Return how many published versions trainers keep to correct stale rollouts."""
-        staleness = int(body.rollout.options().get("staleness", 0))
-        return staleness + 1 if body.mismatch is not None and staleness else 0
+        staleness = int(stage_options.rollout.get_options().get("staleness", 0))
+        return staleness + 1 if stage_options.mismatch is not None and staleness else 0
 
-    def count_stored_row_steps(self, body: Reinforced) -> int:
+    def count_stored_row_steps(self, stage_options: Reinforced) -> int:
         """Return the number of steps whose sparse rows trainers store before they change."""
-        if body.sparse_lr is None:
+        if stage_options.sparse_lr is None:
             return 0
-        moving = body.algorithm.options().get("reference")
+        moving = stage_options.algorithm.get_options().get("reference")
         every = moving.get("every") if isinstance(moving, dict) else None
-        kept = min(body.steps, every or body.steps) if self.needs_reference(body) else 0
-        return kept + sum(range(self.count_old_versions(body)))  # the newest version is the policy itself
+        kept = min(stage_options.steps, every or stage_options.steps) if self.needs_reference(stage_options) else 0
+        return kept + sum(range(self.count_old_versions(stage_options)))  # the newest version is the policy itself
 
-    def find_least_users(self, body: Reinforced) -> tuple[int | None, str]:
+    def find_least_users(self, stage_options: Reinforced) -> tuple[int | None, str]:
         """Return the users of a step and the key that sets them."""
-        return body.users, "users"
+        return stage_options.users, "users"
 
-    def count_unit_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
+    def count_unit_tokens(self, scenario: Any, stage_options: Reinforced, size: Any) -> float:
         """Return the largest number of positions of one prompt: a full history and the codes of its beams."""
-        return sequence(scenario, size) + self.get_width(body) * size.levels
+        return count_history_positions(scenario, size) + self.get_width(stage_options) * size.levels
 
-    def count_units(self, body: Reinforced, workers: int) -> int:
+    def count_units(self, stage_options: Reinforced, workers: int) -> int:
         """Return the number of prompts of a worker in a step."""
-        return -(-_count_prompts(body) // workers)
+        return -(-_count_prompts(stage_options) // workers)
 
-    def step_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
+    def count_step_tokens(self, scenario: Any, stage_options: Reinforced, size: Any) -> float:
         """Return the largest number of positions of a global step."""
-        return _count_prompts(body) * self.count_unit_tokens(scenario, body, size)
+        return _count_prompts(stage_options) * self.count_unit_tokens(scenario, stage_options, size)
 
     def derive_sizes(
-        self, body: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
+        self, stage_options: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
-        width, staleness = self.get_width(body), body.rollout.options().get("staleness", 0)
+        width, staleness = self.get_width(stage_options), stage_options.rollout.get_options().get("staleness", 0)
         sizes = {
-            "steps": body.steps,
-            "users a step": _count_prompts(body),
-            "beams a step": _count_prompts(body) * width,
-            "users a rollout": self.count_units(body, workers["rollout"]),
-            "beams a trainer": self.count_units(body, workers["trainer"]) * width,
+            "steps": stage_options.steps,
+            "users a step": _count_prompts(stage_options),
+            "beams a step": _count_prompts(stage_options) * width,
+            "users a rollout": self.count_units(stage_options, workers["rollout"]),
+            "beams a trainer": self.count_units(stage_options, workers["trainer"]) * width,
             "prompts a rollout's chunk": chunks.get("rollout", 0),
             "prompts a trainer's chunk": chunks.get("trainer", 0),
         }
         return sizes | ({"steps that beams may be old": staleness} if staleness else {})
 
-    def work(
-        self, scenario: Any, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...], size: Any
+    def estimate_work(
+        self, scenario: Any, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
         """Return the operations and transferred bytes of a step."""
-        trainer, rollout = holder(groups, "trainer"), holder(groups, "rollout")
+        trainer, rollout = find_holder(groups, "trainer"), find_holder(groups, "rollout")
         tokens, histories = (
-            self.step_tokens(scenario, body, size),
-            _count_prompts(body) * sequence(scenario, size),
+            self.count_step_tokens(scenario, stage_options, size),
+            _count_prompts(stage_options) * count_history_positions(scenario, size),
         )
-        looked_at = _FORWARD if self.needs_reference(body) else 0.0
+        looked_at = _FORWARD if self.needs_reference(stage_options) else 0.0
         update = (_TRAINED + looked_at) * size.parameters * tokens
         decode = _FORWARD * size.parameters * tokens
         fused = rollout.name == trainer.name
         flops = (
-            (group_flops(trainer, update + decode),)
+            (make_group_flops(trainer, update + decode),)
             if fused
-            else (group_flops(trainer, update), group_flops(rollout, decode))
+            else (make_group_flops(trainer, update), make_group_flops(rollout, decode))
         )
-        beams = float(_count_prompts(body) * self.get_width(body) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
+        beams = float(_count_prompts(stage_options) * self.get_width(stage_options) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
         events = histories / size.positions_an_event
         moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
         if not fused:
@@ -207,33 +207,33 @@ class ReinforcedKind(StageKind):
             moves.append(
                 ("dense weights", weights, f"{trainer.name} -> {rollout.workers} {rollout.name} workers")
             )
-            read = events * sum(feature_dims(scenario).values()) * 4.0
+            read = events * sum(get_feature_dims(scenario).values()) * 4.0
             moves.append(("sparse rows read", read, f"-> {rollout.name}"))
-        moves += [*row_moves(scenario, groups, events, 1), *gradient_moves(trainer, size)]
+        moves += [*estimate_row_moves(scenario, groups, events, 1), *estimate_gradient_moves(trainer, size)]
         return StageWork(
-            name, body.steps, flops, tuple((what, count, way) for what, count, way in moves if count)
+            name, stage_options.steps, flops, tuple((what, count, way) for what, count, way in moves if count)
         )
 
-    def compute_lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, stage_options: Reinforced, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""
         return {
-            "steps": body.steps,
-            "users": _count_prompts(body),
-            "sparse_lr": body.sparse_lr,
-            "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
-            "mismatch": body.mismatch.model_dump() | _make_staleness(body) if body.mismatch else {},
-            "weights": {reward: options.weight_at(body.steps) for reward, options in body.rewards.items()},
+            "steps": stage_options.steps,
+            "users": _count_prompts(stage_options),
+            "sparse_lr": stage_options.sparse_lr,
+            "algorithm": {"use": stage_options.algorithm.address, **stage_options.algorithm.get_options()},
+            "mismatch": stage_options.mismatch.model_dump() | _make_staleness(stage_options) if stage_options.mismatch else {},
+            "weights": {reward: options.compute_weight(stage_options.steps) for reward, options in stage_options.rewards.items()},
         }
 
 
 def _make_staleness(body: Reinforced) -> dict[str, int]:
     """How many versions back beams may come from, so that trainers keep the weights of as many."""
-    return {"staleness": int(body.rollout.options().get("staleness", 0))}
+    return {"staleness": int(body.rollout.get_options().get("staleness", 0))}
 
 
 def _count_prompts(body: Reinforced) -> int:
     """Prompts of a step: the stage's users, and more where its algorithm drops some."""
-    return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.options()))
+    return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.get_options()))
 
 
 SPEC = ReinforcedKind()

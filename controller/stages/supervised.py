@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
+from nonet.controller.plan import StageWork, estimate_gradient_moves, make_group_flops, find_holder, estimate_row_moves, count_history_positions
 from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, Share, StrictModel, Word
@@ -87,17 +87,17 @@ class SupervisedKind(StageKind):
         """Return whether a stage with these keys and no `use` is supervised."""
         return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))
 
-    def find_least_users(self, body: Supervised) -> tuple[int | None, str]:
+    def find_least_users(self, stage_options: Supervised) -> tuple[int | None, str]:
         """Return the users of a step and the key that sets them."""
-        return body.batch.users, "batch.users"
+        return stage_options.batch.users, "batch.users"
 
-    def step_tokens(self, scenario: Any, body: Supervised, size: Any) -> float:
+    def count_step_tokens(self, scenario: Any, stage_options: Supervised, size: Any) -> float:
         """Return the largest number of positions of a global step: full histories, or the tokens that the stage sets."""
-        return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
+        return stage_options.batch.tokens or (stage_options.batch.users or 1) * count_history_positions(scenario, size)
 
-    def check_data(self, name: str, body: Supervised, seq: Any) -> None:
+    def check_data(self, name: str, stage_options: Supervised, seq: Any) -> None:
         """Raise ConfigError if the data lack a kind of event that has a weight, or valid propensities."""
-        for kind in body.weight:
+        for kind in stage_options.weight:
             if kind not in seq.event_names:
                 known = (
                     f"its kinds are {join_names(seq.event_names)}" if seq.event_names else "it has no kinds"
@@ -106,50 +106,50 @@ class SupervisedKind(StageKind):
                     f"stages.{name}.weight: the data has no event {kind!r}; {known}.{suggest_sentence(kind, seq.event_names)}"
                 )
 
-        if body.propensity is not None:
-            _check_propensity(f"stages.{name}.propensity", body.propensity.column, seq)
+        if stage_options.propensity is not None:
+            _check_propensity(f"stages.{name}.propensity", stage_options.propensity.column, seq)
 
-    def derive_sizes(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
+    def derive_sizes(self, stage_options: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
-        batch, trainers = body.batch, workers["trainer"]
-        lengths = {"epochs": body.epochs, "tokens": int(body.tokens or 0), "steps": body.steps}
+        batch, trainers = stage_options.batch, workers["trainer"]
+        lengths = {"epochs": stage_options.epochs, "tokens": int(stage_options.tokens or 0), "steps": stage_options.steps}
         sizes: dict[str, Any] = {what: length for what, length in lengths.items() if length}
         cut = {"tokens a chunk": chunks["trainer"]} if chunks.get("trainer") else {}
         if batch.users:
             return sizes | {"users a step": batch.users, "users a trainer": -(-batch.users // trainers)} | cut
-        if body.tokens and batch.tokens:
-            sizes["steps"] = -(-int(body.tokens) // int(batch.tokens))
+        if stage_options.tokens and batch.tokens:
+            sizes["steps"] = -(-int(stage_options.tokens) // int(batch.tokens))
         tokens = int(batch.tokens or 0)
         return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | cut
 
-    def work(
-        self, scenario: Any, name: str, body: Supervised, groups: tuple[PlannedGroup, ...], size: Any
+    def estimate_work(
+        self, scenario: Any, name: str, stage_options: Supervised, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
         """Return the operations and transferred bytes of a step."""
-        trainer = holder(groups, "trainer")
-        tokens = self.step_tokens(scenario, body, size)
-        steps = body.steps or 0
-        if body.tokens and body.batch.tokens:
-            steps = -(-int(body.tokens) // int(body.batch.tokens))
-        rows = row_moves(scenario, groups, tokens / size.positions_an_event, 2)
-        flops = (group_flops(trainer, _TRAINED * size.parameters * tokens),)
-        return StageWork(name, steps, flops, (*rows, *gradient_moves(trainer, size)))
+        trainer = find_holder(groups, "trainer")
+        tokens = self.count_step_tokens(scenario, stage_options, size)
+        steps = stage_options.steps or 0
+        if stage_options.tokens and stage_options.batch.tokens:
+            steps = -(-int(stage_options.tokens) // int(stage_options.batch.tokens))
+        rows = estimate_row_moves(scenario, groups, tokens / size.positions_an_event, 2)
+        flops = (make_group_flops(trainer, _TRAINED * size.parameters * tokens),)
+        return StageWork(name, steps, flops, (*rows, *estimate_gradient_moves(trainer, size)))
 
-    def compute_lengths(self, body: Supervised, users: int, events: int) -> dict[str, Any]:
+    def compute_lengths(self, stage_options: Supervised, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""
         per_step = min(
-            users, body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
+            users, stage_options.batch.users or max(1, round((stage_options.batch.tokens or 1) * users / max(1, events)))
         )
         per_epoch = -(-users // per_step)
-        by_tokens = max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
-        steps = body.steps or (body.epochs * per_epoch if body.epochs else by_tokens)
+        by_tokens = max(1, round((stage_options.tokens or 1) / max(1, events) * per_epoch))
+        steps = stage_options.steps or (stage_options.epochs * per_epoch if stage_options.epochs else by_tokens)
         return {
             "steps": steps,
             "users": per_step,
-            "ahead": body.ahead,
-            "smoothing": body.smoothing,
-            "weight": dict(body.weight),
-            "propensity": body.propensity.model_dump() if body.propensity else {},
+            "ahead": stage_options.ahead,
+            "smoothing": stage_options.smoothing,
+            "weight": dict(stage_options.weight),
+            "propensity": stage_options.propensity.model_dump() if stage_options.propensity else {},
         }
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setup import baselines_of, data_setup, run_setup, targets
+from nonet.controller.setup import make_baseline_options, make_data_setup, make_run_setup, get_targets
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.samples.sequences import Sequences, build_sequences
@@ -69,7 +69,7 @@ def evaluate_run(
     commits = dict(_find_commits(folder, list(scenario.stages), stages))
     with _open_evaluator(scenario, facts, names) as evaluator:
         told = _load_other_data(evaluator, scenario, folder, data) if data else {}
-        results = {name: _evaluate_baseline(evaluator, name) for name in baselines_of(scenario)}
+        results = {name: _evaluate_baseline(evaluator, name) for name in make_baseline_options(scenario)}
         results |= {name: evaluator.evaluate(name, str(commit)) for name, commit in commits.items()}
         seq = evaluator.corpus.seq
     counts = seq.count_events()
@@ -117,11 +117,11 @@ def _open_evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence
     setup = EvaluateSetup(
         tuple(metrics),
         scenario.evaluate.width,
-        next(iter(targets(scenario)), None),
-        baselines=baselines_of(scenario),
+        next(iter(get_targets(scenario)), None),
+        baselines=make_baseline_options(scenario),
         users=scenario.evaluate.most_users,
     )
-    evaluator = Evaluator(run_setup(scenario), setup)
+    evaluator = Evaluator(make_run_setup(scenario), setup)
     with tempfile.TemporaryDirectory() as results:
         evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results)
         yield evaluator
@@ -129,7 +129,7 @@ def _open_evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence
 
 def _evaluate_baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
     """Rank a baseline, which may be fitted in several calls."""
-    while "fitting" in (result := evaluator.baseline(name)):
+    while "fitting" in (result := evaluator.evaluate_baseline(name)):
         pass
     return result
 
@@ -139,9 +139,9 @@ def _load_other_data(
 ) -> dict[str, int]:
     """Evaluate on other events, and return how many were dropped because their items are unknown."""
     path = data / _INTERACTIONS if data.is_dir() else data
-    setup = data_setup(scenario, folder.path)
+    setup = make_data_setup(scenario, folder.path)
     interactions, _ = read_tables(str(path), None, setup.table_format)
-    interactions = setup.labelled(interactions)
+    interactions = setup.attach_labels(interactions)
     items = evaluator.corpus.items
     known = pc.is_in(
         interactions["item_id"].cast(pa.string()),
@@ -154,7 +154,7 @@ def _load_other_data(
         )
     column = left.column_names.index("item_id")
     left = left.set_column(column, "item_id", left["item_id"].cast(items["item_id"].type))
-    log = setup.compressed(left, items)
+    log = setup.compress_events(left, items)
     seq, there = build_sequences(
         left if log is None else log.events,
         items,
@@ -164,7 +164,7 @@ def _load_other_data(
         repeats=setup.repeats,
         strict=log is not None,
     )
-    evaluator.ask_about(_renumber_items(seq, there, evaluator.corpus))
+    evaluator.set_events(_renumber_items(seq, there, evaluator.corpus))
     return {"dropped_events": len(interactions) - len(left)}
 
 

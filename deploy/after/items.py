@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 
 from nonet.controller.record import RunFolder, find_run
 from nonet.controller.scenario import load_scenario
-from nonet.controller.setup import run_setup
+from nonet.controller.setup import make_run_setup
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import Corpus, Trie
 from nonet.models.tokenizer import KnownSids, compute_item_vectors
 from nonet.samples.sequences import Transitions
 from nonet.samples.tables import TableFormat, as_numbers, compute_keys, read_items
-from nonet.workers.roles import keep, write_sids
+from nonet.workers.roles import store_artifact, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 
@@ -62,7 +62,7 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
             "codebooks for new items; give them ids there and start a run with init: {from: RUN}"
         )
     artifacts = folder.find_artifacts()
-    corpus = run_setup(scenario).corpus(artifacts)
+    corpus = make_run_setup(scenario).open_corpus(artifacts)
     known, ids = corpus.items, corpus.item_id
     there = np.asarray(corpus.trie.leaf_of_item) >= 0
     table = (
@@ -84,7 +84,7 @@ def add_items(run: str, items_path: str | None, withdrawn_ids: Sequence[str] = (
             [seq.get_item_keys(np.arange(len(known))), compute_keys("item", as_numbers(table["item_id"]))]
         )
         tokens = KnownSids(key[: len(known)], corpus.sids, corpus.codes, f"run {folder.id}")
-        options = scenario.tokenizer.options()
+        options = scenario.tokenizer.get_options()
         vectors = compute_item_vectors(
             items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=beside
         )
@@ -125,13 +125,13 @@ def _write_artifacts(
     made = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
     if key is not None:
         before = Path(artifacts["sequences"])
-        made["sequences"] = keep(root, "sequences", lambda to: _copy_sequences(before, to, items, key))
-        made["sids"] = keep(root, "sids", lambda to: write_sids(to, sids))
+        made["sequences"] = store_artifact(root, "sequences", lambda to: _copy_sequences(before, to, items, key))
+        made["sids"] = store_artifact(root, "sids", lambda to: write_sids(to, sids))
         longer = _extend_transitions(corpus.transitions, len(items)) if "transitions" in artifacts else None
         if longer is not None:
-            made["transitions"] = keep(root, "transitions", longer.save)
+            made["transitions"] = store_artifact(root, "transitions", longer.save)
     trie = Trie.build(sids, corpus.codes, items=allowed)
-    made["catalogue"] = keep(root, "catalogue", trie.save)
+    made["catalogue"] = store_artifact(root, "catalogue", trie.save)
     return made
 
 

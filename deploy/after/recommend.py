@@ -18,7 +18,7 @@ import torch
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setup import baselines_of, run_setup
+from nonet.controller.setup import make_baseline_options, make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.baselines import BASELINES, Popularity, make_baseline
 from nonet.models.generation import Corpus, select_top_items
@@ -79,8 +79,8 @@ def recommend_for(
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     scenario, _ = load_scenario(folder.scenario)
-    corpus = run_setup(scenario).corpus(folder.find_artifacts())
-    setup = run_setup(scenario)
+    corpus = make_run_setup(scenario).open_corpus(folder.find_artifacts())
+    setup = make_run_setup(scenario)
     if user is not None:
         row, length, histories = _find_known_user(corpus, user)
         events = _read_events(corpus, user, row)
@@ -132,7 +132,7 @@ def _rank_items(
     history = gather_seen_items(histories.seq, users, positions)
     quick = {
         name: make_baseline(config, len(titles), seed=scenario.seed, history=scenario.data.history)
-        for name, config in baselines_of(scenario).items()
+        for name, config in make_baseline_options(scenario).items()
         if BASELINES.get(config["use"]).quick
     }
     scores = {
@@ -149,7 +149,7 @@ def _rank_items(
         name: select_top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
         for name, item_scores in scores.items()
     }
-    run = run_setup(scenario)
+    run = make_run_setup(scenario)
     for stage in scenario.stages:
         try:
             path = Checkpoints(folder.checkpoints).find_stage_end(stage)

@@ -18,7 +18,7 @@ from typing import Any
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
-from nonet.controller.scenario import holds, load_scenario, make_scenario, put, validation_rule, yaml
+from nonet.controller.scenario import is_above_floor, load_scenario, make_scenario, put_value, make_validation_rule, yaml
 from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
@@ -118,7 +118,7 @@ def _describe_kept_floors(curve: Mapping[str, Any]) -> str:
         f"{point['value']:g}"
         for point in curve["points"]
         if curve["reward"] in point["held_out"]
-        and holds(point["held_out"][curve["reward"]][1], point["value"])
+        and is_above_floor(point["held_out"][curve["reward"]][1], point["value"])
     ]
     return (
         f"floors held within 2 % for held-out users: {len(held)} of {len(curve['points'])}"
@@ -163,7 +163,7 @@ def _find_swept_reward(path: str, scenario: Any) -> tuple[str, str]:
         raise ConfigError(
             f"tradeoff: the run has no {'.'.join(parts[:4])}; it has {', '.join(known) or 'no rewards'}"
         )
-    if validation_rule(scenario, stage) is None:
+    if make_validation_rule(scenario, stage) is None:
         raise ConfigError(
             f"tradeoff: stages.{stage} is not validated; it needs data.split.valid, and best: other than last"
         )
@@ -183,14 +183,14 @@ def _make_point_scenario(
     whole["stages"] = {stage: whole["stages"][stage]}
     whole["init"] = dict(start)
     whole.pop("settings", None)
-    put(whole, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
-    put(whole, f"stages.{stage}.control", False, "tradeoff")  # --set may override all of these
-    put(whole, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
+    put_value(whole, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
+    put_value(whole, f"stages.{stage}.control", False, "tradeoff")  # --set may override all of these
+    put_value(whole, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
     for change in changes:
         path, _, text = change.partition("=")
-        put(whole, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
+        put_value(whole, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
     for path, value in values.items():
-        put(whole, path, value, "tradeoff")
+        put_value(whole, path, value, "tradeoff")
     return api.ScenarioFile(
         make_scenario(whole, scenario.name, PluginFiles(str(source.sources))), source.sources
     )
@@ -203,7 +203,7 @@ def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     users, and the metric before the stage.
     """
     scenario, _ = load_scenario(run.scenario)
-    rule, kept = validation_rule(scenario, stage), ValidationRecord(run, stage)
+    rule, kept = make_validation_rule(scenario, stage), ValidationRecord(run, stage)
     assert rule is not None
     assert kept.end is not None
     step = kept.end["best"]

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.setup import data_setup, joins, reward_options
+from nonet.controller.setup import make_data_setup, make_joins, list_reward_options
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
@@ -63,13 +63,13 @@ def try_reward(
         ConfigError: The reward or its options are wrong.
         DataError: The data cannot be used.
     """
-    seq, items = data_setup(source.scenario, source.folder).build()
+    seq, items = make_data_setup(source.scenario, source.folder).build()
     run = _UntrainedRun(seq, items)
     beams, times = _make_beams(run, users, source.scenario.seed)
     name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
     rewards: dict[str, Reward] = {name: _open_reward(name, use, Path.cwd(), options, run)}
     weights, left_out = {name: weight}, []
-    for _, other, each in reward_options(source.scenario):
+    for _, other, each in list_reward_options(source.scenario):
         if other == name or _resolve_target(each.use or other, source.folder) == _resolve_target(
             use, Path.cwd()
         ):
@@ -77,10 +77,10 @@ def try_reward(
             continue
         try:
             rewards[other] = _open_reward(other, each.use or other, source.folder, each.options(), run)
-            weights[other] = each.weight_at(0)
+            weights[other] = each.compute_weight(0)
         except NonetError as error:
             left_out.append((other, str(error)))
-    joined = StoreJoins(joins(source.scenario))
+    joined = StoreJoins(make_joins(source.scenario))
     columns = sorted({column for reward in rewards.values() for column in reward.columns})
     beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
     if looked_up := [each for each in columns if each in joined.names and each not in items.column_names]:
@@ -188,7 +188,7 @@ def _resolve_target(use: str, folder: Path) -> tuple[Path | str, str]:
 def _open_reward(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
     """Load a reward and open it on the data."""
     general = RewardOptions(**options)
-    reward = load_reward(use, folder, general.options(), name=name)
+    reward = load_reward(use, folder, general.get_options(), name=name)
     reward.timeout_s = general.timeout_s
     set_up(reward, name)
     reward.open(run)

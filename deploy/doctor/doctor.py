@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from nonet.controller.cluster import host_memory_bytes
-from nonet.controller.plan import gigabytes
+from nonet.controller.cluster import get_host_memory_bytes
+from nonet.controller.plan import format_bytes
 from nonet.embedding.tables import get_cache_folder
 from nonet.errors import ConfigError
 
@@ -174,10 +174,10 @@ def _check_compiler() -> MachineCheck:
 
 def _check_memory() -> Iterator[MachineCheck]:
     """Check memory, shared memory and the limit of open files."""
-    memory = host_memory_bytes()
+    memory = get_host_memory_bytes()
     small = memory < _MEMORY_BYTES
     yield MachineCheck(
-        "memory", WARNING if small else OK, gigabytes(memory), "runs may need more than 2 GB" if small else ""
+        "memory", WARNING if small else OK, format_bytes(memory), "runs may need more than 2 GB" if small else ""
     )
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -185,7 +185,7 @@ def _check_memory() -> Iterator[MachineCheck]:
         advice = (
             "Ray's object store falls back to disk; start the container with --shm-size=1g" if tight else ""
         )
-        yield MachineCheck("/dev/shm", WARNING if tight else OK, f"{gigabytes(free)} free", advice)
+        yield MachineCheck("/dev/shm", WARNING if tight else OK, f"{format_bytes(free)} free", advice)
     except OSError:
         yield MachineCheck("/dev/shm", WARNING, "does not exist", "Ray's object store falls back to disk")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -204,7 +204,7 @@ def _check_folders() -> Iterator[MachineCheck]:
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if os.access(there, os.W_OK | os.X_OK):
             yield MachineCheck(
-                f"{name} folder", OK, f"{folder}, {gigabytes(shutil.disk_usage(there).free)} free"
+                f"{name} folder", OK, f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free"
             )
         else:
             advice = (

@@ -174,8 +174,8 @@ def _build_scenario(
     name: str, place: Path, data: Mapping[str, Any], reward: Path, beside: Path
 ) -> tuple[str, list[str]]:
     """Build the scenario's text, and lines that describe its data: a table, warnings and memory."""
-    from nonet.controller.cluster import this_machine
-    from nonet.controller.plan import gigabytes
+    from nonet.controller.cluster import read_local_view
+    from nonet.controller.plan import format_bytes
     from nonet.deploy.run import ScenarioFile, planning
 
     items = str(beside / data["items"]) if "items" in data else None
@@ -186,10 +186,10 @@ def _build_scenario(
     source = ScenarioFile(scenario, beside)
     said = format_profile(profile).splitlines()
     said += [f"warning: {warning}" for warning in planning.check_scenario(source)]
-    made = source.plan(this_machine())
+    made = source.plan(read_local_view())
     memory = max((line.needed for line in made.ledger.lines), default=0)
     said.append(
-        f"the workers need about {gigabytes(memory)}, and Ray's own processes {gigabytes(_RAY_BYTES)} more; the run prints "
+        f"the workers need about {format_bytes(memory)}, and Ray's own processes {format_bytes(_RAY_BYTES)} more; the run prints "
         "the remaining time after its first steps"
     )
     return text, said

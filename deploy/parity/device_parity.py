@@ -18,7 +18,7 @@ import numpy as np
 
 from nonet.controller.record import Checkpoints, find_run
 from nonet.controller.scenario import Pool, Scenario
-from nonet.controller.setup import data_setup, run_setup, stage_setups
+from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
 from nonet.deploy.parity.compare import ParityResult, compare, get_limits
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
@@ -193,13 +193,13 @@ def _train_inputs(made: ScenarioFile, scratch: Path, steps: int) -> ParityInputs
     torch.set_num_threads(1)
     from nonet.workers.roles import EmbeddingShard, Tokeniser, Trainer
 
-    facts = Tokeniser().prepare(data_setup(made.scenario, made.folder), str(scratch))
+    facts = Tokeniser().prepare(make_data_setup(made.scenario, made.folder), str(scratch))
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-    setup = run_setup(made.scenario)
+    setup = make_run_setup(made.scenario)
     trainer, shard = Trainer(setup), EmbeddingShard(setup)
     trainer.place = Place(role="trainer", peers={"embedding": shard})
     trainer.open(folders)
-    stages = stage_setups(made.scenario, facts["data"]["users"], facts["data"]["trained_events"])
+    stages = make_stage_setups(made.scenario, facts["data"]["users"], facts["data"]["trained_events"])
     stage = next(iter(stages.values()))
     done = 0 if stage.rolls_out else min(steps, stage.steps)
     trainer.begin(stage)
@@ -235,7 +235,7 @@ def _run_sides(
             prompts.
     """
     trained = int((corpus.seq.split == TRAIN).sum())
-    stage = next(iter(stage_setups(scenario, len(corpus.seq), trained).values()))
+    stage = next(iter(make_stage_setups(scenario, len(corpus.seq), trained).values()))
     answers = []
     for side in sides:
         with _start_probe(scenario, side) as probe:
@@ -268,7 +268,7 @@ def _start_probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
         nodes = placement_group_table(spot)["bundles_to_node_id"].values()
         PoolEnvironment.from_options(env).check_interpreter(side.name, nodes)
         hosts = ActorGroup(
-            {"probe": RoleSpec(Probe, (run_setup(scenario), side.precision))},
+            {"probe": RoleSpec(Probe, (make_run_setup(scenario), side.precision))},
             name=f"probe of {side.name}",
             seat=WorkerResources(
                 device=side.pool.device,

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from nonet.controller.scenario.settings import repeats_text
+from nonet.controller.scenario.settings import describe_repeats
 from nonet.deploy.report import beyond, tables
 from nonet.deploy.report.charts import draw_forest_plot, draw_line_chart
 from nonet.deploy.report.curves import Curve
@@ -64,7 +64,7 @@ def render_page(
             for search in ("exhaustive", "beam")
         ],
         sampled=beyond.format_sampled_note(report),
-        repeats=repeats_text(report.get("data") or {}),
+        repeats=describe_repeats(report.get("data") or {}),
         forest=Markup(draw_forest_plot(shown)) if shown else "",
         differences=tables.build_difference_table(paired),
         lists=beyond.build_list_table(report),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from nonet.controller.scenario.settings import percent
+from nonet.controller.scenario.settings import format_percent
 from nonet.deploy.report.scores import (
     Difference,
     ScoreRow,
@@ -253,7 +253,7 @@ def _build_join_table(report: Report) -> ReportTable:
             reader,
             f"{counts['rows']:,}",
             f"{counts['found']:,}",
-            percent(counts["found"] / counts["rows"]) if counts["rows"] else "–",
+            format_percent(counts["found"] / counts["rows"]) if counts["rows"] else "–",
             f"{format_number(counts['seconds'], 1)} s",
         ]
         for name, readers in _get_part(report, "joins").items()
@@ -270,10 +270,10 @@ def _build_machine_table(report: Report) -> ReportTable:
     rows = [
         [
             name,
-            percent(stage["mfu"]),
+            format_percent(stage["mfu"]),
             f"{stage['flops_per_s'] / 1e9:,.3g} of {stage['matmul_flops_per_s'] / 1e9:,.3g}",
             f"{stage['tokens_per_s']:,.0f}" if stage["tokens_per_s"] else "–",
-            *(percent(stage["shares"].get(part, 0.0)) for part in parts),
+            *(format_percent(stage["shares"].get(part, 0.0)) for part in parts),
         ]
         for name, stage in stages.items()
     ]
@@ -326,8 +326,8 @@ def _build_size_table(report: Report) -> ReportTable:
     ]
     shares = _get_part(_get_part(data, "repeats"), "share")
     if isinstance(left_out := data.get("share_only_trained"), float):
-        rows.append(["users without a test event", percent(left_out)])
-    rows += [[f"{name} events of an item seen before", percent(share)] for name, share in shares.items()]
+        rows.append(["users without a test event", format_percent(left_out)])
+    rows += [[f"{name} events of an item seen before", format_percent(share)] for name, share in shares.items()]
     rows += [[f"version of {name}", str(version)] for name, version in _get_part(report, "versions").items()]
     return ReportTable(["", ""], rows, "Sizes and versions", narrow=True)
 

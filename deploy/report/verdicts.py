@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from nonet.controller.scenario.settings import duplicates_text, repeats_text, shared_codes_text
+from nonet.controller.scenario.settings import describe_duplicates, describe_repeats, describe_shared_codes
 from nonet.deploy.report.scores import (
     Difference,
     format_name,
@@ -249,13 +249,13 @@ def _describe_left_out(report: Mapping[str, Any]) -> list[Finding]:
 def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:
     """Describe properties of the data or of the semantic ids that limit what the scores mean."""
     data, tokenizer = report.get("data") or {}, report.get("tokenizer") or {}
-    texts = (duplicates_text(data), shared_codes_text(tokenizer, data.get("items", 0)))
+    texts = (describe_duplicates(data), describe_shared_codes(tokenizer, data.get("items", 0)))
     return [Finding(text, -1) for text in texts if text]
 
 
 def _describe_repeats(report: Mapping[str, Any]) -> list[Finding]:
     data = report.get("data") or {}
-    text = repeats_text(data)
+    text = describe_repeats(data)
     return [Finding(text, 0)] if text and any(data["repeats"]["share"].values()) else []
 
 

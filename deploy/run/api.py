@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonet.controller.cluster import ClusterView, this_machine
+from nonet.controller.cluster import ClusterView, read_local_view
 from nonet.controller.plan import Plan, plan
 from nonet.controller.record import RunFolder, create_run, describe_place, find_run, is_ray_job
-from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario, put, with_values
+from nonet.controller.scenario import Scenario, to_document, find_scenario, load_scenario, make_scenario, put_value, restore_values
 from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
@@ -42,7 +42,7 @@ class ScenarioFile:
             ConfigError: The key or the value is wrong.
         """
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
-        put(whole, path, value, f"set({path!r})")
+        put_value(whole, path, value, f"set({path!r})")
         chosen = whole.get("settings")
         if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
             whole["settings"] = {
@@ -52,11 +52,11 @@ class ScenarioFile:
 
     def plan(self, view: ClusterView | None = None) -> Plan:
         """Plan the run on a cluster view, by default this machine; the plan's `show()` returns its text."""
-        return plan(self.scenario, view or this_machine())
+        return plan(self.scenario, view or read_local_view())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the scenario as a dictionary without secret values."""
-        return document(self.scenario)
+        return to_document(self.scenario)
 
 
 def scenario(
@@ -72,7 +72,7 @@ def scenario(
     Raises:
         ConfigError: The scenario does not exist or is wrong.
     """
-    loaded, folder = load_scenario(find(source), changes, stored)
+    loaded, folder = load_scenario(find_scenario(source), changes, stored)
     return ScenarioFile(loaded, folder)
 
 
@@ -184,7 +184,7 @@ def resume(
     stored, _ = load_scenario(folder.scenario, changes)
     if scenario_file is not None:
         stored = stored.model_copy(update={"deadlines": scenario_file.scenario.deadlines})
-    loaded, taken = with_values(stored, scenario_file and scenario_file.scenario)
+    loaded, taken = restore_values(stored, scenario_file and scenario_file.scenario)
     with panel or Panel() as shown:
         if taken:
             shown.print_note(f"env.vars from this process's environment: {', '.join(taken)}")

@@ -22,7 +22,7 @@ from typing import Any
 from nonet.controller.groups import CONTROLLER, Heartbeat, read_orphan_timeout_s, reap, reap_run
 from nonet.controller.record import FolderLock, RunFolder, count_missing, lock_run, write_token
 from nonet.controller.scenario import Scenario
-from nonet.controller.setup import preflight, read_copies, settled
+from nonet.controller.setup import preflight, read_copies, resolve_sources
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import Panel
@@ -219,7 +219,7 @@ def start(
     timeout_s = read_orphan_timeout_s()
     warnings: list[str] = []
     if not resume:
-        scenario = settled(scenario)
+        scenario = resolve_sources(scenario)
         warnings = preflight.check(scenario, folder)
     check_ray_environment()
     there = run.path.exists()
@@ -258,7 +258,7 @@ def start_detached(
             "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
         )
     if not resume:
-        scenario = settled(scenario)
+        scenario = resolve_sources(scenario)
         preflight.check(scenario, folder)
     check_ray_environment()
     with lock_run(run):  # the controller claims the folder afterwards

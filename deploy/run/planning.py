@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.cluster import ClusterView, read_view, this_machine
-from nonet.controller.plan import Plan, feature_dims
+from nonet.controller.cluster import ClusterView, read_view, read_local_view
+from nonet.controller.plan import Plan, get_feature_dims
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
 
@@ -30,16 +30,16 @@ def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
         raise ConfigError("give --cluster (a file) or --address (a live Ray), not both")
     if address:
         return _read_live_view(address)
-    return read_view(cluster) if cluster else this_machine()
+    return read_view(cluster) if cluster else read_local_view()
 
 
 def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
     """Search placements of a scenario file and return them in order of rank, as text or JSON."""
-    from nonet.controller.search import search_dict, search_placements, search_text
+    from nonet.controller.search import make_search_records, search_placements, format_search
 
     check_scenario(source)
     search = search_placements(source.scenario, view)
-    return json.dumps(search_dict(search), indent=1) if as_json else search_text(search)
+    return json.dumps(make_search_records(search), indent=1) if as_json else format_search(search)
 
 
 def describe_plan(source: Any, made: Plan, as_json: bool) -> str:
@@ -47,7 +47,7 @@ def describe_plan(source: Any, made: Plan, as_json: bool) -> str:
     warnings = check_scenario(source)
     if as_json:
         return json.dumps(made.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
-    return "\n\n".join(filter(None, [made.text(), "\n".join(f"warning: {warning}" for warning in warnings)]))
+    return "\n\n".join(filter(None, [made.format_text(), "\n".join(f"warning: {warning}" for warning in warnings)]))
 
 
 def check_scenario(source: Any) -> list[str]:
@@ -80,14 +80,14 @@ def find_data_warnings(source: Any) -> list[str]:
 
     The list is empty if the tables are not files of this machine, or are larger than a plan should read.
     """
-    from nonet.controller.scenario.settings import data_warnings, profile_of
+    from nonet.controller.scenario.settings import list_data_warnings, read_data_profile
 
     data = source.scenario.data
     if not _has_tables_here(source):
         return []
-    profile = profile_of(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
+    profile = read_data_profile(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
     split = {"use": data.split.use, **data.split.options()}
-    return list(data_warnings(profile, split, feature_dims(source.scenario)))
+    return list(list_data_warnings(profile, split, get_feature_dims(source.scenario)))
 
 
 def _has_tables_here(source: Any) -> bool:

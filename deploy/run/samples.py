@@ -13,7 +13,7 @@ def explain_samples(scenario: Scenario) -> str:
     """Describe each stage's rows, their order and their readers."""
     data = scenario.data
     source = data.source.spec
-    plan = load_heavy(source.explain)(data.source.options(), scenario.seed, data.engine)
+    plan = load_heavy(source.explain)(data.source.get_options(), scenario.seed, data.engine)
     lines = [
         f"{scenario.name}: source {data.source.use}, seed {scenario.seed}",
         *(f"  {line}" for line in plan),

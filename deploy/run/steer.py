@@ -56,7 +56,7 @@ def attach(
 
     made = RewardOptions(use=use, weight=weight, **(options or {}))
     target = find_reward(use, Path.cwd(), name=name)
-    check_options(target, made.options(), name=name)
+    check_options(target, made.get_options(), name=name)
     title = name or _choose_name(use, target)
     if not _WORD.fullmatch(title):
         raise ConfigError(

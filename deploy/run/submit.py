@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.scenario import check_runnable, document, find, load_scenario
-from nonet.controller.setup import files_beside, named_files
+from nonet.controller.scenario import check_runnable, to_document, find_scenario, load_scenario
+from nonet.controller.setup import find_files_beside, list_named_files
 from nonet.errors import ConfigError, NonetError
 
 _POLL_S = 2.0
@@ -52,11 +52,11 @@ def submit_job(source: str, address: str, changes: list[str], wait: bool) -> int
     """
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    path = find(source)
+    path = find_scenario(source)
     scenario = load_scenario(path, changes)[0]
     check_runnable(scenario)
     named = sorted(
-        _find_named_files(document(scenario), path.parent) | _find_files_beside(scenario, path.parent)
+        _find_named_files(to_document(scenario), path.parent) | _find_files_beside(scenario, path.parent)
     )
     try:
         client = JobSubmissionClient(address)
@@ -174,7 +174,7 @@ def _find_files_beside(scenario: Any, folder: Path) -> set[Path]:
     """Return the files beside the user's own files that a scenario names."""
     root = folder.absolute()
     beside = [
-        other for use in named_files(scenario) if (root / use).is_file() for other in files_beside(root / use)
+        other for use in list_named_files(scenario) if (root / use).is_file() for other in find_files_beside(root / use)
     ]
     return {path for path in beside if path.is_relative_to(root)}
 

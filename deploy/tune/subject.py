@@ -21,15 +21,15 @@ from nonet.controller.scenario import (
     Scenario,
     check_runnable,
     check_validation,
-    document,
-    find,
+    to_document,
+    find_scenario,
     load_scenario,
     make_scenario,
-    put,
-    validation_rule,
+    put_value,
+    make_validation_rule,
     yaml,
 )
-from nonet.controller.setup import named_files, preflight, settled
+from nonet.controller.setup import list_named_files, preflight, resolve_sources
 from nonet.deploy.run import ScenarioFile
 from nonet.deploy.tune.space import METRIC, SearchSpace
 from nonet.errors import ConfigError
@@ -71,7 +71,7 @@ class TunedScenario:
         Raises:
             ConfigError: No stage is validated, or the metric is not measured.
         """
-        path = find(source)
+        path = find_scenario(source)
         scenario, folder = load_scenario(path, changes)
         if scenario.settings:
             whole = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
@@ -79,11 +79,11 @@ class TunedScenario:
             whole = yaml.read(path)
             for change in changes or ():
                 key, _, text = change.partition("=")
-                put(whole, key.strip(), yaml.parse(text), f"--set {key}")
-        if (start := settled(scenario).init) is not None:
+                put_value(whole, key.strip(), yaml.parse(text), f"--set {key}")
+        if (start := resolve_sources(scenario).init) is not None:
             whole["init"] = start.model_dump(by_alias=True, exclude_none=True)
         if metric is not None:
-            put(whole, _METRIC_KEY, metric, METRIC)
+            put_value(whole, _METRIC_KEY, metric, METRIC)
         subject = cls(whole, folder, str(source))
         try:
             check_validation(subject.build_scenario({}))
@@ -130,7 +130,7 @@ class TunedScenario:
         """The last supervised stage that is validated; None if there is none."""
         scenario = self.build_scenario({})
         stages = [name for name, body in scenario.stages.items() if body.kind.validates]
-        return next((name for name in reversed(stages) if validation_rule(scenario, name)), None)
+        return next((name for name in reversed(stages) if make_validation_rule(scenario, name)), None)
 
     @property
     def judged(self) -> str:
@@ -141,7 +141,7 @@ class TunedScenario:
     @cached_property
     def rule(self) -> Any:
         """How the judged stage is validated: the metric, and whether lower is better."""
-        return validation_rule(self.build_scenario({}), self.judged)
+        return make_validation_rule(self.build_scenario({}), self.judged)
 
     def read_score(self, run: RunFolder) -> float | None:
         """Return the best validation of the judged stage; None if no validation gave a finite number."""
@@ -181,21 +181,21 @@ class TunedScenario:
     def as_json(self) -> dict[str, Any]:
         """Return what identifies the scenario: its document without values of env.vars, and hashes of its own files."""
         scenario = self.build_scenario({})
-        files = [(self.folder / use).resolve() for use in named_files(scenario)]
+        files = [(self.folder / use).resolve() for use in list_named_files(scenario)]
         hashes = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
         }
-        return {"scenario": document(scenario), "files": hashes}
+        return {"scenario": to_document(scenario), "files": hashes}
 
     def to_yaml(self, values: Mapping[str, Any]) -> str:
         """Return the whole scenario with these values as YAML, with absolute paths so that it loads from any folder."""
-        return yaml.dump(_make_paths_absolute(document(self.build_scenario(values)), self.folder))
+        return yaml.dump(_make_paths_absolute(to_document(self.build_scenario(values)), self.folder))
 
     def _apply_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document with these values."""
         whole = deepcopy(self.document)
         for path, value in values.items():
-            put(whole, path, deepcopy(value), path)
+            put_value(whole, path, deepcopy(value), path)
             chosen = whole.get("settings")
             if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
                 whole["settings"] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import list_runs
-from nonet.controller.scenario import LIBRARY, find, load_scenario, shipped_names
-from nonet.controller.setup import reward_options
+from nonet.controller.scenario import LIBRARY, find_scenario, load_scenario, list_shipped_scenarios
+from nonet.controller.setup import list_reward_options
 from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
@@ -23,7 +23,7 @@ def describe_scenarios() -> list[dict[str, str]]:
             "name": name,
             "about": (LIBRARY / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].lstrip("# "),
         }
-        for name in shipped_names()
+        for name in list_shipped_scenarios()
     ]
 
 
@@ -54,13 +54,13 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
     Raises:
         ConfigError: A file exists already; nothing is overwritten.
     """
-    origin = find(source)
+    origin = find_scenario(source)
     if target.suffix not in (".yaml", ".yml"):
         target = target / f"{origin.stem}.yaml"
     scenario, folder = load_scenario(origin)
     named = {
         str(options.use).split(":", 1)[0]
-        for _, _, options in reward_options(scenario)
+        for _, _, options in list_reward_options(scenario)
         if options.use and ".py" in str(options.use)
     }
     pairs = [

@@ -147,11 +147,11 @@ def _make_question_builder(run: str) -> Callable[[str, int], Any] | None:
             return None
     except ConfigError:
         return None  # the command itself reports the error
-    from nonet.controller.scenario import joined_features
+    from nonet.controller.scenario import list_joined_features
     from nonet.deploy.serving.features import RequestFeatures, ServedRun
 
     opened = ServedRun.open(run)
-    if joined_features(opened.scenario):
+    if list_joined_features(opened.scenario):
         return None  # such a run is not served
     features, withdrawn = RequestFeatures.from_run(opened, posts=False), opened.registry.serving.withdrawn
     return lambda user, top: features.make_list_question(user, None, top, withdrawn=withdrawn).question

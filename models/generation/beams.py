@@ -91,14 +91,14 @@ class SubCatalogue:
     def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
         """Return a mask [D]: whether `count_D` leaves are all that the prompts may get below the nodes of a level."""
         which_D = self._get_sub_catalogue_index(prompts, node_D.device)[user_D]
-        closed_D = self._count_excluded_CN(level, node_D.device)[which_D, node_D].long()
+        closed_D = self._count_excluded(level, node_D.device)[which_D, node_D].long()
         return count_D == self._trie.count_leaves(level, node_D) - closed_D
 
     def mask_dead_nodes(self, level: int, node_UVK: Tensor) -> Tensor:
         """Return a mask of the nodes of a level that lead to no item that their prompt may get."""
         key = level, str(node_UVK.device)
         if key not in self._dead:
-            closed_CN = self._count_excluded_CN(level, node_UVK.device)
+            closed_CN = self._count_excluded(level, node_UVK.device)
             every_N = torch.arange(closed_CN.shape[1], device=node_UVK.device)
             below = self._trie.count_leaves(level, every_N)
             self._dead[key] = closed_CN if level == self._trie.levels else closed_CN == below
@@ -114,7 +114,7 @@ class SubCatalogue:
         }
         return self._allowed_CI.nbytes + sum(kept.values())
 
-    def _count_excluded_CN(self, level: int, device: Any) -> Tensor:
+    def _count_excluded(self, level: int, device: Any) -> Tensor:
         """Count the excluded leaves below each node of a level; at the leaf level, return the mask of excluded leaves."""
         key = level, str(device)
         if key not in self._closed:

@@ -12,11 +12,11 @@ from nonet.controller import pipeline
 from nonet.controller.pipeline import Pipeline, make_evaluation_notes
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.worker_setup import baselines_of
+from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.deadlines import DEFAULTS
 
 SCENARIO = load_scenario("quickstart", ["stages={pretrain: {epochs: 1}, finetune: {epochs: 1}}"])[0]
-BASELINES = list(baselines_of(SCENARIO))
+BASELINES = list(make_baseline_options(SCENARIO))
 
 
 class Future:

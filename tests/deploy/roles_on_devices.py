@@ -47,8 +47,8 @@ def main(folder: Path) -> None:
     import torch_npu  # before the first backward: autograd makes its queues once
 
     from nonet.controller.scenario.scenario import load_scenario
-    from nonet.controller.setup.run_files import data_setup
-    from nonet.controller.setup.worker_setup import run_setup, stage_setups
+    from nonet.controller.setup.run_files import make_data_setup
+    from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
     from nonet.deploy.parity.compare import compare, get_limits
     from nonet.models.baselines import Popularity
     from nonet.models.generation.corpus import Corpus
@@ -60,11 +60,11 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     scenario, beside = load_scenario(folder / "ring.yaml")
-    facts = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
+    facts = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     setup, stage = (
-        run_setup(scenario),
-        stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])["pretrain"],
+        make_run_setup(scenario),
+        make_stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])["pretrain"],
     )
     files = {
         device: trained(setup, stage, folders, device, folder / device[:3]) for device in ("cpu", "npu:0")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.setup.worker_setup import baselines_of
+from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.errors import ConfigError, DataError
 from nonet.models.baselines import rehearse
 from nonet.models.baselines.base import BASELINES, make_baseline
@@ -50,7 +50,7 @@ def scenario(folder, *baselines):
 
 def test_a_class_of_a_file_is_a_baseline_whose_arguments_are_keys(folder):
     own = {"use": "mine.py:Nearest", "neighbours": 7}
-    chosen = baselines_of(scenario(folder, "popularity", own, {"use": "sasrec", "name": "slow", "trials": 2}))
+    chosen = make_baseline_options(scenario(folder, "popularity", own, {"use": "sasrec", "name": "slow", "trials": 2}))
     assert list(chosen) == ["popularity", "Nearest", "slow"]
     assert chosen["Nearest"] == {"use": f"{folder / 'mine.py'}:Nearest", "neighbours": 7}
     assert chosen["slow"]["trials"] == 2
@@ -61,7 +61,7 @@ def test_a_class_of_a_file_is_a_baseline_whose_arguments_are_keys(folder):
 
 def test_by_default_a_model_says_its_baselines(folder):
     body = {"name": "a", "data": {"interactions": "i"}, "stages": {"pretrain": {"epochs": 1}}}
-    assert list(baselines_of(make_scenario(body))) == ["popularity", "transition_counter"]
+    assert list(make_baseline_options(make_scenario(body))) == ["popularity", "transition_counter"]
 
 
 @pytest.mark.parametrize(

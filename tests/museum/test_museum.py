@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
-from nonet.controller.setup import run_setup, stage_setups
+from nonet.controller.setup import make_run_setup, make_stage_setups
 from nonet.deploy.after import compare_runs, evaluate_run, recommend_for
 from nonet.deploy.report import format_summary, write_report
 from nonet.deploy.run import api
@@ -123,8 +123,8 @@ def test_a_run_that_was_stopped_inside_rl_trains_on_from_its_checkpoint(museum):
     assert (manifest.stage, manifest.last) == ("rl", False)
     scenario, _ = load_scenario(folder.scenario)
     facts = folder.read_facts()
-    run, data = run_setup(scenario), facts["data"]
-    stages = stage_setups(scenario, data["users"], data["trained_events"])
+    run, data = make_run_setup(scenario), facts["data"]
+    stages = make_stage_setups(scenario, data["users"], data["trained_events"])
     shard, trainer, rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
     trainer.place = Place(role="trainer", peers={"embedding": shard})
     rollout.place = Place(role="rollout", peers={"trainer": trainer, "embedding": shard})

@@ -68,7 +68,7 @@ class Rank:
             return
         where = Path(self.ask["folder"]) / "store.json"
         if self.rank == 0:
-            found = self.trainer.host_gang()
+            found = self.trainer.open_rendezvous()
             where.with_suffix(".tmp").write_text(json.dumps(found))
             where.with_suffix(".tmp").rename(where)
         until = time.monotonic() + WAIT_S
@@ -86,7 +86,7 @@ class Rank:
             if what == "train" and self.trainer:
                 found["records"] += [{k: v for k, v in r.items() if k not in MEASURED} for r in answer]
             if self.shard:
-                found["counts"].append(self.shard.counts())
+                found["counts"].append(self.shard.pop_counts())
         return found
 
     def begin(self, stage):
@@ -112,9 +112,9 @@ class Rank:
 
 def _material(ask):
     from nonet.controller.scenario.scenario import load_scenario
-    from nonet.controller.scenario.table_options import ttl_steps
-    from nonet.controller.setup.run_files import data_setup
-    from nonet.controller.setup.worker_setup import run_setup, stage_setups
+    from nonet.controller.scenario.table_options import compute_ttl_steps
+    from nonet.controller.setup.run_files import make_data_setup
+    from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
     from nonet.workers.roles.click.tokenizer import ClickTokeniser
     from nonet.workers.roles.click.trainer import ClickTrainer
     from nonet.workers.roles.tokenizer import Tokeniser
@@ -124,12 +124,12 @@ def _material(ask):
     kept = Path(ask["data"]) / "facts.json"
     if not kept.exists():
         tokeniser = ClickTokeniser() if clicks else Tokeniser()
-        kept.write_text(json.dumps(tokeniser.prepare(data_setup(scenario, beside), ask["data"])))
+        kept.write_text(json.dumps(tokeniser.prepare(make_data_setup(scenario, beside), ask["data"])))
     facts = json.loads(kept.read_text())
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-    stages = stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])
-    ttl = ttl_steps(scenario, facts["data"], {name: stage.steps for name, stage in stages.items()})
-    return run_setup(scenario), stages, folders, ttl, ClickTrainer if clicks else None
+    stages = make_stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])
+    ttl = compute_ttl_steps(scenario, facts["data"], {name: stage.steps for name, stage in stages.items()})
+    return make_run_setup(scenario), stages, folders, ttl, ClickTrainer if clicks else None
 
 
 def _play(ask, rank, material):

@@ -10,8 +10,8 @@ import torch
 from tests_ring import make_ring, write_tables
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import data_setup
-from nonet.controller.setup.worker_setup import run_setup, stage_setups
+from nonet.controller.setup.run_files import make_data_setup
+from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.embedding.reading.reader import make_update
 from nonet.models.generation.corpus import Corpus
 from nonet.workers.engines import MEASURED
@@ -34,7 +34,7 @@ class Ring:
         if sizes:
             write_tables(folder, **sizes)
         loaded, beside = load_scenario(self.scenario)
-        self.facts = Tokeniser().prepare(data_setup(loaded, beside, known), str(folder))
+        self.facts = Tokeniser().prepare(make_data_setup(loaded, beside, known), str(folder))
         self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
 
     def known(self) -> KnownRun:
@@ -55,8 +55,8 @@ class World:
     def __init__(self, ring: Ring, changes: tuple[str, ...] = ()):
         scenario, _ = load_scenario(ring.scenario, list(changes))
         data = ring.facts["data"]
-        self.run = run_setup(scenario)
-        self.stages = stage_setups(scenario, data["users"], data["trained_events"])
+        self.run = make_run_setup(scenario)
+        self.stages = make_stage_setups(scenario, data["users"], data["trained_events"])
         self.shard, self.trainer, self.rollout = (
             EmbeddingShard(self.run),
             Trainer(self.run),

@@ -15,8 +15,8 @@ from .settings import UpdateRequest as UpdateRequest
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser
-from .tokenizer import facts_of as facts_of  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tokenizer import keep as keep
-from .tokenizer import sequences_of as sequences_of  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tokenizer import describe_data as describe_data  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tokenizer import store_artifact as store_artifact
+from .tokenizer import make_sequences as make_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tokenizer import write_sids as write_sids
 from .trainer import Trainer as Trainer

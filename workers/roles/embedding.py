@@ -41,7 +41,7 @@ class EmbeddingShard(DistributeWorker):
     """One shard of every sparse table of the run."""
 
     def __init__(self, run: RunSetup):
-        self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
+        self.specs, self._tiers, self._deadlines = run.make_table_specs(), run.tiers, run.deadlines
         self._seed, self._wire, self._member = run.seed, run.wire, Membership(0, 1)
         self._tables: ShardedTables | None = None
         self._counters: TableCounters | None = None
@@ -65,11 +65,11 @@ class EmbeddingShard(DistributeWorker):
     def sparse(self) -> ShardedTables:
         """The shard's part of the sharded tables; all rows until it joins a process group."""
         if self._tables is None:
-            self._hold(ShardedTables(self.specs, seed=self._seed, make=self._made))
+            self._set_tables(ShardedTables(self.specs, seed=self._seed, make=self._make_table))
         assert self._tables is not None
         return self._tables
 
-    def enter(self, layout: RankLayout, member: Membership) -> None:
+    def set_layout(self, layout: RankLayout, member: Membership) -> None:
         """Create the tables for a rank layout. A fused trainer calls this with its own membership."""
         group = member.world_group
         world = ShardedTables(
@@ -78,10 +78,10 @@ class EmbeddingShard(DistributeWorker):
             layout=layout,
             group=group,
             wire=self._wire,
-            make=self._made,
+            make=self._make_table,
             local=True,
         )
-        self._hold(world)
+        self._set_tables(world)
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
@@ -93,7 +93,7 @@ class EmbeddingShard(DistributeWorker):
     def join_process_group(self, rendezvous: Rendezvous) -> None:
         """Join the process group as a shard in a process of its own."""
         self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
-        self.enter(
+        self.set_layout(
             RankLayout.separate(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
             self._member,
         )
@@ -104,12 +104,12 @@ class EmbeddingShard(DistributeWorker):
         return self.sparse.serve()
 
     @method()
-    def rows(self) -> dict[str, int]:
+    def count_rows(self) -> dict[str, int]:
         """Return the number of rows of each table that this shard holds."""
         return {name: len(table) for name, table in self.sparse.tables.items()}
 
     @method()
-    def counts(self) -> dict[str, dict[str, int]]:
+    def pop_counts(self) -> dict[str, dict[str, int]]:
         """Return the counters of each table since the last call (`TableCounters`)."""
         self._counters = self._counters or TableCounters(self.sparse.tables)
         return self._counters.take()
@@ -123,14 +123,14 @@ class EmbeddingShard(DistributeWorker):
             wait: Whether to wait until the files are written.
 
         Returns:
-            The result of `saved`.
+            The result of `poll_save`.
         """
         self._saving = save(self.sparse, Path(folder))
         self._forget_deletes()
-        return self.saved(wait)
+        return self.poll_save(wait)
 
     @method(while_offloaded=True)
-    def saved(self, wait: bool = False) -> Written | None:
+    def poll_save(self, wait: bool = False) -> Written | None:
         """Return the files that the last save wrote; None if it is still running and `wait` is false.
 
         Raises the error of a save that failed.
@@ -143,10 +143,10 @@ class EmbeddingShard(DistributeWorker):
         world = self.sparse
         self._end_publishing()
         load(world, Path(folder))
-        self._hold(world)
+        self._set_tables(world)
 
     @method()
-    def replica_bytes(self) -> int:
+    def count_replica_bytes(self) -> int:
         """Return the bytes of keys and rows that a replica of this shard's tables holds."""
         return sum(len(table) * (8 + 4 * table.dim) for table in self.sparse.tables.values())
 
@@ -173,7 +173,7 @@ class EmbeddingShard(DistributeWorker):
         return [update]
 
     @method()
-    def sent(self) -> dict[str, dict[str, int]]:
+    def get_update_counts(self) -> dict[str, dict[str, int]]:
         """Return the number of full and delta updates for replicas and their bytes. Only rank 0 counts updates."""
         return {kind: dict(counts) for kind, counts in self._sent.items()}
 
@@ -222,7 +222,7 @@ class EmbeddingShard(DistributeWorker):
         for table in self.sparse.tables.values():
             table.deleted.forget(table.step if oldest is None else min(oldest, table.step))
 
-    def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
+    def _make_table(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
         """Create a table, in tiers if the scenario has settings for them."""
         if name not in self._tiers:
             return make_table(name, spec, seed)
@@ -231,7 +231,7 @@ class EmbeddingShard(DistributeWorker):
         tiers = TierSettings.from_settings(spec, options, claim(self.device) if wants_device else HOST)
         return TieredTable.from_host(make_table(name, spec, seed), tiers)
 
-    def _hold(self, world: ShardedTables) -> None:
+    def _set_tables(self, world: ShardedTables) -> None:
         """Replace the sharded tables, and reset counters and published versions."""
         self._end_publishing()
         self._tables, self._counters, self._steps = world, TableCounters(world.tables), {}

@@ -117,7 +117,7 @@ class StageLearner:
             f"stage {self.stage.name!r} learns from batches: call train(start, stop), not update"
         )
 
-    def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+    def list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         """Return functions that write the stage's current state into a checkpoint folder."""
         return []
 

@@ -67,16 +67,16 @@ class MemoryFit:
     device: str
 
     @torch.no_grad()
-    def set(self) -> None:
+    def fit_model(self) -> None:
         """Fit the memory's weights (l, b, c), and m if the nearest items vote, and store them in the model.
 
         Without validation events the weights keep their values.
         """
-        held = self._held()
+        held = self._collect_held_out_votes()
         if not self.member.sum_over_trainers(float(len(held.target)))[0]:
             return
         found = {
-            share: self._fitted(held.mix_nearest(share))
+            share: self._fit_share(held.mix_nearest(share))
             for share in (SHARES if self.voters.nearest else (0.0,))
         }
         share = max(found, key=lambda share: found[share][0])
@@ -84,34 +84,34 @@ class MemoryFit:
         weights = (*found[share][1], share)[: len(buffer)]
         buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
 
-    def _fitted(self, held: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:
+    def _fit_share(self, held: HeldOutVotes) -> tuple[float, tuple[float, float, float]]:
         """Return the largest log-likelihood and the weights that reach it."""
-        weights = fit(lambda candidates: self._summed(held, candidates))
-        return float(self._summed(held, [weights])[0]), weights
+        weights = fit(lambda candidates: self._sum_likelihood(held, candidates))
+        return float(self._sum_likelihood(held, [weights])[0]), weights
 
-    def _summed(self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
+    def _sum_likelihood(self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
         """Compute the log-likelihood of each candidate, summed over all ranks."""
         return np.array(self.member.sum_over_trainers(*held.compute_likelihood(candidates).tolist()))
 
-    def _held(self) -> HeldOutVotes:
+    def _collect_held_out_votes(self) -> HeldOutVotes:
         """Compute the votes for this rank's share of the events."""
-        users, positions = self._events()
+        users, positions = self._select_events()
         mine = slice(*split_evenly(len(users), self.member.world)[self.member.rank])
         users, positions = users[mine], positions[mine]
         parts = split_by_size(np.ones(len(users), np.int64), _CHUNK)
         share = StepShare(
-            [self._prompts(users[p], positions[p]) for p in parts], self.run.features, self.device
+            [self._bind_batch(users[p], positions[p]) for p in parts], self.run.features, self.device
         )
         rows = share.pull_frozen_rows(self.sparse)
         self.sparse.stop()
         self.model.eval()
         answers = [
-            self._answer(users[part], positions[part], chunk.batch, chunk.spread(rows))
+            self._compute_held_out_votes(users[part], positions[part], chunk.batch, chunk.spread(rows))
             for part, chunk in zip(parts, share, strict=True)
         ]
         return HeldOutVotes.joined(answers)
 
-    def _events(self) -> tuple[np.ndarray, np.ndarray]:
+    def _select_events(self) -> tuple[np.ndarray, np.ndarray]:
         """Select the validation events whose item can be recommended, as users and positions."""
         seq = self.corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
@@ -120,7 +120,7 @@ class MemoryFit:
         drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MOST])
         return users[drawn], positions[drawn]
 
-    def _prompts(self, users: np.ndarray, positions: np.ndarray) -> Any:
+    def _bind_batch(self, users: np.ndarray, positions: np.ndarray) -> Any:
         """Return a function that makes the batch of these prompts."""
         return partial(
             make_prompt_batch,
@@ -132,7 +132,7 @@ class MemoryFit:
             stage="memory",
         )
 
-    def _answer(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> HeldOutVotes:
+    def _compute_held_out_votes(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> HeldOutVotes:
         """Compute the model's and the voters' log-probabilities of the targets and votes of a batch."""
         trie, votes = (
             self.corpus.trie,

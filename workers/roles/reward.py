@@ -3,7 +3,7 @@
 The worker joins the columns that the reward needs, from the item table and from stores (`data.join`) as of each prompt's time, so
 that neither rollout nor controller has to know them. It imports torch only if the reward does. A prompt whose scores are NaN or
 have the wrong shape, or whose call was late or raised an exception, gets a row of NaN and is listed by
-`troubles`; a strict call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a name, by which
+`list_failures`; a strict call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a name, by which
 its failures are queried. A reward that is async or `concurrent` is called for several groups at once; any other reward is called
 for one group after another.
 """
@@ -70,11 +70,11 @@ class RewardWorker(DistributeWorker):
 
     def setup(self) -> None:
         """Load the reward and call its `setup`."""
-        self._attempts = RewardCalls(self._made, self.name, self._timeout_s)
+        self._attempts = RewardCalls(self._make_reward, self.name, self._timeout_s)
         if self.reward.concurrent or inspect.iscoroutinefunction(self.reward.score):
             self._turn = nullcontext()
 
-    def _made(self) -> Reward:
+    def _make_reward(self) -> Reward:
         """Load the reward, set it up, and open it if the run's data are known."""
         reward = load_reward(self._use, Path(self._folder), self._options, name=self.name)
         reward.device, reward.timeout_s = self.device, self._timeout_s
@@ -117,26 +117,26 @@ class RewardWorker(DistributeWorker):
         Args:
             rollouts: This rank's share of the prompts, as encoded by `to_wire`.
             strict: Whether a prompt without a score raises DataError.
-            call: Name of this call for `troubles`.
+            call: Name of this call for `list_failures`.
 
         Returns:
             Scores [U, W] float32; 0 where there is no beam, NaN in rows without a score.
         """
-        beams = self._beams(rollouts)
+        beams = self._join_columns(rollouts)
         with self._turn:
             scores, troubles = self._attempts.score(beams)
         if strict and troubles:
             raise DataError(troubles[0].why)
-        self._note(call, troubles)
+        self._record_failures(call, troubles)
         return scores
 
     @method(scores=Shard, idempotent=True)
-    def troubles(self, scores: np.ndarray, call: str = "") -> list[PromptFailure]:
+    def list_failures(self, scores: np.ndarray, call: str = "") -> list[PromptFailure]:
         """Return the failures of a call, one per row without a score. `scores` is only an argument to wait for the call."""
         return self._troubles.get(call, [])
 
     @method(idempotent=True)
-    def hung(self) -> bool:
+    def is_hung(self) -> bool:
         """Return whether a call of the reward that exceeded its time limit may still run in this process."""
         return self._attempts.hung
 
@@ -149,19 +149,19 @@ class RewardWorker(DistributeWorker):
         Args:
             rollouts: All prompts of the call that left rows without a score.
             rows: Rows for this rank.
-            call: Name of the call for `troubles`.
+            call: Name of the call for `list_failures`.
             budget_s: Time limit of all attempts together.
 
         Returns:
             Scores [n, W] float32 of these rows, NaN without a score.
         """
-        prompts = [self._beams(slice_rows(rollouts, row, row + 1)) for row in rows]
+        prompts = [self._join_columns(slice_rows(rollouts, row, row + 1)) for row in rows]
         with self._turn:
             scores, troubles = self._attempts.score_one_by_one(prompts, budget_s)
-        self._note(call, troubles)
+        self._record_failures(call, troubles)
         return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
 
-    def _note(self, call: str, troubles: list[PromptFailure]) -> None:
+    def _record_failures(self, call: str, troubles: list[PromptFailure]) -> None:
         """Store the failures of a call and discard those of old calls."""
         with self._shared:
             self._troubles[call] = troubles
@@ -169,7 +169,7 @@ class RewardWorker(DistributeWorker):
                 self._troubles.pop(next(iter(self._troubles)))
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
-    def patched(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
+    def patch_scores(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
         """Replace the rows of this rank that were scored again.
 
         Args:
@@ -186,7 +186,7 @@ class RewardWorker(DistributeWorker):
         return out
 
     @method(collect="concat", rollouts=Shard, idempotent=True)
-    def nothing(self, rollouts: Mapping[str, Any], call: str = "") -> np.ndarray:
+    def make_blank_scores(self, rollouts: Mapping[str, Any], call: str = "") -> np.ndarray:
         """Return NaN scores [U, W] for a share whose rank did not answer, and record a failure for each prompt."""
         beams = from_wire(rollouts)
         why = f"reward {self.name!r} did not answer, and its process was stopped"
@@ -194,10 +194,10 @@ class RewardWorker(DistributeWorker):
             PromptFailure(row, str(beams.uid[row]), str(beams.user_id[row]), why)
             for row in range(len(beams.uid))
         ]
-        self._note(call, troubles)
+        self._record_failures(call, troubles)
         return np.full(beams.valid.shape, np.nan, np.float32)
 
-    def _beams(self, rollouts: Mapping[str, Any]) -> Rollouts:
+    def _join_columns(self, rollouts: Mapping[str, Any]) -> Rollouts:
         """Decode rollouts and join the columns that the reward needs."""
         beams = join(from_wire(rollouts), self._columns)
         if self._joined:
@@ -208,6 +208,6 @@ class RewardWorker(DistributeWorker):
         return beams
 
     @method(collect="concat", scores=Shard, idempotent=True)
-    def means(self, scores: np.ndarray) -> np.ndarray:
+    def compute_means(self, scores: np.ndarray) -> np.ndarray:
         """Compute the mean score [U] of each prompt from scores [U, W]; NaN without a score."""
         return np.asarray(scores, np.float64).mean(1)

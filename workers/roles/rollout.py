@@ -65,25 +65,25 @@ class Rollout(DistributeWorker):
     def open(self, folders: Mapping[str, str]) -> None:
         """Open the artifacts, and share a fused trainer's model and rows or build a model that `apply` fills."""
         trainer, shard = self.place.peers.get("trainer"), self.place.peers.get("embedding")
-        corpus = self._corpus = trainer.corpus if trainer else self.run.corpus(folders)
+        corpus = self._corpus = trainer.corpus if trainer else self.run.open_corpus(folders)
         model = (
             trainer.model
             if trainer
-            else build_model(self.run.model, corpus.codes, self.run.feature_dims(), self.run.seed).to(
+            else build_model(self.run.model, corpus.codes, self.run.get_feature_dims(), self.run.seed).to(
                 claim(self.device)
             )
         )
         if shard is not None and shard.sparse.layout.world == 1:
             self._replica, self._reader = None, LocalReader(shard.sparse.tables)
         else:
-            self._replica = self._reader = ReplicaReader(self.run.specs())
+            self._replica = self._reader = ReplicaReader(self.run.make_table_specs())
         self._recommender = Recommender(
             model,
             self._reader,
             dict(self.run.features),
             corpus,
             self.run.history,
-            self.run.voters(corpus),
+            self.run.make_voters(corpus),
         )
         self._incoming = IncomingWeights(model)
 
@@ -116,22 +116,22 @@ class Rollout(DistributeWorker):
         Raises:
             StaleVersion: Weights are missing. The previous version stays in use.
         """
-        absent = self._newly_absent()
+        absent = self._count_newly_absent()
         if dense:
             self._incoming.swap(version)
         self._version = -1  # Valid only after the rows are loaded too.
-        if sparse is not None and (copies := self._copies()) is not None:
+        if sparse is not None and (copies := self._ensure_replica()) is not None:
             copies.apply(join_updates(sparse))
         if slices is not None:
             self._read_by_key(
                 PublishedVersion(
-                    version, slices, [partial(_ask, host, self.run.deadlines.step) for host in shards]
+                    version, slices, [partial(_read_shard_rows, host, self.run.deadlines.step) for host in shards]
                 )
             )
         self._version = version
         return absent
 
-    def _newly_absent(self) -> int:
+    def _count_newly_absent(self) -> int:
         """Return the number of positions that read the default row since the last call."""
         reader = self._recommender.reader
         now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
@@ -150,7 +150,7 @@ class Rollout(DistributeWorker):
         return self._prompts[1].get_step_prompts(step)
 
     @method(collect="first")
-    def heldout_prompts(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def draw_held_out_prompts(self, max_prompts: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return RL events of the users that RL never trains on, as users and positions; rewards are compared on them.
 
         Args:
@@ -158,16 +158,16 @@ class Rollout(DistributeWorker):
                 all.
         """
         seq = self._corpus.seq
-        users, positions = locate_prompts(seq, find_rl_events(seq, np.isin(seq.user, self._held_out())))
-        return self._drawn(users, positions, most, "probe")
+        users, positions = locate_prompts(seq, find_rl_events(seq, np.isin(seq.user, self._select_held_out_users())))
+        return self._draw_prompts(users, positions, max_prompts, "probe")
 
     @method(collect="first", users=Replicate, positions=Replicate)
-    def scene_of(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def find_scenes(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the scene of each prompt of a stage, [U]."""
-        return self._scenes(stage, locate_events(self._corpus.seq, users, positions))[0]
+        return self._select_scene_catalogues(stage, locate_events(self._corpus.seq, users, positions))[0]
 
     @method(collect="first")
-    def validation_prompts(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_validation_prompts(self, max_prompts: int) -> tuple[np.ndarray, np.ndarray]:
         """Return validation events as prompts (users and positions).
 
         Args:
@@ -175,21 +175,21 @@ class Rollout(DistributeWorker):
         """
         seq = self._corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
-        return self._drawn(users, positions, most, "validation reward")
+        return self._draw_prompts(users, positions, max_prompts, "validation reward")
 
-    def _drawn(
-        self, users: np.ndarray, positions: np.ndarray, most: int | None, word: str
+    def _draw_prompts(
+        self, users: np.ndarray, positions: np.ndarray, max_prompts: int | None, word: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw at most `most` of the prompts with the run's seed and a word."""
-        if most is None or len(users) <= most:
+        if max_prompts is None or len(users) <= max_prompts:
             return users, positions
-        drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:most])
+        drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:max_prompts])
         return users[drawn], positions[drawn]
 
     @method(collect="first")
-    def probes(self) -> int:
+    def count_held_out_prompts(self) -> int:
         """Return the number of prompts of users that RL never trains on."""
-        return len(self.heldout_prompts()[0])
+        return len(self.draw_held_out_prompts()[0])
 
     @method(collect="concat", users=Shard, positions=Shard, request=Replicate)
     def generate(self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest) -> dict[str, Any]:
@@ -283,7 +283,7 @@ class Rollout(DistributeWorker):
         )
 
     @method(collect="concat", lists=Shard)
-    def places(self, lists: Mapping[str, Any]) -> np.ndarray:
+    def find_target_ranks(self, lists: Mapping[str, Any]) -> np.ndarray:
         """Return the rank of each user's target in their list, [U] int64 from 0; `MISSED` if it is not in the list."""
         corpus = self._corpus
         taken = corpus.seq.item[locate_events(corpus.seq, lists["user"], lists["position"])]
@@ -322,15 +322,15 @@ class Rollout(DistributeWorker):
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, request.stage)
         events = locate_events(corpus.seq, users, positions)
-        scene, within = self._scenes(request.stage, events)
-        with lowered(request.draw.get("precision", "fp32"), self._recommender.device):
-            beams, drawn = self._beams(batch, users, positions, request, within)
+        scene, within = self._select_scene_catalogues(request.stage, events)
+        with use_precision(request.draw.get("precision", "fp32"), self._recommender.device):
+            beams, drawn = self._generate_beams(batch, users, positions, request, within)
         item = beams.item.numpy()
         history = gather_seen_items(corpus.seq, users, positions)
         rollouts = Rollouts(
             uid=np.array(batch.uid, dtype=np.str_),
             user_id=np.asarray(corpus.seq.user_id[users]),
-            item_id=_original(corpus.item_id, item),
+            item_id=_map_to_item_ids(corpus.item_id, item),
             item=item,
             sid=beams.sid.numpy().astype(np.int32),
             logp=beams.logp.numpy(),
@@ -346,19 +346,19 @@ class Rollout(DistributeWorker):
         asked = {"user": np.asarray(users), "position": np.asarray(positions)}
         return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
 
-    def _scenes(self, stage: str, events: np.ndarray) -> tuple[np.ndarray, SubCatalogue | None]:
+    def _select_scene_catalogues(self, stage: str, events: np.ndarray) -> tuple[np.ndarray, SubCatalogue | None]:
         """Return the scene [U] of each prompt, and the sub-catalogues of the prompts; None if all have the whole catalogue."""
         setup = self.run.scenes.get(stage)
         if setup is None:
             return np.zeros(len(events), np.int64), None
-        scene = setup.of(self._corpus.seq, events)
+        scene = setup.find_scenes(self._corpus.seq, events)
         if stage not in self._within:
-            allowed_CI = setup.allowed(self._corpus.items)
+            allowed_CI = setup.find_allowed_items(self._corpus.items)
             self._within[stage] = None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
         within = self._within[stage]
         return scene, None if within is None else within.select_prompts(scene)
 
-    def _beams(
+    def _generate_beams(
         self,
         batch: SampleBatch,
         users: np.ndarray,
@@ -384,7 +384,7 @@ class Rollout(DistributeWorker):
         """Return the tensors of the model, which is the trainer's if both roles are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 
-    def _copies(self) -> ReplicaReader | None:
+    def _ensure_replica(self) -> ReplicaReader | None:
         """Return the replica of the tables held here; None if rows are shared.
 
         If rows were read by key until now, the replica is new and empty.
@@ -392,8 +392,8 @@ class Rollout(DistributeWorker):
         reader = self._recommender.reader
         if isinstance(reader, RemoteReader):
             reader.close()
-            self._replica = ReplicaReader(self.run.specs())
-            self._read_through(self._replica)
+            self._replica = ReplicaReader(self.run.make_table_specs())
+            self._set_reader(self._replica)
         return self._replica
 
     def _read_by_key(self, published: PublishedVersion) -> None:
@@ -403,29 +403,29 @@ class Rollout(DistributeWorker):
             self._recommender.reader.refresh()
             return
         self._replica = None  # The tables are too large for a replica.
-        self._read_through(
-            RemoteReader(self.run.specs(), lambda: self._published, timeout_s=self.run.deadlines.step)
+        self._set_reader(
+            RemoteReader(self.run.make_table_specs(), lambda: self._published, timeout_s=self.run.deadlines.step)
         )
 
-    def _read_through(self, reader: ReplicaReader | RemoteReader) -> None:
+    def _set_reader(self, reader: ReplicaReader | RemoteReader) -> None:
         """Replace the reader and reset its counter of absent keys."""
         self._recommender.reader, self._absent = reader, 0
 
-    def _held_out(self) -> np.ndarray:
+    def _select_held_out_users(self) -> np.ndarray:
         """Return the users that RL never trains on."""
         if self._kept_out is None:
             self._kept_out = select_held_out_users(self._corpus.seq, self.run.seed)
         return self._kept_out
 
 
-def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+def use_precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return the autocast context of a rollout: bf16 for matrix products, or fp32 for everything."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
+def _read_shard_rows(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
     """Read rows at a version from the actor of a shard."""
     try:
         return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
@@ -433,7 +433,7 @@ def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int
         raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 
 
-def _original(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
+def _map_to_item_ids(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Return the original ids of dense item indices; -1 or "" where there is no item."""
     none = "" if item_id.dtype.kind == "U" else -1
     return np.where(item >= 0, item_id[np.maximum(item, 0)], none)

@@ -42,7 +42,7 @@ class SceneSetup:
     catalogue: tuple[str | None, ...]
     weights: tuple[Mapping[str, float], ...]
 
-    def of(self, seq: Any, events: np.ndarray) -> np.ndarray:
+    def find_scenes(self, seq: Any, events: np.ndarray) -> np.ndarray:
         """Return the scene of each event, [n] int64; `len(names)` for events without a named scene.
 
         Raises:
@@ -65,7 +65,7 @@ class SceneSetup:
             scene[values == value] = index
         return scene
 
-    def weights_of(self, reward: str, weight: float, scene: np.ndarray) -> np.ndarray:
+    def get_weights(self, reward: str, default_weight: float, scene: np.ndarray) -> np.ndarray:
         """Return the weight of a reward for each scene number, [n] float64.
 
         Args:
@@ -73,10 +73,10 @@ class SceneSetup:
             weight: Weight in scenes that define none.
             scene: Scene numbers [n].
         """
-        each = np.array([*(own.get(reward, weight) for own in self.weights), weight], np.float64)
+        each = np.array([*(own.get(reward, default_weight) for own in self.weights), default_weight], np.float64)
         return each[scene]
 
-    def allowed(self, items: Any) -> np.ndarray | None:
+    def find_allowed_items(self, items: Any) -> np.ndarray | None:
         """Return the mask of the items in each scene's catalogue [C, I]; None if every scene has all items.
 
         Raises:
@@ -84,7 +84,7 @@ class SceneSetup:
         """
         if not any(self.catalogue):
             return None
-        rows = [_allowed(items, text) for text in self.catalogue]
+        rows = [_match_items(items, text) for text in self.catalogue]
         for text, row in zip(self.catalogue, rows, strict=True):
             if not row.any():
                 raise ConfigError(
@@ -93,7 +93,7 @@ class SceneSetup:
         return np.stack(rows)
 
 
-def _allowed(items: Any, text: str | None) -> np.ndarray:
+def _match_items(items: Any, text: str | None) -> np.ndarray:
     """Return the mask [I] of the items that fulfil a condition, or whose column of this name is true or greater than 0."""
     from nonet.samples.tables import match_rows
 
@@ -147,7 +147,7 @@ class RunSetup:
     weights: Mapping[str, Any] = field(default_factory=dict)
     scenes: Mapping[str, SceneSetup] = field(default_factory=dict)
 
-    def corpus(self, folders: Mapping[str, str]) -> Corpus:
+    def open_corpus(self, folders: Mapping[str, str]) -> Corpus:
         """Open the artifacts of the run and attach the stores that are joined to them."""
         from nonet.models.generation import Corpus
         from nonet.samples.stores import StoreJoins
@@ -155,13 +155,13 @@ class RunSetup:
         corpus = Corpus.load(folders).attach_store(self.stored)
         return corpus.attach_joins(StoreJoins(self.joins)) if self.joins else corpus
 
-    def specs(self) -> dict[str, Any]:
+    def make_table_specs(self) -> dict[str, Any]:
         """Return the `TableSpec` of each sparse table."""
         from nonet.embedding.tables import TableSpec
 
         return {name: TableSpec(**spec) for name, spec in self.tables.items()}
 
-    def voters(self, corpus: Any) -> Any:
+    def make_voters(self, corpus: Any) -> Any:
         """Create the voters of the memory over a corpus; None without a memory."""
         from nonet.models.generation import VoteOptions, Voters
 
@@ -169,7 +169,7 @@ class RunSetup:
             return None
         return Voters(corpus.transitions, corpus.trie, VoteOptions(**self.memory))
 
-    def feature_dims(self) -> dict[str, int]:
+    def get_feature_dims(self) -> dict[str, int]:
         """Return the width of each sparse feature's rows."""
         return {feature: self.tables[table]["dim"] for feature, table in self.features.items()}
 
@@ -211,7 +211,7 @@ class LearningRate:
     warmup: float = 0.05
     decay: str = "cosine"
 
-    def at(self, step: int, steps: int) -> float:
+    def compute_rate(self, step: int, steps: int) -> float:
         """Return the learning rate of a step in [0, steps)."""
         warm = max(1, round(self.warmup * steps))
         if step < warm:

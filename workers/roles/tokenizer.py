@@ -80,13 +80,13 @@ class KnownRun:
     sids: str | None
     codes: tuple[int, ...]
 
-    def tokens(self) -> KnownSids | None:
+    def load_sids(self) -> KnownSids | None:
         """Load the semantic ids that its items keep; None for a click model."""
         if self.sids is None:
             return None
         return KnownSids.load(Path(self.sequences), Path(self.sids), self.codes, f"run {self.run}")
 
-    def counts(self, seq: Sequences) -> dict[str, int]:
+    def count_known(self, seq: Sequences) -> dict[str, int]:
         """Count the users and items of other sequences, and how many of them the run knows."""
         users, items = load_user_keys(Path(self.sequences)), load_item_keys(Path(self.sequences))
         assert items is not None  # Checked when the scenario was read.
@@ -149,7 +149,7 @@ class DataSetup:
         """Column names and missing texts with which the tables are read."""
         return TableFormat(dict(self.columns), self.missing)
 
-    def on_disk(self) -> bool:
+    def is_prepared_on_disk(self) -> bool:
         """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than five million events."""
         if self.compress is not None or self.labels is not None:
             return False
@@ -157,8 +157,8 @@ class DataSetup:
             return self.prepare == "disk"
         return count_rows(self.interactions, "interactions") > MEMORY_EVENTS
 
-    def prepared(
-        self, root: Path, tell: Callable[[PreparationReport], None] | None = None
+    def prepare_on_disk(
+        self, root: Path, report_progress: Callable[[PreparationReport], None] | None = None
     ) -> PreparedSequences:
         """Prepare the sequences on disk, with memory that does not grow with the events.
 
@@ -180,7 +180,7 @@ class DataSetup:
             self.repeats,
             self.missing,
         )
-        return prepare_sequences(options, root, report_progress=tell)
+        return prepare_sequences(options, root, report_progress=report_progress)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables, and return the sequences and their items.
@@ -188,13 +188,13 @@ class DataSetup:
         Raises:
             DataError: The data cannot be used.
         """
-        return self.built()[:2]
+        return self.build_with_log()[:2]
 
-    def built(self) -> tuple[Sequences, pa.Table, CompressedLog | None]:
+    def build_with_log(self) -> tuple[Sequences, pa.Table, CompressedLog | None]:
         """Return the result of `build`, and the compressed log; None without compression."""
         interactions, items = read_tables(self.interactions, self.items, self.table_format)
-        interactions = self.labelled(interactions)
-        log = self.compressed(interactions, items)
+        interactions = self.attach_labels(interactions)
+        log = self.compress_events(interactions, items)
         interactions = interactions if log is None else log.events
         return *build_sequences(
             interactions,
@@ -207,7 +207,7 @@ class DataSetup:
             strict=self.compress is not None,
         ), log
 
-    def labelled(self, interactions: pa.Table) -> pa.Table:
+    def attach_labels(self, interactions: pa.Table) -> pa.Table:
         """Add the column of the labels to checked interactions, if the setup has labels."""
         if self.labels is None:
             return interactions
@@ -218,7 +218,7 @@ class DataSetup:
             self.labels,
         )
 
-    def compressed(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
+    def compress_events(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
         """Compress the checked interactions that `where` keeps; None without compression."""
         if self.compress is None:
             return None
@@ -228,7 +228,7 @@ class DataSetup:
             )
         return compress_log(interactions, *self.compress, items)
 
-    def sampled(self) -> tuple[pa.Table, pa.Schema]:
+    def sample_tables(self) -> tuple[pa.Table, pa.Schema]:
         """Read one row group of checked interactions, and the columns of the items without rows, for checks before a run.
 
         Raises:
@@ -239,7 +239,7 @@ class DataSetup:
             self.interactions, self.items, self.table_format, (self.where, *self.targets.values())
         )
 
-    def count(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
+    def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
         """Write the transitions between training events.
 
         Args:
@@ -267,45 +267,45 @@ class Tokeniser(DistributeWorker):
             run_folder: Folder of the run.
 
         Returns:
-            "artifacts": {kind: {kind, path, sha256}}, "tokenizer": its report, and the result of `facts_of`; empty on
+            "artifacts": {kind: {kind, path, sha256}}, "tokenizer": its report, and the result of `describe_data`; empty on
             other ranks.
         """
         if self.rank:
             return {}
         try:
-            return self._artifacts(data, run_folder)
+            return self._write_artifacts(data, run_folder)
         finally:  # The process continues as the evaluator.
             get_device(HOST).release()
 
-    def _artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
+    def _write_artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
         """Create and write all artifacts (`prepare`)."""
         from nonet.models.generation import Trie
         from nonet.models.tokenizer import tokenise
 
         root = Path(run_folder) / "artifacts"
-        seq, items, sequences = sequences_of(data, root)
-        known = data.known and data.known.tokens()
+        seq, items, sequences = make_sequences(data, root)
+        known = data.known and data.known.load_sids()
         tokens = tokenise(
             items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder), known=known
         )
         trie = Trie.build(tokens.sids, tokens.codes)
         written = {
             "sequences": sequences,
-            "sids": keep(root, "sids", lambda folder: write_sids(folder, tokens.sids)),
-            "catalogue": keep(root, "catalogue", trie.save),
-            "transitions": keep(root, "transitions", lambda folder: data.count(folder, seq, len(items))),
+            "sids": store_artifact(root, "sids", lambda folder: write_sids(folder, tokens.sids)),
+            "catalogue": store_artifact(root, "catalogue", trie.save),
+            "transitions": store_artifact(root, "transitions", lambda folder: data.count_transitions(folder, seq, len(items))),
         }
-        facts = facts_of(seq, items, data)
+        facts = describe_data(seq, items, data)
         if data.stored is not None:
             folders = {kind: artifact["path"] for kind, artifact in written.items()}
             facts["data"]["stored"] = data.stored.write(seq, folders)
-        facts["data"]["repeats"] = _repeats(seq, data)
+        facts["data"]["repeats"] = _describe_repeats(seq, data)
         if data.compress is not None:
             facts["data"]["compressed"] = json.loads((root / COMPRESSED).read_bytes())
         return {"artifacts": written, "tokenizer": tokens.report, **facts}
 
 
-def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
+def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
     """Create the sequences and their items, and write them as an artifact under root.
 
     While sequences are prepared on disk, the progress is in root/preparing.json.
@@ -316,35 +316,35 @@ def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict
     Raises:
         DataError: The data cannot be used.
     """
-    if not data.on_disk():
-        seq, items, log = data.built()
+    if not data.is_prepared_on_disk():
+        seq, items, log = data.build_with_log()
         if log is not None:
-            keep(
+            store_artifact(
                 root,
                 "repeats",
                 lambda folder: pq.write_table(log.repeats, folder / "repeats.parquet", compression="zstd"),
             )
             write_whole(root / COMPRESSED, json.dumps(log.measure_savings()).encode())
-        return seq, items, keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))
+        return seq, items, store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items))
     root.mkdir(parents=True, exist_ok=True)
     told = root / PREPARING
 
-    def tell(report: PreparationReport) -> None:
+    def report_progress(report: PreparationReport) -> None:
         write_whole(told, json.dumps({"text": report.format_line(), "rows": report.rows}).encode())
 
     try:
-        prepared = data.prepared(root, tell)
+        prepared = data.prepare_on_disk(root, report_progress)
     finally:
         told.unlink(missing_ok=True)
     artifact = {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}
     facts = {"seconds": prepared.seconds, "cpu_s": prepared.cpu_s}
     write_whole(root / PREPARED, json.dumps(facts).encode())
     seq, items = prepared.open()
-    _check(seq, data)
+    _check_splits(seq, data)
     return seq, items, artifact
 
 
-def _check(seq: Sequences, data: DataSetup) -> None:
+def _check_splits(seq: Sequences, data: DataSetup) -> None:
     """Check sequences that were prepared on disk, as the driver checks data that it can read whole.
 
     Raises:
@@ -364,7 +364,7 @@ def _check(seq: Sequences, data: DataSetup) -> None:
             )
 
 
-def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]:
+def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]:
     """Describe the data.
 
     Returns:
@@ -384,10 +384,10 @@ def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]
         "dropped": list(seq.dropped),
         "notice": get_licence_notice(data.interactions) or "",
     }
-    return {"data": facts} | ({"init": data.known.counts(seq)} if data.known else {})
+    return {"data": facts} | ({"init": data.known.count_known(seq)} if data.known else {})
 
 
-def _repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
+def _describe_repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
     """Return the policy for repeats, its origin (data or scenario), and the share of repeats among each split's events."""
     chosen_by = "data" if data.repeats is None else "scenario"
     return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
@@ -407,7 +407,7 @@ def write_sids(folder: Path, sids: np.ndarray) -> None:
     )
 
 
-def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
+def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
     """Write an artifact to a temporary folder and rename it to <kind>-<sha8>; equal contents share a folder.
 
     `replace_file` is not used, because the name is the hash of what was written and a folder with that name is already complete.
@@ -424,7 +424,7 @@ def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
     aside.mkdir(parents=True)
     write(aside)
     files = {
-        str(path.relative_to(aside)): _sha256(path) for path in sorted(aside.rglob("*")) if path.is_file()
+        str(path.relative_to(aside)): _hash_file(path) for path in sorted(aside.rglob("*")) if path.is_file()
     }
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     final = root / f"{kind}-{digest[:8]}"
@@ -435,7 +435,7 @@ def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
     return {"kind": kind, "path": str(final), "sha256": digest}
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()

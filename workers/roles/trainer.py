@@ -66,9 +66,9 @@ class Trainer(DistributeWorker):
             "parameters": number of dense parameters, "buckets": number of buckets of the weights, and "notes" for the user, if
             any.
         """
-        self.corpus = self.run.corpus(folders)
-        model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
-        return self._built(model)
+        self.corpus = self.run.open_corpus(folders)
+        model = build_model(self.run.model, self.corpus.codes, self.run.get_feature_dims(), self.run.seed)
+        return self._build_engine(model)
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
@@ -78,7 +78,7 @@ class Trainer(DistributeWorker):
         self.run = replace(self.run, tables=tables)
 
     @method(collect="first")
-    def host_gang(self) -> tuple[str, int]:
+    def open_rendezvous(self) -> tuple[str, int]:
         """Open a rendezvous store on rank 0 and return its host and port."""
         if self.rank:
             return "", 0
@@ -104,7 +104,7 @@ class Trainer(DistributeWorker):
             self._engine.change_process_group(self._member)
         if rendezvous.shards:
             self._sparse = ShardedTables(
-                self._specs(),
+                self._make_table_specs(),
                 seed=self.run.seed,
                 layout=RankLayout.separate(self.rank, rendezvous.trainers, rendezvous.shards),
                 group=self._member.world_group,
@@ -112,7 +112,7 @@ class Trainer(DistributeWorker):
                 local=True,
             )
         else:
-            self._shard.enter(RankLayout.fused(self.rank, rendezvous.trainers), self._member)
+            self._shard.set_layout(RankLayout.fused(self.rank, rendezvous.trainers), self._member)
 
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
@@ -128,7 +128,7 @@ class Trainer(DistributeWorker):
         Returns:
             One record per step (`SupervisedLearner.train`).
         """
-        return self.learner_of(stage).train(start, stop)
+        return self.get_learner(stage).train(start, stop)
 
     @method(collect="first", request=Replicate, beams=Shard, scores=Shard)
     def update(
@@ -146,10 +146,10 @@ class Trainer(DistributeWorker):
             groups without what their user took next), prompts, exact entropy and kl_exact of a few prompts, the mean score per
             beam of each reward as `reward.<name>`, their weighted sum as `reward`, lr, norm and seconds.
         """
-        return self.learner_of(request.stage).update(request, beams, scores)
+        return self.get_learner(request.stage).update(request, beams, scores)
 
     @method(collect="sum", beams=Shard, while_offloaded=True)
-    def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
+    def count_hits(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Return the number of prompts whose target is among their beams, and the number of prompts, [2] float64."""
         seq = self.corpus.seq
         target = seq.item[locate_events(seq, beams["user"], beams["position"])]
@@ -159,12 +159,12 @@ class Trainer(DistributeWorker):
     @method()
     def fit_memory(self) -> None:
         """Fit the memory's weights to validation events. All ranks must call this."""
-        context = self._context()
+        context = self._make_context()
         if context.voters is not None:
             context.read_items()
             MemoryFit(
                 self.run, self.corpus, self.model, self.sparse, self._member, context.voters, self.device
-            ).set()
+            ).fit_model()
             self.corpus.release_pages()
 
     @method(collect="first", shards=Replicate)
@@ -183,7 +183,7 @@ class Trainer(DistributeWorker):
         return self.sparse.slices.version
 
     @method(collect="first")
-    def weights(self, bucket: int, version: int = 0, base: int | None = None) -> np.ndarray:
+    def export_weights(self, bucket: int, version: int = 0, base: int | None = None) -> np.ndarray:
         """Return one bucket of the dense weights as bytes [B] from rank 0; empty on other ranks.
 
         Args:
@@ -209,30 +209,30 @@ class Trainer(DistributeWorker):
             wait: Whether to wait until the files are written.
 
         Returns:
-            The result of `saved`.
+            The result of `poll_save`.
         """
         saving = SaveOptions(not wait, self.run.weights.get("shard", SHARD_BYTES))
-        top, parts = Path(folder), self._parts(saving)
+        top, parts = Path(folder), self._list_checkpoint_parts(saving)
         self._saving = BackgroundWrite(
             top, "dense weights", lambda: seal_files(top, [path for write in parts for path in write(top)])
         )
-        return self.saved(wait)
+        return self.poll_save(wait)
 
     @method(while_offloaded=True)
-    def saved(self, wait: bool = False) -> Written | None:
+    def poll_save(self, wait: bool = False) -> Written | None:
         """Return the files that the last save wrote; None if it is still running and `wait` is false.
 
         Raises the error of a save that failed.
         """
         return self._saving.poll_result(wait, self.run.deadlines.save)
 
-    def _parts(self, saving: SaveOptions) -> list[Callable[[Path], list[Path]]]:
+    def _list_checkpoint_parts(self, saving: SaveOptions) -> list[Callable[[Path], list[Path]]]:
         """Return functions that write this rank's parts into a checkpoint folder and return the paths that they wrote."""
         dense = self.dense.snapshot(saving)
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self.rank == 0 and (sha256 := getattr(self.model, "base_sha256", None)) is not None:
             parts.append(partial(write_base, sha256))
-        return parts + (self._learner.checkpoint_parts(saving) if self._learner is not None else [])
+        return parts + (self._learner.list_checkpoint_parts(saving) if self._learner is not None else [])
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
@@ -265,7 +265,7 @@ class Trainer(DistributeWorker):
         """Leave the process group."""
         leave_process_group(self._member)
 
-    def _built(self, model: torch.nn.Module) -> dict[str, Any]:
+    def _build_engine(self, model: torch.nn.Module) -> dict[str, Any]:
         """Create the engine of a model and the buckets in which its weights are published, and return the facts of `open`."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
@@ -303,15 +303,15 @@ class Trainer(DistributeWorker):
     def _shard(self) -> EmbeddingShard:
         return self.place.peers["embedding"]
 
-    def _specs(self) -> dict[str, Any]:
-        return self.run.specs()
+    def _make_table_specs(self) -> dict[str, Any]:
+        return self.run.make_table_specs()
 
     def _restart_optimizer(self, stage: StageSetup) -> None:
         """Create the optimizer that the stage names, with empty state."""
         self.dense.learning = parse_optimizer_settings(stage.optimizer)
         self.dense.restart()
 
-    def learner_of(self, stage: StageSetup) -> StageLearner:
+    def get_learner(self, stage: StageSetup) -> StageLearner:
         """Return the learner of the current stage; it is created if necessary."""
         if self._learner is None or self._learner.stage != stage:
             self._learner = self._make_learner(stage)
@@ -319,9 +319,9 @@ class Trainer(DistributeWorker):
 
     def _make_learner(self, stage: StageSetup) -> StageLearner:
         """Create the learner that the stage names, or the model's where it names none."""
-        return load_heavy(stage.learner)(self._context(), stage)
+        return load_heavy(stage.learner)(self._make_context(), stage)
 
-    def _context(self) -> LearnerContext:
+    def _make_context(self) -> LearnerContext:
         """Create the context of a learner."""
         return LearnerContext(
             run=self.run,
@@ -338,4 +338,4 @@ class Trainer(DistributeWorker):
 
     @cached_property
     def _voters(self) -> Voters | None:
-        return self.run.voters(self.corpus)
+        return self.run.make_voters(self.corpus)

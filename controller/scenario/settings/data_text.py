@@ -12,7 +12,7 @@ from nonet.samples.sequences import ALLOW
 _LEAST_SHARING, _MANY_SHARING = 10, 0.1
 
 
-def repeats_text(data: Mapping[str, Any]) -> str:
+def describe_repeats(data: Mapping[str, Any]) -> str:
     """Return a sentence on whether seen items are recommended again, and on how many events that affects.
 
     Args:
@@ -29,18 +29,18 @@ def repeats_text(data: Mapping[str, Any]) -> str:
     test, train = (repeats["share"].get(name, 0.0) for name in ("test", "train"))
     if repeats["policy"] == ALLOW:
         return (
-            f"Seen items may be recommended again ({how}): {percent(test)} of the test events return to one, "
-            f"{percent(train)} of the training events."
+            f"Seen items may be recommended again ({how}): {format_percent(test)} of the test events return to one, "
+            f"{format_percent(train)} of the training events."
         )
     missed = (
-        f"{percent(test)} of the test events return to one and are missed by every model"
+        f"{format_percent(test)} of the test events return to one and are missed by every model"
         if test
         else "no test event returns to one"
     )
     return f"Seen items are not recommended again ({how}); {missed}."
 
 
-def duplicates_text(data: Mapping[str, Any]) -> str:
+def describe_duplicates(data: Mapping[str, Any]) -> str:
     """Return a sentence on the duplicates among a run's events.
 
     Args:
@@ -60,7 +60,7 @@ def duplicates_text(data: Mapping[str, Any]) -> str:
     )
 
 
-def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
+def describe_shared_codes(tokenizer: Mapping[str, Any], items: int) -> str:
     """Return a sentence on the largest group of items with the same codes.
 
     Args:
@@ -74,12 +74,12 @@ def shared_codes_text(tokenizer: Mapping[str, Any], items: int) -> str:
     if largest < max(_LEAST_SHARING, _MANY_SHARING * items):
         return ""
     return (
-        f"{largest:,} of {items:,} items ({percent(largest / items)}) share the same codes and differ in the collision "
+        f"{largest:,} of {items:,} items ({format_percent(largest / items)}) share the same codes and differ in the collision "
         "level alone, which says nothing about them: name tokenizer.vectors that tell these items apart, or raise "
         "tokenizer.levels or tokenizer.codes."
     )
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Format a share as a percentage; a share above 0 is never shown as 0."""
     return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"

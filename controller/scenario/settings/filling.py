@@ -24,7 +24,7 @@ Document = dict[str, Any]
 Put = Callable[[Document, str, Any], None]
 
 
-class Stages(NamedTuple):
+class StageSummary(NamedTuple):
     """The part of a scenario's stages that the rule depends on.
 
     Attributes:
@@ -36,7 +36,7 @@ class Stages(NamedTuple):
     rolls_out: bool
 
 
-def fill(document: Document, folder: Path, stages: Stages, put: Put) -> dict[str, str]:
+def fill_settings(document: Document, folder: Path, stages: StageSummary, put: Put) -> dict[str, str]:
     """Add every derived key that the document lacks.
 
     Args:
@@ -52,46 +52,46 @@ def fill(document: Document, folder: Path, stages: Stages, put: Put) -> dict[str
         DataError: The tables cannot be read, or contain nothing to learn from.
     """
     data: Document = document["data"]
-    keep = _part(data, "keep")
-    profile = profile_of(data, folder, keep or {})
-    least = 3 if _part(data, "split") is None else 2
-    _check(profile, least)
+    keep = _get_part(data, "keep")
+    profile = read_data_profile(data, folder, keep or {})
+    least = 3 if _get_part(data, "split") is None else 2
+    _check_profile(profile, least)
     reasons: dict[str, str] = {}
 
     def add(setting: Setting) -> None:
-        if not _says(document, setting.path):
+        if not _has_value(document, setting.path):
             put(document, setting.path, setting.value)
             reasons[setting.path] = setting.reason
 
     if keep is None:
         setting = choose_keep(profile)
         add(setting)
-        profile = profile_of(data, folder, setting.value)
-        _check(profile, least)
-    split = _part(data, "split")
+        profile = read_data_profile(data, folder, setting.value)
+        _check_profile(profile, least)
+    split = _get_part(data, "split")
     if split is None:
         setting = choose_split(profile, stages.rolls_out)
         add(setting)
         split = cast("Document", setting.value)
-    evaluate = _part(document, "evaluate") or {}
-    all_rows = _holds_all_items(_part(document, "sparse") or {})
+    evaluate = _get_part(document, "evaluate") or {}
+    all_rows = _has_all_items(_get_part(document, "sparse") or {})
     for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics"), all_rows):
         add(setting)
     return reasons
 
 
-def _holds_all_items(sparse: Document) -> bool:
+def _has_all_items(sparse: Document) -> bool:
     """Return whether the scenario's tables have a row for every item, or the rule derives the tables."""
-    tables = _part(sparse, "tables")
+    tables = _get_part(sparse, "tables")
     if tables is None:
         return True
-    named = {name: _part(tables, name) or {} for name in tables}
+    named = {name: _get_part(tables, name) or {} for name in tables}
     of_items = [table for name, table in named.items() if "item" in (table.get("features") or [name])]
     return any(not {"admit", "evict", "budget"} & set(table) for table in of_items)
 
 
-def take_from(document: Document, stored: Mapping[str, Any], put: Put) -> dict[str, str]:
-    """Add derived keys as `fill` does, with the values in the stored document of a run.
+def take_stored_settings(document: Document, stored: Mapping[str, Any], put: Put) -> dict[str, str]:
+    """Add derived keys as `fill_settings` does, with the values in the stored document of a run.
 
     Args:
         document: The document, changed in place.
@@ -103,13 +103,13 @@ def take_from(document: Document, stored: Mapping[str, Any], put: Put) -> dict[s
     """
     reasons: dict[str, str] = {}
     for path, reason in stored["settings"].items():
-        if not _says(document, path):
-            put(document, path, _at(stored, path))
+        if not _has_value(document, path):
+            put(document, path, _get_value(stored, path))
             reasons[path] = reason
     return reasons
 
 
-def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:
+def read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:
     """Read the tables that a document's `data` names, and return their profile.
 
     Args:
@@ -118,15 +118,15 @@ def profile_of(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -
         keep: The keys of `data.keep`.
     """
     return read_profile(
-        _beside(folder, data["interactions"]),
-        _beside(folder, data["items"]) if data.get("items") else None,
+        _resolve_path(folder, data["interactions"]),
+        _resolve_path(folder, data["items"]) if data.get("items") else None,
         TableFormat.from_options(data.get("columns"), data.get("missing")),
         where=data.get("where"),
         keep=keep,
     )
 
 
-def _check(profile: DataProfile, least: int) -> None:
+def _check_profile(profile: DataProfile, least: int) -> None:
     """Raise DataError if there is nothing to learn from and to test; a user must have `least` events for that."""
     most = profile.get_length_quantile(1.0)
     if most < least:
@@ -142,7 +142,7 @@ def _check(profile: DataProfile, least: int) -> None:
         )
 
 
-def _says(document: Mapping[str, Any], path: str) -> bool:
+def _has_value(document: Mapping[str, Any], path: str) -> bool:
     """Return whether a document has a value at a path, or on the way to it a value without keys."""
     *parents, last = path.split(".")
     place: Any = document
@@ -157,7 +157,7 @@ def _says(document: Mapping[str, Any], path: str) -> bool:
     return place.get(last) is not None
 
 
-def _at(document: Mapping[str, Any], path: str) -> Any:
+def _get_value(document: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path of a document."""
     value: Any = document
     for part in path.split("."):
@@ -165,7 +165,7 @@ def _at(document: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _part(document: Mapping[str, Any], name: str) -> Document | None:
+def _get_part(document: Mapping[str, Any], name: str) -> Document | None:
     """Return the keys under a name; a word becomes `{use: word}`, and None means that the name is missing."""
     value = document.get(name)
     if value is not None and not _is_map(value):
@@ -177,7 +177,7 @@ def _is_map(value: object) -> TypeGuard[Document]:
     return isinstance(value, dict)
 
 
-def _beside(folder: Path, path: Any) -> str:
+def _resolve_path(folder: Path, path: Any) -> str:
     """Return a path relative to the scenario's folder; absolute paths and URIs are returned as they are."""
     if not isinstance(path, str):
         raise ConfigError(f"data: wanted a path, got {path!r}")

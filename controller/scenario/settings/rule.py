@@ -112,24 +112,24 @@ def choose_rest(
         metrics: The metrics that the scenario names; None if it names none.
         all_rows: Whether the scenario's tables have a row for every item, or are derived by the rule.
     """
-    held_out = held_out_of(split)
-    yield _history(profile)
-    yield from _tokenizer(profile)
-    yield from _model(profile, held_out)
-    yield _memory(profile, split, all_rows)
-    yield _tables(profile, held_out)
-    yield from _stages(profile, held_out, supervised)
-    yield from _evaluate(profile, metrics)
+    held_out = count_held_out(split)
+    yield _choose_history(profile)
+    yield from _choose_tokenizer(profile)
+    yield from _choose_model(profile, held_out)
+    yield _choose_memory(profile, split, all_rows)
+    yield _choose_tables(profile, held_out)
+    yield from _choose_stages(profile, held_out, supervised)
+    yield from _choose_evaluation(profile, metrics)
 
 
-def _history(profile: DataProfile) -> Setting:
+def _choose_history(profile: DataProfile) -> Setting:
     """Choose how many events the model sees."""
     covered = profile.get_length_quantile(COVERED)
     history = next((length for length in HISTORIES if length >= covered), HISTORIES[-1])
     return Setting("data.history", history, f"{COVERED:.0%} of the users have at most {covered} events")
 
 
-def _tokenizer(profile: DataProfile) -> Iterator[Setting]:
+def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
     """Yield the vectors, levels and codes of the tokenizer."""
     of = {column.name: column for column in profile.columns if column.filled >= FILLED}
     vectors = [
@@ -161,7 +161,7 @@ def _tokenizer(profile: DataProfile) -> Iterator[Setting]:
     yield Setting("tokenizer.codes", codes, f"for {profile.items:,} items")
 
 
-def _model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
+def _choose_model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
     """Yield the width, layers and dropout of the model."""
     trained, median = profile.count_train_events(held_out), profile.get_length_quantile(0.5)
     is_long = median >= LONG_USER_EVENTS
@@ -176,7 +176,7 @@ def _model(profile: DataProfile, held_out: int) -> Iterator[Setting]:
     yield Setting("model.dropout", DENSE_DROPOUT if dense else SPARSE_DROPOUT, said)
 
 
-def _memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
+def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
     """Choose the memory and its voters."""
     validates = split.get("valid", 1) not in (0, None)
     if not validates:
@@ -188,7 +188,7 @@ def _memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> S
     return Setting("model.memory", {"voters": ["transitions", "nearest"]}, said)
 
 
-def _tables(profile: DataProfile, held_out: int) -> Setting:
+def _choose_tables(profile: DataProfile, held_out: int) -> Setting:
     """Choose the tables of sparse rows and their widths."""
     median = profile.get_median_train_length(held_out)
     has = median >= USER_ROW_EVENTS
@@ -201,7 +201,7 @@ def _tables(profile: DataProfile, held_out: int) -> Setting:
     )
 
 
-def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
+def _choose_stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
     """Yield the batch, epochs, learning rate, steps ahead and smoothing of every supervised stage."""
     trained = profile.count_train_events(held_out)
     tokens = LEAST_TOKENS
@@ -234,7 +234,7 @@ def _stages(profile: DataProfile, held_out: int, supervised: Sequence[str]) -> I
         yield Setting(f"{path}.smoothing", SMOOTHING, "a target's siblings are likely too")
 
 
-def _evaluate(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:
+def _choose_evaluation(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:
     """Yield the metrics and the number of beams."""
     cutoffs = [k for k in CUTOFFS if k <= max(1, profile.items // 2)] or [1]
     ours = [f"{name}@{k}" for name in ("recall", "ndcg") for k in cutoffs]
@@ -244,7 +244,7 @@ def _evaluate(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[S
     yield Setting("evaluate.width", max(BEAMS, largest), f"the largest k is {largest}")
 
 
-def held_out_of(split: Mapping[str, Any]) -> int:
+def count_held_out(split: Mapping[str, Any]) -> int:
     """Return how many events per user a split holds out.
 
     Args:

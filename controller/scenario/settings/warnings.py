@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, held_out_of
+from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, count_held_out
 from nonet.samples.profiles import DataProfile
 
 TIED = 0.05  # share of neighbours, or of tested users, from which ties are reported
@@ -19,7 +19,7 @@ _RELATIVE = 10 * 365 * 86_400
 _ONE_USER, _LONGER, _MANY_USERS = 0.1, 20, 20
 
 
-def data_warnings(
+def list_data_warnings(
     profile: DataProfile, split: Mapping[str, Any], features: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield warnings about a data set.
@@ -29,14 +29,14 @@ def data_warnings(
         split: The keys of `data.split`.
         features: The sparse features that have a row.
     """
-    p, held_out = profile, held_out_of(split)
+    p, held_out = profile, count_held_out(split)
     last_out = split.get("use", "leave_last_out") == "leave_last_out"
     if p.ties > TIED and not p.counted:
         yield (
             f"{p.ties:.0%} of neighbouring events of a user share a timestamp: their order is that of the rows in the file"
         )
     if last_out and held_out:
-        yield from _of_the_end(p, int(split.get("test", 1)), held_out)
+        yield from _list_test_warnings(p, int(split.get("test", 1)), held_out)
     median = p.get_median_train_length(held_out)
     if "user" in features and median < USER_ROW_EVENTS:
         yield (
@@ -47,8 +47,8 @@ def data_warnings(
     if p.implausible and not relative:
         yield (
             f"{p.implausible:,} of {p.events:,} times are before 1990 or after next year, the first of all "
-            f"{_day(p.first)}, the last "
-            f"{_day(p.last)}: unless they count from a start of their own, name another column (columns: {{time: NAME}})"
+            f"{_format_day(p.first)}, the last "
+            f"{_format_day(p.last)}: unless they count from a start of their own, name another column (columns: {{time: NAME}})"
         )
     longest = p.get_length_quantile(1.0)
     if (
@@ -75,7 +75,7 @@ def data_warnings(
         yield f"{p.drift:.0%} of the newest tenth of the events are of items not seen before: no model knows those"
 
 
-def _of_the_end(p: DataProfile, test: int, held_out: int) -> Iterator[str]:
+def _list_test_warnings(p: DataProfile, test: int, held_out: int) -> Iterator[str]:
     """Yield warnings about the test events at the end of users' histories."""
     tied, users = p.count_tied_tests(test, held_out)
     if not p.counted and users and tied > TIED * users:
@@ -92,7 +92,7 @@ def _of_the_end(p: DataProfile, test: int, held_out: int) -> Iterator[str]:
         yield f"{tested:,} users are tested: differences of a few hundredths are noise"
 
 
-def _day(unix_s: int) -> str:
+def _format_day(unix_s: int) -> str:
     """Format a time as a date; out of range as seconds."""
     try:
         return datetime.fromtimestamp(unix_s, UTC).date().isoformat()

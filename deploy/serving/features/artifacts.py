@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nonet.controller.record import Checkpoints, RunFolder
-from nonet.controller.scenario import Scenario, joined_features
+from nonet.controller.scenario import Scenario, list_joined_features
 from nonet.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def check_features(scenario: Scenario, run: str, verb: str) -> None:
     Raises:
         ConfigError: The model reads columns that are joined from a store.
     """
-    if joined := joined_features(scenario):
+    if joined := list_joined_features(scenario):
         names = ", ".join(joined)
         raise ConfigError(
             f"{verb}: the model of {run} reads {names} from data.join, which is not supported here yet; "

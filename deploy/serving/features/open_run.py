@@ -76,9 +76,9 @@ class ServedRun:
     @cached_property
     def setup(self) -> RunSetup:
         """How the model is built and votes are counted."""
-        from nonet.controller.setup import run_setup  # imports Ray, which exports do not need
+        from nonet.controller.setup import make_run_setup  # imports Ray, which exports do not need
 
-        return run_setup(self.scenario)
+        return make_run_setup(self.scenario)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -162,7 +162,7 @@ class ServedRun:
                 f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have"
             )
         dense, counts = self.registry.locate_files(version)
-        rows = self.registry.open_rows(version.number, self.setup.specs())
+        rows = self.registry.open_rows(version.number, self.setup.make_table_specs())
         made = load_recommender(dense, counts, rows, self.setup, corpus, device)
         check_base(made.model, version.source.get("base"), f"version {version.number} of {self.folder.id}")
         return made
@@ -226,7 +226,7 @@ class ServedRun:
         model = self.scenario.model
         try:
             check_base_sha256(
-                model.spec.hash_base(model.options()),
+                model.spec.hash_base(model.get_options()),
                 named,
                 f"{self.folder.id}, step {step}, is not published",
             )

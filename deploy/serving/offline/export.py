@@ -142,7 +142,7 @@ class Exported:
             if setup.memory
             else {}
         )
-        rows = MappedReader(body["version"], _map_layers(folder / "rows"), setup.specs())
+        rows = MappedReader(body["version"], _map_layers(folder / "rows"), setup.make_table_specs())
         recommender = load_recommender(folder / "model.safetensors", counts, rows, setup, self._corpus)
         seq = self._corpus.seq
         usual = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from nonet.controller.cluster.topology import domain, levels_to_try
+from nonet.controller.cluster.topology import find_domain, list_levels
 from nonet.controller.cluster.view import Node
 from nonet.controller.scenario.options import Topology
 
 
 def levels(**keys: list[str]) -> list[str]:
-    return list(levels_to_try(Topology(**keys)))  # type: ignore[arg-type]
+    return list(list_levels(Topology(**keys)))  # type: ignore[arg-type]
 
 
 def test_levels_go_from_the_narrowest_wanted_outwards():
@@ -20,7 +20,7 @@ def test_levels_go_from_the_narrowest_wanted_outwards():
 
 def test_a_host_is_the_node_unless_a_label_says_otherwise():
     plain, shared = Node("n1", {}, {}), Node("n2", {}, {}, {"host": "h"})
-    assert domain(plain, "host") == ("host", "n1")
-    assert domain(shared, "host") == ("host", "h")
-    assert domain(plain, "rack") is None
-    assert domain(Node("n", {}, {}, {"ray.io/availability-zone": "a"}), "zone") == ("zone", "a")
+    assert find_domain(plain, "host") == ("host", "n1")
+    assert find_domain(shared, "host") == ("host", "h")
+    assert find_domain(plain, "rack") is None
+    assert find_domain(Node("n", {}, {}, {"ray.io/availability-zone": "a"}), "zone") == ("zone", "a")

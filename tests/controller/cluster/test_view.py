@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nonet.controller.cluster.view import read_view, this_machine
+from nonet.controller.cluster.view import read_view, read_local_view
 from nonet.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "clusters").glob("*.yaml"))
@@ -26,7 +26,7 @@ def test_counted_nodes_fill_their_number_into_id_and_labels(tmp_path):
     assert (last.id, last.labels) == ("n04", {"rack": "r2", "slot": "0"})
     assert (last.total["memory"], last.free["GPU"]) == (2.0**30, 1.0)
     assert (last.devices["GPU"].memory_bytes, last.devices["GPU"].domain) == (80 * 10**9, 2)
-    assert (found.total("GPU"), found.free("GPU")) == (10.0, 5.0)
+    assert (found.get_total("GPU"), found.get_free("GPU")) == (10.0, 5.0)
 
 
 def test_views_that_cannot_be_are_refused_with_the_key(tmp_path):
@@ -42,11 +42,11 @@ def test_views_that_cannot_be_are_refused_with_the_key(tmp_path):
 def test_every_shipped_view_loads_and_its_holders_hold_what_is_used(path):
     found = read_view(path)
     for held in found.held:
-        node = found.node(held.node)
+        node = found.get_node(held.node)
         assert node.total[held.resource] - node.free[held.resource] >= held.amount
 
 
 def test_this_machine_has_cores_and_memory():
-    node = this_machine().nodes[0]
+    node = read_local_view().nodes[0]
     assert node.total["CPU"] >= 1
     assert node.total["memory"] > 1e9

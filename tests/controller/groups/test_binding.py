@@ -168,7 +168,7 @@ def test_a_re_plan_ends_and_starts_what_changes_and_leaves_the_rest_where_it_is(
                 g.name for g in change.starts
             ]
             before = after
-        assert [group.roles for group in made.groups_at("last")] == [
+        assert [group.roles for group in made.list_groups("last")] == [
             group.roles for group in (made.groups[-1], *made.groups[:-1])
         ]
     finally:

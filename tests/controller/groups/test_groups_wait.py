@@ -27,7 +27,7 @@ class Binding:
     """Groups of a plan that nobody started."""
 
     def __init__(self, plan, specs, life, envs, *, stage, deadlines):
-        self.groups, self.deadlines = plan.groups_at(stage), deadlines
+        self.groups, self.deadlines = plan.list_groups(stage), deadlines
         role = SimpleNamespace(cls=DistributeWorker)
         self.hosts = {
             group.name: SimpleNamespace(

@@ -13,7 +13,7 @@ from nonet.controller.groups.run_groups import RunGroups
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.own_files import keep_copies
-from nonet.controller.setup.run_files import data_setup
+from nonet.controller.setup.run_files import make_data_setup
 
 BODY = {
     "name": "groups",
@@ -152,7 +152,7 @@ def test_a_commit_is_loaded_by_trainers_and_shards(run_groups):
 
 
 def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):
-    told = data_setup(SCENARIO, tmp_path)
+    told = make_data_setup(SCENARIO, tmp_path)
     assert told.interactions == str(tmp_path / "events.parquet")
     assert told.items == "/tables/items.parquet"
     assert dict(told.columns) == {"user_id": "visitor"}

@@ -43,7 +43,7 @@ def test_a_stage_with_groups_of_its_own_is_counted_on_those():
 
 def test_a_plan_on_cpu_says_nothing_of_devices():
     total = {"CPU": 2.0, "memory": 16e9}
-    text = plan(load_scenario("quickstart")[0], ClusterView((Node("n", total, dict(total)),))).text()
+    text = plan(load_scenario("quickstart")[0], ClusterView((Node("n", total, dict(total)),))).format_text()
     assert "TFLOP" not in text
     assert "Ascend" not in text
     assert "plans but does not run" not in text

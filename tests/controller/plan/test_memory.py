@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from views import RL, gpu_nodes, scenario
 
-from nonet.controller.plan.memory import need
+from nonet.controller.plan.memory import estimate_worker_memory
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.resolved import model_size, resolve_run
+from nonet.controller.plan.resolved import derive_model_size, resolve_run
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
-from nonet.controller.setup.worker_setup import stage_setups
+from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.errors import ConfigError
 
 GB = 10**9
@@ -24,10 +24,10 @@ def test_on_a_device_with_less_room_a_chunk_is_smaller_and_counted_so():
     wide, tight = (plan(asked, gpu_nodes(1, memory_bytes=size)) for size in (80 * GB, 1_800_000_000))
     for stage, part in (("pretrain", "activations"), ("rl", "activations"), ("rl", "beams")):
         role = "rollout" if part == "beams" else "trainer"
-        assert tight.chunk(stage, role) <= wide.chunk(stage, role)
+        assert tight.find_chunk(stage, role) <= wide.find_chunk(stage, role)
         peak = max(line.parts.get(f"trainer.{part}", 0) for line in tight.ledger.lines if line.stage == stage)
         assert 0 < peak < 0.1 * GB
-    assert tight.chunk("pretrain", "trainer") < wide.chunk("pretrain", "trainer") == 1 << 14
+    assert tight.find_chunk("pretrain", "trainer") < wide.find_chunk("pretrain", "trainer") == 1 << 14
 
 
 def test_the_ledger_counts_a_whole_chunk_however_few_users_a_step_has():
@@ -48,7 +48,7 @@ def test_what_a_plan_places_and_no_run_starts_is_refused():
         }
     )
     made = plan(asked, gpu_nodes(1))
-    marked = [line.split()[0] for line in made.text().splitlines() if line.endswith(", not run")]
+    marked = [line.split()[0] for line in made.format_text().splitlines() if line.endswith(", not run")]
     assert marked == []
     with pytest.raises(ConfigError) as caught:
         check_runnable(asked)
@@ -63,7 +63,7 @@ def test_a_click_models_step_is_one_batch_and_a_chunk_of_it_is_refused():
     clicks = {"model": {"use": "deepfm"}, "sparse": {"tables": {"item": {}}}}
     plain = scenario(**clicks)
     check_runnable(plain)
-    assert plan(plain, gpu_nodes(1)).chunk("pretrain", "trainer") is None
+    assert plan(plain, gpu_nodes(1)).find_chunk("pretrain", "trainer") is None
     with pytest.raises(ConfigError, match=r"stages\.pretrain\.chunk for deepfm"):
         check_runnable(scenario(**clicks, stages={"pretrain": {"epochs": 1, "chunk": {"tokens": 1000}}}))
 
@@ -77,18 +77,18 @@ def test_a_chunk_holds_at_least_one_window():
 
 def test_workers_are_told_the_chunk_that_the_plan_names():
     asked = scenario(stages={"pretrain": {"epochs": 1}, "rl": {**RL, "users": 1000}})
-    told = stage_setups(asked, 100, 1000)
+    told = make_stage_setups(asked, 100, 1000)
     assert told["pretrain"].chunk == 1 << 14
     prompt = 51 + 16 * 3  # a full history and its start, and the codes of 16 beams
     assert told["rl"].chunk == (1 << 14) // prompt
     made = plan(asked, gpu_nodes(1))
-    chunks = {name: made.chunk(name, "trainer") for name in asked.stages}
+    chunks = {name: made.find_chunk(name, "trainer") for name in asked.stages}
     assert (
         chunks
         == {"pretrain": 1 << 14, "rl": (1 << 14) // prompt}
-        == {name: setup.chunk for name, setup in stage_setups(asked, 100, 1000, chunks).items()}
+        == {name: setup.chunk for name, setup in make_stage_setups(asked, 100, 1000, chunks).items()}
     )
-    assert stage_setups(asked, 100, 1000, {"pretrain": 70})["pretrain"].chunk == 70
+    assert make_stage_setups(asked, 100, 1000, {"pretrain": 70})["pretrain"].chunk == 70
 
 
 def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
@@ -101,9 +101,9 @@ def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     for engine in ("ddp", "fsdp2", "deepspeed", "deepspeed, zero: 3"):
         made, _ = load_scenario("quickstart", [f"roles.trainer={{engine: {{use: {engine}}}}}"])
         for ranks in (1, 4):
-            found = need(resolve_run(made), "pretrain", ("trainer",), ranks, 0.0)
+            found = estimate_worker_memory(resolve_run(made), "pretrain", ("trainer",), ranks, 0.0)
             parts[engine, ranks] = found.fixed.get("copy", 0.0), found.working.get("copies", 0.0)
-    weights = model_size(made).parameters * 4.0
+    weights = derive_model_size(made).parameters * 4.0
     nothing = (0.0, 0.0)
     assert {parts[engine, 1] for engine, _ in parts} == {nothing}
     assert parts["ddp", 4] == nothing
@@ -121,9 +121,9 @@ def test_an_optimizer_in_host_memory_is_counted_there():
         )
         for more in ({}, {"offload": "optimizer"})
     )
-    parameters = model_size(scenario()).parameters
-    assert here.ledger.peak("pretrain", "trainer").parts["trainer.optimizer"] == parameters * 8 / 2
-    assert "trainer.optimizer" not in aside.ledger.peak("pretrain", "trainer").parts
+    parameters = derive_model_size(scenario()).parameters
+    assert here.ledger.find_peak("pretrain", "trainer").parts["trainer.optimizer"] == parameters * 8 / 2
+    assert "trainer.optimizer" not in aside.ledger.find_peak("pretrain", "trainer").parts
     host = next(line for line in aside.ledger.lines if line.place == "host")
     assert host.parts["trainer.optimizer"] == 2 * parameters * 16 / 2
 
@@ -139,7 +139,7 @@ def test_sparse_rows_that_a_reference_needs_as_they_were_are_counted():
             },
             sparse={"tables": {"item": {"dim": 16, **table}}},
         )
-        return need(resolve_run(asked), "rl", ("trainer",), 2, 0).fixed
+        return estimate_worker_memory(resolve_run(asked), "rl", ("trainer",), 2, 0).fixed
 
     rows = "rows before they changed"
     dpo = {"algorithm": {"use": "dpo"}, "sparse_lr": 1e-3}
@@ -158,7 +158,7 @@ def test_versions_that_rollouts_are_compared_with_are_counted():
         },
         sparse={"tables": {"item": {"dim": 16}}},
     )
-    size = model_size(asked)
-    fixed = need(resolve_run(asked), "rl", ("trainer",), 1, 0).fixed
+    size = derive_model_size(asked)
+    fixed = estimate_worker_memory(resolve_run(asked), "rl", ("trainer",), 1, 0).fixed
     assert fixed["old versions"] == 3 * size.parameters * 4
     assert fixed["rows before they changed"] == 3 * RL["users"] * asked.data.history * (16 * 4 + 8)

@@ -5,9 +5,9 @@ import re
 import pytest
 from views import RL, gpu_nodes, scenario
 
-from nonet.controller.plan.memory import need
+from nonet.controller.plan.memory import estimate_worker_memory
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.resolved import hot_row_bytes, model_size, resolve_run, shard_bytes
+from nonet.controller.plan.resolved import count_hot_row_bytes, derive_model_size, resolve_run, count_shard_bytes
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
 from nonet.models.sid_decoder.spec import count_parameters
@@ -48,7 +48,7 @@ def test_parameters_are_those_of_the_real_module():
 
 def test_a_plan_knows_the_size_of_the_model_that_the_scenario_asks_for():
     plain, depth, hstu = (
-        model_size(scenario(model={"use": "sid_decoder", **options}))
+        derive_model_size(scenario(model={"use": "sid_decoder", **options}))
         for options in ({}, {"depth": "attention"}, {"block": "hstu"})
     )
     assert depth.parameters > plain.parameters > hstu.parameters
@@ -57,8 +57,8 @@ def test_a_plan_knows_the_size_of_the_model_that_the_scenario_asks_for():
 
 def test_collocated_groups_that_fit_stay_resident():
     made = plan(scenario(model=QWEN, roles=TOGETHER, stages=rl()), gpu_nodes(1, memory_bytes=80 * GB))
-    assert not made.ledger.turns()
-    rollout, trainer = made.group_of("rollout"), made.group_of("trainer")
+    assert not made.ledger.list_offloading_lines()
+    rollout, trainer = made.find_group("rollout"), made.find_group("trainer")
     assert (rollout.shares, rollout.nodes) == ("trainer", trainer.nodes)
     assert (trainer.devices, rollout.devices, trainer.bundle) == (0.5, 0.5, {"GPU": 1.0})
 
@@ -71,10 +71,10 @@ def test_groups_that_do_not_fit_together_take_turns_and_their_bytes_wait_in_host
     host = next(line for line in made.ledger.lines if line.resource == "memory")
     # 2 bytes a weight, 12 of optimizer and master copy, 2 of the reference, 2 of gradients
     assert host.parts["trainer.offloaded"] == pytest.approx(
-        18 * model_size(scenario(model=QWEN)).parameters, rel=1e-6
+        18 * derive_model_size(scenario(model=QWEN)).parameters, rel=1e-6
     )
     assert all(line.needed <= line.capacity for line in by_phase.values())
-    assert "groups take turns" in made.text()
+    assert "groups take turns" in made.format_text()
 
 
 def test_an_overlap_that_cannot_fit_is_refused_with_its_numbers_and_a_way_out():
@@ -97,7 +97,7 @@ def test_what_is_too_large_alone_is_refused_and_zero_makes_it_fit():
     with pytest.raises(PlacementError, match=r"optimizer 48\.2 GB.*deepspeed, zero: 3"):
         plan(scenario(model=big, roles=plain), view)
     sharded = {"trainer": {"pool": "gpu", "workers": 64, "engine": {"use": "deepspeed", "zero": 3}}}
-    line = plan(scenario(model=big, roles=sharded), view).ledger.peak("pretrain", "trainer")
+    line = plan(scenario(model=big, roles=sharded), view).ledger.find_peak("pretrain", "trainer")
     assert line.parts["trainer.optimizer"] == pytest.approx(4.02e9 * 12 / 64)
     assert line.parts["trainer.copy"] == pytest.approx(3 * 4.02e9 * 2 / 64)
     assert line.parts["trainer.weights"] == pytest.approx(4.02e9 * 2)  # whole between steps
@@ -108,8 +108,8 @@ def test_a_chunk_is_halved_until_it_fits():
     whole = {"pretrain": {"tokens": 1e9, "batch": {"tokens": 1e6}, "chunk": {"tokens": 1 << 18}}}
     made = plan(scenario(model=QWEN, roles={"trainer": {"pool": "gpu"}}, stages=whole), view)
     chunk = made.stages[1].derived["tokens a chunk"]
-    line = made.ledger.peak("pretrain", "trainer")
-    assert chunk == made.chunk("pretrain", "trainer") < 1 << 18
+    line = made.ledger.find_peak("pretrain", "trainer")
+    assert chunk == made.find_chunk("pretrain", "trainer") < 1 << 18
     assert (1 << 18) % chunk == 0
     assert line.needed <= line.capacity
     assert (
@@ -130,13 +130,13 @@ def test_table_budgets_over_a_hosts_memory_are_refused():
         tuple(Node(f"n{i}", {"CPU": 0.25, "memory": 64e9}, {"CPU": 0.25, "memory": 64e9}) for i in range(3))
     )
     made = plan(scenario(sparse={"tables": tables}, roles={"trainer": {"workers": 2}}), two)
-    assert len(set(made.group_of("embedding").nodes)) == 2
+    assert len(set(made.find_group("embedding").nodes)) == 2
 
 
 def test_memory_that_the_view_does_not_know_is_said_and_not_checked():
     made = plan(scenario(model=QWEN, roles={"trainer": {"pool": "gpu"}}), gpu_nodes(1))
-    assert made.ledger.peak("pretrain", "trainer").capacity == 0
-    assert "not known: memory of GPU devices" in made.text()
+    assert made.ledger.find_peak("pretrain", "trainer").capacity == 0
+    assert "not known: memory of GPU devices" in made.format_text()
 
 
 def phases(made):
@@ -153,7 +153,7 @@ def test_tiers_bound_what_a_shard_keeps_in_memory_and_add_its_hot_rows():
     tiers = "sparse.tables.item={dim: 32, budget: 8GB, tiers: {device: 1GB, host: 3GB}}"
     tiered, _ = load_scenario("quickstart", [tiers])
     whole, _ = load_scenario("quickstart", ["sparse.tables.item={dim: 32, budget: 8GB}"])
-    assert (hot_row_bytes(tiered), hot_row_bytes(whole)) == (1_000_000_000, 0)
-    assert (shard_bytes(tiered, 2), shard_bytes(whole, 2)) == (3e9, 4e9)
-    assert shard_bytes(tiered, 8) == 1e9  # the shard's part of the budget is less
-    assert need(resolve_run(tiered), "pretrain", ("trainer", "embedding"), 1, 0).fixed["hot rows"] == 1e9
+    assert (count_hot_row_bytes(tiered), count_hot_row_bytes(whole)) == (1_000_000_000, 0)
+    assert (count_shard_bytes(tiered, 2), count_shard_bytes(whole, 2)) == (3e9, 4e9)
+    assert count_shard_bytes(tiered, 8) == 1e9  # the shard's part of the budget is less
+    assert estimate_worker_memory(resolve_run(tiered), "pretrain", ("trainer", "embedding"), 1, 0).fixed["hot rows"] == 1e9

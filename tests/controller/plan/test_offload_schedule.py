@@ -4,7 +4,7 @@ import pytest
 from views import RL, gpu_nodes, scenario
 
 from nonet.controller.cluster.view import ClusterView, Node
-from nonet.controller.plan.offload_schedule import OffloadMove, OffloadSchedule, pairs
+from nonet.controller.plan.offload_schedule import OffloadMove, OffloadSchedule, list_phases
 from nonet.controller.plan.planner import plan
 from nonet.errors import PlacementError
 
@@ -23,21 +23,21 @@ def made(gigabytes: int):
 def test_groups_that_fit_together_never_move():
     ledger = made(80)
     turns = OffloadSchedule(ledger, "trainer")
-    assert [turns.enter(*at) for at in pairs(ledger, "trainer")] == [[], [], [], [], []]
+    assert [turns.enter(*at) for at in list_phases(ledger, "trainer")] == [[], [], [], [], []]
 
 
 def test_groups_that_take_turns_are_offloaded_before_the_other_comes_back():
     ledger = made(16)
     turns = OffloadSchedule(ledger, "trainer")
-    moves = {at: turns.enter(*at) for at in pairs(ledger, "trainer")}
+    moves = {at: turns.enter(*at) for at in list_phases(ledger, "trainer")}
     assert moves["rl", "rollout"] == [OffloadMove("trainer", "offload"), OffloadMove("rollout", "resume")]
     back = [move for found in moves.values() for move in found if move == OffloadMove("trainer", "resume")]
     assert back, "the trainer comes back for its update"
     for found in moves.values():
         assert [move.what for move in found] == sorted(move.what for move in found)
-    for at in pairs(ledger, "trainer"):
+    for at in list_phases(ledger, "trainer"):
         turns.enter(*at)
-        assert turns.bytes_after(*at) <= int(0.92 * 16e9)
+        assert turns.compute_phase_bytes(*at) <= int(0.92 * 16e9)
         line = next(line for line in ledger.lines if (line.stage, line.phase, line.place) == (*at, "trainer"))
         assert turns.offloaded == set(line.offloaded)
 
@@ -74,10 +74,10 @@ COLLOCATED = {"trainer": {"pool": "small"}, "rollout": {"collocate": "trainer"}}
 
 
 def test_a_pool_that_says_its_memory_makes_a_bundle_on_cpu_a_device():
-    assert not on_cpu("20MB", COLLOCATED).ledger.turns()
+    assert not on_cpu("20MB", COLLOCATED).ledger.list_offloading_lines()
     ledger = on_cpu("6.2MB", COLLOCATED).ledger
     turns = OffloadSchedule(ledger, "trainer")
-    moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
+    moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in list_phases(ledger, "trainer")}
     assert moves["rl", "rollout"] == [("trainer", "offload")]
     assert moves["rl", "update"] == [("rollout", "offload"), ("trainer", "resume")]
     assert all(line.counted <= line.capacity for line in ledger.lines)
@@ -85,13 +85,13 @@ def test_a_pool_that_says_its_memory_makes_a_bundle_on_cpu_a_device():
 
 def test_of_a_trainer_fused_with_the_rollout_only_what_it_alone_holds_is_offloaded(monkeypatch):
     ledger = on_cpu("6.15MB", {"trainer": {"pool": "small"}}).ledger
-    assert not ledger.turns(), "fused they share one model"
+    assert not ledger.list_offloading_lines(), "fused they share one model"
     monkeypatch.setattr(
-        "nonet.controller.plan.memory._beams", lambda *_: 2.5e6
+        "nonet.controller.plan.memory._estimate_beam_bytes", lambda *_: 2.5e6
     )  # of one prompt: no chunk is smaller
     ledger = on_cpu("7.2MB", {"trainer": {"pool": "small"}}).ledger
     turns = OffloadSchedule(ledger, "trainer")
-    moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
+    moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in list_phases(ledger, "trainer")}
     assert moves["rl", "rollout"] == [("trainer/trainer", "offload")]
     assert moves["rl", "score"] == [("trainer/trainer", "resume")], "without beams all of it fits"
 
@@ -108,7 +108,7 @@ def test_a_group_made_anew_is_resident():
     turns = OffloadSchedule(ledger, "trainer")
     turns.enter("rl", "update")
     assert turns.offloaded == {"rollout"}
-    turns.made_anew("rollout")
+    turns.mark_resident("rollout")
     assert turns.offloaded == set()
 
 

@@ -4,7 +4,7 @@ import pytest
 from views import gpu_nodes, node
 
 from nonet.controller.cluster.view import ClusterView
-from nonet.controller.plan.packing import Capacity, Request
+from nonet.controller.plan.packing import Capacity, PlacementRequest
 from nonet.controller.scenario import Placement
 from nonet.controller.scenario.options import Topology
 from nonet.errors import ConfigError
@@ -21,10 +21,10 @@ def ask(
     resource: str = "GPU",
 ):
     topology = Topology(require=list(require), prefer=list(prefer))
-    return Request(resource, 1.0, least or workers, workers, {}, topology, gang)
+    return PlacementRequest(resource, 1.0, least or workers, workers, {}, topology, gang)
 
 
-def put(capacity: Capacity, wanted: Request) -> tuple[dict[str, int], str] | None:
+def put(capacity: Capacity, wanted: PlacementRequest) -> tuple[dict[str, int], str] | None:
     """Choose and take; counts by node and the level."""
     found = capacity.choose(wanted)
     if found is None:
@@ -126,13 +126,13 @@ def test_any_choice_has_the_workers_asked_for_and_never_more_than_a_node_has(see
             require=("rack",) if random.random() < 0.3 else (),
             prefer=("host", "rack") if random.random() < 0.3 else (),
         )
-        whole = sum(int(capacity.free(n.id, "GPU")) for n in nodes)
+        whole = sum(int(capacity.get_free(n.id, "GPU")) for n in nodes)
         found = put(capacity, wanted)
         if found is None:
             assert whole < wanted.least or wanted.topology.require
             continue
         assert wanted.least <= sum(found[0].values()) <= wanted.most
-        assert all(capacity.free(n.id, "GPU") >= -1e-9 for n in nodes)
+        assert all(capacity.get_free(n.id, "GPU") >= -1e-9 for n in nodes)
         racks = {n.labels.get("rack") for n in nodes if n.id in found[0]}
         assert found[1] != "rack" or (len(racks) == 1 and None not in racks)
 

@@ -35,7 +35,7 @@ def test_the_same_jobs_fit_on_paper_too():
     for number in range(SMALL + GANGS):
         nodes = [Node(name, {"GPU": float(GPUS)}, {"GPU": left}, {}, facts) for name, left in free.items()]
         group = plan(make_job(1 if number < SMALL else GPUS), ClusterView(tuple(nodes))).groups[0]
-        for name, count in group.on_nodes().items():
+        for name, count in group.count_by_node().items():
             free[name] -= count
-        started += number >= SMALL and len(group.on_nodes()) == 1
+        started += number >= SMALL and len(group.count_by_node()) == 1
     assert started == GANGS

@@ -30,9 +30,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_shipped_scenario_has_the_plan_in_its_golden_file(name):
-    assert CASES[name]().text() + "\n" == (HERE / "golden" / f"{name}.txt").read_text(encoding="utf-8")
+    assert CASES[name]().format_text() + "\n" == (HERE / "golden" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
     for case, make in CASES.items():
-        (HERE / "golden" / f"{case}.txt").write_text(make().text() + "\n", encoding="utf-8")
+        (HERE / "golden" / f"{case}.txt").write_text(make().format_text() + "\n", encoding="utf-8")

@@ -79,9 +79,9 @@ def test_fifty_groups_on_a_thousand_nodes_are_planned_and_none_overlap():
     broken = sum(0 < count < 8 for count in used.values())
     assert broken <= 1, "best fit leaves at most one node in pieces"
     for i in range(8):
-        spots = made.group_of(f"own{i}").on_nodes()
+        spots = made.find_group(f"own{i}").count_by_node()
         assert len(spots) == 2
-        assert len({view.node(name).labels["rack"] for name in spots}) == 1
+        assert len({view.get_node(name).labels["rack"] for name in spots}) == 1
 
 
 def test_the_plan_is_the_same_bytes_every_time_whatever_the_order_of_the_view_or_the_hash_seed():

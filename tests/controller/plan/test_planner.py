@@ -34,8 +34,8 @@ def test_cores_are_shared_by_the_trainers_and_the_evaluator_beside_them():
         made = plan(
             load_scenario("quickstart", [f"roles={{trainer: {{workers: {workers}}}}}"])[0], view(cores)
         )
-        assert made.group_of("trainer").threads == threads
-        assert made.group_of("trainer").nodes == ("n0",) * workers
+        assert made.find_group("trainer").threads == threads
+        assert made.find_group("trainer").nodes == ("n0",) * workers
 
 
 def test_best_fit_keeps_whole_nodes_whole():

@@ -6,7 +6,7 @@ from views import RL, gpu_nodes, node, scenario
 from nonet.controller.cluster.view import ClusterView
 from nonet.controller.plan.placement import replan
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.requests import group_requests
+from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import resolve_run
 from nonet.errors import ConfigError, PlacementError
 
@@ -14,7 +14,7 @@ MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2
 
 
 def names(**roles) -> dict[str, tuple[str, ...]]:
-    return {request.name: request.roles for request in group_requests(resolve_run(scenario(roles=roles)))}
+    return {request.name: request.roles for request in make_group_requests(resolve_run(scenario(roles=roles)))}
 
 
 def test_fusing_into_a_fused_role_lands_in_the_same_process():
@@ -45,7 +45,7 @@ def test_k_groups_on_one_device_ask_a_kth_of_it_each_and_never_more_than_all():
         "mine": {"collocate": "trainer"},
     }
     made = plan(scenario(roles=roles), MANY)
-    groups = [made.group_of(role) for role in ("trainer", "rollout", "mine")]
+    groups = [made.find_group(role) for role in ("trainer", "rollout", "mine")]
     assert [group.devices for group in groups] == [0.3333] * 3
     assert len({group.nodes for group in groups}) == 1
     assert [group.bundle for group in groups] == [{"GPU": 1.0}, {}, {}]
@@ -73,7 +73,7 @@ def test_elastic_groups_leave_later_ones_what_they_need_at_least():
         "mine": {**pool, "workers": {"min": 2, "max": 64}},
     }
     made = plan(scenario(roles=roles), MANY)
-    assert [made.group_of(role).workers for role in ("trainer", "rollout", "mine")] == [3, 3, 2]
+    assert [made.find_group(role).workers for role in ("trainer", "rollout", "mine")] == [3, 3, 2]
 
 
 def test_an_elastic_group_short_of_its_minimum_says_what_would_fit():
@@ -110,7 +110,7 @@ def test_a_stage_with_roles_of_its_own_is_planned_again_and_the_rest_stays_where
         ("finetune", ("trainer",), [("trainer", 2)]),
     ]
     assert {stage.name: stage.derived.get("users a trainer") for stage in made.stages}["finetune"] == 32
-    assert "before rl: stop trainer; start" in made.text()
+    assert "before rl: stop trainer; start" in made.format_text()
 
 
 def test_a_lost_node_moves_only_the_groups_that_were_on_it():
@@ -118,7 +118,7 @@ def test_a_lost_node_moves_only_the_groups_that_were_on_it():
         roles={"trainer": {"pool": "gpu", "workers": 2}, "rollout": {"pool": "npu", "workers": 2}}
     )
     made = plan(asked, MANY)
-    lost = made.group_of("trainer").nodes[0]
+    lost = made.find_group("trainer").nodes[0]
     held = dict.fromkeys(("n0", "n1", "n2"), 0.0)
     for group in made.groups:
         for name in group.nodes:
@@ -150,5 +150,5 @@ def test_a_group_whose_bundle_must_hold_another_beside_it_starts_anew():
     made = plan(apart, gpu_nodes(1))
     (change,) = made.changes
     assert set(change.stops) == {"trainer", "rollout"}, "0.25 CPU of a bundle have no room for two processes"
-    (trainer,) = (group for group in made.groups_at("finetune") if group.name == "trainer")
+    (trainer,) = (group for group in made.list_groups("finetune") if group.name == "trainer")
     assert trainer.bundle == {"CPU": 0.5}

@@ -12,8 +12,8 @@ from nonet.controller.plan.flops import _WIRE
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.sparse import Numbers, Sparse
-from nonet.controller.scenario.table_options import check_tables, ttl_steps
-from nonet.controller.setup.worker_setup import run_setup
+from nonet.controller.scenario.table_options import check_tables, compute_ttl_steps
+from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.embedding.exchange.codecs import get_codec
 from nonet.embedding.tables.factory import make_table
 from nonet.embedding.tables.optimizers import get_row_optimizer
@@ -32,16 +32,16 @@ def test_a_table_s_policy_reaches_its_spec():
     item = (
         "{dim: 16, admit: {count: 3, probability: 0.5}, evict: {ttl_steps: 40}, budget: 2MB, default: 0.25}"
     )
-    spec = run_setup(quickstart(f"sparse.tables.item={item}")).specs()["item"]
+    spec = make_run_setup(quickstart(f"sparse.tables.item={item}")).make_table_specs()["item"]
     assert (spec.admit_count, spec.admit_probability, spec.ttl_steps) == (3, 0.5, 40)
     assert (spec.evict, spec.budget_bytes, spec.default) == ("lru", 2_000_000, 0.25)
-    assert not run_setup(quickstart()).specs()["item"].evicts
+    assert not make_run_setup(quickstart()).make_table_specs()["item"].evicts
 
 
 def test_an_optimizer_s_settings_reach_the_spec_from_the_table_or_the_defaults():
     own = "sparse.tables.item={optimizer: ftrl, l1: 0.5, l2: 0, eps: 2.0, clip: 1.5, dtype: bf16}"
     every = "sparse.defaults={dim: 32, dtype: fp16, optimizer: adamw, weight_decay: 0.1, clip: 3.0}"
-    specs = run_setup(quickstart(own, every, "sparse.tables.user={clip: 0}")).specs()
+    specs = make_run_setup(quickstart(own, every, "sparse.tables.user={clip: 0}")).make_table_specs()
     item, user = specs["item"], specs["user"]
     assert (item.optimizer, item.l1, item.l2, item.eps) == ("ftrl", 0.5, 0.0, 2.0)
     assert (item.clip, item.dtype, item.weight_decay) == (1.5, "bf16", 0.1)
@@ -67,17 +67,17 @@ def test_a_time_to_live_is_the_steps_that_train_so_much_event_time():
     with pytest.raises(
         ConfigError, match=r"item.evict.ttl: 50 days are 100 steps .* span 100.0 days in 200 steps"
     ):
-        ttl_steps(timed, facts, {"pretrain": 400})
+        compute_ttl_steps(timed, facts, {"pretrain": 400})
     once = quickstart("sparse.tables.item={evict: {ttl: 50d}}", "stages.pretrain.epochs=1")
-    assert ttl_steps(once, facts, {"pretrain": 200}) == {"item": 100}
+    assert compute_ttl_steps(once, facts, {"pretrain": 200}) == {"item": 100}
     longer = quickstart("sparse.tables.item={evict: {ttl: 150d}}", "stages.pretrain.epochs=2")
-    assert ttl_steps(longer, facts, {"pretrain": 400}) == {"item": 300}
-    assert ttl_steps(quickstart(), {}, {}) == {}
+    assert compute_ttl_steps(longer, facts, {"pretrain": 400}) == {"item": 300}
+    assert compute_ttl_steps(quickstart(), {}, {}) == {}
 
 
 def test_the_wire_reaches_the_workers_and_the_plan_and_another_one_is_refused():
-    assert run_setup(quickstart()).wire == "fp32"
-    assert run_setup(quickstart("sparse.wire=int8")).wire == "int8"
+    assert make_run_setup(quickstart()).wire == "fp32"
+    assert make_run_setup(quickstart("sparse.wire=int8")).wire == "int8"
     with pytest.raises(ConfigError, match=r"sparse.wire: .*fp64"):
         quickstart("sparse.wire=fp64")
 
@@ -89,7 +89,7 @@ def test_the_planner_counts_the_bytes_of_a_row_as_the_wire_does(wire):
 
 def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():
     tiered = quickstart("sparse.tables.item={tiers: {device: 1GB, host_rows: 5000, folder: /scratch}}")
-    assert run_setup(tiered).tiers == {
+    assert make_run_setup(tiered).tiers == {
         "item": {"device_bytes": 10**9, "policy": "lfu", "host_rows": 5000, "folder": "/scratch"}
     }
     for tiers, said in (

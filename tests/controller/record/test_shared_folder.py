@@ -73,9 +73,9 @@ def test_a_plan_over_several_nodes_says_that_they_must_share_the_run_s_folder():
     parts = {"roles": {"trainer": {"pool": "gpu", "workers": 2}}}
     nodes = tuple(node(name, CPU=8.0, GPU=1.0) for name in ("a", "b"))
     said = "the run's folder (--run-dir, NONET_RUNS) must be one that all 2 nodes reach"
-    assert said in plan(scenario(**parts), ClusterView(nodes)).text()
+    assert said in plan(scenario(**parts), ClusterView(nodes)).format_text()
     one = ClusterView((node("a", CPU=8.0, GPU=2.0),))
-    assert "must be one that all" not in plan(scenario(**parts), one).text()
+    assert "must be one that all" not in plan(scenario(**parts), one).format_text()
 
 
 def test_a_controller_that_sees_another_folder_than_its_driver_says_so(run, tmp_path):

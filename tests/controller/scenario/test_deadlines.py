@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from views import scenario
 
-from nonet.controller.setup.worker_setup import deadlines, run_setup
+from nonet.controller.setup.worker_setup import make_deadlines, make_run_setup
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError
 
@@ -16,14 +16,14 @@ LONGER = {name: f"{minutes}min" for minutes, name in enumerate(Deadlines.__slots
 
 
 def test_every_deadline_is_a_key_of_the_scenario_with_todays_default():
-    assert deadlines(scenario()) == DEFAULTS
-    told = deadlines(scenario(deadlines=LONGER))
+    assert make_deadlines(scenario()) == DEFAULTS
+    told = make_deadlines(scenario(deadlines=LONGER))
     assert [getattr(told, name) for name in LONGER] == [60.0 * n for n in range(11, 11 + len(LONGER))]
     assert [getattr(told, name).key for name in LONGER] == [f"deadlines.{name}" for name in LONGER]
 
 
 def test_workers_are_told_the_deadlines():
-    told = run_setup(scenario(deadlines={"step": "10min", "save": "2h"})).deadlines
+    told = make_run_setup(scenario(deadlines={"step": "10min", "save": "2h"})).deadlines
     step = told.step
     assert told.save == 7200.0
     assert (step, step.key) == (600.0, "deadlines.step")
@@ -63,7 +63,7 @@ def test_the_controllers_waits_are_as_long_as_the_scenario_says():
     from nonet.controller.groups.handles import TrainerHandle
     from nonet.workers.roles.settings import StageSetup
 
-    told = deadlines(scenario(deadlines={"step": "7s", "reshard": "3h"}))
+    told = make_deadlines(scenario(deadlines={"step": "7s", "reshard": "3h"}))
     waits: list = []
     group = Never(waits)
     handle = TrainerHandle(group, group, deadlines=told)  # type: ignore[arg-type]
@@ -85,5 +85,5 @@ def test_a_shard_writes_its_part_of_a_commit_within_the_scenarios_deadline(monke
     waits: list[float] = []
     saving = SimpleNamespace(poll_result=lambda wait, timeout_s: waits.append(timeout_s))
     monkeypatch.setattr(embedding, "save", lambda world, folder: saving)
-    embedding.EmbeddingShard(run_setup(scenario(deadlines={"save": "2h"}))).save(str(tmp_path))
+    embedding.EmbeddingShard(make_run_setup(scenario(deadlines={"save": "2h"}))).save(str(tmp_path))
     assert waits == [7200.0]

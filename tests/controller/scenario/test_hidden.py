@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from nonet.controller.cluster.view import this_machine
+from nonet.controller.cluster.view import read_local_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.hidden import HIDDEN, hide_in_command, with_values
-from nonet.controller.scenario.scenario import LIBRARY, Scenario, document, load_scenario
+from nonet.controller.scenario.hidden import HIDDEN, hide_in_command, restore_values
+from nonet.controller.scenario.scenario import LIBRARY, Scenario, to_document, load_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run
 from nonet.deploy.run import api
@@ -33,9 +33,9 @@ def values(scenario: Scenario) -> dict[str, str]:
 
 
 def test_no_value_is_in_the_plan_and_every_name_is():
-    made = plan(with_secret(), this_machine())
+    made = plan(with_secret(), read_local_view())
     assert "vars TOKEN, HOME" in made.pools["spare"]
-    for shown in (made.text(), json.dumps(made.as_dict())):
+    for shown in (made.format_text(), json.dumps(made.as_dict())):
         assert SECRET not in shown
         assert "TOKEN" in shown
 
@@ -82,18 +82,18 @@ def stored(tmp_path) -> Scenario:
 
 
 def test_who_resumes_takes_values_from_the_scenario_at_hand_or_from_the_environment(tmp_path):
-    found, taken = with_values(stored(tmp_path), with_secret("given"), {"TOKEN": "environment"})
+    found, taken = restore_values(stored(tmp_path), with_secret("given"), {"TOKEN": "environment"})
     assert (values(found)["TOKEN"], taken) == ("given", [])
-    found, taken = with_values(stored(tmp_path), None, {"TOKEN": "environment"})
+    found, taken = restore_values(stored(tmp_path), None, {"TOKEN": "environment"})
     assert (values(found)["TOKEN"], taken) == ("environment", ["TOKEN"])
-    assert document(found) == document(stored(tmp_path))
+    assert to_document(found) == to_document(stored(tmp_path))
     assert values(found)["HOME"] == "${HOME}"
 
 
 def test_a_value_that_nobody_has_is_asked_for_by_name(tmp_path, monkeypatch):
     said = r"pools\.spare\.env\.vars\.TOKEN: .* \(export TOKEN=\.\.\.\) or give --set pools\.spare\.env\.vars\.TOKEN="
     with pytest.raises(ConfigError, match=said):
-        with_values(stored(tmp_path), None, {})
+        restore_values(stored(tmp_path), None, {})
     monkeypatch.delenv("TOKEN", raising=False)
     with pytest.raises(ConfigError, match=said):
         Session(stored(tmp_path))

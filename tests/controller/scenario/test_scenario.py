@@ -5,7 +5,7 @@ import pytest
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.scenario import document, load_scenario, make_scenario, shipped_names
+from nonet.controller.scenario.scenario import to_document, load_scenario, make_scenario, list_shipped_scenarios
 from nonet.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def test_yaml_error_names_the_line():
         yaml.parse("a: 1\na: 2")
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", list_shipped_scenarios())
 def test_every_shipped_scenario_plans_on_a_cluster_that_is_large_enough(name):
     scenario, _ = load_scenario(name)
     gpu = [
@@ -49,14 +49,14 @@ def test_every_shipped_scenario_plans_on_a_cluster_that_is_large_enough(name):
     made = plan(scenario, ClusterView((*gpu, *npu)))
     assert made == plan(scenario, ClusterView((*gpu, *npu)))
     assert [stage.name for stage in made.stages][1:-1] == list(scenario.stages)
-    assert made.text().startswith(name)
+    assert made.format_text().startswith(name)
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", list_shipped_scenarios())
 def test_a_resolved_scenario_reads_back_as_itself(name):
     scenario, _ = load_scenario(name)
-    text = yaml.dump(document(scenario))
-    assert yaml.dump(document(make_scenario(yaml.parse(text)))) == text
+    text = yaml.dump(to_document(scenario))
+    assert yaml.dump(to_document(make_scenario(yaml.parse(text)))) == text
 
 
 def test_shipped_quickstart_fits_on_a_page():
@@ -161,12 +161,12 @@ def test_a_pool_with_no_memory_is_refused():
 
 
 def test_the_decoder_s_parts_are_named_and_reach_the_workers():
-    from nonet.controller.setup.worker_setup import run_setup
+    from nonet.controller.setup.worker_setup import make_run_setup
 
     assert "model.depth: input should be 'mlp' or 'attention', got 'gru'" in wrong("model.depth=gru")
     assert "model.block: input should be 'attention' or 'hstu', got 'HSTU'" in wrong("model.block=HSTU")
     told = {
-        change: run_setup(load_scenario("quickstart", [change])[0]).model
+        change: make_run_setup(load_scenario("quickstart", [change])[0]).model
         for change in ("model.depth=attention", "model.block=hstu")
     }
     assert told["model.depth=attention"]["depth"] == "attention"

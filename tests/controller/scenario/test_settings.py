@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.controller.cluster import this_machine
+from nonet.controller.cluster import read_local_view
 from nonet.controller.plan import plan
-from nonet.controller.scenario import document, load_scenario, make_scenario, yaml
-from nonet.controller.scenario.settings import data_warnings, rule
+from nonet.controller.scenario import to_document, load_scenario, make_scenario, yaml
+from nonet.controller.scenario.settings import list_data_warnings, rule
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import PluginFiles
 from nonet.samples.profiles import ItemColumn, measure_profile, read_profile
@@ -138,12 +138,12 @@ def test_the_rule_is_near_the_quickstart_s_own_settings_on_its_data():
     data = read_profile(ours.data.interactions, ours.data.items)
     keep, split = rule.choose_keep(data).value, rule.choose_split(data, rolls_out=True).value
     assert keep["item_events"] == ours.data.keep.item_events
-    assert {"use": ours.data.split.use, **ours.data.split.options()} == split
+    assert {"use": ours.data.split.use, **ours.data.split.get_options()} == split
     settings = chosen(read_profile(ours.data.interactions, ours.data.items, keep=keep), rl=5, test=5)
     assert settings["data.history"] == ours.data.history
-    assert settings["tokenizer.vectors"] == ours.tokenizer.options()["vectors"]
-    assert settings["tokenizer.codes"] == ours.tokenizer.options()["codes"]
-    assert settings["model.layers"] == ours.model.options()["layers"]
+    assert settings["tokenizer.vectors"] == ours.tokenizer.get_options()["vectors"]
+    assert settings["tokenizer.codes"] == ours.tokenizer.get_options()["codes"]
+    assert settings["model.layers"] == ours.model.get_options()["layers"]
     assert settings["model.memory"] == ours.model.memory
     assert set(settings["sparse.tables"]) == set(ours.sparse.tables)
     assert settings["stages.pretrain.epochs"] == ours.stages["pretrain"].epochs  # type: ignore[attr-defined]
@@ -160,7 +160,7 @@ def test_a_key_that_is_given_stays_and_has_no_reason(tmp_path):
         sparse={"tables": {"user": {}}},
         stages={"pretrain": {"steps": 9, "lr": 1e-2, "ahead": 2}},
     )
-    assert ours.model.options()["dropout"] == 0.0
+    assert ours.model.get_options()["dropout"] == 0.0
     assert list(ours.sparse.tables) == ["user"]
     assert (ours.stages["pretrain"].steps, ours.stages["pretrain"].epochs) == (9, None)  # type: ignore[attr-defined]
     assert isinstance(ours.settings, dict)
@@ -173,8 +173,8 @@ def test_a_change_on_the_command_line_overrides_the_rule(tmp_path):
     write(tmp_path, 200, 8, 40)
     (tmp_path / "mine.yaml").write_text(yaml.dump(document_of()))
     ours, _ = load_scenario(tmp_path / "mine.yaml", ["data.split={test: 2, valid: 0}", "tokenizer.codes=4"])
-    assert ours.data.split.options() == {"test": 2, "valid": 0, "rl": 0}
-    assert ours.tokenizer.options()["codes"] == 4
+    assert ours.data.split.get_options() == {"test": 2, "valid": 0, "rl": 0}
+    assert ours.tokenizer.get_options()["codes"] == 4
 
 
 def test_without_the_word_the_defaults_are_as_they_were(tmp_path):
@@ -182,32 +182,32 @@ def test_without_the_word_the_defaults_are_as_they_were(tmp_path):
     del plain["settings"]
     ours = make_scenario(plain, "mine", PluginFiles(str(tmp_path)))
     assert (ours.settings, ours.data.history, ours.sparse.tables) == (None, 50, {})
-    assert "settings" not in document(ours)
+    assert "settings" not in to_document(ours)
 
 
 def test_a_run_s_scenario_has_the_values_and_never_asks_the_data_again(tmp_path):
     write(tmp_path, 200, 8, 40)
     ours = made(tmp_path)
-    text = yaml.dump(document(ours))
+    text = yaml.dump(to_document(ours))
     (tmp_path / "log.parquet").unlink()
     again = make_scenario(yaml.parse(text), "mine", PluginFiles(str(tmp_path)))
     assert again == ours
-    assert yaml.dump(document(again)) == text
+    assert yaml.dump(to_document(again)) == text
 
 
 def test_a_run_that_goes_on_has_the_settings_it_began_with_whatever_the_data_are_now(tmp_path):
     write(tmp_path, 200, 8, 40)
-    stored = document(made(tmp_path))
+    stored = to_document(made(tmp_path))
     write(tmp_path, 200, 60, 40)
-    assert made(tmp_path).data.split.options()["test"] == 5
+    assert made(tmp_path).data.split.get_options()["test"] == 5
     on = made(tmp_path, stored)
-    assert document(on) == stored
+    assert to_document(on) == stored
 
 
 def test_an_rl_stage_gets_events_to_ask_for(tmp_path):
     write(tmp_path, 200, 8, 40)
     rl = {"steps": 2, "users": 4, "rewards": {"hit": {"weight": 1.0}}}
-    assert made(tmp_path, stages={"pretrain": None, "rl": rl}).data.split.options() == {
+    assert made(tmp_path, stages={"pretrain": None, "rl": rl}).data.split.get_options() == {
         "test": 1,
         "valid": 1,
         "rl": 1,
@@ -216,7 +216,7 @@ def test_an_rl_stage_gets_events_to_ask_for(tmp_path):
 
 def test_a_plan_says_what_the_data_chose_and_why(tmp_path):
     write(tmp_path, 200, 8, 40)
-    text = plan(made(tmp_path), this_machine()).text()
+    text = plan(made(tmp_path), read_local_view()).format_text()
     assert (
         "sparse.tables: {item: {dim: 64}} (user table: none (the median user has 6 training events; 20 are needed))"
         in text
@@ -266,14 +266,14 @@ LAST = {"use": "leave_last_out", "test": 1, "valid": 1}
 def test_ties_and_leaks_are_told_with_their_numbers():
     offsets = np.arange(301) * 4
     tied = measure_profile(offsets, np.arange(1200) % 50, np.tile([0, 86400, 172800, 172800], 300), 50)
-    said = list(data_warnings(tied, LAST, {"item": 32}))
+    said = list(list_data_warnings(tied, LAST, {"item": 32}))
     assert any("33% of neighbouring events" in line for line in said)
     assert any(
         "100% of the tested users (300 of 300) have a test event at the second" in line for line in said
     )
     assert not [
         line
-        for line in data_warnings(tied, {"use": "time", "test": "1970-01-03"}, {})
+        for line in list_data_warnings(tied, {"use": "time", "test": "1970-01-03"}, {})
         if "tested users" in line
     ]
 
@@ -282,13 +282,13 @@ def test_users_too_short_and_too_few_are_told():
     lengths = np.array([1] * 900 + [5] * 100)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     time = np.arange(offsets[-1]) * 60
-    said = list(data_warnings(measure_profile(offsets, np.arange(offsets[-1]) % 50, time, 50), LAST, {}))
+    said = list(list_data_warnings(measure_profile(offsets, np.arange(offsets[-1]) % 50, time, 50), LAST, {}))
     assert any("900 of 1,000 users have under 3 events" in line for line in said)
     assert any("100 users are tested" in line for line in said)
 
 
 def test_a_user_table_on_short_users_is_told_where_the_user_forces_it():
     short = profile(300, 8, 40)
-    said = list(data_warnings(short, LAST, {"item": 32, "user": 32}))
+    said = list(list_data_warnings(short, LAST, {"item": 32, "user": 32}))
     assert any("the median user has 6 training events" in line for line in said)
-    assert not list(data_warnings(short, LAST, {"item": 32}))
+    assert not list(list_data_warnings(short, LAST, {"item": 32}))

@@ -10,14 +10,14 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.validation import (
     ValidationRule,
     check_validation,
-    validation_rule,
-    validation_words,
+    make_validation_rule,
+    describe_validation,
 )
 from nonet.errors import ConfigError
 
 
 def rule(*changes, stage="pretrain"):
-    return validation_rule(load_scenario("quickstart", list(changes))[0], stage)
+    return make_validation_rule(load_scenario("quickstart", list(changes))[0], stage)
 
 
 def wrong(*changes) -> str:
@@ -59,11 +59,11 @@ def test_the_best_commit_is_the_best_by_one_metric(changes, metric, lower):
 
 def test_less_log_loss_is_better_and_more_auc():
     ctr = {best: load_scenario("ctr", [f"checkpoint.keep.best={best}"])[0] for best in ("auc", "log_loss")}
-    assert [validation_rule(ctr[best], "train").lower for best in ("auc", "log_loss")] == [False, True]
+    assert [make_validation_rule(ctr[best], "train").lower for best in ("auc", "log_loss")] == [False, True]
 
 
 def test_points_are_once_an_epoch_but_neither_few_nor_many_nor_close():
-    points = ValidationRule("ndcg@10").points
+    points = ValidationRule("ndcg@10").list_validation_steps
     assert points(840, 10) == tuple(range(84, 841, 84))
     assert points(1000, 1) == (250, 500, 750, 1000)
     assert len(points(100_000, 60)) == 20
@@ -73,29 +73,29 @@ def test_points_are_once_an_epoch_but_neither_few_nor_many_nor_close():
 
 
 def test_points_of_ones_own_are_every_so_many_steps_and_the_end():
-    points = ValidationRule("ndcg@10", every=100).points
+    points = ValidationRule("ndcg@10", every=100).list_validation_steps
     assert points(250, 1) == (100, 200, 250)
     assert points(200, 9) == (100, 200)
 
 
 def test_the_best_is_the_earlier_of_equals_and_never_what_is_no_number():
-    assert ValidationRule("ndcg@10").best([0.1, 0.3, 0.3]) == 1
-    assert ValidationRule("nats", lower=True).best([3.0, 2.0, 2.0, 5.0]) == 1
-    assert ValidationRule("ndcg@10").best([math.nan, 0.1]) == 1
-    assert ValidationRule("ndcg@10").best([math.nan]) == 0
-    assert ValidationRule("ndcg@10").best([]) is None
+    assert ValidationRule("ndcg@10").find_best([0.1, 0.3, 0.3]) == 1
+    assert ValidationRule("nats", lower=True).find_best([3.0, 2.0, 2.0, 5.0]) == 1
+    assert ValidationRule("ndcg@10").find_best([math.nan, 0.1]) == 1
+    assert ValidationRule("ndcg@10").find_best([math.nan]) == 0
+    assert ValidationRule("ndcg@10").find_best([]) is None
 
 
 def test_a_stage_is_over_after_as_many_validations_without_a_better_one_as_its_patience():
     patient = ValidationRule("ndcg@10", patience=2)
-    assert [patient.over([0.1, 0.3, 0.2, 0.3][:count]) for count in range(5)] == [
+    assert [patient.should_stop([0.1, 0.3, 0.2, 0.3][:count]) for count in range(5)] == [
         False,
         False,
         False,
         False,
         True,
     ]
-    assert not ValidationRule("ndcg@10").over([0.3, 0.2, 0.1, 0.0])
+    assert not ValidationRule("ndcg@10").should_stop([0.3, 0.2, 0.1, 0.0])
 
 
 def test_metrics_that_are_not_measured_are_refused_with_what_is():
@@ -138,7 +138,7 @@ def test_a_patience_of_nothing_and_points_beyond_a_stage_are_refused():
 
 def test_a_plan_says_in_words_when_a_stage_is_validated_and_stops():
     def words(*changes, stage="pretrain"):
-        return validation_words(load_scenario("quickstart", list(changes))[0], stage)
+        return describe_validation(load_scenario("quickstart", list(changes))[0], stage)
 
     assert words() == (
         "validated once an epoch, at least 50 steps apart; best by ndcg@10; stops after 3 validations without improvement"

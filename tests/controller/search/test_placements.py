@@ -13,8 +13,8 @@ import pytest
 from nonet.controller.cluster.view import ClusterView, Node, read_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.search.placements import search_placements, variants
-from nonet.controller.search.text import search_dict, search_text
+from nonet.controller.search.placements import search_placements, list_variants
+from nonet.controller.search.text import make_search_records, format_search
 
 HERE = Path(__file__).parents[1]
 SMALL = ClusterView((Node("local", {"CPU": 2.0, "memory": 16e9}, {"CPU": 2.0, "memory": 16e9}),))
@@ -31,11 +31,11 @@ def found(view=SMALL, *changes: str):
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_search_ranks_as_in_its_golden_file(name):
     golden = (HERE / "golden" / f"{name}.txt").read_text(encoding="utf-8")
-    assert search_text(found(VIEWS[name]())) + "\n" == golden
+    assert format_search(found(VIEWS[name]())) + "\n" == golden
 
 
 def test_every_way_is_among_the_variants():
-    names = [name for name, _ in variants(load_scenario("quickstart")[0], SMALL)]
+    names = [name for name, _ in list_variants(load_scenario("quickstart")[0], SMALL)]
     for way in ("rollout fused,", "rollout apart x2,", "rollout collocated,"):
         assert any(way in name for name in names)
     assert len(set(names)) == len(names)
@@ -55,7 +55,7 @@ def test_the_ranking_is_by_bytes_held_then_moved_then_processes_and_the_choice_i
 
 def test_what_the_choice_says_to_set_gives_its_plan():
     ranked = found(VIEWS["search-64x8"]())
-    changes = ranked.changes(ranked.choice)
+    changes = ranked.list_changes(ranked.choice)
     assert changes
     changed, _ = load_scenario("quickstart", changes)
     assert plan(changed, VIEWS["search-64x8"]()).groups == ranked.choice.plan.groups
@@ -64,25 +64,25 @@ def test_what_the_choice_says_to_set_gives_its_plan():
 def test_a_scenario_with_roles_of_its_own_is_told_how_to_drop_them():
     ranked = found(SMALL, "roles={rollout: {workers: 2}}")
     fused = next(variant for variant in ranked.found if not variant.roles)
-    assert ranked.changes(fused) == ["roles={}"]
-    assert found().changes(fused) == []
+    assert ranked.list_changes(fused) == ["roles={}"]
+    assert found().list_changes(fused) == []
 
 
 def test_a_choice_that_cannot_run_is_never_taken_and_is_said_to_be_planned_only():
     ranked = found(SMALL, "storage=s3://runs")
     assert ranked.choice is None
-    text = search_text(ranked)
+    text = format_search(ranked)
     assert "take the first" not in text
     assert "planned only: " in text
     assert "storage" in text
 
 
 def test_programs_get_the_same_ranking():
-    rows = json.loads(json.dumps(search_dict(found())))
+    rows = json.loads(json.dumps(make_search_records(found())))
     assert [row["choice"] for row in rows].count(True) == 1
     assert {"held_bytes", "moved_bytes", "processes"} <= set(rows[0])
 
 
 if __name__ == "__main__":
     for case, view in VIEWS.items():
-        (HERE / "golden" / f"{case}.txt").write_text(search_text(found(view())) + "\n", encoding="utf-8")
+        (HERE / "golden" / f"{case}.txt").write_text(format_search(found(view())) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from nonet.workers.roles import SceneSetup
 
 def test_a_ramp_is_a_straight_line_and_stays_at_its_end():
     ramp = Ramp(start=1.0, end=0.0, steps=4, after=2)
-    assert [ramp.at(step) for step in (0, 2, 3, 6, 100)] == [1.0, 1.0, 0.75, 0.0, 0.0]
+    assert [ramp.compute_weight(step) for step in (0, 2, 3, 6, 100)] == [1.0, 1.0, 0.75, 0.0, 0.0]
     objectives = RewardObjectives({"a": RewardOptions(weight=ramp), "b": RewardOptions(weight=2.0)})
     assert objectives.compute_weights(3) == {"a": 0.75, "b": 2.0}
     assert objectives.learn(3, {"reward.a": 1.0}) == {"weight.a": 0.75}

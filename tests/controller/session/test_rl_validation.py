@@ -11,7 +11,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.record.validations import ValidationRecord, describe_selection
 from nonet.controller.scenario.replaceable import RewardOptions
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.scenario.validation import ValidationRule, check_validation, validation_rule
+from nonet.controller.scenario.validation import ValidationRule, check_validation, make_validation_rule
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.errors import ConfigError
@@ -85,7 +85,7 @@ def test_a_step_below_a_floor_goes_on_only_where_none_holds_it(tmp_path):
 
 
 def test_the_last_step_goes_on_where_that_is_asked_for(tmp_path):
-    rule = validation_rule(scenario(best={"by": "last"}), "rl")
+    rule = make_validation_rule(scenario(best={"by": "last"}), "rl")
     validation, _ = judged(
         tmp_path, {10: 0.1, 20: 0.1, 30: 0.1, 40: 0.01}, {10: 0.9, 20: 0.3, 30: 0.4, 40: 0.1}, rule=rule
     )
@@ -122,12 +122,12 @@ def scenario(**rl):
 
 
 def test_an_rl_stage_is_validated_up_to_four_times_by_its_reward():
-    rule = validation_rule(scenario(), "rl")
+    rule = make_validation_rule(scenario(), "rl")
     assert (rule.metric, rule.reward, rule.least, rule.patience) == ("ndcg@10", True, 0.98, None)
-    assert rule.points(60, 1.4) == (15, 30, 45, 60)
-    assert rule.points(8, 1.0) == (8,)
-    assert validation_rule(scenario(best="last"), "rl") is None
-    assert not validation_rule(scenario(best={"by": "recall@10"}), "rl").reward
+    assert rule.list_validation_steps(60, 1.4) == (15, 30, 45, 60)
+    assert rule.list_validation_steps(8, 1.0) == (8,)
+    assert make_validation_rule(scenario(best="last"), "rl") is None
+    assert not make_validation_rule(scenario(best={"by": "recall@10"}), "rl").reward
 
 
 def test_a_metric_that_is_not_measured_is_told():
@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_significant_selects_the_step_and_names_guard_and_fal
 
 
 def test_best_by_last_keeps_the_last_step_whatever_it_loses(tmp_path):
-    rule = validation_rule(scenario(best={"by": "last"}), "rl")
+    rule = make_validation_rule(scenario(best={"by": "last"}), "rl")
     validation, _ = judged(tmp_path, *HURTS, rule=rule, compare=Compared(-0.02, -0.005))
     assert validation.select().best["step"] == 40
     assert not validation.select().start

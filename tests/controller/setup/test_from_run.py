@@ -10,8 +10,8 @@ import pytest
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.scenario import document, load_scenario, make_scenario
-from nonet.controller.setup.from_run import settled, starting_from, warm_start
+from nonet.controller.scenario.scenario import to_document, load_scenario, make_scenario
+from nonet.controller.setup.from_run import resolve_sources, set_initial_run, find_warm_start
 from nonet.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=Tru
     """Make a run's folder with what another run reads of it."""
     run = RunFolder(runs / name)
     (run.path / "sequences").mkdir(parents=True)
-    run.scenario.write_text(yaml.dump(document(load_scenario("quickstart")[0])))
+    run.scenario.write_text(yaml.dump(to_document(load_scenario("quickstart")[0])))
     if keyed:
         np.save(run.path / "sequences" / "item_keys.npy", np.arange(3))
     artifacts = {kind: {"path": str(run.path / kind)} for kind in ("sequences", "sids")}
@@ -45,50 +45,50 @@ def quickstart(*changes):
 
 def test_without_init_nothing_is_looked_for():
     scenario = quickstart()
-    assert settled(scenario) is scenario
-    assert warm_start(scenario) is None
+    assert resolve_sources(scenario) is scenario
+    assert find_warm_start(scenario) is None
 
 
 def test_a_run_keeps_to_the_files_of_its_start_while_their_folder_grows(tmp_path):
     day = pa.table({"user_id": [1], "item_id": [[1, 2]]})
     for name in ("day-2", "day-1"):
         pq.write_table(day, tmp_path / f"{name}.parquet")
-    scenario = settled(
+    scenario = resolve_sources(
         quickstart(f"data.source={{use: parquet, path: '{tmp_path}/day-*.parquet', items: item_id}}")
     )
     pq.write_table(day, tmp_path / "day-0.parquet")
     files = [str(tmp_path / f"day-{number}.parquet") for number in (1, 2)]
-    assert document(scenario)["data"]["source"]["path"] == files
-    assert settled(make_scenario(document(scenario))) == scenario
+    assert to_document(scenario)["data"]["source"]["path"] == files
+    assert resolve_sources(make_scenario(to_document(scenario))) == scenario
 
 
 def test_init_means_the_last_stage_that_ended_and_is_settled_to_a_folder(runs):
     run = finished(runs)
-    scenario = settled(quickstart("init.from=quick"))
-    assert document(scenario)["init"] == {"from": str(run.path), "stage": "finetune"}
-    start = warm_start(scenario)
+    scenario = resolve_sources(quickstart("init.from=quick"))
+    assert to_document(scenario)["init"] == {"from": str(run.path), "stage": "finetune"}
+    start = find_warm_start(scenario)
     assert (start.stage, start.step, start.known.codes) == ("finetune", 200, (64, 64, 64, 3))
     assert start.commit == str(run.checkpoints / "step-000200")
     assert start.as_dict() == {"run": run.id, "stage": "finetune", "commit": start.commit, "step": 200}
-    assert make_scenario(document(scenario)) == scenario, "what a run stores means the same"
+    assert make_scenario(to_document(scenario)) == scenario, "what a run stores means the same"
 
 
 def test_a_session_s_from_run_is_init(runs):
     finished(runs)
-    named = settled(quickstart("init.from=last", "init.stage=pretrain"))
-    assert starting_from(quickstart(), "last", "pretrain") == named
-    assert warm_start(named).step == 100
+    named = resolve_sources(quickstart("init.from=last", "init.stage=pretrain"))
+    assert set_initial_run(quickstart(), "last", "pretrain") == named
+    assert find_warm_start(named).step == 100
 
 
 def test_a_run_or_stage_that_is_not_there_is_named(runs):
     finished(runs, ends=("pretrain",))
     with pytest.raises(ConfigError, match="there is no run 'other'"):
-        settled(quickstart("init.from=other"))
+        resolve_sources(quickstart("init.from=other"))
     with pytest.raises(ConfigError, match=r"init: .*no commit that ends the stage 'finetune'"):
-        warm_start(quickstart("init.from=last", "init.stage=finetune"))
+        find_warm_start(quickstart("init.from=last", "init.stage=finetune"))
     finished(runs, "quickstart-2", ends=())
     with pytest.raises(ConfigError, match="has finished none of its stages pretrain, finetune, rl"):
-        settled(quickstart("init.from=quickstart-2"))
+        resolve_sources(quickstart("init.from=quickstart-2"))
 
 
 @pytest.mark.parametrize(
@@ -103,15 +103,15 @@ def test_a_run_or_stage_that_is_not_there_is_named(runs):
 def test_what_would_not_fit_is_named_with_what_it_was(runs, change, says):
     finished(runs)
     with pytest.raises(ConfigError, match=says):
-        warm_start(quickstart("init.from=last", change))
+        find_warm_start(quickstart("init.from=last", change))
 
 
 def test_dropout_may_differ(runs):
     finished(runs)
-    assert warm_start(quickstart("init.from=last", "model.dropout=0.3")) is not None
+    assert find_warm_start(quickstart("init.from=last", "model.dropout=0.3")) is not None
 
 
 def test_a_run_whose_rows_are_named_by_places_is_refused(runs):
     finished(runs, keyed=False)
     with pytest.raises(ConfigError, match="names sparse rows by their position in its own data"):
-        warm_start(quickstart("init.from=last"))
+        find_warm_start(quickstart("init.from=last"))

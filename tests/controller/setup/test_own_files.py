@@ -8,9 +8,9 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import Scenario, load_scenario, make_scenario
-from nonet.controller.setup.own_files import files_beside, keep_copies, named_files, read_copies
+from nonet.controller.setup.own_files import find_files_beside, keep_copies, list_named_files, read_copies
 from nonet.controller.setup.run_files import write_run
-from nonet.controller.setup.worker_setup import role_specs
+from nonet.controller.setup.worker_setup import make_role_specs
 from nonet.errors import ConfigError
 from nonet.rl.rewards.api import find_reward, load_reward
 
@@ -44,7 +44,7 @@ def scores(run: RunFolder, scenario: Scenario) -> list[float]:
     import numpy as np
 
     found = []
-    for spec in (spec for name, spec in role_specs(scenario, run, None).items() if ".reward." in name):
+    for spec in (spec for name, spec in make_role_specs(scenario, run, None).items() if ".reward." in name):
         name, use, folder, options, *_ = spec.args
         reward = load_reward(use, Path(folder), options, name=name)
         found.append(float(reward.function(np.zeros(1))[0]))
@@ -101,7 +101,7 @@ def test_a_changed_copy_is_an_error_that_says_what_to_do(beside, tmp_path, chang
     with pytest.raises(ConfigError, match=said):
         read_copies(run)
     with pytest.raises(ConfigError, match=said):
-        role_specs(scenario, run, None)
+        make_role_specs(scenario, run, None)
 
 
 def test_a_run_of_before_with_copies_but_no_list_can_be_resumed(beside, tmp_path):
@@ -127,7 +127,7 @@ def test_whatever_part_uses_a_file_has_it_copied():
             },
         }
     )
-    assert named_files(scenario) == ["mine/split.py", "steps.py"]
+    assert list_named_files(scenario) == ["mine/split.py", "steps.py"]
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -173,5 +173,5 @@ def test_of_a_large_folder_travel_the_modules_and_files_that_the_file_names(tmp_
     (tmp_path / "helper.py").write_text("from other import x\n")
     for name in ("other.py", "limits.json", "unnamed.json", "log.parquet"):
         (tmp_path / name).write_text("x = 1\n")
-    found = [path.name for path in files_beside(tmp_path / "own.py")]
+    found = [path.name for path in find_files_beside(tmp_path / "own.py")]
     assert found == ["helper.py", "limits.json", "other.py"]

@@ -3,9 +3,9 @@
 import pytest
 
 from nonet.bench.runs.feed import write_feed
-from nonet.controller.scenario.scenario import find, load_scenario
+from nonet.controller.scenario.scenario import find_scenario, load_scenario
 from nonet.controller.setup.preflight import check
-from nonet.controller.setup.run_files import data_setup
+from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import ConfigError
 
 
@@ -33,6 +33,6 @@ def test_repeats_are_allow_or_mask(tmp_path):
 
 
 def test_a_click_model_makes_no_lists_and_takes_no_word_on_repeats():
-    assert data_setup(*load_scenario(find("ctr"))).repeats == "mask"
+    assert make_data_setup(*load_scenario(find_scenario("ctr"))).repeats == "mask"
     with pytest.raises(ConfigError, match=r"data\.repeats: deepfm makes no lists"):
-        check(*load_scenario(find("ctr"), ["data.repeats=allow"]))
+        check(*load_scenario(find_scenario("ctr"), ["data.repeats=allow"]))

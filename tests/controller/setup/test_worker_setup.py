@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.setup.worker_setup import run_setup, stage_setups, targets
+from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups, get_targets
 
 BODY = {
     "name": "setups",
@@ -37,7 +37,7 @@ BODY = {
 
 @pytest.fixture(scope="module")
 def stages():
-    return stage_setups(make_scenario(BODY), users=64, events=1000)
+    return make_stage_setups(make_scenario(BODY), users=64, events=1000)
 
 
 def test_steps_cover_the_epochs_and_stages_follow_each_other(stages):
@@ -67,7 +67,7 @@ def test_targets_and_ahead_belong_to_their_stage(stages):
         "rl": None,
     }
     assert [stages[name].ahead for name in ("pretrain", "liked", "rl")] == [3, 2, 1]
-    assert targets(make_scenario(BODY)) == {"liked": "rating >= 4"}
+    assert get_targets(make_scenario(BODY)) == {"liked": "rating >= 4"}
 
 
 def test_rl_has_its_algorithm_and_its_weights(stages):
@@ -79,14 +79,14 @@ def test_rl_has_its_algorithm_and_its_weights(stages):
 
 
 def test_a_step_has_no_more_users_than_there_are():
-    few = stage_setups(make_scenario(BODY), users=5, events=1000)
+    few = make_stage_setups(make_scenario(BODY), users=5, events=1000)
     assert (few["pretrain"].users, few["pretrain"].steps) == (5, 3)
 
 
 def test_a_run_knows_its_tables_by_the_feature_they_are_of():
-    run = run_setup(make_scenario(BODY))
+    run = make_run_setup(make_scenario(BODY))
     assert (run.seed, run.history) == (11, 7)
     assert run.features == {"item": "items", "user": "user"}
-    assert run.feature_dims() == {"item": 8, "user": 4}
-    assert {name: spec.lr for name, spec in run.specs().items()} == {"items": 0.05, "user": 0.01}
+    assert run.get_feature_dims() == {"item": 8, "user": 4}
+    assert {name: spec.lr for name, spec in run.make_table_specs().items()} == {"items": 0.05, "user": 0.01}
     assert run.model["width"] == 16

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.controller.scenario import document
-from nonet.controller.setup.run_files import data_setup
+from nonet.controller.scenario import to_document
+from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import ConfigError
 from nonet.samples.sequences import TRAIN
 
@@ -45,7 +45,7 @@ def test_users_called_as_missing_values_stay_where_the_option_says_so(new, refus
     assert code == 0, err
     scenario = runs()
     assert scenario.data.missing == [""]
-    seq, _ = data_setup(scenario, Path()).build()
+    seq, _ = make_data_setup(scenario, Path()).build()
     assert len(seq) == 80
     assert (seq.split == TRAIN).any()
 
@@ -75,7 +75,7 @@ def test_labels_are_read_by_the_list(new):
     assert new("mine.yaml", "--data", write_visits("parquet"), "--missing", "")[0] == 0
     pq.write_table(visits().filter(pa.array([True] * 40 + [False] * (len(visits()) - 40))), "later.parquet")
     scenario = runs(changes=["data.labels={path: later.parquet, within: 1h, name: bought}"])
-    setup = data_setup(scenario, Path())
+    setup = make_data_setup(scenario, Path())
     assert setup.labels is not None
     seq, _ = setup.build()
     assert len(seq) == 80
@@ -84,4 +84,4 @@ def test_labels_are_read_by_the_list(new):
 def test_a_run_without_the_key_has_the_same_document_as_before(new):
     as_csv(log(), "log.csv")
     assert new("mine.yaml", "--data", "log.csv")[0] == 0
-    assert "missing" not in document(runs())["data"]
+    assert "missing" not in to_document(runs())["data"]

@@ -55,7 +55,7 @@ def test_parquet_tables_are_used_where_they_are_with_their_columns_named(new):
     scenario = runs()
     assert scenario.data.interactions == "data/events.parquet"
     assert scenario.data.columns == {"user": "uid", "item": "sku", "time": "ts", "title": "name"}
-    assert scenario.tokenizer.options()["vectors"] == ["title", "cooccurrence"]
+    assert scenario.tokenizer.get_options()["vectors"] == ["title", "cooccurrence"]
     assert list(scenario.stages) == ["pretrain"]
     assert not Path("mine-data").exists()
 
@@ -107,7 +107,7 @@ def test_recbole_s_files_are_a_pair(new):
     as_csv(catalogue().rename_columns(["item_id:token", "title:token_seq", "price:float"]), "rb/x.item", "\t")
     as_csv(pa.table({"user_id:token": range(80), "age:float": [3] * 80}), "rb/x.user", "\t")
     assert new("mine.yaml", "--data", "rb")[0] == 0
-    assert runs().tokenizer.options()["vectors"] == ["title", "cooccurrence"]
+    assert runs().tokenizer.get_options()["vectors"] == ["title", "cooccurrence"]
 
 
 def test_tables_that_call_the_item_differently_are_written_anew(new):

@@ -17,7 +17,7 @@ from nonet.deploy.run.panel import Panel
 def answers(tmp_path_factory):
     """(feed, what the evaluator says of each subject, its comparisons)."""
     feed = FeedWorld(tmp_path_factory.mktemp("alone"), ["evaluate.metrics=[coverage@10]"])
-    said = {name: feed.evaluator.baseline(name) for name in ("popularity", "transition_counter")}
+    said = {name: feed.evaluator.evaluate_baseline(name) for name in ("popularity", "transition_counter")}
     said["pretrain"] = feed.evaluate("pretrain")
     return feed, said, feed.evaluator.compare([("pretrain", "popularity")])
 

@@ -15,7 +15,7 @@ from nonet.controller.groups.handles import PromptRequest
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.worker_setup import run_setup
+from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 from nonet.embedding.slices import SLICES
@@ -67,7 +67,7 @@ def states_of(finished):
     """Table -> hash of the rows in the newest commit, whatever the shards that wrote them."""
     path, _ = Checkpoints(finished.folder.checkpoints).find_newest()
     found = {}
-    for name, spec in run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).specs().items():
+    for name, spec in make_run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).make_table_specs().items():
         table = make_table(name, spec, 5)
         load_table(table, path, [range(SLICES)])
         found[name] = table.hash_state()
@@ -199,7 +199,7 @@ def _trained_and_published(s):
     s.begin("pretrain")
     s.trainer.train(s.stage, 0, 6)
     s.publish()
-    users, positions = s.rollout.group.heldout_prompts().get(WAIT_S)
+    users, positions = s.rollout.group.draw_held_out_prompts().get(WAIT_S)
     return PromptRequest("rl", 0, 0, users, positions, served=True)
 
 

@@ -20,7 +20,7 @@ from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.scenario import document
+from nonet.controller.scenario.scenario import to_document
 from nonet.controller.session import session as sessions
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
@@ -151,7 +151,7 @@ def test_two_trainers_then_one_with_a_rollout_apart_ends_as_a_run_resumed_with_t
 
     shutil.copytree(changed.folder.path, ring / "resumed")
     one = api.scenario(ring / "ring.yaml", [f"roles={ONE}"]).scenario
-    text = yaml.dump(document(one))
+    text = yaml.dump(to_document(one))
     (ring / "resumed" / "scenario.yaml").write_text(text)
     Checkpoints(ring / "resumed" / "checkpoints").drop_after(start.step)
     for file in (ring / "resumed" / "checkpoints").glob("step-*/manifest.json"):

@@ -11,8 +11,8 @@ import yaml
 from served_run import TrainedRun
 
 from nonet.controller.plan.resolved import resolve_run
-from nonet.controller.plan.warnings import _warnings
-from nonet.controller.scenario import joined_features, load_scenario
+from nonet.controller.plan.warnings import _list_warnings
+from nonet.controller.scenario import list_joined_features, load_scenario
 from nonet.deploy.serving.features import check_features
 from nonet.deploy.serving.offline import export_run, recommend_all
 from nonet.deploy.serving.service import ServeConfig
@@ -56,9 +56,9 @@ def test_a_run_with_joined_features_is_refused_and_nothing_is_written(run, tmp_p
 
 def test_columns_that_only_rewards_read_are_no_features(run):
     scenario, _ = load_scenario(run.scenario)
-    assert joined_features(scenario) == ["discount"]
+    assert list_joined_features(scenario) == ["discount"]
     del scenario.sparse.tables["discount"]
-    assert joined_features(scenario) == []
+    assert list_joined_features(scenario) == []
     check_features(scenario, "run", "serve")
 
 
@@ -69,7 +69,7 @@ def test_a_plan_warns_of_it(run):
     trainer = SimpleNamespace(
         roles=("trainer",), workers=1, resource="CPU", shares=None, device="cpu", name="trainer"
     )
-    said = [line for line in _warnings(resolve_run(scenario), None, (trainer,)) if "data.join" in line]
+    said = [line for line in _list_warnings(resolve_run(scenario), None, (trainer,)) if "data.join" in line]
     assert said == [
         "warning: the model reads discount from data.join, which nonet serve, nonet export and nonet recommend --users do not "
         "read yet: they refuse such a run"

@@ -87,8 +87,8 @@ def test_a_folder_is_beside_the_scenario(tmp_path):
         "name: words\ndata: {interactions: i.parquet}\nmodel: {use: hf, path: base}\nstages: {pretrain: {epochs: 1}}\n"
     )
     made, _ = load_scenario(tmp_path / "words.yaml")
-    assert made.model.options()["path"] == str(tmp_path / "base")
-    assert scenario({"path": "nowhere"}).model.options()["path"] == "nowhere"
+    assert made.model.get_options()["path"] == str(tmp_path / "base")
+    assert scenario({"path": "nowhere"}).model.get_options()["path"] == "nowhere"
 
 
 def test_only_a_model_of_words_is_aligned():

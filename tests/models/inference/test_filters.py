@@ -141,7 +141,7 @@ def test_bits_of_all_filters_say_what_a_mask_of_each_says(monkeypatch, count, fe
             counts = torch.full_like(user, number)
             wanted = masks.are_all(level, user, every.flatten(), counts, len(which))
             found = bits.are_all(level, user, every.flatten(), counts, len(which))
-            possible = masks._count_excluded_CN(level, "cpu")[torch.from_numpy(which)[user], every.flatten()]
+            possible = masks._count_excluded(level, "cpu")[torch.from_numpy(which)[user], every.flatten()]
             left = trie.count_leaves(level, every.flatten()) - possible.long() >= number
             assert torch.equal(found & left, wanted)  # more forbidden ones than there are do not occur
     leaf = torch.arange(trie.n_leaves).expand(len(which), -1)

@@ -72,7 +72,7 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
         labels=LabelSetup(str(tmp_path / "bought.parquet"), 2 * DAY, "bought"),
     )
     seq, _ = setup.build()
-    assert not setup.on_disk()
+    assert not setup.is_prepared_on_disk()
     assert seq.targets["finetune"].sum() == 3
     assert np.isnan(seq.columns["bought"][seq.time > 3 * DAY]).all()
 

@@ -9,7 +9,7 @@ import pytest
 from tests_ring import make_ring
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import data_setup
+from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import ConfigError
 from nonet.samples.sources.base import SampleRequest, open_source
 
@@ -18,7 +18,7 @@ from nonet.samples.sources.base import SampleRequest, open_source
 def request_of_users(tmp_path_factory):
     folder = make_ring(tmp_path_factory.mktemp("ring"))
     scenario, beside = load_scenario(folder / "ring.yaml")
-    seq, items = data_setup(scenario, beside).build()
+    seq, items = make_data_setup(scenario, beside).build()
     sids = np.arange(2 * len(items), dtype=np.int32).reshape(-1, 2)
     return SampleRequest(
         stage="pretrain",

@@ -14,7 +14,7 @@ from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario, make_scenario
 from nonet.controller.scenario.unsupported import check_runnable
-from nonet.controller.setup.own_files import named_files
+from nonet.controller.setup.own_files import list_named_files
 from nonet.errors import ConfigError
 from nonet.workers.engines import ENGINES, OptimizerSettings, TrainEngine, make_engine
 from nonet.workers.roles import RolloutRequest
@@ -195,7 +195,7 @@ def test_the_shipped_engine_is_that_of_a_scenario_that_names_none(ring):
 
 def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring, tmp_path, monkeypatch):
     change = engine("short.py:SPEC", speed=2.0)
-    assert "short.py" in named_files(load_scenario(ring.scenario, [change])[0])  # a run works from its copy
+    assert "short.py" in list_named_files(load_scenario(ring.scenario, [change])[0])  # a run works from its copy
     world = ring.world(change)
     assert world.run.engine == {"use": f"{ring.scenario.parent.resolve()}/short.py:SPEC", "speed": 2.0}
     monkeypatch.chdir(tmp_path)

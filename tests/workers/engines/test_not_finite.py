@@ -28,7 +28,7 @@ def ring(tmp_path_factory):
 
 def break_steps(monkeypatch, *steps, where="loss"):
     """Let some steps have a loss, a dense gradient or a gradient of rows that is no number."""
-    right, now = SupervisedLoss.gradients, SimpleNamespace(step=-1)
+    right, now = SupervisedLoss.compute_gradients, SimpleNamespace(step=-1)
 
     def gradients(update, read, rows, draw):
         now.step += 1

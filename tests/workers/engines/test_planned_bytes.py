@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nonet.controller.plan.memory import need
-from nonet.controller.plan.resolved import model_size, resolve_run
+from nonet.controller.plan.memory import estimate_worker_memory
+from nonet.controller.plan.resolved import derive_model_size, resolve_run
 from nonet.controller.scenario import load_scenario
-from nonet.controller.setup import run_setup
+from nonet.controller.setup import make_run_setup
 from nonet.models import build_model
 from nonet.workers.engines import list_gradients, make_engine, parse_optimizer_settings
 from nonet.workers.runtime import Membership
@@ -30,10 +30,10 @@ MODELS = {
 
 def stepped(scenario, ranks, monkeypatch):
     """Bytes that an engine keeps after a step, and those of the buffer that gradients were summed in."""
-    size = model_size(scenario)
+    size = derive_model_size(scenario)
     codes = (scenario.tokenizer.options().get("codes", 64),) * size.levels
-    setup = run_setup(scenario)
-    model = build_model(setup.model, codes, setup.feature_dims(), 0)
+    setup = make_run_setup(scenario)
+    model = build_model(setup.model, codes, setup.get_feature_dims(), 0)
     learning = parse_optimizer_settings(scenario.stages["pretrain"].optimizer.model_dump())
     engine = make_engine({"use": "ddp"}, model, Membership(0, ranks, n_trainers=ranks), learning)
     engine.restart()
@@ -53,7 +53,7 @@ def test_planned_bytes_are_within_a_tenth_of_what_a_rank_keeps(name, ranks, monk
     if name.startswith("qwen3"):
         pytest.importorskip("transformers")
     scenario, _ = load_scenario("quickstart", MODELS[name])
-    planned = need(resolve_run(scenario), "pretrain", ("trainer",), ranks, 0.0)
+    planned = estimate_worker_memory(resolve_run(scenario), "pretrain", ("trainer",), ranks, 0.0)
     kept, buffer = stepped(scenario, ranks, monkeypatch)
     fixed = sum(
         value for part, value in planned.fixed.items() if part in ("weights", "gradients", "optimizer")

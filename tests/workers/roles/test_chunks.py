@@ -14,8 +14,8 @@ import torch
 from tests_ring import make_ring
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import data_setup
-from nonet.controller.setup.worker_setup import run_setup, stage_setups
+from nonet.controller.setup.run_files import make_data_setup
+from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.samples.batches.chunks import split_by_size
 from nonet.workers.roles import RolloutRequest, UpdateRequest
 from nonet.workers.roles.embedding import EmbeddingShard
@@ -42,7 +42,7 @@ def ring(tmp_path_factory):
     }
     pq.write_table(pa.concat_tables([table, pa.table(bot)]), folder / "interactions.parquet")
     scenario, beside = load_scenario(folder / "ring.yaml")
-    facts = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
+    facts = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     return SimpleNamespace(folder=folder, folders=folders, facts=facts["data"])
 
@@ -52,8 +52,8 @@ class World:
 
     def __init__(self, ring, *changes):
         scenario, _ = load_scenario(ring.folder / "ring.yaml", list(changes))
-        run = run_setup(scenario)
-        self.stages = stage_setups(scenario, ring.facts["users"], ring.facts["trained_events"])
+        run = make_run_setup(scenario)
+        self.stages = make_stage_setups(scenario, ring.facts["users"], ring.facts["trained_events"])
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         peers = {"trainer": self.trainer, "embedding": self.shard}
         self.trainer.place = Place(role="trainer", peers=peers)
@@ -84,7 +84,7 @@ class World:
         return found
 
     def generate(self, chunk=None, width=4):
-        users, positions = self.rollout.heldout_prompts()
+        users, positions = self.rollout.draw_held_out_prompts()
         return self.rollout.generate(users, positions, RolloutRequest("rl", 0, width, 1, chunk))
 
 
@@ -126,9 +126,9 @@ def test_the_gradient_of_a_step_in_chunks_is_that_of_the_whole_step(ring, monkey
             return 0.0
 
         monkeypatch.setattr(dense, "clip", clip)
-        read = trainer.learner_of(stage).read_batch(0)
+        read = trainer.get_learner(stage).read_batch(0)
         rows = {table: trainer.sparse.pull(table, keys) for table, keys in read.keys.items()}
-        grads, _ = trainer.learner_of(stage).take_step(0, read, rows)
+        grads, _ = trainer.get_learner(stage).take_step(0, read, rows)
         taken.update({f"rows of {table}": grad for table, grad in grads.items()})
     close(found[ALL], found[64], "gradient", atol=1e-6)
     assert found[64]["rows of item"].abs().max() > 1e-3

@@ -10,8 +10,8 @@ import pytest
 from likes_world import make_likes
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import data_setup
-from nonet.controller.setup.worker_setup import run_setup, stage_setups
+from nonet.controller.setup.run_files import make_data_setup
+from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.samples.sequences.sequences import TEST, TRAIN, VALID, Sequences
 from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
@@ -29,12 +29,12 @@ class Likes:
 
     def __init__(self, folder):
         scenario, beside = load_scenario(make_likes(folder) / "likes.yaml")
-        self.facts = ClickTokeniser().prepare(data_setup(scenario, beside), str(folder))
+        self.facts = ClickTokeniser().prepare(make_data_setup(scenario, beside), str(folder))
         self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         self.seq = Sequences.load(self.folders["sequences"])
-        self.run = run_setup(scenario)
+        self.run = make_run_setup(scenario)
         data = self.facts["data"]
-        self.stage = stage_setups(scenario, data["users"], data["trained_events"])["train"]
+        self.stage = make_stage_setups(scenario, data["users"], data["trained_events"])["train"]
 
     def trainer(self, folders=None):
         shard, trainer = EmbeddingShard(self.run), ClickTrainer(self.run)
@@ -151,6 +151,6 @@ def test_a_tenth_of_the_rows_learn_without_their_moment(likes):
     trainer, _ = likes.trainer()
     hours, rows = 0, 0
     for step in range(6):
-        batch = trainer.learner_of(likes.stage).read_batch(step).batch
+        batch = trainer.get_learner(likes.stage).read_batch(step).batch
         hours, rows = hours + len(batch.bags["hour"].values), rows + len(batch.label)
     assert 0.05 < 1 - hours / rows < 0.15

@@ -43,7 +43,7 @@ def test_a_delta_holds_what_was_touched_and_what_went_and_no_other_row(tmp_path)
     assert (rows_of(replica)[5] == 0.5).all()
     shard.save(str(tmp_path))
     assert len(shard.sparse.tables["item"].deleted) == 0  # no replica needs to hear of them again
-    told = shard.sent()
+    told = shard.get_update_counts()
     assert (told["full"]["updates"], told["delta"]["updates"]) == (1, 1)
     assert told["delta"]["bytes"] > 0
 

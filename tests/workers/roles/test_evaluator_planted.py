@@ -290,7 +290,7 @@ def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator
     for user, (row, best) in enumerate(
         zip(there.shown(), there.baseline("popularity")["shown"], strict=True)
     ):
-        shown = there.ranker.shown_users()
+        shown = there.ranker.select_shown_users()
         users, positions = shown.users, shown.positions
         unseen = np.setdiff1d(np.arange(len(titles)), gather_seen_items(seq, users, positions)[user])
         assert [count[titles.index(title)] for title in best] == sorted(count[unseen], reverse=True)[:3]

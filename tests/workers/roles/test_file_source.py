@@ -11,7 +11,7 @@ import pytest
 from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.worker_setup import stage_setups
+from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.errors import CheckpointError, ConfigError
 from nonet.samples.sources.base import SampleRequest, open_source
 
@@ -86,7 +86,7 @@ def test_ranks_share_the_slices_of_a_step(ring):
 
 def test_an_epoch_is_the_rows_of_the_files_and_the_engine_must_read_them(ring):
     scenario, _ = load_scenario(ring.scenario, list(changes(ring, "data.engine=local")))
-    assert stage_setups(scenario, 10_000, 700)["pretrain"].steps % 6 == 0
+    assert make_stage_setups(scenario, 10_000, 700)["pretrain"].steps % 6 == 0
     with pytest.raises(ConfigError, match="ray does not read the source 'shuffled'"):
         load_scenario(ring.scenario, ["data.engine=ray"])
     with pytest.raises(ConfigError, match="is relative; give a whole path"):

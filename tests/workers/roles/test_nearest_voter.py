@@ -78,7 +78,7 @@ def test_kinds_of_events_count_as_the_stage_says_and_one_on_average(ring):
     kind = (np.arange(len(seq.item)) % 4 == 0).astype(np.int32)
     trainer.corpus.__dict__["seq"] = replace(seq, event=kind, event_names=("view", "buy"))
     trainer.begin(stage)
-    update = trainer.learner_of(replace(stage, weight={"buy": 5.0})).loss
+    update = trainer.get_learner(replace(stage, weight={"buy": 5.0})).loss
     of_view, of_buy = (update._of_kinds / update._mean).tolist()
     assert of_buy == pytest.approx(5 * of_view)
     taught = kind[seq.split == TRAIN]
@@ -92,7 +92,7 @@ def test_targets_count_the_inverse_of_their_propensity_and_one_on_average(ring):
     chance = np.resize(np.array([1.0, 0.5, 0.01, np.nan], np.float32), len(seq.item))
     trainer.corpus.__dict__["seq"] = replace(seq, columns={**seq.columns, "shown": chance})
     trainer.begin(stage)
-    update = trainer.learner_of(replace(stage, propensity={"column": "shown", "most": 10.0})).loss
+    update = trainer.get_learner(replace(stage, propensity={"column": "shown", "most": 10.0})).loss
     by_hand = np.resize(np.array([1.0, 2.0, 10.0, 1.0]), len(seq.item))
     mean = by_hand[seq.split == TRAIN].mean()
     assert update._mean == pytest.approx(mean)

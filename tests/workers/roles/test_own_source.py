@@ -6,7 +6,7 @@ import pytest
 from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.worker_setup import stage_setups
+from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.errors import CheckpointError, ConfigError
 
 STREAM = '''
@@ -61,7 +61,7 @@ def ring(tmp_path_factory):
 
 
 def seen(world):
-    return world.trainer.learner_of(world.stages["pretrain"]).samples.batch.__globals__["SEEN"]
+    return world.trainer.get_learner(world.stages["pretrain"]).samples.batch.__globals__["SEEN"]
 
 
 def test_a_trainer_learns_from_a_stream_and_never_opens_the_events(ring):
@@ -102,4 +102,4 @@ def test_a_stream_without_an_end_wants_steps(ring):
     with pytest.raises(
         ConfigError, match=r"stages.pretrain: the source stream.py:SPEC has no end: set steps"
     ):
-        stage_setups(scenario, 60, 700)
+        make_stage_setups(scenario, 60, 700)

@@ -54,7 +54,7 @@ def test_where_people_come_back_beam_and_exhaustive_ranks_are_the_same(allowing)
 
 
 def test_where_people_come_back_a_beam_hits_and_rl_has_a_gradient(allowing):
-    beams = allowing.generate_beams(*allowing.rollout.heldout_prompts())
+    beams = allowing.generate_beams(*allowing.rollout.draw_held_out_prompts())
     back = returning(allowing, beams["user"], beams["position"])
     assert back.any()
     assert compute_hits(beams)[back].any()
@@ -64,7 +64,7 @@ def test_where_people_come_back_a_beam_hits_and_rl_has_a_gradient(allowing):
 
 def test_rewards_are_told_the_whole_history_whatever_is_masked(allowing, masking):
     for feed in (allowing, masking):
-        beams, seq = feed.generate_beams(*feed.rollout.heldout_prompts()), feed.evaluator.corpus.seq
+        beams, seq = feed.generate_beams(*feed.rollout.draw_held_out_prompts()), feed.evaluator.corpus.seq
         lengths = np.diff(beams["history"].offsets)
         assert lengths.tolist() == beams["position"].tolist()
         first = slice(seq.offsets[beams["user"][0]], seq.offsets[beams["user"][0]] + beams["position"][0])
@@ -88,7 +88,7 @@ def test_under_mask_rl_and_its_probe_never_ask_for_a_seen_item(masking, allowing
         steps = [feed.rollout.lease("rl", step, 16) for step in range(20)]
         asked = [np.concatenate(part) for part in zip(*steps, strict=True)]
         assert returning(feed, *asked).mean() == pytest.approx(expected, abs=0.1)
-        assert returning(feed, *feed.rollout.heldout_prompts()).mean() == pytest.approx(expected, abs=0.2)
+        assert returning(feed, *feed.rollout.draw_held_out_prompts()).mean() == pytest.approx(expected, abs=0.2)
         assert (seq.split[seq.offsets[asked[0]] + asked[1]] == RL).all()
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import data_setup
-from nonet.controller.setup.worker_setup import run_setup, stage_setups
+from nonet.controller.setup.run_files import make_data_setup
+from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.embedding.reading.remote import RemoteReader
 from nonet.errors import StaleVersion
 from nonet.workers.roles import RolloutRequest
@@ -29,10 +29,10 @@ class World:
 
     def __init__(self, folder):
         scenario, beside = load_scenario(folder / "ring.yaml", POLICY)
-        facts = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
+        facts = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))
         folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-        run, data = run_setup(scenario), facts["data"]
-        self.stage = stage_setups(scenario, data["users"], data["trained_events"])["pretrain"]
+        run, data = make_run_setup(scenario), facts["data"]
+        self.stage = make_stage_setups(scenario, data["users"], data["trained_events"])["pretrain"]
         self.shard, self.trainer = EmbeddingShard(run), Trainer(run)
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
         self.copies, self.by_key = Rollout(run), Rollout(run)
@@ -40,7 +40,7 @@ class World:
             role.open(folders)
         self.trainer.begin(self.stage)
         self.host = SimpleNamespace(read=SimpleNamespace(remote=lambda role, *asked: self.shard.read(*asked)))
-        self.asked = self.copies.heldout_prompts()
+        self.asked = self.copies.draw_held_out_prompts()
 
     def publish(self, version, have=None):
         self.send(self.copies, version)
@@ -51,7 +51,7 @@ class World:
 
     def send(self, rollout, version):
         for number in range(len(self.trainer._outgoing.buckets)):
-            rollout.receive(version, self.trainer.weights(number))
+            rollout.receive(version, self.trainer.export_weights(number))
 
     def beams(self, rollout, version):
         users, positions = self.asked
@@ -78,9 +78,9 @@ def test_copies_and_reads_by_key_answer_with_the_published_rows_while_training_g
     assert same(before, world.beams(world.by_key, 1))
     assert isinstance(world.by_key._recommender.reader, RemoteReader)
     assert (
-        world.copies._newly_absent() == world.by_key._newly_absent() > 0
+        world.copies._count_newly_absent() == world.by_key._count_newly_absent() > 0
     )  # users without a row yet read the default
-    assert world.copies._newly_absent() == 0
+    assert world.copies._count_newly_absent() == 0
     with pytest.raises(StaleVersion, match="version 2 is required"):
         world.beams(world.by_key, 2)
     world.publish(2, have=1)

@@ -25,7 +25,7 @@ from nonet.workers.roles.evaluation import evaluator as evaluators
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 from nonet.workers.roles.evaluation.ranker import EvaluateSetup
-from nonet.workers.roles.evaluation.segments import Segments
+from nonet.workers.roles.evaluation.segments import EventSegments
 
 METRICS = ("recall@2", "ndcg@5")
 
@@ -58,9 +58,9 @@ def _evaluator(run, ring, folder, metrics=METRICS):
 
 def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_events_that_they_make_up():
     occurs, order = np.array([1, 6, 0, 2, 3]), np.array([3, 0, 4, 2, 1])  # 12 events: 6 | 3, 2 | 1, 0
-    segments, seq = Segments(occurs, order), Histories(5, 40, 9, 1000)
+    segments, seq = EventSegments(occurs, order), Histories(5, 40, 9, 1000)
     users, target = np.array([0, 0, 1, 2]), np.array([1, 4, 0, 2])  # nobody asks about user 3
-    groups = segments.groups(seq, users, target)
+    groups = segments.group_events(seq, users, target)
     assert {name: np.flatnonzero(member).tolist() for name, member in groups.items()} == {
         "short histories": [0, 1, 3],
         "long histories": [2],
@@ -68,14 +68,14 @@ def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_event
         "middle items": [1],
         "tail items": [2, 3],
     }
-    facts = segments.facts(seq, users, target)
+    facts = segments.describe(seq, users, target)
     assert facts["short histories"] == {"events": 3, "users": 2, "most": 9.0}
     assert facts["long histories"] == {"events": 1, "users": 1, "above": 9.0}
     assert [facts[name]["items"] for name in ("head items", "middle items", "tail items")] == [1, 1, 3]
 
 
 def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path):
-    result = _evaluator(ring.world().run, ring, tmp_path).baseline("popularity")
+    result = _evaluator(ring.world().run, ring, tmp_path).evaluate_baseline("popularity")
     detail, facts = result["detail"]["test"]["exhaustive"], result["segments"]
     for names in (("short histories", "long histories"), ("head items", "middle items", "tail items")):
         there = [name for name in names if name in detail]
@@ -88,7 +88,7 @@ def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path)
 @pytest.mark.parametrize("metrics", [METRICS, (*METRICS, "coverage", "coverage@20")])
 def test_the_first_ten_of_each_test_list_are_looked_at_whatever_the_metrics(ring, tmp_path, metrics):
     evaluator = _evaluator(ring.world().run, ring, tmp_path, metrics)
-    result, there = evaluator.baseline("popularity"), ring.corpus()
+    result, there = evaluator.evaluate_baseline("popularity"), ring.corpus()
     users, positions = list_prompts(there.seq, TEST)
     occurs = np.bincount(there.seq.item[there.seq.split == TRAIN], minlength=len(there.items))
     names = [row or [] for row in there.items["categories"].to_pylist()]
@@ -106,7 +106,7 @@ def test_items_without_categories_leave_diversity_and_calibration_out(ring, tmp_
     monkeypatch.setattr(
         corpus, "read_items", lambda folders: read_items(folders).drop_columns(["categories"])
     )
-    lists = _evaluator(ring.world().run, ring, tmp_path).baseline("popularity")["lists"]
+    lists = _evaluator(ring.world().run, ring, tmp_path).evaluate_baseline("popularity")["lists"]
     assert set(lists) == {"coverage@10", "gini@10", "novelty@10"}
 
 
@@ -142,8 +142,8 @@ def test_other_users_are_split_at_their_own_median(ring, tmp_path):
     users, _ = list_prompts(seq, TEST)
     few = np.unique(users)[:5]
     keep = np.isin(seq.user, few) | (seq.split != TEST)
-    evaluator.ask_about(replace(seq, split=np.where(keep, seq.split, TRAIN).astype(np.int8)))
-    facts = evaluator.baseline("popularity")["segments"]
+    evaluator.set_events(replace(seq, split=np.where(keep, seq.split, TRAIN).astype(np.int8)))
+    facts = evaluator.evaluate_baseline("popularity")["segments"]
     asked = evaluator.corpus.seq
     events = locate_events(asked, *list_prompts(asked, TEST))
     assert facts["short histories"]["most"] == np.median(asked.train_lengths[few])

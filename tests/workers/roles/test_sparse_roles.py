@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.worker_setup import run_setup
+from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.embedding.slices import SLICES
 from nonet.embedding.storage.checkpoint import load_table
 from nonet.embedding.tables.factory import make_table
@@ -41,7 +41,7 @@ class Plays:
     def states(self, name, changes):
         loaded, _ = load_scenario(self.scenario, list(changes))
         found = {}
-        for table, spec in run_setup(loaded).specs().items():
+        for table, spec in make_run_setup(loaded).make_table_specs().items():
             made = make_table(table, spec, 5)
             load_table(made, self.folder / name, [range(SLICES)])
             found[table] = made.hash_state()

@@ -11,12 +11,12 @@ import pytest
 from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import data_setup
+from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import DataError
 from nonet.models.generation.corpus import Corpus
 from nonet.samples.sequences import build_sequences
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
-from nonet.workers.roles.tokenizer import Tokeniser, facts_of, keep
+from nonet.workers.roles.tokenizer import Tokeniser, describe_data, store_artifact
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_facts_are_those_of_the_tables(ring):
 def test_data_are_read_as_the_scenario_says(ring):
     def built(*changes):
         scenario, beside = load_scenario(ring.scenario, list(changes))
-        return data_setup(scenario, beside).build()
+        return make_data_setup(scenario, beside).build()
 
     seq, items = built()
     assert (len(seq), len(items), len(seq.item)) == (60, 40, 960)
@@ -79,7 +79,7 @@ def test_artifacts_are_one_corpus(ring):
 
 def test_the_same_content_lands_in_the_same_folder_and_other_content_does_not(tmp_path):
     def write(text):
-        return keep(tmp_path, "kind", lambda folder: (folder / "file").write_text(text))
+        return store_artifact(tmp_path, "kind", lambda folder: (folder / "file").write_text(text))
 
     one, again, other = write("a"), write("a"), write("b")
     assert one == again
@@ -102,7 +102,7 @@ def test_a_shipped_scenario_has_the_same_artifacts_prepared_on_disk_as_in_memory
     for how in ("memory", "disk"):
         changes = [f"data.prepare={how}", "tokenizer.vectors=[categories]", "tokenizer.codes=16"]
         scenario, beside = load_scenario(name, changes)
-        facts[how] = Tokeniser().prepare(data_setup(scenario, beside), str(tmp_path / how))
+        facts[how] = Tokeniser().prepare(make_data_setup(scenario, beside), str(tmp_path / how))
     memory, disk = facts["memory"], facts["disk"]
     for kind in ("sids", "catalogue", "transitions"):
         assert disk["artifacts"][kind]["sha256"] == memory["artifacts"][kind]["sha256"], kind
@@ -121,7 +121,7 @@ def test_what_the_driver_does_not_read_is_refused_where_it_is_read(ring, tmp_pat
         ring.scenario, ["data.prepare=disk", "stages.finetune.target='rating > 99'"]
     )
     with pytest.raises(DataError, match=r"stages.finetune.target: .* holds for none of the 720 training"):
-        Tokeniser().prepare(data_setup(scenario, beside), str(tmp_path))
+        Tokeniser().prepare(make_data_setup(scenario, beside), str(tmp_path))
 
 
 def test_facts_count_the_copies_of_events(tmp_path):
@@ -131,4 +131,4 @@ def test_facts_count_the_copies_of_events(tmp_path):
     split = {"use": "leave_last_out", "test": 1, "valid": 1, "rl": 0}
     seq, items = build_sequences(table, None, split=split)
     data = SimpleNamespace(interactions=str(tmp_path / "log.parquet"), known=None)
-    assert facts_of(seq, items, data)["data"]["duplicates"] == 7
+    assert describe_data(seq, items, data)["data"]["duplicates"] == 7

@@ -262,7 +262,7 @@ def test_rl_that_goes_on_from_a_commit_ends_in_the_bits_of_one_that_never_stoppe
 def test_users_left_out_for_the_probe_are_never_leased_and_all_others_are(world):
     there = world()
     seq = there.trainer.corpus.seq
-    users, positions = there.rollout.heldout_prompts()
+    users, positions = there.rollout.draw_held_out_prompts()
     probed = set(users.tolist())
     assert len(users) == 2 * len(probed)  # both of a user's events that are held out for RL
     assert (seq.split[seq.offsets[users] + positions] == RL).all()

@@ -98,7 +98,7 @@ def test_ranks_draw_dropout_of_their_own(ring):
             stage = world.stages["pretrain"]
             world.trainer.place = replace(world.trainer.place, rank=rank)
             world.trainer.begin(stage)
-            samples = world.trainer.learner_of(stage).samples
+            samples = world.trainer.get_learner(stage).samples
             makes = samples.batch(0, 0, 1)
             samples.batch = lambda *which, makes=makes: makes
             world.trainer.begin = lambda stage: None

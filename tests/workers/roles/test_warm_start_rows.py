@@ -66,9 +66,9 @@ def test_it_starts_where_the_source_ended_and_not_afresh(grown, tmp_path):
 def test_steps_go_on_from_those_of_the_rows(trained):
     """Rows remember the step that trained them last; a step before it would be refused or look old."""
     from nonet.controller.scenario.scenario import load_scenario
-    from nonet.controller.setup.worker_setup import stage_setups
+    from nonet.controller.setup.worker_setup import make_stage_setups
 
     ring, _, _ = trained
     scenario, _ = load_scenario(ring.scenario)
-    stages = stage_setups(scenario, 60, 720, first=500)
+    stages = make_stage_setups(scenario, 60, 720, first=500)
     assert [stages[name].first for name in stages] == [500, 518, 524]

@@ -14,7 +14,7 @@ from nonet.samples.sequences import Sequences
 from nonet.workers.roles import RunSetup
 
 
-def click_setup(run: RunSetup) -> ClickSetup:
+def make_click_setup(run: RunSetup) -> ClickSetup:
     """Return the settings from which the click model of a run is built."""
     return ClickSetup(run.model, run.tables, run.features, run.combiners, run.history, run.seed)
 
@@ -33,7 +33,7 @@ class ClickData:
         """The events of all users."""
         return Sequences.load(self._folders["sequences"])
 
-    def clicks(self, target: str | None) -> ClickRows:
+    def label_events(self, target: str | None) -> ClickRows:
         """Return the events with the labels of a stage's target condition. They are made once per condition."""
         if target not in self._clicks:
             features, history = list(self._run.features), self._run.history

@@ -48,7 +48,7 @@ class ClickEvaluator(DistributeWorker):
         )
 
     @method(collect="first")
-    def baseline(self, name: str) -> dict[str, Any]:
+    def evaluate_baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and evaluate it.
 
         Returns:
@@ -57,7 +57,7 @@ class ClickEvaluator(DistributeWorker):
         index = {split: self._clicks.find_rows(code) for split, code in _SPLITS.items()}
         chances = predict_baseline(name, self._clicks, np.concatenate(list(index.values())))
         cut = len(index["valid"])
-        return self._summary(name, {"valid": chances[:cut], "test": chances[cut:]})
+        return self._summarise(name, {"valid": chances[:cut], "test": chances[cut:]})
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -68,14 +68,14 @@ class ClickEvaluator(DistributeWorker):
             folder: Folder of the checkpoint.
 
         Returns:
-            As `baseline`.
+            As `evaluate_baseline`.
         """
         model = ClickModel(Path(folder))
         chances = {
             split: model.predict_events(self._clicks, self._clicks.find_rows(code))
             for split, code in _SPLITS.items()
         }
-        return self._summary(name, chances)
+        return self._summarise(name, chances)
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
@@ -122,11 +122,11 @@ class ClickEvaluator(DistributeWorker):
         return differences
 
     @method(collect="first")
-    def shown(self) -> list[dict[str, Any]]:
+    def list_shown_users(self) -> list[dict[str, Any]]:
         """Return an empty list, because a click model recommends no items."""
         return []
 
-    def _summary(self, name: str, chances: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _summarise(self, name: str, chances: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Store the predicted probabilities of a subject and return its metrics."""
         arrays: dict[str, Any] = dict(chances)
         np.savez(self._results / f"{name}.npz", **arrays)

@@ -14,7 +14,7 @@ from torch import Tensor
 from nonet.embedding.modules import EmbeddingBagCollection
 from nonet.samples.sources import SampleRequest
 from nonet.workers import PrefetchedRows, SparseBatch
-from nonet.workers.roles.click.data import click_setup
+from nonet.workers.roles.click.data import make_click_setup
 from nonet.workers.roles.learners import SupervisedLearner
 
 # Shapes: M unique keys, D width.
@@ -57,4 +57,4 @@ class ClickLearner(SupervisedLearner):
 
     @cached_property
     def _bags(self) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(click_setup(self.context.run).make_table_configs(), PrefetchedRows({}))
+        return EmbeddingBagCollection(make_click_setup(self.context.run).make_table_configs(), PrefetchedRows({}))

@@ -9,7 +9,7 @@ import numpy as np
 
 from nonet.models.deepfm import find_columns, find_separating_columns
 from nonet.samples.sequences import TRAIN, Sequences
-from nonet.workers.roles import DataSetup, facts_of, sequences_of
+from nonet.workers.roles import DataSetup, describe_data, make_sequences
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 
@@ -29,15 +29,15 @@ class ClickTokeniser(DistributeWorker):
         """
         if self.rank:
             return {}
-        seq, items, sequences = sequences_of(data, Path(run_folder) / "artifacts")
-        facts = facts_of(seq, items, data)
-        if warning := _separated(seq, data):
+        seq, items, sequences = make_sequences(data, Path(run_folder) / "artifacts")
+        facts = describe_data(seq, items, data)
+        if warning := _warn_of_separating_columns(seq, data):
             notice = facts["data"].get("notice", "")
             facts["data"] = {**facts["data"], "notice": f"{notice} {warning}".strip()}
         return {"artifacts": {"sequences": sequences}, "tokenizer": {}, **facts}
 
 
-def _separated(seq: Sequences, data: DataSetup) -> str:
+def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     train = np.asarray(seq.split) == TRAIN
     found: dict[str, float] = {}

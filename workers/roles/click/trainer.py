@@ -12,7 +12,7 @@ from nonet.models.deepfm import save_clicks
 from nonet.models.generation import as_array
 from nonet.workers import SaveOptions
 from nonet.workers.roles import CheckpointPart, StageSetup, Trainer
-from nonet.workers.roles.click.data import ClickData, click_setup
+from nonet.workers.roles.click.data import ClickData, make_click_setup
 from nonet.workers.runtime import Replicate, method
 
 
@@ -26,17 +26,17 @@ class ClickTrainer(Trainer):
         """Open the item table and build the model (`Trainer.open`)."""
         self.corpus = ClickData(self.run, folders)
         self._target: str | None = None  # Target condition of the last stage.
-        return self._built(click_setup(self.run).build())
+        return self._build_engine(make_click_setup(self.run).build())
 
     def _make_learner(self, stage: StageSetup) -> Any:
         self._target = stage.target
         return super()._make_learner(stage)
 
-    def _parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+    def _list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         """Add the complete click model in folder/clicks/ to the checkpoint parts of rank 0."""
-        parts = super()._parts(saving)
+        parts = super()._list_checkpoint_parts(saving)
         if self.rank:
             return parts
-        setup, items = click_setup(self.run), as_array(self.corpus.items["item_id"])
-        clicks = self.corpus.clicks(self._target)
+        setup, items = make_click_setup(self.run), as_array(self.corpus.items["item_id"])
+        clicks = self.corpus.label_events(self._target)
         return [*parts, lambda folder: save_clicks(folder, setup, clicks, items)]

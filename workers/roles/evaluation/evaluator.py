@@ -20,9 +20,9 @@ from nonet.samples.sequences import Sequences
 from nonet.workers import TargetNats, select_validation_events
 from nonet.workers.devices import HOST, claim, get_device
 from nonet.workers.roles import RunSetup
-from nonet.workers.roles.evaluation.fitting import Fitting
+from nonet.workers.roles.evaluation.fitting import BaselineFitter
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
-from nonet.workers.roles.evaluation.ranker import EvaluateSetup, Part, Ranker
+from nonet.workers.roles.evaluation.ranker import EvaluateSetup, RankedShare, Ranker
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items.
@@ -45,11 +45,11 @@ class Evaluator(DistributeWorker):
         Raises:
             DataError: A user-defined baseline fails on a few events.
         """
-        self.corpus, self._results = self.run.corpus(folders), Path(results)
+        self.corpus, self._results = self.run.open_corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self.ranker = Ranker(self.run, self.ask, self.corpus)
         self.fitted = self.corpus.seq
-        self._fitting = Fitting(
+        self._fitting = BaselineFitter(
             self.ask.baselines,
             self.fitted,
             len(self.corpus.items),
@@ -60,10 +60,10 @@ class Evaluator(DistributeWorker):
         if not self.rank:
             self._fitting.rehearse()
 
-    def ask_about(self, seq: Sequences) -> None:
+    def set_events(self, seq: Sequences) -> None:
         """Replace the events that are ranked by those of other sequences over the same items."""
         self.corpus = self.corpus.replace_events(seq)
-        self.ranker.ask_about(self.corpus)
+        self.ranker.set_corpus(self.corpus)
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
@@ -71,7 +71,7 @@ class Evaluator(DistributeWorker):
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
 
     @method(collect="first")
-    def baseline(self, name: str) -> dict[str, Any]:
+    def evaluate_baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and rank with it.
 
         Returns:
@@ -83,21 +83,21 @@ class Evaluator(DistributeWorker):
         """
         if self.rank:
             return {}
-        baseline = self._fitting.fitted(name)
+        baseline = self._fitting.fit_part(name)
         if isinstance(baseline, int):
             return {"fitting": baseline}
 
-        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
+        def compute_scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
             votes = getattr(baseline, "votes", None)
             if votes is not None:
                 asked: SparseVotes = votes(self.corpus.seq, users, positions)
-                return self.ranker.sparse(len(users), asked)
+                return self.ranker.make_sparse_scores(len(users), asked)
             answer = baseline.scores(self.corpus.seq, users, positions)
             return check_scores(name, answer, len(users), len(self.corpus.items))
 
         self.ranker.forget_votes()
         facts = getattr(baseline, "trained", None)
-        answer = self._kept(name, [self.ranker.part(scores)])
+        answer = self._store_ranks(name, [self.ranker.rank_share(compute_scores)])
         return answer | ({"trained": dict(facts)} if facts else {})
 
     @method(collect="first")
@@ -109,29 +109,29 @@ class Evaluator(DistributeWorker):
             folder: Folder of the checkpoint.
 
         Returns:
-            As `baseline`, and with a memory "memory": its fitted weights l, b, c and the gain over the model alone on test.
+            As `evaluate_baseline`, and with a memory "memory": its fitted weights l, b, c and the gain over the model alone on test.
 
-        One worker ranks all events; `share` and `together` divide them among workers.
+        One worker ranks all events; `evaluate_share` and `combine_shares` divide them among workers.
         """
-        return {} if self.rank else self._kept(name, [self._part(folder)])
+        return {} if self.rank else self._store_ranks(name, [self._rank_share(folder)])
 
     @method(collect="concat")
-    def share(self, folder: str) -> list[Part]:
+    def evaluate_share(self, folder: str) -> list[RankedShare]:
         """Rank this worker's share of the events with a checkpoint; the shares of all workers are in rank order."""
-        return [self._part(folder, self.rank, self.world)]
+        return [self._rank_share(folder, self.rank, self.world)]
 
     @method(collect="first", parts=Replicate)
-    def together(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
+    def combine_shares(self, name: str, parts: Sequence[RankedShare]) -> dict[str, Any]:
         """Combine the shares of all workers.
 
         Args:
             name: Name of the subject.
-            parts: Results of `share` in rank order.
+            parts: Results of `evaluate_share` in rank order.
 
         Returns:
             As `evaluate`.
         """
-        return {} if self.rank else self._kept(name, parts)
+        return {} if self.rank else self._store_ranks(name, parts)
 
     @method(collect="first")
     def validate(self, name: str, folder: str) -> dict[str, Any]:
@@ -144,13 +144,13 @@ class Evaluator(DistributeWorker):
             return {}
         users, _ = self.ranker.prompts["valid"]
         few = select_validation_events(users, self.run.seed)
-        recommender, scores = self._model(folder)
-        nats = TargetNats(scores, self.ranker.target)
+        recommender, scores = self._load_model(folder)
+        nats = TargetNats(scores, self.ranker.get_target_items)
         if self.ranker.scores_all:
-            board = self.ranker.ranked(nats, "valid", few)
+            board = self.ranker.rank_exhaustively(nats, "valid", few)
         else:
-            board = self.ranker.beamed(recommender, "valid", few)
-        file = self._validated(name, Path(folder).name)
+            board = self.ranker.rank_by_beam(recommender, "valid", few)
+        file = self._get_validation_path(name, Path(folder).name)
         np.savez(file, ranks=board.ranks, nats=nats.values, user=users[few])
         return {"metrics": board.summarise()["all"], "nats": nats.mean, "events": int(few.sum())}
 
@@ -168,15 +168,15 @@ class Evaluator(DistributeWorker):
             the two
             was validated by a version that did not store ranks.
         """
-        files = [self._validated(name, folder) for folder in (a, b)]
+        files = [self._get_validation_path(name, folder) for folder in (a, b)]
         if self.rank or not all(file.exists() for file in files):
             return {}
         one, other = (dict(np.load(file)) for file in files)
         if not np.array_equal(one["user"], other["user"]):
             return {}
-        return self.ranker.paired_validation(one, other)
+        return self.ranker.compare_validations(one, other)
 
-    def _validated(self, name: str, folder: str) -> Path:
+    def _get_validation_path(self, name: str, folder: str) -> Path:
         """Return the file of a validation's ranks."""
         return self._results / f"{name}.valid.{folder}.npz"
 
@@ -192,7 +192,7 @@ class Evaluator(DistributeWorker):
         differences = {}
         for a, b in pairs if not self.rank else ():
             ranks_a, ranks_b = (read_test_ranks(self._results / f"{name}.npz") for name in (a, b))
-            differences[f"{a}-{b}"] = self.ranker.paired(ranks_a, ranks_b)
+            differences[f"{a}-{b}"] = self.ranker.compare_ranks(ranks_a, ranks_b)
         return differences
 
     @method(collect="first")
@@ -213,28 +213,28 @@ class Evaluator(DistributeWorker):
         """
         if self.rank:
             return {}
-        part = Part(boards={"test": {"beam": self.ranker.board_of("test", places)}})
-        part.shown = [[] for _ in self.ranker.shown_users().rows()]
-        return self._kept(name, [part])
+        part = RankedShare(boards={"test": {"beam": self.ranker.record_ranks("test", places)}})
+        part.shown = [[] for _ in self.ranker.select_shown_users().describe_users()]
+        return self._store_ranks(name, [part])
 
     @method(collect="first")
-    def shown(self) -> list[dict[str, Any]]:
+    def list_shown_users(self) -> list[dict[str, Any]]:
         """Return the users that reports show: id, titles of the newest history and of the held-out events."""
-        return self.ranker.shown_users().rows() if not self.rank else []
+        return self.ranker.select_shown_users().describe_users() if not self.rank else []
 
-    def _model(self, folder: str) -> tuple[Recommender, ModelScores]:
+    def _load_model(self, folder: str) -> tuple[Recommender, ModelScores]:
         """Load the model of a checkpoint, and return it with its scores."""
         recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
         return recommender, ModelScores(recommender)
 
-    def _part(self, folder: str, share: int = 0, shares: int = 1) -> Part:
+    def _rank_share(self, folder: str, share: int = 0, shares: int = 1) -> RankedShare:
         """Rank one share of the events with a checkpoint."""
-        recommender, scores = self._model(folder)
-        return self.ranker.part(scores, recommender, share, shares)
+        recommender, scores = self._load_model(folder)
+        return self.ranker.rank_share(scores, recommender, share, shares)
 
-    def _kept(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
+    def _store_ranks(self, name: str, parts: Sequence[RankedShare]) -> dict[str, Any]:
         """Combine the shares of a subject, store its ranks, and return its metrics."""
-        answer, ranks = self.ranker.total(parts)
+        answer, ranks = self.ranker.combine_shares(parts)
         np.savez(self._results / f"{name}.npz", **ranks)  # type: ignore[arg-type]
         get_device(HOST).release()
         return answer

@@ -12,7 +12,7 @@ from nonet.samples.sequences import Sequences, Transitions
 
 
 @dataclass(slots=True)
-class _Begun:
+class _PartialFit:
     """A baseline that is fitted in parts.
 
     Attributes:
@@ -26,7 +26,7 @@ class _Begun:
     parts: int = 0
 
 
-class Fitting:
+class BaselineFitter:
     """Fits the baselines of a run.
 
     Args:
@@ -50,7 +50,7 @@ class Fitting:
         self._configs, self._seq, self._items = configs, seq, n_items
         self._seed, self._history = seed, history
         self._transitions = transitions
-        self._begun: dict[str, _Begun] = {}
+        self._begun: dict[str, _PartialFit] = {}
 
     def rehearse(self) -> None:
         """Run the user-defined baselines on a few events.
@@ -60,23 +60,23 @@ class Fitting:
         """
         for name, config in self._configs.items():
             if config["use"] not in BASELINES.list_shipped():
-                rehearse(name, partial(self._made, name), self._seq, self._items)
+                rehearse(name, partial(self._make_baseline, name), self._seq, self._items)
 
-    def fitted(self, name: str) -> Baseline | int:
+    def fit_part(self, name: str) -> Baseline | int:
         """Return the fitted baseline, or the number of fitted parts if one part was fitted now and more may follow."""
         begun = self._begun.get(name)
         if begun is None:
-            made = self._made(name)
+            made = self._make_baseline(name)
             parts = getattr(made, "fit_in_parts", None)
             if parts is None:
                 return made.fit(self._seq)
-            begun = self._begun[name] = _Begun(made, iter(parts(self._seq)))
+            begun = self._begun[name] = _PartialFit(made, iter(parts(self._seq)))
         for _ in begun.left:
             begun.parts += 1
             return begun.parts
         return self._begun.pop(name).baseline
 
-    def _made(self, name: str) -> Baseline:
+    def _make_baseline(self, name: str) -> Baseline:
         """Create a baseline."""
         return make_baseline(
             self._configs[name],

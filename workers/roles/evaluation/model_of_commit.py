@@ -26,11 +26,11 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
         folder: Folder of the checkpoint.
         device: Name of the device.
     """
-    model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
+    model = build_model(run.model, corpus.codes, run.get_feature_dims(), run.seed).to(device)
     load_model(model, folder / "dense")
-    reader = ReplicaReader(run.specs())
-    reader.apply(load_update(folder, run.specs()))
-    return Recommender(model, reader, dict(run.features), corpus, run.history, run.voters(corpus))
+    reader = ReplicaReader(run.make_table_specs())
+    reader.apply(load_update(folder, run.make_table_specs()))
+    return Recommender(model, reader, dict(run.features), corpus, run.history, run.make_voters(corpus))
 
 
 class ModelScores:
@@ -44,7 +44,7 @@ class ModelScores:
         self._recommender = recommender
         self.own: np.ndarray | None = None
 
-    def weights(self) -> dict[str, float]:
+    def get_fitted_weights(self) -> dict[str, float]:
         """Return the fitted weights of the memory: l, b and c, and m if nearest items vote."""
         model, voters = self._recommender.model, self._recommender.voters
         share = {"m": get_nearest_share(model)} if voters is not None and voters.nearest else {}

@@ -40,7 +40,7 @@ class Probe(DistributeWorker):
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], commit: str) -> dict[str, str]:
         """Load the artifacts and the checkpoint, and return the device, precision and versions of this side."""
-        self.corpus = self.run.corpus(folders)
+        self.corpus = self.run.open_corpus(folders)
         self.asked = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
         torch_name = f"torch {torch.__version__}"
         return {
@@ -71,17 +71,17 @@ class Probe(DistributeWorker):
         )
         model = self.asked.model.eval()
         pulled = {
-            feature: _rows(self.asked.reader, table, get_keys(batch, feature), self.device)
+            feature: _read_rows(self.asked.reader, table, get_keys(batch, feature), self.device)
             for feature, table in self.run.features.items()
         }
         model.zero_grad()
-        with _Watch(model) as seen, get_device(self.device).autocast(self._precision):
+        with _OutputRecorder(model) as seen, get_device(self.device).autocast(self._precision):
             loss, count = compute_sid_loss(
                 model, move_batch(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead
             )
         (loss / max(1, count)).backward()
-        gradients = {name: _plain(p.grad) for name, p in model.named_parameters() if p.grad is not None} | {
-            f"rows of {feature}": _plain(rows.grad)
+        gradients = {name: _to_array(p.grad) for name, p in model.named_parameters() if p.grad is not None} | {
+            f"rows of {feature}": _to_array(rows.grad)
             for feature, rows in pulled.items()
             if rows.grad is not None
         }
@@ -97,7 +97,7 @@ class Probe(DistributeWorker):
         return np.concatenate(scores)
 
 
-class _Watch:
+class _OutputRecorder:
     """Records the outputs of all submodules during a forward pass, by "name#call"."""
 
     def __init__(self, model: torch.nn.Module):
@@ -105,9 +105,9 @@ class _Watch:
         self._calls: Counter[str] = Counter()
         self._named = [(name, module) for name, module in model.named_modules() if name]
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _OutputRecorder:
         self._hooks = [
-            module.register_forward_hook(lambda _, __, output, name=name: self._note(name, output))
+            module.register_forward_hook(lambda _, __, output, name=name: self._record_output(name, output))
             for name, module in self._named
         ]
         return self
@@ -116,16 +116,16 @@ class _Watch:
         for hook in self._hooks:
             hook.remove()
 
-    def _note(self, name: str, output: Any) -> None:
+    def _record_output(self, name: str, output: Any) -> None:
         if isinstance(output, Tensor):
-            self.outputs[f"{name}#{self._calls[name]}"] = _plain(output)
+            self.outputs[f"{name}#{self._calls[name]}"] = _to_array(output)
             self._calls[name] += 1
 
 
-def _rows(reader: SparseReader, table: str, keys: Tensor, where: str) -> Tensor:
-    return reader.read_rows(table, keys).to(where).requires_grad_()
+def _read_rows(reader: SparseReader, table: str, keys: Tensor, device_name: str) -> Tensor:
+    return reader.read_rows(table, keys).to(device_name).requires_grad_()
 
 
-def _plain(tensor: Tensor | None) -> np.ndarray:
+def _to_array(tensor: Tensor | None) -> np.ndarray:
     assert tensor is not None
     return tensor.detach().reshape(-1)[:_MOST].float().cpu().numpy()

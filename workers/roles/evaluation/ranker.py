@@ -47,7 +47,7 @@ from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores
-from nonet.workers.roles.evaluation.segments import Segments
+from nonet.workers.roles.evaluation.segments import EventSegments
 from nonet.workers.roles.evaluation.shown import ShownUsers
 
 # Shapes: P prompts, I items, W beams.
@@ -74,7 +74,7 @@ class EvaluateSetup:
     Attributes:
         metrics: Names of the metrics.
         width: Beam width.
-        target: Stage whose target mask defines the `target` group; None for no such group.
+        target: Stage whose target mask defines the `get_target_items` group; None for no such group.
         shown_users: Number of users that reports show.
         shown_items: Number of items that reports show per user.
         baselines: `use` and options by name of the baseline.
@@ -97,7 +97,7 @@ class EvaluateSetup:
 
 
 @dataclass(slots=True)
-class Part:
+class RankedShare:
     """The results of one share of the events for one subject.
 
     Attributes:
@@ -112,7 +112,7 @@ class Part:
     weights: dict[str, float] | None = None
     shown: list[list[str]] = field(default_factory=list)
 
-    def absorb(self, other: Part) -> None:
+    def absorb(self, other: RankedShare) -> None:
         """Add the next share."""
         for split, ways in other.boards.items():
             for how, board in ways.items():
@@ -140,14 +140,14 @@ class Ranker:
         else:
             self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
         self.tie = make_tie_order(self._occurs, run.seed)
-        self._segments = Segments(self._occurs, self.tie)
+        self._segments = EventSegments(self._occurs, self.tie)
         items = corpus.items
         there = "categories" in items.column_names
         self._categories = ItemCategories.from_column(items["categories"]) if there else None
         self.forget_votes()
-        self.ask_about(corpus)
+        self.set_corpus(corpus)
 
-    def ask_about(self, corpus: Corpus) -> None:
+    def set_corpus(self, corpus: Corpus) -> None:
         """Replace the corpus whose held-out events are ranked by one over the same items."""
         self.corpus = corpus
         users, seed = self._ask.users, self._run.seed
@@ -163,9 +163,9 @@ class Ranker:
         asked = self._ask.exhaustive
         return len(self.corpus.items) <= EXHAUSTIVE_ITEMS if asked is None else asked
 
-    def part(
+    def rank_share(
         self, scores: Scores, recommender: Recommender | None = None, share: int = 0, shares: int = 1
-    ) -> Part:
+    ) -> RankedShare:
         """Rank one share of the events, with a model also by beam.
 
         Args:
@@ -174,22 +174,22 @@ class Ranker:
             share: Number of the share.
             shares: Number of shares.
         """
-        part = Part()
+        part = RankedShare()
         for split, (users, _) in self.prompts.items():
             if not len(users):
                 continue
             events = slice(len(users) * share // shares, len(users) * (share + 1) // shares)
-            part.boards[split] = self._boards(part, split, events, scores, recommender)
+            part.boards[split] = self._rank_split(part, split, events, scores, recommender)
             if split == "test" and self._ask.shuffle_ties and "exhaustive" in part.boards[split]:
-                with self._ties_shuffled(recommender):
-                    part.boards[SHUFFLED] = {"exhaustive": self.ranked(scores, split, events)}
+                with self._shuffle_ties(recommender):
+                    part.boards[SHUFFLED] = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         if isinstance(scores, ModelScores) and ALONE in part.boards.get("test", {}):
-            part.weights = scores.weights()
+            part.weights = scores.get_fitted_weights()
         if not share:
-            part.shown = self._top(scores, recommender if not self.scores_all else None)
+            part.shown = self._list_top_titles(scores, recommender if not self.scores_all else None)
         return part
 
-    def total(self, parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def combine_shares(self, parts: Sequence[RankedShare]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Combine all shares in their order.
 
         Returns:
@@ -210,18 +210,18 @@ class Ranker:
         answer: dict[str, Any] = {"detail": detail, "shown": whole.shown}
         if whole.quality is not None:
             users, positions = self.prompts["test"]
-            facts = self._segments.facts(self.corpus.seq, users, self.target(users, positions))
-            scenes = self._scenes(users, positions)
+            facts = self._segments.describe(self.corpus.seq, users, self.get_target_items(users, positions))
+            scenes = self._find_scene_events(users, positions)
             facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
             answer |= {"lists": whole.quality.summarise(), "segments": facts}
-        if sampled := self._sampled(ranks):
+        if sampled := self._describe_sampling(ranks):
             answer["sampled"] = sampled
         if whole.weights is not None:
-            gain = self.paired(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
+            gain = self.compare_ranks(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
             answer["memory"] = {**whole.weights, "gain": gain}
         return answer, ranks
 
-    def _sampled(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _describe_sampling(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Describe the drawn users: their number, the number of all users, and the half-width of each metric's 95 % interval.
 
         Empty if all users are ranked.
@@ -237,7 +237,7 @@ class Ranker:
         }
         return {"users": drawn, "of": self._tested, "half_width": known}
 
-    def paired(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
+    def compare_ranks(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
         """Return {metric: {diff, low, high}} of two rankings of the test events."""
         users = self.prompts["test"][0]
         return {
@@ -247,7 +247,7 @@ class Ranker:
             for metric in select_event_metrics(self._ask.metrics)
         }
 
-    def paired_validation(
+    def compare_validations(
         self, a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
     ) -> dict[str, dict[str, float]]:
         """Return {metric: {diff, low, high}} of two rankings of the same validation events, "nats" where both have them.
@@ -269,13 +269,13 @@ class Ranker:
                 found[NATS] = compare_paired(a["nats"][there], b["nats"][there], user[there], seed)
         return found
 
-    def ranked(
+    def rank_exhaustively(
         self,
         scores: Scores,
         split: str,
         events: slice | np.ndarray,
         quality: ListQuality | None = None,
-        alone: Scoreboard | None = None,
+        model_alone_board: Scoreboard | None = None,
     ) -> Scoreboard:
         """Rank events by the scores of all items.
 
@@ -286,14 +286,14 @@ class Ranker:
             quality: Collects statistics of the lists; None for none.
             alone: Collects the ranks by the model alone, if it has a memory; None for none.
         """
-        board, users, positions = self._board(split, events)
-        target = self.target(users, positions)
+        board, users, positions = self._make_scoreboard(split, events)
+        target = self.get_target_items(users, positions)
         reach = list_depth(self._ask.metrics, self._ask.width)
         depth = max(reach, _LISTED if quality is not None else 0)
-        for p in self._parts(len(users), len(self.corpus.items)):
+        for p in self._iterate_chunks(len(users), len(self.corpus.items)):
             answer = scores(users[p], positions[p])
             hidden = gather_masked_items(self.corpus.seq, users[p], positions[p])
-            best = self._best(answer, depth, hidden) if depth else None
+            best = self._select_best(answer, depth, hidden) if depth else None
             if isinstance(answer, SparseScores):
                 ranks = answer.compute_ranks(target[p], hidden)
             else:
@@ -302,11 +302,11 @@ class Ranker:
             if quality is not None and best is not None:
                 quality.add(best, gather_seen_items(self.corpus.seq, users[p], positions[p]))
             own_PI = scores.own if isinstance(scores, ModelScores) else None
-            if alone is not None and own_PI is not None:
-                alone.add(rank_of_target_np(own_PI, target[p], hidden, self.tie))
+            if model_alone_board is not None and own_PI is not None:
+                model_alone_board.add(rank_of_target_np(own_PI, target[p], hidden, self.tie))
         return board
 
-    def beamed(
+    def rank_by_beam(
         self,
         recommender: Recommender,
         split: str,
@@ -321,9 +321,9 @@ class Ranker:
             events: The events of the split.
             quality: Collects statistics of the lists; None for none.
         """
-        board, users, positions = self._board(split, events)
-        target = self.target(users, positions)
-        for p in self._parts(len(users)):
+        board, users, positions = self._make_scoreboard(split, events)
+        target = self.get_target_items(users, positions)
+        for p in self._iterate_chunks(len(users)):
             batch = recommender.batch(users[p], positions[p])
             item_PW = recommender.generate_beams(batch, self._ask.width, users[p], positions[p]).item.numpy()
             hit_PW = item_PW == target[p][:, None]
@@ -332,13 +332,13 @@ class Ranker:
                 quality.add(item_PW, gather_seen_items(self.corpus.seq, users[p], positions[p]))
         return board
 
-    def board_of(self, split: str, ranks: np.ndarray) -> Scoreboard:
+    def record_ranks(self, split: str, ranks: np.ndarray) -> Scoreboard:
         """Return a scoreboard of ranks [P] that were computed elsewhere for all events of a split."""
-        board, _, _ = self._board(split, slice(None), select_event_metrics(self._ask.metrics))
+        board, _, _ = self._make_scoreboard(split, slice(None), select_event_metrics(self._ask.metrics))
         board.add(ranks)
         return board
 
-    def sparse(self, prompts: int, votes: SparseVotes) -> SparseScores:
+    def make_sparse_scores(self, prompts: int, votes: SparseVotes) -> SparseScores:
         """Convert a baseline's votes to scores. Scores that prompts share are sorted only once."""
         prior = np.asarray(votes.prior, np.float64)
         if self._shared is None or not np.array_equal(self._shared.score, prior.astype(np.float32)):
@@ -350,15 +350,15 @@ class Ranker:
         """Discard the shared scores of the last baseline."""
         self._shared: SharedScores | None = None
 
-    def shown_users(self) -> ShownUsers:
+    def select_shown_users(self) -> ShownUsers:
         """Return the users that reports show."""
         return ShownUsers(self.corpus, *self.prompts["test"], self._ask.shown_users)
 
-    def target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def get_target_items(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the item of each event [P]."""
         return self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
 
-    def _parts(self, events: int, items: int = 1) -> Iterator[slice]:
+    def _iterate_chunks(self, events: int, items: int = 1) -> Iterator[slice]:
         """Yield slices of the events, and release pages of mapped files now and then and at the end."""
         step = max(1, min(_CHUNK, _CELLS // items))
         for number, start in enumerate(range(0, events, step), 1):
@@ -367,8 +367,8 @@ class Ranker:
                 self.corpus.release_pages()
         self.corpus.release_pages()
 
-    def _boards(
-        self, part: Part, split: str, events: slice, scores: Scores, recommender: Recommender | None
+    def _rank_split(
+        self, part: RankedShare, split: str, events: slice, scores: Scores, recommender: Recommender | None
     ) -> dict[str, Scoreboard]:
         """Rank a share of a split, and collect statistics of the lists for test events.
 
@@ -379,19 +379,19 @@ class Ranker:
         if test:
             part.quality = ListQuality(self._occurs, _LISTED, self._categories)
         if recommender is not None and not self.scores_all:
-            return {"beam": self.beamed(recommender, split, events, part.quality if test else None)}
+            return {"beam": self.rank_by_beam(recommender, split, events, part.quality if test else None)}
         if not test:
-            boards = {"exhaustive": self.ranked(scores, split, events)}
+            boards = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         else:
-            alone, _, _ = self._board(split, events, select_event_metrics(self._ask.metrics))
-            boards = {"exhaustive": self.ranked(scores, split, events, part.quality, alone)}
+            alone, _, _ = self._make_scoreboard(split, events, select_event_metrics(self._ask.metrics))
+            boards = {"exhaustive": self.rank_exhaustively(scores, split, events, part.quality, alone)}
             if len(alone) and isinstance(scores, ModelScores):
                 boards[ALONE] = alone
         if recommender is not None:
-            boards["beam"] = self.beamed(recommender, split, events)
+            boards["beam"] = self.rank_by_beam(recommender, split, events)
         return boards
 
-    def _board(
+    def _make_scoreboard(
         self, split: str, events: slice | np.ndarray, metrics: Sequence[str] | None = None
     ) -> tuple[Scoreboard, np.ndarray, np.ndarray]:
         """Return an empty scoreboard for events of a split, and their users and positions.
@@ -404,8 +404,8 @@ class Ranker:
         mask = self.corpus.seq.targets.get(self._ask.target or "")
         if mask is not None:
             groups["target"] = mask[locate_events(self.corpus.seq, users, positions)]
-        groups |= self._segments.groups(self.corpus.seq, users, self.target(users, positions))
-        groups |= self._scenes(users, positions)
+        groups |= self._segments.group_events(self.corpus.seq, users, self.get_target_items(users, positions))
+        groups |= self._find_scene_events(users, positions)
         asked = {name: member[events] for name, member in groups.items()}
         names = self._ask.metrics if metrics is None else metrics
         return (
@@ -414,16 +414,16 @@ class Ranker:
             positions[events],
         )
 
-    def _scenes(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
+    def _find_scene_events(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Return the mask of the events [P] in each scene of the run's RL stages."""
         events, found = locate_events(self.corpus.seq, users, positions), {}
         for setup in self._run.scenes.values():
-            scene = setup.of(self.corpus.seq, events)
+            scene = setup.find_scenes(self.corpus.seq, events)
             found |= {f"{setup.column} {name}": scene == index for index, name in enumerate(setup.names)}
         return found
 
     @contextmanager
-    def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
+    def _shuffle_ties(self, recommender: Recommender | None) -> Iterator[None]:
         """Replace the events by ones with shuffled ties in time, within a context; users and positions are the same."""
         before = self.corpus
         self.corpus = before.replace_events(shuffle_ties(before.seq, self._run.seed))
@@ -436,21 +436,21 @@ class Ranker:
             if recommender is not None:
                 recommender.corpus = before
 
-    def _best(self, answer: np.ndarray | SparseScores, k: int, hidden: Jagged) -> np.ndarray:
+    def _select_best(self, answer: np.ndarray | SparseScores, k: int, hidden: Jagged) -> np.ndarray:
         """Return the k best items [P, k], in the order that ranks refer to; -1 if fewer are left."""
         if isinstance(answer, SparseScores):
             return answer.select_top(k, hidden)
         return select_top_items(torch.from_numpy(np.array(answer)), k, hidden, self.tie).numpy()
 
-    def _top(self, scores: Scores, by_beam: Recommender | None) -> list[list[str]]:
+    def _list_top_titles(self, scores: Scores, by_beam: Recommender | None) -> list[list[str]]:
         """Return the titles of each shown user's best items; those of the beam if the model does not score all items."""
 
-        def best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        def select_best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
             if by_beam is not None:
                 batch = by_beam.batch(users, positions)
                 beams = by_beam.generate_beams(batch, self._ask.width, users, positions)
                 return beams.item.numpy()[:, : self._ask.shown_items]
             hidden = gather_masked_items(self.corpus.seq, users, positions)
-            return self._best(scores(users, positions), self._ask.shown_items, hidden)
+            return self._select_best(scores(users, positions), self._ask.shown_items, hidden)
 
-        return self.shown_users().titles(best)
+        return self.select_shown_users().list_titles(select_best)

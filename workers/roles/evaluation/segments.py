@@ -18,7 +18,7 @@ _USERS = ("short histories", "long histories")
 _ITEMS = ("head items", "middle items", "tail items")
 
 
-class Segments:
+class EventSegments:
     """Groups held-out events by user and by item.
 
     Args:
@@ -32,13 +32,13 @@ class Segments:
         self._third_I = np.empty(len(first), np.int64)
         self._third_I[first] = np.minimum(before * len(_ITEMS) // max(1, occurs_I.sum()), 2)
 
-    def groups(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
+    def group_events(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
         """Return the mask [P] of each segment, for events of these user rows [P] and items [P]."""
-        long = seq.train_lengths[users] > self._median(seq, users)
+        long = seq.train_lengths[users] > self._compute_median(seq, users)
         by_user = {name: long == bool(index) for index, name in enumerate(_USERS)}
         return by_user | {name: self._third_I[target] == third for third, name in enumerate(_ITEMS)}
 
-    def facts(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
+    def describe(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
         """Describe each segment.
 
         Args:
@@ -49,9 +49,9 @@ class Segments:
         Returns:
             {events, users, most | above: training events of a user} or {events, items} by segment.
         """
-        median = self._median(seq, users)
+        median = self._compute_median(seq, users)
         facts: dict[str, dict[str, Any]] = {}
-        for name, member in self.groups(seq, users, target).items():
+        for name, member in self.group_events(seq, users, target).items():
             facts[name] = {"events": int(member.sum())}
             if name in _USERS:
                 bound = "most" if name == _USERS[0] else "above"
@@ -60,7 +60,7 @@ class Segments:
                 facts[name]["items"] = int((self._third_I == _ITEMS.index(name)).sum())
         return facts
 
-    def _median(self, seq: Sequences, users: np.ndarray) -> float:
+    def _compute_median(self, seq: Sequences, users: np.ndarray) -> float:
         """Return the median number of training events of these users."""
         if not len(users):
             return 0.0

@@ -25,27 +25,27 @@ class ShownUsers:
         most: Maximum number of users.
     """
 
-    def __init__(self, corpus: Corpus, users: np.ndarray, positions: np.ndarray, most: int):
+    def __init__(self, corpus: Corpus, users: np.ndarray, positions: np.ndarray, max_users: int):
         first = np.unique(users, return_index=True)[1]
         if len(first):
-            first = first[np.linspace(0, len(first) - 1, min(most, len(first))).round().astype(int)]
+            first = first[np.linspace(0, len(first) - 1, min(max_users, len(first))).round().astype(int)]
         self._corpus, self.users, self.positions = corpus, users[first], positions[first]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def describe_users(self) -> list[dict[str, Any]]:
         """Return id, titles of the newest history and of the held-out events of each user."""
         rows, seq = [], self._corpus.seq
         for user, position in zip(self.users.tolist(), self.positions.tolist(), strict=True):
             items = seq.item[int(seq.offsets[user]) : int(seq.offsets[user + 1])]
             rows.append(
                 {
-                    "user_id": _plain(seq.user_id[user]),
-                    "history": self._titles(items[max(0, position - _HISTORY) : position]),
-                    "target": self._titles(items[position:]),
+                    "user_id": _to_plain(seq.user_id[user]),
+                    "history": self._get_titles(items[max(0, position - _HISTORY) : position]),
+                    "target": self._get_titles(items[position:]),
                 }
             )
         return rows
 
-    def titles(self, best: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
+    def list_titles(self, best: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
         """Return the titles of each user's best items.
 
         Args:
@@ -54,11 +54,11 @@ class ShownUsers:
         if not len(self.users):
             return []
         best_Pk = best(self.users, self.positions)
-        return [self._titles(row[row >= 0]) for row in best_Pk]
+        return [self._get_titles(row[row >= 0]) for row in best_Pk]
 
-    def _titles(self, items: np.ndarray) -> list[str]:
+    def _get_titles(self, items: np.ndarray) -> list[str]:
         return [str(text) for text in self._corpus.items["title"].take(pa.array(items)).to_pylist()]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value

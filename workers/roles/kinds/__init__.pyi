@@ -1,4 +1,4 @@
 from .base import ROLES as ROLES
 from .base import RoleKind as RoleKind
-from .base import gang_roles as gang_roles
-from .base import shipped_roles as shipped_roles
+from .base import get_gang_roles as get_gang_roles
+from .base import get_shipped_roles as get_shipped_roles

@@ -54,7 +54,7 @@ ROLES = PluginRegistry(
 
 
 @cache
-def shipped_roles() -> dict[str, RoleKind]:
+def get_shipped_roles() -> dict[str, RoleKind]:
     """Return the roles that every run has by default, in order."""
     kinds = {name: ROLES.get(name) for name in ROLES.list_shipped()}
     named = {name: kind for name, kind in kinds.items() if kind.default is not None}
@@ -62,6 +62,6 @@ def shipped_roles() -> dict[str, RoleKind]:
 
 
 @cache
-def gang_roles() -> frozenset[str]:
+def get_gang_roles() -> frozenset[str]:
     """Return the names of the shipped roles that join the trainers' process group."""
     return frozenset(name for name in ROLES.list_shipped() if ROLES.get(name).gang)

@@ -90,7 +90,7 @@ class PolicyLearner(StageLearner):
         self.prompts.record_step(step, beams["user"], beams["position"])
         return record
 
-    def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+    def list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         """Return functions that write the reference, the value head and the prompt ledger."""
         parts: list[CheckpointPart] = []
         rank = self.context.rank

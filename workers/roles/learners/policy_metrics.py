@@ -98,7 +98,7 @@ class PolicyMetrics:
             if not count:
                 continue
             own = {
-                name: setup.weights_of(name, weight, np.array([index]))[0]
+                name: setup.get_weights(name, weight, np.array([index]))[0]
                 for name, weight in self.stage.weights.items()
             }
             reward = sum(own[name] * value for name, value in zip(means, rewards, strict=True))

@@ -77,23 +77,23 @@ class PolicyUpdate:
         began = time.perf_counter()
         self.context.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
-        beams["valid"], scores, scored = _scored(beams["valid"], scores)
-        apart, weight = self._mismatch(beams) if self.stage.mismatch else ({}, None)
-        advantage, valid_UW = self._advantages(beams, scores, weight)
+        beams["valid"], scores, scored = _drop_unscored(beams["valid"], scores)
+        apart, weight = self._measure_mismatch(beams) if self.stage.mismatch else ({}, None)
+        advantage, valid_UW = self._compute_advantages(beams, scores, weight)
         watched = self._metrics.measure_exactly(beams)
-        lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
+        lr = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
         norm, totals, counts, skipped = 0.0, None, 0.0, 0
         held = bool(apart) and should_skip_step(apart, self.stage.mismatch)
-        if self.critic is not None and self._passes() > 1 and not held:
-            beams["value"] = self._values(beams)
-        for part in self._minibatches(step, len(valid_UW)) if not held else ():
-            count, sums = self._minibatch(
-                step, select_rows(beams, part), _part(advantage, part), valid_UW[part]
+        if self.critic is not None and self._count_passes() > 1 and not held:
+            beams["value"] = self._compute_values(beams)
+        for part in self._draw_minibatches(step, len(valid_UW)) if not held else ():
+            count, sums = self._accumulate_minibatch(
+                step, select_rows(beams, part), _select_advantages(advantage, part), valid_UW[part]
             )
-            norm = self._stepped(lr)
+            norm = self._take_optimizer_step(lr)
             skipped += not math.isfinite(norm)
             counts, totals = counts + count, sums if totals is None else totals + sums
-        self._move_reference()
+        self._update_reference()
         self.context.sparse.stop()
         if totals is None:
             totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
@@ -114,7 +114,7 @@ class PolicyUpdate:
         norm = norm if math.isfinite(norm) else 0.0
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
-    def _mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
+    def _measure_mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
         """Measure the difference between rollout and trainer under the same weights.
 
         Replaces `logp` of the beams by the trainer's log-probabilities.
@@ -123,7 +123,7 @@ class PolicyUpdate:
             The metrics, and the correction weight of each beam or level; None without correction.
         """
         rollout_UWL, options = beams["logp"], self.stage.mismatch
-        beams["logp"] = self._same_version(beams)
+        beams["logp"] = self._recompute_log_prob(beams)
         asked = (
             torch.from_numpy(beams["logp"]),
             torch.from_numpy(rollout_UWL),
@@ -134,13 +134,13 @@ class PolicyUpdate:
             self.context.member.sum_over_trainers(*found.sums.tolist()), rollout_UWL.shape[-1]
         ), found.weight_UW
 
-    def _passes(self) -> int:
+    def _count_passes(self) -> int:
         """Return the number of optimizer steps per rollout."""
         options = self.stage.algorithm
         return int(options.get("epochs", 1)) * int(options.get("minibatches", 1))
 
     @torch.no_grad()
-    def _values(self, beams: Mapping[str, Any]) -> np.ndarray:
+    def _compute_values(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Compute the critic's values [U, W, L] of the beams before the first pass over this rollout."""
         assert self.critic is not None
         out = np.zeros(beams["logp"].shape, np.float32)
@@ -156,7 +156,7 @@ class PolicyUpdate:
         return out
 
     @torch.no_grad()
-    def _same_version(self, beams: Mapping[str, Any]) -> np.ndarray:
+    def _recompute_log_prob(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Compute the trainer's log-probabilities [U, W, L] of the beams under the weights that generated them."""
         out = np.zeros_like(beams["logp"])
         made = beams.get("weights_version", np.full(len(out), -1))
@@ -179,7 +179,7 @@ class PolicyUpdate:
             )
         return out
 
-    def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
+    def _draw_minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
         """Yield the indices of this rank's prompts per mini-batch, shuffled if a pass has several."""
         options = self.stage.algorithm
         parts = int(options.get("minibatches", 1))
@@ -190,16 +190,16 @@ class PolicyUpdate:
                 order = rng(self.context.run.seed, *words).permutation(prompts)
             yield from np.array_split(order, parts)
 
-    def _minibatch(
+    def _accumulate_minibatch(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor
     ) -> tuple[float, Tensor]:
         """Compute the gradients of one mini-batch, and return the count of all ranks and the sums over this rank's codes."""
         used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
         count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
         count = max(self.context.member.sum_over_trainers(count)[0], 1.0)
-        return count, self._gradients(step, beams, advantage, used_UW, count)
+        return count, self._compute_gradients(step, beams, advantage, used_UW, count)
 
-    def _stepped(self, lr: float) -> float:
+    def _take_optimizer_step(self, lr: float) -> float:
         """Take one step of the dense optimizer and of the critic, and return the gradient's norm.
 
         A norm that is not finite skips the step.
@@ -214,10 +214,10 @@ class PolicyUpdate:
         with self.context.meter.time_section("optimizer"):
             self.context.dense.step(lr)
         if self.critic is not None:
-            self.critic.step(self._summed)
+            self.critic.step(self._sum_gradient)
         return norm
 
-    def _gradients(
+    def _compute_gradients(
         self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor, count: float
     ) -> Tensor:
         """Compute the gradients of the loss, one chunk of prompts at a time.
@@ -230,19 +230,19 @@ class PolicyUpdate:
         learn = self.stage.sparse_lr is not None
         if learn:
             self._store_rows(share)
-        rows = self._learning_rows(share) if learn else share.pull_frozen_rows(self.context.sparse)
+        rows = self._pull_trained_rows(share) if learn else share.pull_frozen_rows(self.context.sparse)
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
             with self.context.meter.time_section("dense"):
-                policy = self._loss(
-                    chunk, rows, select_rows(beams, part), _part(advantage, part), valid_UW[part]
+                policy = self._compute_loss(
+                    chunk, rows, select_rows(beams, part), _select_advantages(advantage, part), valid_UW[part]
                 )
                 self.context.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             more = [policy.more[name] for name in self.algorithm.more]
             sums += torch.tensor([float(value) for value in (*each, *more)], dtype=torch.float64)
         if learn:
-            self._push(step, share, rows)
+            self._push_rows(step, share, rows)
         return sums
 
     def _store_rows(self, share: StepShare) -> None:
@@ -261,7 +261,7 @@ class PolicyUpdate:
             for policy in policies:
                 policy.store(table, some, rows)
 
-    def _move_reference(self) -> None:
+    def _update_reference(self) -> None:
         """Move the reference towards the policy as an exponential moving average, if the algorithm has this option."""
         how = self.stage.algorithm.get("reference")
         if self.reference is None or not isinstance(how, Mapping) or not how.get("ema"):
@@ -272,16 +272,16 @@ class PolicyUpdate:
             lambda table, keys: self.context.sparse.pull(table, keys, train=False).detach(),
         )
 
-    def _learning_rows(self, share: StepShare) -> dict[str, Tensor]:
+    def _pull_trained_rows(self, share: StepShare) -> dict[str, Tensor]:
         """Pull the rows [M, D] by table with gradients enabled. Every rank must call this at the same point."""
         rows = {table: self.context.sparse.pull(table, keys) for table, keys in share.keys.items()}
         return {table: row.detach().to(self.context.device).requires_grad_() for table, row in rows.items()}
 
-    def _push(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
+    def _push_rows(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
         """Update the rows with the stage's `sparse_lr`, which follows the schedule of the dense rate."""
         assert self.stage.sparse_lr is not None
         rate = LearningRate(**self.stage.lr)
-        lr = self.stage.sparse_lr * rate.at(step, self.stage.steps) / rate.peak
+        lr = self.stage.sparse_lr * rate.compute_rate(step, self.stage.steps) / rate.peak
         for table, keys in share.keys.items():
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
             assert grad is not None
@@ -290,7 +290,7 @@ class PolicyUpdate:
                 grad = torch.zeros_like(grad)
             self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
-    def _advantages(
+    def _compute_advantages(
         self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], weight: Tensor | None = None
     ) -> tuple[Advantages, Tensor]:
         """Compute the advantages of this rank's share.
@@ -320,20 +320,20 @@ class PolicyUpdate:
             self.algorithm.advantage
         )  # A small computation in float64, so it runs on the host.
         options = self.stage.algorithm
-        found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
+        found = compute(rewards, self._get_reward_weights(beams), valid_UW, options, self._sum_moments, **drawn)
         return replace(found, value=apply_corrections(found.value, weight)), valid_UW
 
-    def _weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _get_reward_weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the weight of each reward; with scenes, the weight for each prompt [U, 1]."""
         setup = self.context.run.scenes.get(self.stage.name)
         if setup is None or not setup.names or "scene" not in beams:
             return self.stage.weights
         return {
-            name: torch.from_numpy(setup.weights_of(name, weight, beams["scene"]))[:, None]
+            name: torch.from_numpy(setup.get_weights(name, weight, beams["scene"]))[:, None]
             for name, weight in self.stage.weights.items()
         }
 
-    def _loss(
+    def _compute_loss(
         self,
         chunk: SparseBatch,
         rows: Mapping[str, Tensor],
@@ -383,35 +383,35 @@ class PolicyUpdate:
             torch.from_numpy(self._prompts.find_hits(beams)).to(self.context.device) if target else None,
             None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
             advantage.group_U,
-            self._weights_of_draws(beams, valid_UW),
+            self._compute_draw_weights(beams, valid_UW),
             torch.from_numpy(beams["value"]).to(self.context.device) if "value" in beams else None,
         )
         return load_heavy(self.algorithm.loss)(policy, self.stage.algorithm)
 
-    def _weights_of_draws(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
+    def _compute_draw_weights(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
         """Return the weight [U, W] of each beam, 1 on average over a group; None if the rollout has no weights."""
         if not self.algorithm.weighted or "weight" not in beams:
             return None
         draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
         return draws.scale_weights(valid_UW).float().to(self.context.device)
 
-    def _sum(self, moments: Tensor) -> Tensor:
+    def _sum_moments(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.context.member.sum_over_trainers(*moments.tolist()), dtype=moments.dtype)
 
-    def _summed(self, flat: Tensor) -> Tensor:
+    def _sum_gradient(self, flat: Tensor) -> Tensor:
         """Sum a flat gradient over all ranks in place."""
         if self.context.member.n_trainers > 1:
             torch.distributed.all_reduce(flat, group=self.context.member.trainers)
         return flat
 
 
-def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
+def _select_advantages(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
     """Select the advantages of some prompts."""
     used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
     return Advantages(advantage.value[part], 0, 0, used, group)
 
 
-def _scored(
+def _drop_unscored(
     valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
     """Exclude prompts without a score (NaN) from the mask and the scores, and count the others."""

@@ -86,7 +86,7 @@ class SupervisedLearner(StageLearner):
             self.take_step,
             depth=context.run.in_flight or (IN_FLIGHT if distributed else 1),
             step=lambda step: stage.first + step + 1,
-            lr=self._table_rate,
+            lr=self._compute_table_rate,
             timeout_s=context.run.deadlines.step.scale_by(2),
             learns=not stage.frozen_rows,
         )
@@ -99,7 +99,7 @@ class SupervisedLearner(StageLearner):
     def read_batch(self, step: int) -> Any:
         """Read this rank's part of a step, with the sparse keys that it needs (`keys` by table)."""
         makes = self.samples.batch(step, self.context.rank, self.context.world)
-        return StepShare(makes, self.context.run.features, self.context.device, self.loss.negatives(step))
+        return StepShare(makes, self.context.run.features, self.context.device, self.loss.draw_negatives(step))
 
     def take_step(
         self, step: int, batch: Any, rows: Mapping[str, Tensor]
@@ -116,7 +116,7 @@ class SupervisedLearner(StageLearner):
         """
         self.context.model.train()
         with self.context.meter.time_section("dense"):
-            grads, sums = self.loss.gradients(batch, rows, lambda chunk: self.seed_dropout(step, chunk))
+            grads, sums = self.loss.compute_gradients(batch, rows, lambda chunk: self.seed_dropout(step, chunk))
             sums |= self.add_gradients(step)
         grads, record = self.finish_step(step, sums["loss"], sums["events"], batch.keys, grads)
         return None if self.stage.frozen_rows else grads, sums | record
@@ -141,7 +141,7 @@ class SupervisedLearner(StageLearner):
             The gradients of the rows, None where the step was skipped, and the step's record. Its seconds count from the record
             before.
         """
-        lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
+        lr = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
         context, precision, scale = self.context, self.precision, {}
         if not are_all_finite([torch.tensor(loss), *grads.values()]):
             # Poisoned dense gradients tell the other ranks to skip the step.
@@ -214,7 +214,7 @@ class SupervisedLearner(StageLearner):
         if has_ledger(folder) and isinstance(self.samples, CountedSource) and self.samples.ledger is not None:
             self.samples.ledger.load(folder, self.context.rank)
 
-    def checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
+    def list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
         """Return functions that write mixed-precision state, the position of the source and the ledger."""
         parts: list[CheckpointPart] = []
         rank, world = self.context.rank, self.context.world
@@ -257,7 +257,7 @@ class SupervisedLearner(StageLearner):
             self._pipeline.sparse_s = 0.0
         return self.context.measure(self.stage)
 
-    def _table_rate(self, step: int, table: str) -> float:
+    def _compute_table_rate(self, step: int, table: str) -> float:
         """Return the learning rate of a table at a step: it follows the schedule of the dense rate."""
-        dense_rate = LearningRate(**self.stage.lr).at(step, self.stage.steps)
+        dense_rate = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
         return self.context.run.tables[table]["lr"] * dense_rate / self.stage.base

@@ -41,7 +41,7 @@ class SupervisedLoss:
     stage: StageSetup
     precision: StepPrecision = field(default_factory=StepPrecision)
 
-    def negatives(self, step: int) -> dict[str, Tensor]:
+    def draw_negatives(self, step: int) -> dict[str, Tensor]:
         """Draw the item keys of the sampled softmax, by table, ascending; the same on every rank.
 
         Empty if no nearest items vote.
@@ -54,7 +54,7 @@ class SupervisedLoss:
         keys = torch.from_numpy(self.context.corpus.seq.get_item_keys(drawn))
         return {self.context.run.features["item"]: keys.sort().values}
 
-    def gradients(
+    def compute_gradients(
         self, read: StepShare, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Compute the gradients of a step, and accumulate those of the model in its parameters.
@@ -79,7 +79,7 @@ class SupervisedLoss:
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # A rank's share may have no target; it still takes part in the collectives.
             with self.precision.cast(self.context.device):
-                losses = self._losses(
+                losses = self._compute_losses(
                     read, leaves, move_batch(chunk.batch, self.context.device), chunk.spread(leaves)
                 )
             self.context.dense.backward(
@@ -93,7 +93,7 @@ class SupervisedLoss:
         }
         return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
 
-    def _losses(
+    def _compute_losses(
         self, read: StepShare, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
         """Compute the losses of a chunk in nats, summed over targets.
@@ -101,7 +101,7 @@ class SupervisedLoss:
         Returns:
             The loss of the semantic ids and, if nearest items vote, that of the targets among the items.
         """
-        model, weight_M = self.context.dense.model, self._weights(batch)
+        model, weight_M = self.context.dense.model, self._compute_target_weights(batch)
         state_TD = model.states(batch, spread)
         loss, _ = compute_sid_loss(
             model,
@@ -129,14 +129,14 @@ class SupervisedLoss:
         )
         return loss, near
 
-    def _weights(self, batch: SampleBatch) -> Tensor | None:
+    def _compute_target_weights(self, batch: SampleBatch) -> Tensor | None:
         """Return the weight of each target of a batch [M]; None if all have weight 1."""
         if not self.stage.weight and not self.stage.propensity:
             return None
         taught = batch.loss_mask.values
         weight_M = self._of_kinds[batch.event.values[taught]]
         if self.stage.propensity:
-            weight_M = weight_M * self._inverse(batch.context[self.stage.propensity["column"]].values[taught])
+            weight_M = weight_M * self._invert_propensity(batch.context[self.stage.propensity["column"]].values[taught])
         return weight_M / self._mean
 
     @cached_property
@@ -156,11 +156,11 @@ class SupervisedLoss:
             weight = self._of_kinds.cpu()[torch.from_numpy(part.event[taught].astype(np.int64))]
             if self.stage.propensity:
                 values = np.nan_to_num(part.columns[self.stage.propensity["column"]][taught])
-                weight = weight * self._inverse(torch.from_numpy(values))
+                weight = weight * self._invert_propensity(torch.from_numpy(values))
             total, events = total + float(weight.sum(dtype=torch.float64)), events + len(weight)
         return total / events if total else 1.0
 
-    def _inverse(self, chance: Tensor) -> Tensor:
+    def _invert_propensity(self, chance: Tensor) -> Tensor:
         """Compute inverse propensities (Schnabel et al. 2016), clipped at `most`; 1 where the propensity is unknown."""
         most = float(self.stage.propensity["most"])
         return torch.where(chance > 0, 1 / chance.clamp_min(1 / most), 1.0)

@@ -66,7 +66,7 @@ class VersionToExport:
         from nonet.workers import load_weights
 
         setup = self.run.setup
-        model = build_model(setup.model, self.run.corpus.codes, setup.feature_dims(), setup.seed)
+        model = build_model(setup.model, self.run.corpus.codes, setup.get_feature_dims(), setup.seed)
         load_weights(model, self.dense)
         return model
 
