@@ -61,10 +61,10 @@ class Pipeline:
             self._note_start()
             try_rewards(session)
             self._asked_shown = (
-                session.evaluator.shown()
+                session.evaluator.list_shown_users()
             )  # first of all: who shows a result must not wait for others
             for name in make_baseline_options(session.scenario):
-                self._evaluate(name, partial(session.evaluator.baseline, name))
+                self._evaluate(name, partial(session.evaluator.evaluate_baseline, name))
             for name in self._list_done_stages(session.restored):
                 self._evaluate(name, partial(self._rank_checkpoint, name))
                 for subject in list_subjects_beside(name):
@@ -210,9 +210,9 @@ class Pipeline:
     def _rank_checkpoint(self, name: str) -> GroupFuture:
         """Have a stage's commit ranked: by the evaluator, a share of the events by each where there are several."""
         evaluator, folder = self.session.evaluator, str(self.session.commits.find_stage_end(name))
-        if not hasattr(evaluator, "share") or evaluator.world == 1:
+        if not hasattr(evaluator, "evaluate_share") or evaluator.world == 1:
             return evaluator.evaluate(name, folder)
-        return evaluator.together(name, evaluator.share(folder))
+        return evaluator.combine_shares(name, evaluator.evaluate_share(folder))
 
     def _evaluate(self, name: str, ask: Callable[[], GroupFuture]) -> None:
         """Ask the evaluator, which works beside the stages; what a run before had found is shown as it is."""
@@ -228,7 +228,7 @@ class Pipeline:
             name, future, began = self._asked.pop(0)
             result = future.get(self.session.deadlines.evaluate)
             if "fitting" in result:  # in parts, so that a validation waits for one of them
-                self._asked.append((name, self.session.evaluator.baseline(name), began))
+                self._asked.append((name, self.session.evaluator.evaluate_baseline(name), began))
                 continue
             self.session.run.write_json(f"results/{name}.json", result)
             self._add_seconds(f"evaluate {name}", time.time() - began)

@@ -23,6 +23,7 @@ class PromptCache(Protocol):
     @property
     def state(self) -> Tensor:
         """State [U, D] that predicts the next item of each prompt."""
+        ...
 
     def select_prompts(self, start: int, stop: int) -> Self:
         """Return the cache of the prompts [start, stop)."""
@@ -44,6 +45,7 @@ class SidModel(Protocol):
     @property
     def features(self) -> Mapping[str, int]:
         """Width of the rows by sparse feature."""
+        ...
 
     # --- training -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,14 @@ import typer
 
 from nonet.bench.run import BENCHES
 from nonet.controller.cluster import read_view
-from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, make_scenario, list_shipped_scenarios, yaml
+from nonet.controller.scenario import (
+    LIBRARY,
+    Scenario,
+    list_shipped_scenarios,
+    load_scenario,
+    make_scenario,
+    yaml,
+)
 from nonet.deploy.cli import app
 from nonet.errors import ConfigError
 from nonet.workers.devices import vendors

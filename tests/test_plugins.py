@@ -47,7 +47,7 @@ def test_a_shipped_module_is_a_name():
 
 
 def test_options_of_ones_own_are_filled_and_checked_where_the_scenario_is_read(files):
-    assert scenario(files, "mine.py:SPEC").stages["rl"].algorithm.options() == {"push": 2.0}
+    assert scenario(files, "mine.py:SPEC").stages["rl"].algorithm.get_options() == {"push": 2.0}
     with pytest.raises(ConfigError, match=r"algorithm.*push"):
         scenario(files, {"use": "mine.py:SPEC", "push": -1.0})
     with pytest.raises(ConfigError, match="pull"):

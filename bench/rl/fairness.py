@@ -111,7 +111,7 @@ class _RunWorld:
     def __init__(self, folder: Path):
         from nonet.controller.record import Checkpoints, RunFolder, make_control_name
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import read_copies, list_reward_options
+        from nonet.controller.setup import list_reward_options, read_copies
         from nonet.workers.roles import RewardWorker
 
         run = RunFolder(folder.absolute())

@@ -108,7 +108,12 @@ class _Ours:
         self.trainer.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
         seq = self.trainer.corpus.seq
         self.stage = make_stage_setups(scenario, len(seq), int(seq.count_events()["train"]))["pretrain"]
-        self.dims, self.options, self.steps, self._at = run.get_feature_dims(), scenario.model.get_options(), steps, 0
+        self.dims, self.options, self.steps, self._at = (
+            run.get_feature_dims(),
+            scenario.model.get_options(),
+            steps,
+            0,
+        )
         self.trainer.begin(self.stage)
         self.batches, self.keys = self._read_batches()
         self.trainer.begin(self.stage)  # for reading leased its rows

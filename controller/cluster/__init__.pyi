@@ -1,4 +1,4 @@
-from .live import live_view as live_view
+from .live import read_live_view as read_live_view
 from .live import wait_for_settled_view as wait_for_settled_view
 from .topology import ANYWHERE as ANYWHERE
 from .topology import Domain as Domain
@@ -10,5 +10,5 @@ from .view import ClusterView as ClusterView
 from .view import DeviceFacts as DeviceFacts
 from .view import Node as Node
 from .view import get_host_memory_bytes as get_host_memory_bytes
-from .view import read_view as read_view
 from .view import read_local_view as read_local_view
+from .view import read_view as read_view

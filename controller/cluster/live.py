@@ -86,7 +86,9 @@ def _list_holdings() -> Iterator[Holding]:
             name = group["name"] or f"placement group {group['placement_group_id'][:8]}"
             for index, bundle in group["bundles"].items():
                 node = group["bundles_to_node_id"].get(index, "")
-                yield from (Holding(name, node, resource, amount) for resource, amount in bundle.items() if node)
+                yield from (
+                    Holding(name, node, resource, amount) for resource, amount in bundle.items() if node
+                )
     for name, node, resources in _list_actors():
         inside = any("_group_" in resource for resource in resources)  # counted with its placement group
         yield from (

@@ -20,9 +20,9 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from nonet.controller.cluster import live_view, wait_for_settled_view
+from nonet.controller.cluster import read_live_view, wait_for_settled_view
 from nonet.controller.groups.lifetimes import list_remains
-from nonet.controller.plan import GroupPlan, Plan, plan, describe_lost_room
+from nonet.controller.plan import GroupPlan, Plan, describe_lost_room, plan
 from nonet.controller.scenario import Scenario
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import PlacementError
@@ -39,7 +39,7 @@ RESTARTS = (
 _FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
 _NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
 
-__all__ = ["GroupBinding", "live_view", "plan_live"]
+__all__ = ["GroupBinding", "plan_live", "read_live_view"]
 
 
 def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: Any) -> Plan:
@@ -56,7 +56,7 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return plan(scenario, live_view(), **options)
+            return plan(scenario, read_live_view(), **options)
         except PlacementError:
             if time.monotonic() > deadline:
                 raise

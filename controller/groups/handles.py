@@ -153,7 +153,7 @@ class TrainerHandle:
         Right after a step they are known without a call.
         """
         if self._counts is None:
-            self._add_counts(self.shards.counts().get(self.deadlines.step))
+            self._add_counts(self.shards.pop_counts().get(self.deadlines.step))
         counts, self._counts = self._counts, None
         return counts or {}
 
@@ -176,12 +176,12 @@ class TrainerHandle:
 
     def count_published(self) -> dict[str, dict[str, int]]:
         """Return the row updates sent to replicas since the start: {"full" | "delta": {"updates", "bytes"}}."""
-        return sum_shard_counts(self.shards.sent().get(self.deadlines.step))
+        return sum_shard_counts(self.shards.get_update_counts().get(self.deadlines.step))
 
     def _run_with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
         """Return the answer of the trainers; the shards serve meanwhile and report their counters in the same round trip."""
         serving = [self.shards.serve()] if self.apart else []
-        after = self.shards.counts(), self.shards.count_replica_bytes()
+        after = self.shards.pop_counts(), self.shards.count_replica_bytes()
         answer, *_, counts, sizes = get_all(timeout_s, work, *serving, *after)
         self._add_counts(counts)
         self._replica_bytes = sum(sizes)
@@ -200,7 +200,7 @@ class EmbeddingHandle:
 
     def count_rows(self) -> list[dict[str, int]]:
         """Return the number of rows of each table, by shard."""
-        return self._trainer.shards.rows().get(self._trainer.deadlines.step)
+        return self._trainer.shards.count_rows().get(self._trainer.deadlines.step)
 
     def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
         """Distribute all rows with their optimizer state evenly over these shards, while readers use the published version.

@@ -43,7 +43,9 @@ def publish(
     fused = rollout.group.hosts is trainer.group.hosts
     whole = fused and not trainer.apart and trainer.group.world == 1
     asked = (version, rollout.weights) if trainer.delta else ()
-    buckets = [] if fused else [trainer.group.weights(number, *asked) for number in range(trainer.buckets)]
+    buckets = (
+        [] if fused else [trainer.group.export_weights(number, *asked) for number in range(trainer.buckets)]
+    )
     how, rows, waits = ("shared", {}, []) if whole else _send_rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
         rollout.ensure_on_device(stage.name)

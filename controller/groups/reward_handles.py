@@ -150,7 +150,7 @@ class RewardHandles:
         found = RewardScores()
         calls = {name: secrets.token_hex(8) for name in groups}
         futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
-        told = {name: groups[name].troubles(future, calls[name]) for name, future in futures.items()}
+        told = {name: groups[name].list_failures(future, calls[name]) for name, future in futures.items()}
         beams.set_deadline(self.deadlines.step)
         while (
             not wait_for_results(_LOOK_S, beams, *futures.values(), *told.values())
@@ -174,7 +174,7 @@ class RewardHandles:
 
     def compute_means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
         """Return each reward's mean score of a beam by prompt [U]; NaN without a score."""
-        means = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
+        means = {name: self.groups[name].compute_means(future, retries=1) for name, future in scores.items()}
         return {name: future.get(self.deadlines.step) for name, future in means.items()}
 
     def get_timeout_s(self, name: str) -> float:
@@ -233,7 +233,7 @@ class RewardHandles:
             if strict:
                 raise
             ranks = [error.rank]
-        blank = group.nothing(beams, call, retries=1)
+        blank = group.make_blank_scores(beams, call, retries=1)
         blank.settle(self.deadlines.start)
         for rank in ranks:
             future.replace_result(rank, blank)
@@ -314,7 +314,7 @@ class _RewardCall:
         asked = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(
             budget_s + _GRACE_S
         )
-        told = group.troubles(asked, call)
+        told = group.list_failures(asked, call)
         try:
             asked.settle()
         except DeadlineExceeded:
@@ -322,7 +322,7 @@ class _RewardCall:
             raise
         wrong = told.get(self._deadlines.step)
         order = [row for part in again for row in part]
-        patched = group.patched(scores, asked, order, total).settle(self._deadlines.step)
+        patched = group.patch_scores(scores, asked, order, total).settle(self._deadlines.step)
         return patched, {again[rank][each.row]: each for rank, part in enumerate(wrong) for each in part}
 
     def _fetch_troubles(self, scores: GroupFuture, told: GroupFuture, call: str) -> list[list[Any]]:
@@ -332,16 +332,16 @@ class _RewardCall:
                 return []
             return told.get(self._deadlines.step)
         except NonetError:  # of a rank that was lost since: its scores are others
-            return self._group.troubles(scores, call).get(self._deadlines.step)
+            return self._group.list_failures(scores, call).get(self._deadlines.step)
 
     def _end_hung(self) -> None:
         """End the processes in which a call that was late may still run, and wait until Ray has started them again."""
         try:
-            hung = self._group.hung(retries=1).get(_GRACE_S)
+            hung = self._group.is_hung(retries=1).get(_GRACE_S)
             for rank, is_hung in enumerate(hung):
                 if is_hung:
                     self._group.hosts.restart(rank)
             if any(hung):
-                self._group.hung(retries=1).get(self._deadlines.start)
+                self._group.is_hung(retries=1).get(self._deadlines.start)
         except NonetError:  # a rank that does not answer is ended where its scores are waited for
             return

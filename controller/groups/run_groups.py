@@ -23,14 +23,14 @@ from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
 from nonet.controller.record import ChromeTrace, RunFolder, check_shared
 from nonet.controller.scenario import RewardOptions, Scenario
 from nonet.controller.setup import (
-    make_baseline_options,
+    get_targets,
     list_between_roles,
-    make_deadlines,
     list_reward_options,
+    make_baseline_options,
+    make_deadlines,
     make_reward_spec,
     make_role_specs,
     make_rollout_options,
-    get_targets,
 )
 from nonet.errors import NonetError, PlacementError
 from nonet.models.baselines import BASELINES
@@ -76,7 +76,8 @@ class RunGroups:
             exhaustive=None if ask.exhaustive is None else ask.exhaustive == "on",
         )
         self._rehearses = any(
-            config["use"] not in BASELINES.list_shipped() for config in make_baseline_options(scenario).values()
+            config["use"] not in BASELINES.list_shipped()
+            for config in make_baseline_options(scenario).values()
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = make_role_specs(scenario, run, evaluate_setup)

@@ -39,7 +39,9 @@ class Watchdog:
         if not get_gang_roles() & set(group.specs):
             return []
         return [
-            other for other in self._hosts.values() if other is not group and get_gang_roles() & set(other.specs)
+            other
+            for other in self._hosts.values()
+            if other is not group and get_gang_roles() & set(other.specs)
         ]
 
     def _write(self, seen: Sequence[WorkerActivity]) -> Path:

@@ -1,8 +1,8 @@
 from .flops import StageWork as StageWork
 from .flops import estimate_gradient_moves as estimate_gradient_moves
-from .flops import make_group_flops as make_group_flops
-from .flops import find_holder as find_holder
 from .flops import estimate_row_moves as estimate_row_moves
+from .flops import find_holder as find_holder
+from .flops import make_group_flops as make_group_flops
 from .memory import compute_largest_chunk as compute_largest_chunk
 from .memory import count_history_positions as count_history_positions
 from .memory_ledger import MemoryLedger as MemoryLedger
@@ -13,7 +13,7 @@ from .planner import GroupPlan as GroupPlan
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .requests import LIGHT_CPUS as LIGHT_CPUS
-from .resolved import get_feature_dims as get_feature_dims
 from .resolved import derive_model_size as derive_model_size
+from .resolved import get_feature_dims as get_feature_dims
 from .resolved import resolve_run as resolve_run
 from .shortage import describe_lost_room as describe_lost_room

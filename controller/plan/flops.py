@@ -87,7 +87,7 @@ def estimate_row_moves(
         scenario: The scenario, for the width of rows and their encoding between processes.
         groups: The groups of the stage.
         events: Events per global step.
-        ways: 1 if rows are only pulled; 2 if gradients are also pushed back.
+        directions: 1 if rows are only pulled; 2 if gradients are also pushed back.
 
     Yields:
         (description, bytes per step, route).

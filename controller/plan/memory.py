@@ -41,7 +41,9 @@ class WorkerMemory:
         return sum(self.fixed.values())
 
 
-def estimate_worker_memory(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, budget_bytes: float) -> WorkerMemory:
+def estimate_worker_memory(
+    run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int, budget_bytes: float
+) -> WorkerMemory:
     """Estimate the memory of a worker in a stage, with chunks that fit the budget.
 
     Args:
@@ -76,10 +78,14 @@ def estimate_worker_memory(run: ResolvedRun, stage: str, roles: tuple[str, ...],
         whole, least = min(whole, units), 1
     if "training" in keeps and (units is not None or scenario.model.spec.cuts_steps):
         unit = kind.count_unit_tokens(scenario, body, size)
-        chunks["trainer"] = _halve_until_fits(whole, lambda n: _estimate_activation_bytes(run, n * unit), least, room)
+        chunks["trainer"] = _halve_until_fits(
+            whole, lambda n: _estimate_activation_bytes(run, n * unit), least, room
+        )
         working["activations"] = _estimate_activation_bytes(run, chunks["trainer"] * unit)
     elif "training" in keeps:
-        working["activations"] = _estimate_activation_bytes(run, kind.count_step_tokens(scenario, body, size) / workers)
+        working["activations"] = _estimate_activation_bytes(
+            run, kind.count_step_tokens(scenario, body, size) / workers
+        )
     if "rollout" in roles and kind.rolls_out:
         width = kind.get_width(body)
         chunks["rollout"] = _halve_until_fits(whole, lambda p: _estimate_beam_bytes(run, width, p), 1, room)
@@ -110,13 +116,16 @@ def compute_largest_chunk(scenario: Scenario, stage_options: StageOptions, size:
 
     Args:
         scenario: The scenario.
-        body: The options of the stage.
+        stage_options: The options of the stage.
         size: The shape of the model.
 
     Returns:
         Positions of a supervised step, or prompts of an RL step; at least 1.
     """
-    return max(1, int(stage_options.chunk.tokens / stage_options.kind.count_unit_tokens(scenario, stage_options, size)))
+    return max(
+        1,
+        int(stage_options.chunk.tokens / stage_options.kind.count_unit_tokens(scenario, stage_options, size)),
+    )
 
 
 def count_history_positions(scenario: Scenario, size: ModelSize) -> float:
@@ -184,7 +193,9 @@ def _estimate_step_bytes(role: Role, workers: int, size: ModelSize) -> dict[str,
     parts = {}
     if copies := _count_copies(role, workers)[1]:
         parts["copies"] = copies * size.parameters * size.weight_bytes
-    buffer = role.engine.spec.buffer(role.engine.get_options(), workers) if role.engine else float(workers > 1)
+    buffer = (
+        role.engine.spec.buffer(role.engine.get_options(), workers) if role.engine else float(workers > 1)
+    )
     return parts | ({"buffer": buffer * size.learned * 4} if buffer else {})
 
 
@@ -208,7 +219,9 @@ def _has_host_optimizer(role: Role) -> bool:
     return role.engine is not None and role.engine.spec.aside(role.engine.get_options())
 
 
-def estimate_host_optimizer_bytes(run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int) -> float:
+def estimate_host_optimizer_bytes(
+    run: ResolvedRun, stage: str, roles: tuple[str, ...], workers: int
+) -> float:
     """Return the bytes of a worker's share of an optimizer in host memory: moments, fp32 weights and their gradients.
 
     Args:
@@ -245,7 +258,7 @@ def _halve_until_fits(whole: int, estimate_bytes: Callable[[float], float], leas
 
     Args:
         whole: The largest chunk.
-        bytes_of: Estimates the bytes of a chunk.
+        estimate_bytes: Estimates the bytes of a chunk.
         least: The smallest chunk that may be returned.
         room: Bytes that are available; 0 if unknown, in which case `whole` is returned.
     """

@@ -17,9 +17,9 @@ from nonet.controller.plan.memory import (
     PROCESS_BYTES,
     RUNTIME_BYTES,
     WorkerMemory,
-    estimate_worker_memory,
     estimate_host_optimizer_bytes,
     estimate_usual_share,
+    estimate_worker_memory,
 )
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.resolved import ResolvedRun, count_shard_bytes
@@ -103,7 +103,9 @@ class MemoryLedger:
         return tuple(line for line in self.lines if line.offloaded)
 
 
-def make_ledger(run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView) -> MemoryLedger:
+def make_ledger(
+    run: ResolvedRun, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView
+) -> MemoryLedger:
     """Account for the memory of the groups of every stage.
 
     Args:
@@ -149,7 +151,9 @@ def _make_device_lines(
     """Yield one ledger line per phase for the devices that `groups` share, with the memory that each group needs."""
     root = groups[0]
     runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
-    capacity = int(_USABLE * min(_get_device_bytes(run.scenario, view, node, root) for node in set(root.nodes)))
+    capacity = int(
+        _USABLE * min(_get_device_bytes(run.scenario, view, node, root) for node in set(root.nodes))
+    )
     for phase, working in _list_phases(run, stage).items():
         busy = [group for group in groups if _is_working(group, working)]
         resident = runtime * len(groups)
@@ -279,7 +283,9 @@ def _get_device_bytes(scenario: Scenario, view: ClusterView, node: str, group: G
     It is the smaller of what the pool states and what the cluster view knows; 0 if both are unknown.
     """
     facts = view.get_node(node).devices.get(group.resource)
-    known = [value for value in (facts.memory_bytes if facts else 0, _get_pool_bytes(scenario, group)) if value]
+    known = [
+        value for value in (facts.memory_bytes if facts else 0, _get_pool_bytes(scenario, group)) if value
+    ]
     return float(min(known, default=0))
 
 
@@ -305,7 +311,9 @@ def _get_host_bytes(view: ClusterView, node: str) -> float:
     return view.get_node(node).total.get(MEMORY, 0.0)
 
 
-def _record_chunks(chunks: dict[str, int], needs: Mapping[str, WorkerMemory], working: tuple[str, ...] | None) -> None:
+def _record_chunks(
+    chunks: dict[str, int], needs: Mapping[str, WorkerMemory], working: tuple[str, ...] | None
+) -> None:
     """Record the smallest chunk over the phases in which a role works.
 
     Args:

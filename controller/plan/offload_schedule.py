@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nonet.controller.plan.memory_ledger import MemoryLedger, LedgerLine, format_bytes
+from nonet.controller.plan.memory_ledger import LedgerLine, MemoryLedger, format_bytes
 from nonet.errors import PlacementError
 
 

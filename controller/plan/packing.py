@@ -11,7 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nonet.controller.cluster import ANYWHERE, ClusterView, Domain, Node, find_domain, list_levels, make_place_key
+from nonet.controller.cluster import (
+    ANYWHERE,
+    ClusterView,
+    Domain,
+    Node,
+    find_domain,
+    list_levels,
+    make_place_key,
+)
 from nonet.controller.cluster.placement import NodeSlots, pack_workers
 from nonet.controller.scenario import Placement, Topology
 
@@ -88,7 +96,9 @@ class Capacity:
         rooms = self._find_rooms(request)
         levels = list(list_levels(request.topology))
         for level in levels:
-            best = self._choose_domain(self._split_into_domains(rooms, level, request), request, last=level == levels[-1])
+            best = self._choose_domain(
+                self._split_into_domains(rooms, level, request), request, last=level == levels[-1]
+            )
             if best:
                 count = min(request.most, sum(room.slots for room in best))
                 packed = pack_workers(self._policy, self._options, best, count, request.gang)
@@ -114,12 +124,16 @@ class Capacity:
         plain = [room for room in rooms if not _has_devices(room.node)] if request.resource == "CPU" else []
         return plain if sum(room.slots for room in plain) >= request.most else rooms
 
-    def _split_into_domains(self, rooms: list[NodeSlots], level: str, request: PlacementRequest) -> list[list[NodeSlots]]:
+    def _split_into_domains(
+        self, rooms: list[NodeSlots], level: str, request: PlacementRequest
+    ) -> list[list[NodeSlots]]:
         """Split nodes into the domains of a topology level."""
         if level == ANYWHERE:
             return [rooms]
         if level == "device_domain":
-            return [[room] for room in (self._limit_to_device_domain(room, request) for room in rooms) if room]
+            return [
+                [room] for room in (self._limit_to_device_domain(room, request) for room in rooms) if room
+            ]
         domains: dict[Domain, list[NodeSlots]] = defaultdict(list)
         for room in rooms:
             name = find_domain(room.node, level)

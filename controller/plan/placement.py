@@ -70,7 +70,7 @@ def place_groups(
         requests: The groups, in the order in which they are returned.
         capacity: Free resources; what is placed is taken from it.
         view: The cluster, for messages.
-        kept: Groups that stay where they are.
+        kept_groups: Groups that stay where they are.
 
     Raises:
         PlacementError: A group does not fit.
@@ -78,7 +78,9 @@ def place_groups(
     placed = {group.name: group for group in kept_groups}
     todo = sorted((d for d in requests if not d.shares and d.name not in placed), key=_make_hardness_key)
     for index, request in enumerate(todo):
-        placed[request.name] = _place_group(request, todo[index + 1 :], capacity, view, tuple(placed.values()))
+        placed[request.name] = _place_group(
+            request, todo[index + 1 :], capacity, view, tuple(placed.values())
+        )
     for request in requests:
         if request.shares and request.name not in placed:
             host = placed[request.shares]
@@ -204,7 +206,7 @@ class StageChange:
         """Return the groups that run after the change; groups that stay get the new number of threads.
 
         Args:
-            before: The groups that run before the change.
+            groups: The groups that run before the change.
         """
         staying = (group for group in groups if group.name not in self.stops)
         return (*(replace(g, threads=self.threads if g.threads else 0) for g in staying), *self.starts)
@@ -221,7 +223,7 @@ def replan(
         run: The scenario with everything that follows from it.
         view: The cluster, with what is free beside the running groups.
         stage: The name of the stage; None for the roles of the whole run.
-        before: The groups that run now.
+        groups: The groups that run now.
 
     Raises:
         PlacementError: A group that must start does not fit.

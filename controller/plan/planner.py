@@ -16,7 +16,7 @@ from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.flops import StageWork, estimate_work
 from nonet.controller.plan.memory_ledger import MemoryLedger, make_ledger
 from nonet.controller.plan.packing import Capacity
-from nonet.controller.plan.placement import GroupPlan, StageChange, make_changes, place_groups, assign_threads
+from nonet.controller.plan.placement import GroupPlan, StageChange, assign_threads, make_changes, place_groups
 from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import ResolvedRun, resolve_run
 from nonet.controller.scenario import Scenario, describe_validation
@@ -151,7 +151,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         rest, and what to change.
         ConfigError: A sparse table cannot be made, or a stage cannot run in its groups.
     """
-    from nonet.controller.plan.warnings import describe_cluster, make_notes, describe_pools
+    from nonet.controller.plan.warnings import describe_cluster, describe_pools, make_notes
     from nonet.controller.scenario import check_tables, list_unsupported_roles
 
     check_tables(scenario)
@@ -173,7 +173,10 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         changes,
         ledger,
         _count_whole_nodes(view, capacity),
-        {name: view.get_node(name).total.get("CPU", 0.0) for name in sorted(_list_used_nodes(groups, changes))},
+        {
+            name: view.get_node(name).total.get("CPU", 0.0)
+            for name in sorted(_list_used_nodes(groups, changes))
+        },
         tuple(estimate_work(run, by_stage)),
         list_unsupported_roles(scenario),
     )
@@ -193,7 +196,10 @@ def _count_whole_nodes(view: ClusterView, capacity: Capacity) -> dict[str, tuple
             total = node.total[resource]
             if total:
                 whole, of = whole_by_resource.get(resource, (0, 0))
-                whole_by_resource[resource] = (whole + (capacity.get_free(node.id, resource) >= total), of + 1)
+                whole_by_resource[resource] = (
+                    whole + (capacity.get_free(node.id, resource) >= total),
+                    of + 1,
+                )
     return dict(sorted(whole_by_resource.items()))
 
 
@@ -208,7 +214,9 @@ def make_stages(
         ledger: The memory ledger, for the chunks.
     """
     now = next(iter(by_stage.values()))
-    yield _make_stage_fields("tokenise", "data", _find_groups(now, "tokenise"), ("interactions", "items"), _TOKENISED)
+    yield _make_stage_fields(
+        "tokenise", "data", _find_groups(now, "tokenise"), ("interactions", "items"), _TOKENISED
+    )
     model: tuple[str, ...] = ()
     for name, body in run.scenario.stages.items():
         now, kind = by_stage[name], run.kinds[name]
@@ -222,7 +230,11 @@ def make_stages(
         validation = describe_validation(run.scenario, name)
         yield _make_stage_fields(name, kind.plan_name, on, takes, model, sizes) | {"validation": validation}
     yield _make_stage_fields(
-        "evaluate", "evaluate", _find_groups(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)
+        "evaluate",
+        "evaluate",
+        _find_groups(now, "evaluator"),
+        ("sequences", "catalogue", "model"),
+        ("metrics",),
     )
 
 

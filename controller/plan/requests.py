@@ -162,7 +162,9 @@ def _list_light_requests(run: ResolvedRun) -> Iterator[GroupRequest]:
             yield _make_light_request(run.scenario, own.name, own.where, own.pool, own.workers)
 
 
-def _make_light_request(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:
+def _make_light_request(
+    scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int
+) -> GroupRequest:
     """Build the request for a group of one role without torch."""
     pool = scenario.pools.get(pool_name or "cpu", Pool())
     resource = get_device(pool.device).resource or "CPU"

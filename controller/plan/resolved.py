@@ -113,7 +113,8 @@ def count_shard_bytes(scenario: Scenario, shards: int) -> float:
     """
     budgets = get_table_budgets(scenario)
     parts = [
-        (_count_tier_bytes(scenario, name, "host"), (budget or 0) / shards) for name, budget in budgets.items()
+        (_count_tier_bytes(scenario, name, "host"), (budget or 0) / shards)
+        for name, budget in budgets.items()
     ]
     return sum(min(tier, part) if tier and part else tier or part for tier, part in parts)
 

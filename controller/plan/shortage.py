@@ -59,7 +59,7 @@ def describe_shortage(
         request: The group.
         capacity: What is free after the other groups of the plan.
         view: The cluster.
-        done: The groups of the plan that were placed before.
+        placed_groups: The groups of the plan that were placed before.
     """
     nodes = capacity.find_matching_nodes(request.labels)
     ids = {node.id for node in nodes}
@@ -69,7 +69,8 @@ def describe_shortage(
     needed = request.least * request.bundle
     text = (
         f"group {request.name!r} (pool {request.pool}) needs {needed:g} {request.resource}"
-        f"{_format_labels(request)}{_format_topology(request)}, the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, "
+        f"{_format_labels(request)}{_format_topology(request)}, the cluster has {total:g} in "
+        f"{len(nodes)} of {len(view.nodes)} nodes, "
         f"{before:g} free before this plan"
     )
     if left < before - 1e-6:

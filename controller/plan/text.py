@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from nonet.controller.cluster import MEMORY
-from nonet.controller.plan.memory_ledger import MemoryLedger, LedgerLine, format_bytes
+from nonet.controller.plan.memory_ledger import LedgerLine, MemoryLedger, format_bytes
 
 _SPOTS = 4
 _TFLOPS = 100  # a round reference value; accelerators reach 50 to 400 TFLOP/s in training
@@ -23,7 +23,9 @@ def format_plan(plan: Any) -> str:
     lines += _format_table([_format_group(group, plan.not_run) for group in plan.groups])
     for change in plan.changes:
         lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
-        lines += _format_table([_format_group(group, plan.not_run) for group in change.starts]) or ["  nothing"]
+        lines += _format_table([_format_group(group, plan.not_run) for group in change.starts]) or [
+            "  nothing"
+        ]
     lines += ["", "stages"]
     for stage in plan.stages:
         derived = ", ".join(f"{key} {_format_count(value)}" for key, value in stage.derived.items())
@@ -62,7 +64,9 @@ def _format_stage_work(stage: Any) -> Iterator[str]:
         if part.resource != "CPU":
             step_s = part.count / (_TFLOPS * 1e12 * part.devices)
             whole = (
-                f", {_format_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
+                f", {_format_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h"
+                if stage.steps
+                else ""
             )
             line += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
         yield f"  {first:<10} {line}"

@@ -10,7 +10,13 @@ from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import format_bytes
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.scenario import Elastic, Scenario, check_runnable, list_joined_features, make_validation_rule
+from nonet.controller.scenario import (
+    Elastic,
+    Scenario,
+    check_runnable,
+    list_joined_features,
+    make_validation_rule,
+)
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters above which ranking a catalogue on CPU takes hours rather than minutes
@@ -88,7 +94,7 @@ def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[Grou
     reinforced = any(kind.rolls_out for kind in run.kinds.values())
     if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
         return
-    limit = scenario.sparse.count_replica_bytes
+    limit = scenario.sparse.replica_bytes
     if rows > limit:
         yield (
             f"rollouts read rows by key from the shards once the tables pass {format_bytes(limit)} (sparse.replica_bytes); "
@@ -187,7 +193,11 @@ def _list_unknowns(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     if run.size.assumed:
         yield f"assumed: {run.size.assumed}"
     unknown = sorted(
-        {g.resource for g in groups if g.resource != "CPU" and not _is_memory_known(view, g.nodes[0], g.resource)}
+        {
+            g.resource
+            for g in groups
+            if g.resource != "CPU" and not _is_memory_known(view, g.nodes[0], g.resource)
+        }
     )
     if unknown:
         yield f"not known: memory of {', '.join(unknown)} devices (devices: in the view); nothing was checked against it"

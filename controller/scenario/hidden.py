@@ -93,8 +93,8 @@ def restore_values(
 
     Args:
         scenario: The stored scenario.
-        given: The same scenario with its values, if there is one.
-        environment: Variables that are used for values that `given` lacks.
+        source: The same scenario with its values, if there is one.
+        environment: Variables that are used for values that `source` lacks.
 
     Returns:
         The scenario with its values, and the names of the values that came from the environment.

@@ -251,7 +251,7 @@ class StageKind:
         """Return the roles that work at the same time in each phase; the others are idle.
 
         Args:
-            body: The options of the stage.
+            stage_options: The options of the stage.
 
         Returns:
             Roles by phase; "reward" stands for the workers that the stage adds.
@@ -263,7 +263,7 @@ class StageKind:
 
         Args:
             stage: The name of the stage.
-            body: The options of the stage.
+            stage_options: The options of the stage.
         """
         return iter(())
 
@@ -272,7 +272,7 @@ class StageKind:
 
         Args:
             path: The path of the stage in the scenario.
-            body: The options of the stage.
+            stage_options: The options of the stage.
         """
         return iter(())
 
@@ -285,7 +285,7 @@ class StageKind:
 
         Args:
             name: The name of the stage.
-            body: The options of the stage.
+            stage_options: The options of the stage.
             groups: The groups of the stage.
 
         Raises:
@@ -297,7 +297,7 @@ class StageKind:
 
         Args:
             name: The name of the stage.
-            body: The options of the stage.
+            stage_options: The options of the stage.
             seq: The sequences of all users.
 
         Raises:
@@ -339,7 +339,7 @@ class StageKind:
 
         Args:
             scenario: The scenario.
-            body: The options of the stage.
+            stage_options: The options of the stage.
             size: The shape of the model.
         """
         return 1.0
@@ -348,7 +348,7 @@ class StageKind:
         """Return an upper bound of the units that a worker has in a step.
 
         Args:
-            body: The options of the stage.
+            stage_options: The options of the stage.
             workers: The number of workers.
 
         Returns:
@@ -362,7 +362,7 @@ class StageKind:
 
         Args:
             scenario: The scenario.
-            body: The options of the stage.
+            stage_options: The options of the stage.
             size: The shape of the model.
         """
         raise NotImplementedError
@@ -373,20 +373,22 @@ class StageKind:
         """Return sizes per worker and chunk, as a plan prints them.
 
         Args:
-            body: The options of the stage.
+            stage_options: The options of the stage.
             workers: The number of workers of each role.
             chunks: The chunk of each role; 0 if it has none.
         """
         return {}
 
     @abstractmethod
-    def estimate_work(self, scenario: Any, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
+    def estimate_work(
+        self, scenario: Any, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...], size: Any
+    ) -> Any:
         """Estimate the FLOPs and bytes of a step.
 
         Args:
             scenario: The scenario.
             name: The name of the stage.
-            body: The options of the stage.
+            stage_options: The options of the stage.
             groups: The groups of the stage.
             size: The shape of the model.
 
@@ -400,7 +402,7 @@ class StageKind:
         """Return the arguments of StageSetup that depend on the data: at least `steps`, and `users` per step.
 
         Args:
-            body: The options of the stage.
+            stage_options: The options of the stage.
             users: The number of rows in an epoch.
             events: The number of training events.
         """

@@ -137,7 +137,9 @@ def has_policy(scenario: Scenario) -> bool:
     return any(table.admit or table.evict or table.budget for table in scenario.sparse.tables.values())
 
 
-def compute_ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, int]:
+def compute_ttl_steps(
+    scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, int]
+) -> dict[str, int]:
     """Compute the time to live in steps of each table that states it as a time.
 
     Args:
@@ -157,10 +159,15 @@ def compute_ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mappin
         return {}
     name, stage = next((name, body) for name, body in scenario.stages.items() if not body.kind.rolls_out)
     span_s, epochs = max(1.0, float(data["train_span_s"])), float(getattr(stage, "epochs", None) or 1)
-    return {table: _compute_lifetime_steps(table, ttl, span_s, steps[name] / epochs, epochs) for table, ttl in timed.items()}
+    return {
+        table: _compute_lifetime_steps(table, ttl, span_s, steps[name] / epochs, epochs)
+        for table, ttl in timed.items()
+    }
 
 
-def _compute_lifetime_steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float) -> int:
+def _compute_lifetime_steps(
+    table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float
+) -> int:
     """Convert a time to live into steps; raise ConfigError if it is shorter than an epoch."""
     lifetime_steps = max(1, math.ceil(ttl_s / span_s * epoch_steps))
     if lifetime_steps < epoch_steps and epochs > 1:

@@ -74,7 +74,11 @@ class ValidationRule:
         return max(known, key=lambda index: (sign * values[index], -index), default=0 if values else None)
 
     def score_validation(
-        self, metric: float, reward: float | None, metric_before: float | None, floor_shortfall: float | None = None
+        self,
+        metric: float,
+        reward: float | None,
+        metric_before: float | None,
+        floor_shortfall: float | None = None,
     ) -> float:
         """Return the score of a validation; higher is better.
 
@@ -85,8 +89,8 @@ class ValidationRule:
         Args:
             metric: The value of the metric.
             reward: The trained reward; None if it was not measured.
-            before: The value of the metric before the stage; None if unknown.
-            missing: The shortfall below a floor, as a share of the floor; None or 0 if all floors are kept.
+            metric_before: The value of the metric before the stage; None if unknown.
+            floor_shortfall: The shortfall below a floor, as a share of the floor; None or 0 if all floors are kept.
 
         Returns:
             The score; NaN if the deciding value is NaN.
@@ -96,7 +100,9 @@ class ValidationRule:
             return sign * metric
         if floor_shortfall:
             return -2 * _FAR - floor_shortfall
-        enough = metric_before is None or math.isnan(metric_before) or self.is_metric_kept(metric, metric_before)
+        enough = (
+            metric_before is None or math.isnan(metric_before) or self.is_metric_kept(metric, metric_before)
+        )
         return reward if enough else sign * metric - _FAR
 
     def is_metric_kept(self, metric: float, metric_before: float) -> bool:
@@ -175,7 +181,9 @@ def check_validation(scenario: Scenario) -> None:
     ]
     if asked and not has_validation_events(scenario):
         split = scenario.data.split
-        given = "none" if split.get_options().get("valid") is None else f"valid: {split.get_options()['valid']:g}"
+        given = (
+            "none" if split.get_options().get("valid") is None else f"valid: {split.get_options()['valid']:g}"
+        )
         example = "1d" if split.use == "time" else "1"
         raise ConfigError(
             f"{asked[0]} needs validation events, and data.split holds out {given}: "
@@ -183,7 +191,9 @@ def check_validation(scenario: Scenario) -> None:
         )
     steps = {name: getattr(body, "steps", None) for name, body in scenario.stages.items()}
     if None not in steps.values():
-        check_validation_interval(scenario, {name: count for name, count in steps.items() if count is not None})
+        check_validation_interval(
+            scenario, {name: count for name, count in steps.items() if count is not None}
+        )
 
 
 def check_validation_interval(scenario: Scenario, steps: Mapping[str, int]) -> None:

@@ -101,7 +101,9 @@ def search_placements(scenario: Scenario, view: ClusterView) -> PlacementSearch:
         view: The cluster.
     """
     tried = [_try_placement(scenario, name, roles, view) for name, roles in list_variants(scenario, view)]
-    return PlacementSearch(scenario, tuple(sorted(tried, key=lambda variant: (*variant.rank_key, variant.name))))
+    return PlacementSearch(
+        scenario, tuple(sorted(tried, key=lambda variant: (*variant.rank_key, variant.name)))
+    )
 
 
 def list_variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -59,7 +59,9 @@ def make_search_records(search: PlacementSearch) -> list[dict[str, Any]]:
     ]
 
 
-def _format_verdict(search: PlacementSearch, choice: PlacedVariant | None, beyond: PlacedVariant | None) -> list[str]:
+def _format_verdict(
+    search: PlacementSearch, choice: PlacedVariant | None, beyond: PlacedVariant | None
+) -> list[str]:
     """Return the lines on the settings of the choice and on the better placement that is only planned."""
     lines = []
     if choice:

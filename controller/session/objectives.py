@@ -144,7 +144,10 @@ class RewardObjectives:
 
     def _compute_unit(self, name: str, step: int) -> float:
         """Return the total weight of the other rewards at a step, or 1 if it is zero."""
-        return sum(abs(each.compute_weight(step)) for other, each in self.rewards.items() if other != name) or 1.0
+        return (
+            sum(abs(each.compute_weight(step)) for other, each in self.rewards.items() if other != name)
+            or 1.0
+        )
 
     def _has_moving_weight(self, name: str) -> bool:
         return name in self._sums or not isinstance(self.rewards[name].weight, float | int)
@@ -165,7 +168,9 @@ class RewardObjectives:
             self.remove(name)
         elif (match := SETTABLE.match(name)) is not None:
             before = self.rewards[match[2]]
-            fields = {field: getattr(before, field) for field in before.model_fields_set} | before.get_options()
+            fields = {
+                field: getattr(before, field) for field in before.model_fields_set
+            } | before.get_options()
             self.put(match[2], RewardOptions.model_validate(fields | {match[3]: command["value"]}))
 
     def put(self, name: str, options: RewardOptions) -> None:

@@ -36,7 +36,7 @@ class OpenCommit:
             The files, or None if `wait` is false and a rank is still writing.
         """
         while None in self._answers:
-            self._asked = self._asked or [group.saved(wait) for group in self._groups]
+            self._asked = self._asked or [group.poll_save(wait) for group in self._groups]
             if not wait and not all(future.done() for future in self._asked):
                 return None
             self._answers = self._collect_answers()

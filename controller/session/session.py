@@ -47,10 +47,10 @@ from nonet.controller.record import (
 from nonet.controller.scenario import (
     REWARD,
     Scenario,
-    check_validation_interval,
     check_runnable,
-    load_scenario,
+    check_validation_interval,
     compute_ttl_steps,
+    load_scenario,
     restore_values,
 )
 from nonet.controller.session.objectives import RewardObjectives
@@ -59,15 +59,15 @@ from nonet.controller.session.preparation_progress import wait_for_tokenise
 from nonet.controller.session.stage_validation import StageValidation, make_stage_validation
 from nonet.controller.session.steering import RewardSteering
 from nonet.controller.setup import (
-    restore_sources,
+    find_warm_start,
     make_data_setup,
     make_deadlines,
-    renumber_stages,
-    read_copies,
-    resolve_sources,
     make_stage_setups,
+    read_copies,
+    renumber_stages,
+    resolve_sources,
+    restore_sources,
     set_initial_run,
-    find_warm_start,
     write_run,
 )
 from nonet.errors import CheckpointError, ConfigError, WorkerLost
@@ -115,7 +115,9 @@ class Session:
         if resume:
             loaded = restore_sources(loaded, run) if run is not None else loaded
         else:
-            loaded = set_initial_run(loaded, from_run, stage) if from_run is not None else resolve_sources(loaded)
+            loaded = (
+                set_initial_run(loaded, from_run, stage) if from_run is not None else resolve_sources(loaded)
+            )
         self.scenario, self.folder = restore_values(loaded)[0], folder or beside
         self.deadlines = make_deadlines(loaded)
         self.run = run or create_run(loaded.name)
@@ -270,7 +272,7 @@ class Session:
         """Return the current number of dense parameters and sparse rows."""
         at = self.restored.stage if self.restored else next(iter(self.stages))
         self.trainer.ensure_on_device(self.stages[self._stage or at])
-        rows = self.trainer.shards.rows().get(self.deadlines.step)
+        rows = self.trainer.shards.count_rows().get(self.deadlines.step)
         return {
             "parameters": self.groups.parameters,
             "sparse_rows": sum(sum(shard.values()) for shard in rows),
@@ -514,7 +516,7 @@ class Session:
         self.version += 1
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
-        limit = self.scenario.sparse.count_replica_bytes
+        limit = self.scenario.sparse.replica_bytes
         facts = publish(self.trainer, self.rollout, self.version, limit, setup, in_background=behind)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version

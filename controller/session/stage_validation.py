@@ -108,7 +108,9 @@ class StageValidation:
         if step not in self.points:
             return False
         self.settle(step - 1)
-        return self.rule.should_stop([self.get_value(entry) for entry in self.kept.history if entry["step"] < step])
+        return self.rule.should_stop(
+            [self.get_value(entry) for entry in self.kept.history if entry["step"] < step]
+        )
 
     def settle(self, step: int) -> None:
         """Wait for the results of all points up to a step, including those that an earlier part of the run had requested."""

@@ -56,7 +56,9 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
         records.append({"use": use, "copy": str(place.relative_to(run.sources)), "sha256": digest})
         for other in find_files_beside(origin, {*_list_tables(scenario, folder), run.path.resolve()}):
             beside = place.parent / other.relative_to(origin.parent)
-            if beside not in copied and str(beside.relative_to(run.sources)) not in list_named_files(scenario):
+            if beside not in copied and str(beside.relative_to(run.sources)) not in list_named_files(
+                scenario
+            ):
                 copied[_copy_file(other, beside)] = None
                 sha256 = hashlib.sha256(beside.read_bytes()).hexdigest()
                 records.append({"use": None, "copy": str(beside.relative_to(run.sources)), "sha256": sha256})
@@ -80,7 +82,7 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
 
     Args:
         file: The file that a `use:` names.
-        without: Files and folders that are not copied.
+        excluded: Files and folders that are not copied.
     """
     there: list[Path] = []
     size = 0

@@ -11,24 +11,24 @@ from typing import Any
 from nonet.controller.plan import get_feature_dims
 from nonet.controller.scenario import (
     Scenario,
-    check_validation_interval,
     check_runnable,
     check_tables,
     check_validation,
+    check_validation_interval,
 )
 from nonet.controller.scenario.settings import list_data_warnings
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
-    make_baseline_options,
-    load_between_class,
-    make_joins,
+    get_stored_sequences,
+    get_targets,
     list_reward_options,
+    load_between_class,
+    make_baseline_options,
+    make_joins,
     make_run_setup,
     make_source_options,
     make_stage_setups,
-    get_stored_sequences,
-    get_targets,
 )
 from nonet.embedding.tiers import TierSettings
 from nonet.errors import ConfigError, DataError
@@ -133,7 +133,7 @@ def _check_joins(scenario: Scenario) -> list[str]:
 def _check_reward(target: Any, name: str, options: Any) -> None:
     """Check the options of a reward, with the keys of all rewards in the message."""
     try:
-        check_options(target, options.options(), name=name)
+        check_options(target, options.get_options(), name=name)
     except ConfigError as error:
         general = ", ".join(key for key in type(options).model_fields if key != "use")
         raise ConfigError(f"{error} Every reward has {general}.") from None

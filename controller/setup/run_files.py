@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import LIBRARY, Scenario, select_fixed_keys, to_document, load_scenario, yaml
+from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_fixed_keys, to_document, yaml
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import get_stored_sequences, get_targets
 from nonet.errors import ConfigError
@@ -21,7 +21,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
     Args:
         scenario: The scenario.
         folder: The folder of its files.
-        known: What is known of the run from which weights are taken; None without a warm start.
+        known_run: What is known of the run from which weights are taken; None without a warm start.
     """
     data = scenario.data
     return DataSetup(
@@ -109,7 +109,9 @@ def check_same(scenario: Scenario, run: RunFolder) -> None:
     Raises:
         ConfigError: It is the folder of another scenario.
     """
-    if select_fixed_keys(to_document(load_scenario(run.scenario)[0])) != select_fixed_keys(to_document(scenario)):
+    if select_fixed_keys(to_document(load_scenario(run.scenario)[0])) != select_fixed_keys(
+        to_document(scenario)
+    ):
         raise ConfigError(
             f"{run.path} is a run of another scenario ({run.scenario}); "
             "choose another --run-dir, or resume it with `nonet resume`"

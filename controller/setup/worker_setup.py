@@ -46,7 +46,9 @@ def make_run_setup(scenario: Scenario) -> RunSetup:
         features=features,
         combiners={name: table.combiner for name, table in sparse.tables.items() if table.combiner},
         in_flight=sparse.in_flight,
-        tiers={name: make_tier_arguments(table.tiers) for name, table in sparse.tables.items() if table.tiers},
+        tiers={
+            name: make_tier_arguments(table.tiers) for name, table in sparse.tables.items() if table.tiers
+        },
         deadlines=make_deadlines(scenario),
         wire=sparse.wire,
         engine=_make_engine_options(scenario),
@@ -168,7 +170,7 @@ def make_role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[s
     for stage, names in list_between_roles(scenario).items():
         for name, step in zip(names, scenario.stages[stage].between, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
             worker = load_between_class(step, copies, f"stages.{stage}.between")
-            specs[name] = RoleSpec(_make_sendable(worker), (), step.options() or None)
+            specs[name] = RoleSpec(_make_sendable(worker), (), step.get_options() or None)
     return specs
 
 
@@ -182,7 +184,7 @@ def make_reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any
         options: The options of the reward.
     """
     use = read_copies(run).make_absolute(options.use or name)
-    told = name, use, str(run.sources), options.options(), make_joins(scenario), options.timeout_s
+    told = name, use, str(run.sources), options.get_options(), make_joins(scenario), options.timeout_s
     return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 
@@ -290,7 +292,7 @@ def renumber_stages(stages: Mapping[str, StageSetup], manifest: Manifest) -> dic
 
     Args:
         stages: The settings of all stages.
-        at: The manifest of the checkpoint.
+        manifest: The manifest of the checkpoint.
     """
     numbered, names, first = dict(stages), list(stages), manifest.step - manifest.stage_step
     for name in names[names.index(manifest.stage) :]:

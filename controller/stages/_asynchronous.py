@@ -94,7 +94,7 @@ class _Asynchronous:
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _find_open_groups(log).items():
             self.note("aborted", number, version)
-        staleness = int(cast(Any, session.scenario.stages[name]).rollout.options()["staleness"])
+        staleness = int(cast(Any, session.scenario.stages[name]).rollout.get_options()["staleness"])
         under_way = (staleness + 1) * self.parts
         self.threads = ThreadPoolExecutor(self.slots + under_way + 1, thread_name_prefix=name)
         self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)

@@ -47,7 +47,7 @@ def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     beams = session.rollout.generate(prompts)
     rewards = session.reward
     means = rewards.compute_means(rewards.score(beams, step=-1))
-    hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
+    hits, asked = session.trainer.group.count_hits(beams).get(session.deadlines.step)
     if session.objectives is not None and session.validation is None:
         session.objectives.note_served({name: float(np.nanmean(values)) for name, values in means.items()})
     total = compute_trained_reward(session, stage, means, prompts.users, prompts.positions)

@@ -21,9 +21,9 @@ from nonet.controller.stages._looks import (
 from nonet.controller.stages._step_report import (
     StepReport,
     Stopped,
+    compute_machine_metrics,
     finish_stage,
     note_quarantined,
-    compute_machine_metrics,
     record_report,
     report_policy_step,
 )
@@ -99,7 +99,7 @@ def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, 
 
 def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Run an RL stage: prompts, beams, scores and an update in each step."""
-    if cast(Any, session.scenario.stages[name]).rollout.options().get("staleness"):
+    if cast(Any, session.scenario.stages[name]).rollout.get_options().get("staleness"):
         return run_asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False
@@ -154,6 +154,6 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     user, position = np.concatenate(users), np.concatenate(positions)
     weights = compute_prompt_weights(session, name, user, position, len(user))
     total = compute_weighted_total(means, weights)
-    of = session.rollout.group.probes().get(session.deadlines.step)
+    of = session.rollout.group.count_held_out_prompts().get(session.deadlines.step)
     shown = {f"weight.{reward}": weight for reward, weight in weights.items()}
     return means | shown | {"total": total, "user": user, "of": np.array(of)}

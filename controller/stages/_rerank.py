@@ -65,7 +65,7 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
             prompts = each[0]
             means = rewards.compute_means(rewards.score(lists, step=-1))
             total.append(compute_trained_reward(session, stage, means, prompts.users, prompts.positions))
-            hits.append(session.rollout.group.places(lists).get(session.deadlines.step))
+            hits.append(session.rollout.group.find_target_ranks(lists).get(session.deadlines.step))
         place = np.concatenate(hits)
         found.append(
             (float(np.nanmean(np.concatenate(total))), float(compute_per_event(metric, place).mean()))
@@ -145,7 +145,9 @@ def _rank_test(session: Session, stage: str, multiplier: float) -> None:
     if not len(users):
         return
     places = [
-        session.rollout.group.places(_rerank_lists(session, each, multiplier)).get(session.deadlines.step)
+        session.rollout.group.find_target_ranks(_rerank_lists(session, each, multiplier)).get(
+            session.deadlines.step
+        )
         for each in _generate_candidates(session, stage, users, positions)
     ]
     subject = make_rerank_name(stage)

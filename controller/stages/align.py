@@ -41,7 +41,11 @@ class AlignKind(SupervisedKind):
 
     def compute_lengths(self, stage_options: Align, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of a supervised stage with those of the alignment loss."""
-        align = {"items": stage_options.items, "weight": stage_options.weight_of_items, "column": stage_options.column}
+        align = {
+            "items": stage_options.items,
+            "weight": stage_options.weight_of_items,
+            "column": stage_options.column,
+        }
         return super().compute_lengths(stage_options, users, events) | {"align": align}
 
 

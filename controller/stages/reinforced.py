@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from nonet.controller.plan import (
     StageWork,
-    get_feature_dims,
-    estimate_gradient_moves,
-    make_group_flops,
-    find_holder,
-    estimate_row_moves,
     count_history_positions,
+    estimate_gradient_moves,
+    estimate_row_moves,
+    find_holder,
+    get_feature_dims,
+    make_group_flops,
 )
 from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions
 from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
@@ -123,7 +123,9 @@ class ReinforcedKind(StageKind):
             return SceneSetup("", (), (everywhere,), ()) if everywhere else None
         weights = [
             dict.fromkeys(
-                set(stage_options.rewards) - set(stage_options.rewards if scene.rewards is None else scene.rewards), 0.0
+                set(stage_options.rewards)
+                - set(stage_options.rewards if scene.rewards is None else scene.rewards),
+                0.0,
             )
             | scene.weights
             for scene in scenes.of.values()
@@ -146,8 +148,14 @@ class ReinforcedKind(StageKind):
             return 0
         moving = stage_options.algorithm.get_options().get("reference")
         every = moving.get("every") if isinstance(moving, dict) else None
-        kept = min(stage_options.steps, every or stage_options.steps) if self.needs_reference(stage_options) else 0
-        return kept + sum(range(self.count_old_versions(stage_options)))  # the newest version is the policy itself
+        kept = (
+            min(stage_options.steps, every or stage_options.steps)
+            if self.needs_reference(stage_options)
+            else 0
+        )
+        return kept + sum(
+            range(self.count_old_versions(stage_options))
+        )  # the newest version is the policy itself
 
     def find_least_users(self, stage_options: Reinforced) -> tuple[int | None, str]:
         """Return the users of a step and the key that sets them."""
@@ -169,7 +177,10 @@ class ReinforcedKind(StageKind):
         self, stage_options: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
-        width, staleness = self.get_width(stage_options), stage_options.rollout.get_options().get("staleness", 0)
+        width, staleness = (
+            self.get_width(stage_options),
+            stage_options.rollout.get_options().get("staleness", 0),
+        )
         sizes = {
             "steps": stage_options.steps,
             "users a step": _count_prompts(stage_options),
@@ -199,7 +210,11 @@ class ReinforcedKind(StageKind):
             if fused
             else (make_group_flops(trainer, update), make_group_flops(rollout, decode))
         )
-        beams = float(_count_prompts(stage_options) * self.get_width(stage_options) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
+        beams = float(
+            _count_prompts(stage_options)
+            * self.get_width(stage_options)
+            * (size.levels * _BEAM_BYTES + _ITEM_BYTES)
+        )
         events = histories / size.positions_an_event
         moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
         if not fused:
@@ -221,8 +236,13 @@ class ReinforcedKind(StageKind):
             "users": _count_prompts(stage_options),
             "sparse_lr": stage_options.sparse_lr,
             "algorithm": {"use": stage_options.algorithm.address, **stage_options.algorithm.get_options()},
-            "mismatch": stage_options.mismatch.model_dump() | _make_staleness(stage_options) if stage_options.mismatch else {},
-            "weights": {reward: options.compute_weight(stage_options.steps) for reward, options in stage_options.rewards.items()},
+            "mismatch": stage_options.mismatch.model_dump() | _make_staleness(stage_options)
+            if stage_options.mismatch
+            else {},
+            "weights": {
+                reward: options.compute_weight(stage_options.steps)
+                for reward, options in stage_options.rewards.items()
+            },
         }
 
 

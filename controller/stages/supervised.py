@@ -6,7 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.controller.plan import StageWork, estimate_gradient_moves, make_group_flops, find_holder, estimate_row_moves, count_history_positions
+from nonet.controller.plan import (
+    StageWork,
+    count_history_positions,
+    estimate_gradient_moves,
+    estimate_row_moves,
+    find_holder,
+    make_group_flops,
+)
 from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, Share, StrictModel, Word
@@ -93,7 +100,9 @@ class SupervisedKind(StageKind):
 
     def count_step_tokens(self, scenario: Any, stage_options: Supervised, size: Any) -> float:
         """Return the largest number of positions of a global step: full histories, or the tokens that the stage sets."""
-        return stage_options.batch.tokens or (stage_options.batch.users or 1) * count_history_positions(scenario, size)
+        return stage_options.batch.tokens or (stage_options.batch.users or 1) * count_history_positions(
+            scenario, size
+        )
 
     def check_data(self, name: str, stage_options: Supervised, seq: Any) -> None:
         """Raise ConfigError if the data lack a kind of event that has a weight, or valid propensities."""
@@ -112,7 +121,11 @@ class SupervisedKind(StageKind):
     def derive_sizes(self, stage_options: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
         batch, trainers = stage_options.batch, workers["trainer"]
-        lengths = {"epochs": stage_options.epochs, "tokens": int(stage_options.tokens or 0), "steps": stage_options.steps}
+        lengths = {
+            "epochs": stage_options.epochs,
+            "tokens": int(stage_options.tokens or 0),
+            "steps": stage_options.steps,
+        }
         sizes: dict[str, Any] = {what: length for what, length in lengths.items() if length}
         cut = {"tokens a chunk": chunks["trainer"]} if chunks.get("trainer") else {}
         if batch.users:
@@ -138,11 +151,15 @@ class SupervisedKind(StageKind):
     def compute_lengths(self, stage_options: Supervised, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""
         per_step = min(
-            users, stage_options.batch.users or max(1, round((stage_options.batch.tokens or 1) * users / max(1, events)))
+            users,
+            stage_options.batch.users
+            or max(1, round((stage_options.batch.tokens or 1) * users / max(1, events))),
         )
         per_epoch = -(-users // per_step)
         by_tokens = max(1, round((stage_options.tokens or 1) / max(1, events) * per_epoch))
-        steps = stage_options.steps or (stage_options.epochs * per_epoch if stage_options.epochs else by_tokens)
+        steps = stage_options.steps or (
+            stage_options.epochs * per_epoch if stage_options.epochs else by_tokens
+        )
         return {
             "steps": steps,
             "users": per_step,

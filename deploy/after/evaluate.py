@@ -20,7 +20,7 @@ import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setup import make_baseline_options, make_data_setup, make_run_setup, get_targets
+from nonet.controller.setup import get_targets, make_baseline_options, make_data_setup, make_run_setup
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.samples.sequences import Sequences, build_sequences

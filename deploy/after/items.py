@@ -125,7 +125,9 @@ def _write_artifacts(
     made = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
     if key is not None:
         before = Path(artifacts["sequences"])
-        made["sequences"] = store_artifact(root, "sequences", lambda to: _copy_sequences(before, to, items, key))
+        made["sequences"] = store_artifact(
+            root, "sequences", lambda to: _copy_sequences(before, to, items, key)
+        )
         made["sids"] = store_artifact(root, "sids", lambda to: write_sids(to, sids))
         longer = _extend_transitions(corpus.transitions, len(items)) if "transitions" in artifacts else None
         if longer is not None:

@@ -18,7 +18,14 @@ from typing import Any
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
-from nonet.controller.scenario import is_above_floor, load_scenario, make_scenario, put_value, make_validation_rule, yaml
+from nonet.controller.scenario import (
+    is_above_floor,
+    load_scenario,
+    make_scenario,
+    make_validation_rule,
+    put_value,
+    yaml,
+)
 from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.setup import make_data_setup, make_joins, list_reward_options
+from nonet.controller.setup import list_reward_options, make_data_setup, make_joins
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
@@ -76,7 +76,7 @@ def try_reward(
             left_out += [(other, "it is the same reward")] if other != name else []
             continue
         try:
-            rewards[other] = _open_reward(other, each.use or other, source.folder, each.options(), run)
+            rewards[other] = _open_reward(other, each.use or other, source.folder, each.get_options(), run)
             weights[other] = each.compute_weight(0)
         except NonetError as error:
             left_out.append((other, str(error)))

@@ -177,7 +177,10 @@ def _check_memory() -> Iterator[MachineCheck]:
     memory = get_host_memory_bytes()
     small = memory < _MEMORY_BYTES
     yield MachineCheck(
-        "memory", WARNING if small else OK, format_bytes(memory), "runs may need more than 2 GB" if small else ""
+        "memory",
+        WARNING if small else OK,
+        format_bytes(memory),
+        "runs may need more than 2 GB" if small else "",
     )
     try:
         free = shutil.disk_usage("/dev/shm").free

@@ -93,7 +93,11 @@ def format_segment_note(report: Report) -> str:
     median = next((facts["most"] for facts in segments.values() if "most" in facts), None)
     at = f" ({median:g})" if median is not None else ""
     left_out = _get_part(report, "data").get("share_only_trained")
-    nobody = f" {format_percent(left_out)} of the users have no test event and are not included." if left_out else ""
+    nobody = (
+        f" {format_percent(left_out)} of the users have no test event and are not included."
+        if left_out
+        else ""
+    )
     return (
         f"Users are split at the median of their training events{at}; items are split by popularity into groups with the first, "
         f"second and last third of all training events. Each column shows which segments a mean comes from.{nobody}"

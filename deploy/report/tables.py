@@ -327,7 +327,9 @@ def _build_size_table(report: Report) -> ReportTable:
     shares = _get_part(_get_part(data, "repeats"), "share")
     if isinstance(left_out := data.get("share_only_trained"), float):
         rows.append(["users without a test event", format_percent(left_out)])
-    rows += [[f"{name} events of an item seen before", format_percent(share)] for name, share in shares.items()]
+    rows += [
+        [f"{name} events of an item seen before", format_percent(share)] for name, share in shares.items()
+    ]
     rows += [[f"version of {name}", str(version)] for name, version in _get_part(report, "versions").items()]
     return ReportTable(["", ""], rows, "Sizes and versions", narrow=True)
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from nonet.controller.cluster import ClusterView, read_local_view
 from nonet.controller.plan import Plan, plan
 from nonet.controller.record import RunFolder, create_run, describe_place, find_run, is_ray_job
-from nonet.controller.scenario import Scenario, to_document, find_scenario, load_scenario, make_scenario, put_value, restore_values
+from nonet.controller.scenario import (
+    Scenario,
+    find_scenario,
+    load_scenario,
+    make_scenario,
+    put_value,
+    restore_values,
+    to_document,
+)
 from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError

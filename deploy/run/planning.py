@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.cluster import ClusterView, read_view, read_local_view
+from nonet.controller.cluster import ClusterView, read_local_view, read_view
 from nonet.controller.plan import Plan, get_feature_dims
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers import check_address
@@ -35,7 +35,7 @@ def choose_view(cluster: Path | None, address: str | None) -> ClusterView:
 
 def describe_search(source: Any, view: ClusterView, as_json: bool) -> str:
     """Search placements of a scenario file and return them in order of rank, as text or JSON."""
-    from nonet.controller.search import make_search_records, search_placements, format_search
+    from nonet.controller.search import format_search, make_search_records, search_placements
 
     check_scenario(source)
     search = search_placements(source.scenario, view)
@@ -47,7 +47,9 @@ def describe_plan(source: Any, made: Plan, as_json: bool) -> str:
     warnings = check_scenario(source)
     if as_json:
         return json.dumps(made.as_dict() | ({"data_warnings": warnings} if warnings else {}), indent=1)
-    return "\n\n".join(filter(None, [made.format_text(), "\n".join(f"warning: {warning}" for warning in warnings)]))
+    return "\n\n".join(
+        filter(None, [made.format_text(), "\n".join(f"warning: {warning}" for warning in warnings)])
+    )
 
 
 def check_scenario(source: Any) -> list[str]:
@@ -86,7 +88,7 @@ def find_data_warnings(source: Any) -> list[str]:
     if not _has_tables_here(source):
         return []
     profile = read_data_profile(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
-    split = {"use": data.split.use, **data.split.options()}
+    split = {"use": data.split.use, **data.split.get_options()}
     return list(list_data_warnings(profile, split, get_feature_dims(source.scenario)))
 
 
@@ -109,7 +111,7 @@ def _read_live_view(address: str) -> ClusterView:
     """Read the view of a live Ray. Raises PlacementError if none answers."""
     import ray
 
-    from nonet.controller.cluster import live_view
+    from nonet.controller.cluster import read_live_view
 
     way_out = "start one with `ray start --head`, or plan on a file with --cluster"
     check_address(address, "--address", way_out)
@@ -120,6 +122,6 @@ def _read_live_view(address: str) -> ClusterView:
             f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}; {way_out}"
         ) from None
     try:
-        return live_view()
+        return read_live_view()
     finally:
         ray.shutdown()

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.scenario import check_runnable, to_document, find_scenario, load_scenario
+from nonet.controller.scenario import check_runnable, find_scenario, load_scenario, to_document
 from nonet.controller.setup import find_files_beside, list_named_files
 from nonet.errors import ConfigError, NonetError
 
@@ -174,7 +174,10 @@ def _find_files_beside(scenario: Any, folder: Path) -> set[Path]:
     """Return the files beside the user's own files that a scenario names."""
     root = folder.absolute()
     beside = [
-        other for use in list_named_files(scenario) if (root / use).is_file() for other in find_files_beside(root / use)
+        other
+        for use in list_named_files(scenario)
+        if (root / use).is_file()
+        for other in find_files_beside(root / use)
     ]
     return {path for path in beside if path.is_relative_to(root)}
 

@@ -21,12 +21,12 @@ from nonet.controller.scenario import (
     Scenario,
     check_runnable,
     check_validation,
-    to_document,
     find_scenario,
     load_scenario,
     make_scenario,
-    put_value,
     make_validation_rule,
+    put_value,
+    to_document,
     yaml,
 )
 from nonet.controller.setup import list_named_files, preflight, resolve_sources
@@ -148,7 +148,7 @@ class TunedScenario:
         history, metric = ValidationRecord(run, self.judged).history, self.rule.metric
         values = [entry[NATS] if metric == NATS else entry["metrics"][metric] for entry in history]
         values = [float("nan") if value is None else float(value) for value in values]
-        best = self.rule.best(values)
+        best = self.rule.find_best(values)
         return values[best] if best is not None and math.isfinite(values[best]) else None
 
     def check(self, space: SearchSpace) -> list[str]:

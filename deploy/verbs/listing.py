@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import list_runs
-from nonet.controller.scenario import LIBRARY, find_scenario, load_scenario, list_shipped_scenarios
+from nonet.controller.scenario import LIBRARY, find_scenario, list_shipped_scenarios, load_scenario
 from nonet.controller.setup import list_reward_options
 from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nonet.embedding import compute_slices, splitmix64
 from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, to_int64_keys
-from nonet.embedding.tables.optimizers import OptimizerSettings
+from nonet.embedding.tables.optimizers import TableOptimizerSettings
 from nonet.embedding.tables.policy import AdmissionFilter, find_due_slices, find_expired, find_surplus
 from nonet.embedding.tables.rows import RowColumns
 
@@ -138,7 +138,7 @@ class NumPyTable(BaseTable):
         """Apply one optimizer step to rows by number."""
         values, state = self._rows[rows], self._state[rows]
         spec = self.spec
-        step = OptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        step = TableOptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
         self._optimizer.apply(values, state, grads, step)
         self._rows[rows], self._state[rows] = self._round_to_stored(values), state
 

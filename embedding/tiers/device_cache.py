@@ -23,7 +23,7 @@ from nonet.embedding.tables import (
     TableSpec,
     get_state_width,
 )
-from nonet.embedding.tables.optimizers import OptimizerSettings, get_row_optimizer
+from nonet.embedding.tables.optimizers import TableOptimizerSettings, get_row_optimizer
 from nonet.embedding.tiers.device_optimizer import apply_step, sum_gradients
 from nonet.embedding.tiers.slot_index import SlotIndex
 from nonet.errors import ConfigError
@@ -118,7 +118,7 @@ class DeviceCache:
         grads = grads.detach().to(self.device, torch.float32)
         total = sum_gradients(grads, self._to_device(inverse.astype(np.int64)), len(slots))
         rows, state = self._rows.index_select(0, at).float(), self._state.index_select(0, at)
-        numbers = OptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        numbers = TableOptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
         apply_step(self._optimizer, rows, state, total, numbers)
         self._rows.index_copy_(0, at, rows.to(self._rows.dtype))
         self._state.index_copy_(0, at, state)

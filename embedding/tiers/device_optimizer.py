@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.tables.optimizers import (
-    OptimizerSettings,
     RowOptimizer,
+    TableOptimizerSettings,
     compute_sqrt,
     round_to_float32,
     sum_squares,
@@ -23,7 +23,7 @@ from nonet.embedding.tables.optimizers import (
 
 
 def apply_step(
-    optimizer: RowOptimizer, rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings
+    optimizer: RowOptimizer, rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings
 ) -> None:
     """Apply one optimizer step to float32 rows in place.
 
@@ -43,10 +43,10 @@ def apply_step(
     if optimizer.device_rule is not None:
         optimizer.device_rule(rows, state, grads, step)
         return
-    on_host = [tensor.cpu().numpy().copy() for tensor in (rows, state, grads)]
-    optimizer.rule(*on_host, step)
-    rows.copy_(torch.from_numpy(on_host[0]))
-    state.copy_(torch.from_numpy(on_host[1]))
+    host_rows, host_state, host_grads = (tensor.cpu().numpy().copy() for tensor in (rows, state, grads))
+    optimizer.rule(host_rows, host_state, host_grads, step)
+    rows.copy_(torch.from_numpy(host_rows))
+    state.copy_(torch.from_numpy(host_state))
 
 
 def sum_gradients(grads: Tensor, inverse: Tensor, count: int) -> Tensor:

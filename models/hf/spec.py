@@ -140,7 +140,7 @@ class HfSpec(ModelSpec):
     def check(self, scenario: Any) -> None:
         """Check that the model's config can be read and suits the scenario."""
         check_installed()
-        options = scenario.model.options()
+        options = scenario.model.get_options()
         config = get_text_config(read_config(options))
         self._check_stages(scenario)
         from nonet.models.hf.lora import (  # Imported here because it imports torch, which plans of other models do not need.
@@ -151,7 +151,9 @@ class HfSpec(ModelSpec):
 
         _check_heads(config)
         _build_meta_model(_freeze(options.get("config")), options.get("path"))
-        levels = int(scenario.tokenizer.options().get("levels", 3)) + 1  # The collision level is one more.
+        levels = (
+            int(scenario.tokenizer.get_options().get("levels", 3)) + 1
+        )  # The collision level is one more.
         layout = make_layout(options, levels, int(config.vocab_size))
         _check_window(config, scenario.data.history, layout)
         _check_words(options)
@@ -163,7 +165,7 @@ class HfSpec(ModelSpec):
 
     def find_unsupported(self, scenario: Any) -> Iterator[str]:
         """Yield a model path that is not on this machine."""
-        path = scenario.model.options().get("path")
+        path = scenario.model.get_options().get("path")
         if path and not is_local(path):
             yield f"model.path: {path} (a folder on this machine is read)"
 
@@ -173,7 +175,7 @@ class HfSpec(ModelSpec):
 
         for name, stage in scenario.stages.items():
             if stage.kind.aligns:
-                read_tokenizer(scenario.model.options(), f"stages.{name}")
+                read_tokenizer(scenario.model.get_options(), f"stages.{name}")
             if (getattr(stage, "ahead", None) or 1) > 1:
                 raise ConfigError(
                     f"stages.{name}.ahead: {stage.ahead} with model.use: hf, which predicts codes as successive tokens; "

@@ -58,10 +58,10 @@ class Evaluator:
                 continue
             (self.run.results / f"{name}.npz").touch()
 
-    def shown(self) -> Future:
+    def list_shown_users(self) -> Future:
         return self._ask("shown")
 
-    def baseline(self, name: str) -> Future:
+    def evaluate_baseline(self, name: str) -> Future:
         return self._ask(name)
 
     def evaluate(self, name: str, folder: str) -> Future:

@@ -50,7 +50,9 @@ def scenario(folder, *baselines):
 
 def test_a_class_of_a_file_is_a_baseline_whose_arguments_are_keys(folder):
     own = {"use": "mine.py:Nearest", "neighbours": 7}
-    chosen = make_baseline_options(scenario(folder, "popularity", own, {"use": "sasrec", "name": "slow", "trials": 2}))
+    chosen = make_baseline_options(
+        scenario(folder, "popularity", own, {"use": "sasrec", "name": "slow", "trials": 2})
+    )
     assert list(chosen) == ["popularity", "Nearest", "slow"]
     assert chosen["Nearest"] == {"use": f"{folder / 'mine.py'}:Nearest", "neighbours": 7}
     assert chosen["slow"]["trials"] == 2

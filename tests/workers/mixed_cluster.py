@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import nonet
-from nonet.controller.groups.binding import GroupBinding, live_view
+from nonet.controller.groups.binding import GroupBinding, read_live_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.workers.devices.vendors import get_device
@@ -71,7 +71,7 @@ def main() -> None:
         cluster.add_node(num_cpus=2, **given)
     ray.init(cluster.address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR)
     scenario = make_scenario(SCENARIO, "mixed")
-    made = plan(scenario, live_view())
+    made = plan(scenario, read_live_view())
     envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
     binding = GroupBinding(
         made, {role: RoleSpec(Witness) for group in made.groups for role in group.roles}, envs=envs

@@ -63,7 +63,7 @@ def test_a_prompt_without_a_score_keeps_its_order(world):
 
 def test_the_place_of_what_was_taken_is_found_or_missed(world):
     lists = rerank(world, candidates(world), {}, 0.0)
-    place = world.rollout.places(lists)
+    place = world.rollout.find_target_ranks(lists)
     taken = np.asarray(lists["target"].values)
     for row, (at, item) in enumerate(zip(place, taken, strict=True)):
         found = np.flatnonzero(lists["item_id"][row] == item)

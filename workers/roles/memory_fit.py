@@ -89,7 +89,9 @@ class MemoryFit:
         weights = fit(lambda candidates: self._sum_likelihood(held, candidates))
         return float(self._sum_likelihood(held, [weights])[0]), weights
 
-    def _sum_likelihood(self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
+    def _sum_likelihood(
+        self, held: HeldOutVotes, candidates: Sequence[tuple[float, float, float]]
+    ) -> np.ndarray:
         """Compute the log-likelihood of each candidate, summed over all ranks."""
         return np.array(self.member.sum_over_trainers(*held.compute_likelihood(candidates).tolist()))
 
@@ -132,7 +134,9 @@ class MemoryFit:
             stage="memory",
         )
 
-    def _compute_held_out_votes(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> HeldOutVotes:
+    def _compute_held_out_votes(
+        self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any
+    ) -> HeldOutVotes:
         """Compute the model's and the voters' log-probabilities of the targets and votes of a batch."""
         trie, votes = (
             self.corpus.trie,

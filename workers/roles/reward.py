@@ -2,10 +2,10 @@
 
 The worker joins the columns that the reward needs, from the item table and from stores (`data.join`) as of each prompt's time, so
 that neither rollout nor controller has to know them. It imports torch only if the reward does. A prompt whose scores are NaN or
-have the wrong shape, or whose call was late or raised an exception, gets a row of NaN and is listed by
-`list_failures`; a strict call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a name, by which
-its failures are queried. A reward that is async or `concurrent` is called for several groups at once; any other reward is called
-for one group after another.
+have the wrong shape, or whose call was late or raised an exception, gets a row of NaN and is listed by `list_failures`; a strict
+call raises DataError with the user ids instead. Several groups of prompts may be scored at once, so every call has a name, by
+which its failures are queried. A reward that is async or `concurrent` is called for several groups at once; any other reward is
+called for one group after another.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ class RewardWorker(DistributeWorker):
                 self._troubles.pop(next(iter(self._troubles)))
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
-    def patch_scores(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
+    def patch_scores(
+        self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int
+    ) -> np.ndarray:
         """Replace the rows of this rank that were scored again.
 
         Args:

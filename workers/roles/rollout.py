@@ -125,7 +125,9 @@ class Rollout(DistributeWorker):
         if slices is not None:
             self._read_by_key(
                 PublishedVersion(
-                    version, slices, [partial(_read_shard_rows, host, self.run.deadlines.step) for host in shards]
+                    version,
+                    slices,
+                    [partial(_read_shard_rows, host, self.run.deadlines.step) for host in shards],
                 )
             )
         self._version = version
@@ -154,11 +156,13 @@ class Rollout(DistributeWorker):
         """Return RL events of the users that RL never trains on, as users and positions; rewards are compared on them.
 
         Args:
-            most: Maximum number of prompts. They are drawn with the run's seed, so every call returns the same ones. None for
-                all.
+            max_prompts: Maximum number of prompts, or None for all. They are drawn with the run's seed, so every call returns
+                the same ones.
         """
         seq = self._corpus.seq
-        users, positions = locate_prompts(seq, find_rl_events(seq, np.isin(seq.user, self._select_held_out_users())))
+        users, positions = locate_prompts(
+            seq, find_rl_events(seq, np.isin(seq.user, self._select_held_out_users()))
+        )
         return self._draw_prompts(users, positions, max_prompts, "probe")
 
     @method(collect="first", users=Replicate, positions=Replicate)
@@ -171,7 +175,7 @@ class Rollout(DistributeWorker):
         """Return validation events as prompts (users and positions).
 
         Args:
-            most: Maximum number of prompts, drawn with the run's seed.
+            max_prompts: Maximum number of prompts, drawn with the run's seed.
         """
         seq = self._corpus.seq
         users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
@@ -180,7 +184,7 @@ class Rollout(DistributeWorker):
     def _draw_prompts(
         self, users: np.ndarray, positions: np.ndarray, max_prompts: int | None, word: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw at most `most` of the prompts with the run's seed and a word."""
+        """Draw at most `max_prompts` of the prompts with the run's seed and a word."""
         if max_prompts is None or len(users) <= max_prompts:
             return users, positions
         drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:max_prompts])
@@ -346,7 +350,9 @@ class Rollout(DistributeWorker):
         asked = {"user": np.asarray(users), "position": np.asarray(positions)}
         return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
 
-    def _select_scene_catalogues(self, stage: str, events: np.ndarray) -> tuple[np.ndarray, SubCatalogue | None]:
+    def _select_scene_catalogues(
+        self, stage: str, events: np.ndarray
+    ) -> tuple[np.ndarray, SubCatalogue | None]:
         """Return the scene [U] of each prompt, and the sub-catalogues of the prompts; None if all have the whole catalogue."""
         setup = self.run.scenes.get(stage)
         if setup is None:
@@ -404,7 +410,9 @@ class Rollout(DistributeWorker):
             return
         self._replica = None  # The tables are too large for a replica.
         self._set_reader(
-            RemoteReader(self.run.make_table_specs(), lambda: self._published, timeout_s=self.run.deadlines.step)
+            RemoteReader(
+                self.run.make_table_specs(), lambda: self._published, timeout_s=self.run.deadlines.step
+            )
         )
 
     def _set_reader(self, reader: ReplicaReader | RemoteReader) -> None:
@@ -425,7 +433,9 @@ def use_precision(precision: str, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def _read_shard_rows(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> RowResponse:
+def _read_shard_rows(
+    host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str
+) -> RowResponse:
     """Read rows at a version from the actor of a shard."""
     try:
         return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)

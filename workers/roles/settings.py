@@ -70,10 +70,12 @@ class SceneSetup:
 
         Args:
             reward: Name of the reward.
-            weight: Weight in scenes that define none.
+            default_weight: Weight in scenes that define none.
             scene: Scene numbers [n].
         """
-        each = np.array([*(own.get(reward, default_weight) for own in self.weights), default_weight], np.float64)
+        each = np.array(
+            [*(own.get(reward, default_weight) for own in self.weights), default_weight], np.float64
+        )
         return each[scene]
 
     def find_allowed_items(self, items: Any) -> np.ndarray | None:

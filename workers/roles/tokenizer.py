@@ -164,7 +164,7 @@ class DataSetup:
 
         Args:
             root: Folder of the artifacts.
-            tell: Called with the progress.
+            report_progress: Called with the progress.
 
         Raises:
             DataError: The data cannot be used.
@@ -293,7 +293,9 @@ class Tokeniser(DistributeWorker):
             "sequences": sequences,
             "sids": store_artifact(root, "sids", lambda folder: write_sids(folder, tokens.sids)),
             "catalogue": store_artifact(root, "catalogue", trie.save),
-            "transitions": store_artifact(root, "transitions", lambda folder: data.count_transitions(folder, seq, len(items))),
+            "transitions": store_artifact(
+                root, "transitions", lambda folder: data.count_transitions(folder, seq, len(items))
+            ),
         }
         facts = describe_data(seq, items, data)
         if data.stored is not None:
@@ -325,7 +327,11 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
                 lambda folder: pq.write_table(log.repeats, folder / "repeats.parquet", compression="zstd"),
             )
             write_whole(root / COMPRESSED, json.dumps(log.measure_savings()).encode())
-        return seq, items, store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items))
+        return (
+            seq,
+            items,
+            store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items)),
+        )
     root.mkdir(parents=True, exist_ok=True)
     told = root / PREPARING
 

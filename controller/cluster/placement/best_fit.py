@@ -27,14 +27,14 @@ def pack_best_fit(
     left = sorted((r for r in slots if r.order not in used), key=lambda r: (-r.slots, r.full, r.order))
     for index, room in enumerate(left):
         if room.slots >= count:
-            taken.append((_tightest(left[index:], count), count))
+            taken.append((_find_tightest(left[index:], count), count))
             break
         taken.append((room, room.slots))
         count -= room.slots
     return taken
 
 
-def _tightest(rooms: list[NodeSlots], count: int) -> NodeSlots:
+def _find_tightest(rooms: list[NodeSlots], count: int) -> NodeSlots:
     return min((r for r in rooms if r.slots >= count), key=lambda r: (r.slots, r.full, r.order))
 
 

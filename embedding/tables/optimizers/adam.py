@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.embedding.tables.optimizers.base import OptimizerSettings, RowOptimizer, compute_power
+from nonet.embedding.tables.optimizers.base import RowOptimizer, TableOptimizerSettings, compute_power
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 BETA1, BETA2 = 0.9, 0.999
 
 
-def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
+def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
     """Update rows and state on the host."""
     dim = rows.shape[1]
     first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
@@ -28,7 +28,7 @@ def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Op
     rows -= rate * first / (np.sqrt(second) * scale + np.float32(step.eps))
 
 
-def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
+def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings) -> None:
     """Update rows and state on a device, with the same bits."""
     import torch
 

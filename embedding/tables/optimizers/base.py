@@ -24,7 +24,7 @@ LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
+class TableOptimizerSettings:
     """The hyperparameters of one optimizer step.
 
     Attributes:
@@ -44,7 +44,7 @@ class OptimizerSettings:
 
 
 # (rows [N, D], state [N, S], grads [N, D], step): rows and state change in place.
-Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, OptimizerSettings], None]
+Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, TableOptimizerSettings], None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RowOptimizer:
     extra: int = 0
     eps: float = 1e-8
     number: int | None = None
-    device_rule: Callable[[Any, Any, Any, OptimizerSettings], None] | None = None
+    device_rule: Callable[[Any, Any, Any, TableOptimizerSettings], None] | None = None
     has_penalties: bool = False
     divides_by_lr: bool = False
 
@@ -76,7 +76,9 @@ class RowOptimizer:
         """Compute S, the numbers of optimizer state in a row of width `dim`."""
         return self.width_factor * dim + self.extra
 
-    def apply(self, rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
+    def apply(
+        self, rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings
+    ) -> None:
         """Update rows and state by gradients, in place.
 
         Args:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.embedding.tables.optimizers.base import OptimizerSettings, RowOptimizer
+from nonet.embedding.tables.optimizers.base import RowOptimizer, TableOptimizerSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
+def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
     """Update rows and state on the host."""
     dim = rows.shape[1]
     z, n = state[:, :dim], state[:, dim:]
@@ -26,7 +26,7 @@ def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Op
     rows[:] = np.where(size > 0, -moved, np.float32(0.0))
 
 
-def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
+def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings) -> None:
     """Update rows and state on a device, with the same bits."""
     import torch
 

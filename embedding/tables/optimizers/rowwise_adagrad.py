@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.embedding.tables.optimizers.base import OptimizerSettings, RowOptimizer, sum_squares
+from nonet.embedding.tables.optimizers.base import RowOptimizer, TableOptimizerSettings, sum_squares
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: OptimizerSettings) -> None:
+def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
     """Update rows and state on the host."""
     state += (sum_squares(grads) / np.float32(grads.shape[1]))[:, None]
     rows -= np.float32(step.lr) / (np.sqrt(state) + np.float32(step.eps)) * grads
 
 
-def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: OptimizerSettings) -> None:
+def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings) -> None:
     """Update rows and state on a device, with the same bits."""
     import torch
 

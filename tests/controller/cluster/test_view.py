@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nonet.controller.cluster.view import read_view, read_local_view
+from nonet.controller.cluster.view import read_local_view, read_view
 from nonet.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "clusters").glob("*.yaml"))

@@ -90,7 +90,7 @@ def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_soon_and_n
 def test_actors_outside_placement_groups_are_holders_too(ray_local):
     import ray
 
-    from nonet.controller.groups.binding import live_view
+    from nonet.controller.groups.binding import read_live_view
 
     @ray.remote(num_cpus=2)
     class Keeper:
@@ -100,7 +100,7 @@ def test_actors_outside_placement_groups_are_holders_too(ray_local):
     keeper = Keeper.options(name="keeper").remote()  # type: ignore[attr-defined]
     assert ray.get(keeper.here.remote())
     try:
-        held = [h for h in live_view().held if h.by.startswith("actor keeper")]
+        held = [h for h in read_live_view().held if h.by.startswith("actor keeper")]
         assert [(h.resource, h.amount) for h in held] == [("CPU", 2.0)]
     finally:
         ray.kill(keeper)

@@ -51,7 +51,7 @@ def run_groups(monkeypatch, tmp_path):
 
 
 def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch):
-    chunk = run_groups.plan.chunk("rl", "rollout")
+    chunk = run_groups.plan.find_chunk("rl", "rollout")
     assert 1 <= chunk < 4096
     told = []
     run_groups.rollout.group.__dict__["generate"] = lambda users, positions, request: told.append(
@@ -80,5 +80,5 @@ def test_stages_are_told_the_chunk_that_the_plan_names(run_groups):
     session.groups = SimpleNamespace(open=lambda *_: None)  # type: ignore[assignment]
     session.open()
     chunks = {name: setup.chunk for name, setup in session.stages.items()}
-    assert chunks == {name: run_groups.plan.chunk(name, "trainer") for name in ASKED.stages}
+    assert chunks == {name: run_groups.plan.find_chunk(name, "trainer") for name in ASKED.stages}
     assert chunks["pretrain"] < 1 << 14, "the device has little room"

@@ -48,7 +48,7 @@ class Group:
         self._log.append(f"ask {self._name}")
         return Future(self._name, self._log, self._late)
 
-    def troubles(self, scores, call):
+    def list_failures(self, scores, call):
         return Future(f"troubles of {self._name}", self._log)
 
 

@@ -7,7 +7,12 @@ from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import estimate_worker_memory
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.resolved import count_hot_row_bytes, derive_model_size, resolve_run, count_shard_bytes
+from nonet.controller.plan.resolved import (
+    count_hot_row_bytes,
+    count_shard_bytes,
+    derive_model_size,
+    resolve_run,
+)
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
 from nonet.models.sid_decoder.spec import count_parameters
@@ -156,4 +161,9 @@ def test_tiers_bound_what_a_shard_keeps_in_memory_and_add_its_hot_rows():
     assert (count_hot_row_bytes(tiered), count_hot_row_bytes(whole)) == (1_000_000_000, 0)
     assert (count_shard_bytes(tiered, 2), count_shard_bytes(whole, 2)) == (3e9, 4e9)
     assert count_shard_bytes(tiered, 8) == 1e9  # the shard's part of the budget is less
-    assert estimate_worker_memory(resolve_run(tiered), "pretrain", ("trainer", "embedding"), 1, 0).fixed["hot rows"] == 1e9
+    assert (
+        estimate_worker_memory(resolve_run(tiered), "pretrain", ("trainer", "embedding"), 1, 0).fixed[
+            "hot rows"
+        ]
+        == 1e9
+    )

@@ -14,7 +14,9 @@ MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2
 
 
 def names(**roles) -> dict[str, tuple[str, ...]]:
-    return {request.name: request.roles for request in make_group_requests(resolve_run(scenario(roles=roles)))}
+    return {
+        request.name: request.roles for request in make_group_requests(resolve_run(scenario(roles=roles)))
+    }
 
 
 def test_fusing_into_a_fused_role_lands_in_the_same_process():

@@ -5,7 +5,12 @@ import pytest
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.scenario import to_document, load_scenario, make_scenario, list_shipped_scenarios
+from nonet.controller.scenario.scenario import (
+    list_shipped_scenarios,
+    load_scenario,
+    make_scenario,
+    to_document,
+)
 from nonet.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from nonet.controller.cluster import read_local_view
 from nonet.controller.plan import plan
-from nonet.controller.scenario import to_document, load_scenario, make_scenario, yaml
+from nonet.controller.scenario import load_scenario, make_scenario, to_document, yaml
 from nonet.controller.scenario.settings import list_data_warnings, rule
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import PluginFiles

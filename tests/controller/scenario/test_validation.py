@@ -10,8 +10,8 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.validation import (
     ValidationRule,
     check_validation,
-    make_validation_rule,
     describe_validation,
+    make_validation_rule,
 )
 from nonet.errors import ConfigError
 

@@ -13,8 +13,8 @@ import pytest
 from nonet.controller.cluster.view import ClusterView, Node, read_view
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.search.placements import search_placements, list_variants
-from nonet.controller.search.text import make_search_records, format_search
+from nonet.controller.search.placements import list_variants, search_placements
+from nonet.controller.search.text import format_search, make_search_records
 
 HERE = Path(__file__).parents[1]
 SMALL = ClusterView((Node("local", {"CPU": 2.0, "memory": 16e9}, {"CPU": 2.0, "memory": 16e9}),))

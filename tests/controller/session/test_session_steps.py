@@ -45,12 +45,12 @@ class World:
             "shards",
             1,
             shard_hosts,
-            replica_bytes=[100],
-            rows=[{"item": 3}],
+            count_replica_bytes=[100],
+            count_rows=[{"item": 3}],
             slice_map="map",
-            counts=[],
+            pop_counts=[],
             save=[{"rows": ("b", 2)}],
-            saved=[{"rows": ("b", 2)}],
+            poll_save=[{"rows": ("b", 2)}],
         )
         self.group = Group(
             self.calls,
@@ -58,7 +58,7 @@ class World:
             1,
             hosts,
             update={"loss": 1.0},
-            weights=b"dense",
+            export_weights=b"dense",
             train=[],
             save=[{"dense": ("a", 1)}],
         )
@@ -150,14 +150,14 @@ def test_a_commit_is_written_by_trainers_and_shards(world):
 
 def test_a_commit_counts_once_everybody_has_written_and_steps_go_on_meanwhile(world):
     session, late = world.session, Answer()
-    world.group._answers["save"], world.group._answers["saved"] = [None], late
+    world.group._answers["save"], world.group._answers["poll_save"] = [None], late
     session.begin("pretrain")
     assert session.commit(2) is None
     assert "finish" not in world.names()
     session.commit(3)  # asks, and does not wait
-    assert world.call("trainer.saved") == ((False,), {})
+    assert world.call("trainer.poll_save") == ((False,), {})
     session.commit(4)
-    assert world.names().count("trainer.saved") == 1, "one question at a time"
+    assert world.names().count("trainer.poll_save") == 1, "one question at a time"
     late.value = [{"dense": ("a", 1)}]
     session.commit(5, now=True)
     written = [arguments for name, arguments, _ in world.calls if name == "finish"]
@@ -168,8 +168,8 @@ def test_a_commit_counts_once_everybody_has_written_and_steps_go_on_meanwhile(wo
 
 def test_a_commit_is_waited_for_before_the_next_is_opened(world):
     session = world.session
-    world.group._answers["save"], world.group._answers["saved"] = [None], Answer()
-    world.group._answers["saved"].value = [{"dense": ("a", 1)}]
+    world.group._answers["save"], world.group._answers["poll_save"] = [None], Answer()
+    world.group._answers["poll_save"].value = [{"dense": ("a", 1)}]
     session.begin("pretrain")
     session.commit(2)
     assert "finish" not in world.names()
@@ -181,7 +181,7 @@ def test_a_commit_is_waited_for_before_the_next_is_opened(world):
 @pytest.mark.parametrize("how", ["now", "last", "foreground", "committed"])
 def test_who_needs_a_whole_commit_waits_for_it(world, how):
     session = world.session
-    world.group._answers["saved"] = [{"dense": ("a", 1)}]
+    world.group._answers["poll_save"] = [{"dense": ("a", 1)}]
     if how == "foreground":
         session.scenario = make_scenario(BODY | {"checkpoint": {"every": 3, "background": False}})
     session.begin("pretrain")
@@ -190,7 +190,7 @@ def test_who_needs_a_whole_commit_waits_for_it(world, how):
         assert session.commit(2) is None
         world.session.commits.newest = (Path("commit"), None)
         assert session.wait_for_checkpoint() == Path("commit")
-        assert ("trainer.saved", (True,), {}) in world.calls
+        assert ("trainer.poll_save", (True,), {}) in world.calls
     else:
         step = {"now": 3, "last": 7, "foreground": 2}[how]
         assert session.commit(step, now=how == "now") == Path("commit")
@@ -201,7 +201,7 @@ def test_who_needs_a_whole_commit_waits_for_it(world, how):
 @pytest.mark.parametrize("end", ["next step", "end"])
 def test_what_stops_the_writing_is_raised_at_the_next_step_or_at_the_end(world, end):
     session, late = world.session, Answer()
-    world.group._answers["save"], world.group._answers["saved"] = [None], late
+    world.group._answers["save"], world.group._answers["poll_save"] = [None], late
     session.trace.close = lambda: None
     session.groups.binding = SimpleNamespace(list_dead_workers=list)
     session.groups.stop = lambda at_once: world.calls.append(("stop", (at_once,), {}))
@@ -281,7 +281,10 @@ def test_a_fused_rollout_is_sent_nothing(world):
 def test_a_rollout_apart_is_sent_weights_and_every_row_once_then_what_changed(apart):
     assert publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)["rows"] == "full"
     assert apart.call("shards.export") == ((1, None), {})
-    assert [arguments for name, arguments, _ in apart.calls if name == "trainer.weights"] == [(0,), (1,)]
+    assert [arguments for name, arguments, _ in apart.calls if name == "trainer.export_weights"] == [
+        (0,),
+        (1,),
+    ]
     received = [arguments for name, arguments, _ in apart.calls if name == "rollout.receive"]
     assert [(version, bucket.value) for version, bucket in received] == [(1, b"dense")] * 2
     _, options = apart.call("rollout.apply")
@@ -307,7 +310,7 @@ def test_tables_over_the_limit_stay_with_their_shards_and_are_read_by_key(apart)
 def test_who_takes_turns_is_on_its_device_when_it_is_asked(apart):
     publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)
     order = [call[1] if call[0] == "enter" else call[0] for call in apart.calls]
-    assert order.index(("rl", "publish")) < order.index("trainer.weights")
+    assert order.index(("rl", "publish")) < order.index("trainer.export_weights")
     assert order.index(("rl", "rollout")) < order.index("rollout.apply")
     assert order.index("shards.export") < order.index(("rl", "rollout"))
 

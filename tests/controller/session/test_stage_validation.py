@@ -68,7 +68,7 @@ class Trainer:
         self._saved = written(top)
         return Now([self._saved if wait else None])
 
-    def saved(self, wait: bool) -> Any:
+    def poll_save(self, wait: bool) -> Any:
         return Late(lambda: [self._saved], 0 if wait else self.world.delay)
 
 
@@ -180,7 +180,7 @@ class _Shards:
         self.hosts = hosts
 
     def __getattr__(self, name: str) -> Any:
-        answers = {"save": [{}], "saved": [{}], "counts": [], "replica_bytes": [0]}
+        answers = {"save": [{}], "poll_save": [{}], "pop_counts": [], "count_replica_bytes": [0]}
         return lambda *_: Now(answers.get(name))
 
 

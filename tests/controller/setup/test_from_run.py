@@ -10,8 +10,8 @@ import pytest
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.scenario import to_document, load_scenario, make_scenario
-from nonet.controller.setup.from_run import resolve_sources, set_initial_run, find_warm_start
+from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
+from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
 from nonet.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups, get_targets
+from nonet.controller.setup.worker_setup import get_targets, make_run_setup, make_stage_setups
 
 BODY = {
     "name": "setups",

@@ -41,7 +41,7 @@ def made(tmp_path_factory):
     rollout.apply(1)
     rewards = {}
     for _, name, options in list_reward_options(scenario):
-        rewards[name] = RewardWorker(name, options.use or name, str(folder), options.options())
+        rewards[name] = RewardWorker(name, options.use or name, str(folder), options.get_options())
         rewards[name].setup()
         rewards[name].open(folders)
     return SimpleNamespace(folder=folder, facts=facts["data"], rollout=rollout, rewards=rewards)
@@ -89,7 +89,9 @@ def test_the_probe_is_a_sample_that_is_the_same_before_and_after(made):
     assert before["of"] == len(made.rollout.draw_held_out_prompts()[0])
     for name, values in before.items():
         np.testing.assert_array_equal(after[name], values)
-    users, positions = (set(map(tuple, np.stack(made.rollout.draw_held_out_prompts(n), 1))) for n in (7, None))
+    users, positions = (
+        set(map(tuple, np.stack(made.rollout.draw_held_out_prompts(n), 1))) for n in (7, None)
+    )
     assert users < positions, "drawn from the held-out users' RL events"
     assert set(before["user"]) <= set(made.rollout._select_held_out_users())
 

@@ -35,7 +35,9 @@ def test_the_total_of_held_out_users_is_weighted():
     asked = []
     probe = np.array([3, 5]), np.array([1, 2])
     rollout = SimpleNamespace(
-        group=SimpleNamespace(heldout_prompts=lambda most: Now(probe), probes=lambda: Now(2)),
+        group=SimpleNamespace(
+            draw_held_out_prompts=lambda max_prompts: Now(probe), count_held_out_prompts=lambda: Now(2)
+        ),
         generate=lambda prompts: asked.append(prompts) or "beams",
     )
     rewards = SimpleNamespace(

@@ -167,9 +167,9 @@ class PipelineSession:
         )
         self.trainer = SimpleNamespace(count_published=dict)
         self.evaluator = SimpleNamespace(
-            baseline=lambda name: self._asked("baseline", name),
+            evaluate_baseline=lambda name: self._asked("baseline", name),
             evaluate=lambda name, folder: self._asked("evaluate", name, folder),
-            shown=lambda: Now([]),
+            list_shown_users=lambda: Now([]),
             compare=self._compare,
         )
         self.plan = None

@@ -67,7 +67,9 @@ def states_of(finished):
     """Table -> hash of the rows in the newest commit, whatever the shards that wrote them."""
     path, _ = Checkpoints(finished.folder.checkpoints).find_newest()
     found = {}
-    for name, spec in make_run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).make_table_specs().items():
+    for name, spec in (
+        make_run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).make_table_specs().items()
+    ):
         table = make_table(name, spec, 5)
         load_table(table, path, [range(SLICES)])
         found[name] = table.hash_state()
@@ -217,7 +219,7 @@ def _beams_while_training(s, asked):
 
 
 def _published_after_a_move(s):
-    spread = s.embedding.rows()
+    spread = s.embedding.count_rows()
     held = s.embedding.reshard([1])
     assert held[0] == {"item": 0, "user": 0}
     assert held[1] == {name: sum(shard[name] for shard in spread) for name in held[1]}

@@ -143,7 +143,7 @@ def apart_from(ring, world):
     rollout = Rollout(world.run)
     rollout.open(ring.folders)
     for number in range(len(world.trainer._outgoing.buckets)):
-        rollout.receive(1, world.trainer.weights(number))
+        rollout.receive(1, world.trainer.export_weights(number))
     rollout.apply(1, dense=True, sparse=world.shard.export(1))
     return rollout
 
@@ -195,7 +195,9 @@ def test_the_shipped_engine_is_that_of_a_scenario_that_names_none(ring):
 
 def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring, tmp_path, monkeypatch):
     change = engine("short.py:SPEC", speed=2.0)
-    assert "short.py" in list_named_files(load_scenario(ring.scenario, [change])[0])  # a run works from its copy
+    assert "short.py" in list_named_files(
+        load_scenario(ring.scenario, [change])[0]
+    )  # a run works from its copy
     world = ring.world(change)
     assert world.run.engine == {"use": f"{ring.scenario.parent.resolve()}/short.py:SPEC", "speed": 2.0}
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def break_steps(monkeypatch, *steps, where="loss"):
                 next(iter(grads.values())).view(-1)[0] = math.nan
         return grads, sums
 
-    monkeypatch.setattr(SupervisedLoss, "gradients", gradients)
+    monkeypatch.setattr(SupervisedLoss, "compute_gradients", gradients)
 
 
 def state(world):
@@ -208,7 +208,7 @@ def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatc
         load=lambda path, stage: calls.append(("load", str(path), stage)),
         trainer=SimpleNamespace(ensure_on_device=lambda stage: None),
     )
-    monkeypatch.setattr(sessions, "following", lambda stages, manifest: stages)
+    monkeypatch.setattr(sessions, "renumber_stages", lambda stages, manifest: stages)
     monkeypatch.setattr(sessions.Session, "trainer", property(lambda self: self.groups.trainer))
     monkeypatch.setattr(sessions.Session, "stage", property(lambda self: PRETRAIN))
     assert session.end_at_last_checkpoint() == 8

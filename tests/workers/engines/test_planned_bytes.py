@@ -31,7 +31,7 @@ MODELS = {
 def stepped(scenario, ranks, monkeypatch):
     """Bytes that an engine keeps after a step, and those of the buffer that gradients were summed in."""
     size = derive_model_size(scenario)
-    codes = (scenario.tokenizer.options().get("codes", 64),) * size.levels
+    codes = (scenario.tokenizer.get_options().get("codes", 64),) * size.levels
     setup = make_run_setup(scenario)
     model = build_model(setup.model, codes, setup.get_feature_dims(), 0)
     learning = parse_optimizer_settings(scenario.stages["pretrain"].optimizer.model_dump())

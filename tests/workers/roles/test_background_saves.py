@@ -43,8 +43,8 @@ def saved_beside(world, folder: Path, steps) -> dict:
         assert world.trainer.save(str(folder), wait=False) is None
         assert world.shard.save(str(folder), wait=False) is None
         steps()
-        assert (world.trainer.saved(), world.shard.saved()) == (None, None)
-    return world.trainer.saved(True) | world.shard.saved(True)
+        assert (world.trainer.poll_save(), world.shard.poll_save()) == (None, None)
+    return world.trainer.poll_save(True) | world.shard.poll_save(True)
 
 
 def test_a_save_beside_steps_has_the_bits_of_one_that_is_waited_for(ring, tmp_path):
@@ -83,7 +83,7 @@ def test_a_disk_that_refuses_is_told_when_it_is_asked_for(ring, tmp_path):
             assert role.save(str(tmp_path), wait=False) is None
         for _ in range(2):
             with pytest.raises(CheckpointError, match=f"{name} .* could not be written to .*Error: "):
-                role.saved(True)
+                role.poll_save(True)
     assert not any(history.snapshots for history in world.shard.sparse.histories.values())
 
 

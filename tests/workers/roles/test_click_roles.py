@@ -105,7 +105,7 @@ def test_a_trained_model_tells_liked_events_from_others_and_its_baselines_cannot
     trainer.save(str(tmp_path / "commit"))
     shard.save(str(tmp_path / "commit"))
     there = evaluator()
-    found = {name: there.baseline(name) for name in ("popularity", "logistic_regression")}
+    found = {name: there.evaluate_baseline(name) for name in ("popularity", "logistic_regression")}
     found["model"] = there.evaluate("model", str(tmp_path / "commit"))
     auc = {name: each["detail"]["test"]["exhaustive"]["all"]["auc"] for name, each in found.items()}
     assert auc["model"] > 0.75 > 0.65 > max(auc["popularity"], auc["logistic_regression"])
@@ -124,7 +124,7 @@ def test_a_trained_model_tells_liked_events_from_others_and_its_baselines_cannot
 
 def test_chances_are_of_the_rows_of_their_split(likes, evaluator, tmp_path):
     there = evaluator()
-    there.baseline("popularity")
+    there.evaluate_baseline("popularity")
     chances = np.load(tmp_path / "results" / "popularity.npz")
     label, rows = likes.seq.targets["train"], likes.seq.split == TRAIN
     liked = np.bincount(likes.seq.item[rows], weights=label[rows])
@@ -140,7 +140,7 @@ def test_baselines_learn_nothing_from_labels_that_are_held_out(likes, evaluator,
     changed = relabelled(likes, tmp_path, half & (seq.split == TEST))
     found = []
     for which, folders in (("as it is", likes.folders), ("changed", changed)):
-        evaluator(folders, which).baseline(name)
+        evaluator(folders, which).evaluate_baseline(name)
         found.append(np.load(tmp_path / which / f"{name}.npz"))
     rest = ~half[seq.split == TEST]
     assert np.array_equal(found[0]["test"][rest], found[1]["test"][rest])

@@ -216,7 +216,7 @@ def test_with_ties_shuffled_everybody_is_asked_in_another_order_and_then_in_the_
         assert 0.2 < detail["shuffled"]["exhaustive"]["all"]["recall@1"] < 0.9
         assert set(detail["shuffled"]) == {"exhaustive"}
     for name in ("popularity", "transition_counter"):
-        assert "shuffled" in there.baseline(name)["detail"]
+        assert "shuffled" in there.evaluate_baseline(name)["detail"]
     assert "shuffled" not in planted(evaluator(), right_in_the_file)
 
 
@@ -242,10 +242,10 @@ def test_a_baseline_of_the_users_own_is_rehearsed_as_the_evaluator_opens(evaluat
 
 def test_a_baseline_that_was_trained_says_how(evaluator):
     there = evaluator(baselines=ALL_BASELINES)
-    assert there.baseline("sasrec") == {"fitting": 1}  # an epoch: others may ask in between
-    trained = there.baseline("sasrec")["trained"]
+    assert there.evaluate_baseline("sasrec") == {"fitting": 1}  # an epoch: others may ask in between
+    trained = there.evaluate_baseline("sasrec")["trained"]
     assert {"epochs", "trials", "seconds", "loss"} <= set(trained)
-    assert "trained" not in evaluator(baselines=ALL_BASELINES).baseline("popularity")
+    assert "trained" not in evaluator(baselines=ALL_BASELINES).evaluate_baseline("popularity")
 
 
 ALL_BASELINES = {
@@ -272,7 +272,7 @@ def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evalu
     ranks = {}
     for which, folders in (("as it is", ring.folders), ("other", {**ring.folders, "sequences": str(folder)})):
         there = evaluator(folders, which, baselines=ALL_BASELINES)
-        while "fitting" in there.baseline(name):
+        while "fitting" in there.evaluate_baseline(name):
             pass
         ranks[which] = np.load(tmp_path / which / f"{name}.npz")
     for split in (VALID, TEST):
@@ -288,7 +288,7 @@ def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator
     count = np.bincount(seq.item[seq.split == TRAIN], minlength=len(there.corpus.items))
     titles = there.corpus.items["title"].to_pylist()
     for user, (row, best) in enumerate(
-        zip(there.shown(), there.baseline("popularity")["shown"], strict=True)
+        zip(there.list_shown_users(), there.evaluate_baseline("popularity")["shown"], strict=True)
     ):
         shown = there.ranker.select_shown_users()
         users, positions = shown.users, shown.positions
@@ -328,7 +328,7 @@ def test_validation_and_test_are_told_apart(evaluator, planted):
 def test_equal_scores_stand_by_popularity_as_in_training(evaluator, planted, tmp_path):
     there = evaluator()
     planted(there, lambda seq: lambda users, positions: np.zeros((len(users), seq.item.max() + 1)), "silent")
-    there.baseline("popularity")
+    there.evaluate_baseline("popularity")
     silent, popular = (np.load(tmp_path / "results" / f"{name}.npz") for name in ("silent", "popularity"))
     for split in ("valid", "test"):
         assert np.array_equal(silent[f"{split}.exhaustive"], popular[f"{split}.exhaustive"])
@@ -449,16 +449,18 @@ def test_a_catalogue_that_is_not_scored_is_ranked_by_beam_and_compared_with_base
     made = evaluator(exhaustive=False)
     detail = planted(made, right_where_liked, name="beamed")
     assert set(detail["test"]) == {"beam"}
-    made.baseline("popularity")
+    made.evaluate_baseline("popularity")
     assert set(made.compare([("beamed", "popularity")])["beamed-popularity"]) == set(METRICS)
 
 
 def test_a_baselines_votes_rank_as_its_dense_scores(evaluator):
-    sparse = evaluator(name="sparse").baseline("transition_counter")
+    sparse = evaluator(name="sparse").evaluate_baseline("transition_counter")
     dense = evaluator(name="dense")
-    counter = dense._fitting.fitted("transition_counter")
-    scores = dense.ranker.part(lambda users, positions: counter.scores(dense.corpus.seq, users, positions))
-    answer, _ = dense.ranker.total([scores])
+    counter = dense._fitting.fit_part("transition_counter")
+    scores = dense.ranker.rank_share(
+        lambda users, positions: counter.scores(dense.corpus.seq, users, positions)
+    )
+    answer, _ = dense.ranker.combine_shares([scores])
     assert answer["detail"] == sparse["detail"]
     assert answer["lists"] == sparse["lists"]
     assert answer["shown"] == sparse["shown"]
@@ -468,14 +470,14 @@ def test_shares_of_several_workers_add_up_to_what_one_finds(evaluator, planted):
     made = evaluator(metrics=(*METRICS, "coverage"), shuffle_ties=True)
     whole = planted(made, right_where_liked)
     model = evaluators.load_recommender(made.run, made.corpus)
-    alone, ranks = made.ranker.total([made.ranker.part(ModelScores(model), model)])
-    parts = [made.ranker.part(ModelScores(model), model, share, 3) for share in range(3)]
+    alone, ranks = made.ranker.combine_shares([made.ranker.rank_share(ModelScores(model), model)])
+    parts = [made.ranker.rank_share(ModelScores(model), model, share, 3) for share in range(3)]
     assert all(len(part.boards["test"]["beam"]) for part in parts)
     for part in parts:  # as they come from another process
         part.quality._shown_I.flags.writeable = False
         for reach in part.boards["test"]["exhaustive"]._reach.values():
             reach._place_I.flags.writeable = False
-    answer, ranks_of_parts = made.ranker.total(parts)
+    answer, ranks_of_parts = made.ranker.combine_shares(parts)
     assert answer["detail"] == alone["detail"] == whole
     assert answer["segments"] == alone["segments"]
     assert answer["shown"] == alone["shown"]

@@ -25,6 +25,8 @@ def test_a_stage_has_at_least_one_warm_step_and_5_percent_by_default():
     assert LearningRate(3e-3, 0.0).compute_rate(0, 10) == 3e-3
     assert LearningRate(3e-3, 0.0).compute_rate(1, 10) < 3e-3 * 1.0001
     rate = LearningRate(3e-3)
-    assert [rate.compute_rate(step, 100) for step in (0, 3, 4)] == pytest.approx([3e-3 / 5, 3e-3 * 4 / 5, 3e-3])
+    assert [rate.compute_rate(step, 100) for step in (0, 3, 4)] == pytest.approx(
+        [3e-3 / 5, 3e-3 * 4 / 5, 3e-3]
+    )
     assert rate.compute_rate(5, 100) == pytest.approx(3e-3)
     assert 0 < rate.compute_rate(99, 100) < 1e-5

@@ -109,5 +109,5 @@ def test_targets_count_the_inverse_of_their_propensity_and_one_on_average(ring):
     taught = batch.loss_mask.values
     shown = batch.context["shown"].values[taught]
     expected = np.select([shown == 1, shown == 0.5, shown > 0], [1.0, 2.0, 10.0], 1.0) / mean
-    np.testing.assert_allclose(update._weights(batch).numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(update._compute_target_weights(batch).numpy(), expected, rtol=1e-5)
     assert len(np.unique(expected)) == 3

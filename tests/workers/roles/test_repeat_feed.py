@@ -31,7 +31,7 @@ def ranks(feed, subject, how="test.exhaustive"):
     if subject == "model":
         feed.evaluate()
     else:
-        feed.evaluator.baseline(subject)
+        feed.evaluator.evaluate_baseline(subject)
     return np.load(feed.folder / "results" / f"{subject}.npz")[how]
 
 
@@ -88,7 +88,9 @@ def test_under_mask_rl_and_its_probe_never_ask_for_a_seen_item(masking, allowing
         steps = [feed.rollout.lease("rl", step, 16) for step in range(20)]
         asked = [np.concatenate(part) for part in zip(*steps, strict=True)]
         assert returning(feed, *asked).mean() == pytest.approx(expected, abs=0.1)
-        assert returning(feed, *feed.rollout.draw_held_out_prompts()).mean() == pytest.approx(expected, abs=0.2)
+        assert returning(feed, *feed.rollout.draw_held_out_prompts()).mean() == pytest.approx(
+            expected, abs=0.2
+        )
         assert (seq.split[seq.offsets[asked[0]] + asked[1]] == RL).all()
 
 
@@ -117,7 +119,7 @@ class Planted:
 
 def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkeypatch):
     monkeypatch.setitem(allowing.evaluator.ask.baselines, "planted", {"use": f"{__name__}:Planted"})
-    found = allowing.evaluator.baseline("planted")["detail"]["test"]["exhaustive"]["all"]
+    found = allowing.evaluator.evaluate_baseline("planted")["detail"]["test"]["exhaustive"]["all"]
     assert list(found) == ["recall@10", "recall@40", "coverage@3"]
     assert found["coverage@3"] == 6 / ITEMS
     model = allowing.evaluate()["detail"]["test"]
@@ -130,6 +132,6 @@ def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkey
 
 def test_nobody_is_compared_in_coverage(allowing):
     for name in ("popularity", "transition_counter"):
-        allowing.evaluator.baseline(name)
+        allowing.evaluator.evaluate_baseline(name)
     pairs = allowing.evaluator.compare([("popularity", "transition_counter")])
     assert list(pairs["popularity-transition_counter"]) == ["recall@10", "recall@40"]

@@ -87,7 +87,7 @@ def test_copies_and_reads_by_key_answer_with_the_published_rows_while_training_g
     after = world.beams(world.copies, 2)
     assert same(after, world.beams(world.by_key, 2))
     assert not np.array_equal(before["logp"], after["logp"])
-    assert world.shard.sent()["delta"]["updates"] == 1
+    assert world.shard.get_update_counts()["delta"]["updates"] == 1
 
 
 def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small_enough(world):
@@ -107,13 +107,13 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
 
 def test_a_rollout_with_half_a_set_of_weights_stays_with_the_version_before(world):
     world.trainer.run = replace(world.trainer.run, weights={"bucket": 10_000})
-    world.trainer._built(world.trainer.model)
+    world.trainer._build_engine(world.trainer.model)
     world.publish(1)
     before = world.beams(world.copies, 1)
     world.trainer.train(world.stage, 0, 6)
     assert len(world.trainer._outgoing.buckets) > 3
     for number in range(len(world.trainer._outgoing.buckets) - 1):
-        world.copies.receive(2, world.trainer.weights(number))
+        world.copies.receive(2, world.trainer.export_weights(number))
     with pytest.raises(StaleVersion, match="weights of version 2 are not whole"):
         world.copies.apply(2, dense=True, sparse=world.shard.export(2, 1))
     with pytest.raises(StaleVersion, match="has weights of version 1"):

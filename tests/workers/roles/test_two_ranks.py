@@ -137,9 +137,9 @@ def test_an_rl_step_on_shares_of_the_prompts_is_the_step_on_all_of_them(ring, bo
 
 def test_the_weights_and_commits_come_from_rank_0(ring, tmp_path):
     world = ring.world()
-    assert len(world.trainer.weights(0))
+    assert len(world.trainer.export_weights(0))
     as_rank(world, 1)
-    assert not len(world.trainer.weights(0))
+    assert not len(world.trainer.export_weights(0))
     world.trainer.save(str(tmp_path / "commit"))
     assert not (tmp_path / "commit").exists()
 
@@ -153,7 +153,7 @@ def test_a_rollout_apart_answers_with_the_weights_and_rows_it_was_sent(ring):
         world.train("pretrain", *steps)
         fused = world.beams()
         for number in range(len(world.trainer._outgoing.buckets)):
-            apart.receive(7, world.trainer.weights(number))
+            apart.receive(7, world.trainer.export_weights(number))
         apart.apply(7, dense=True, sparse=world.shard.export(7))
         asked = {"stage": "rl", "step": 0, "width": fused["valid"].shape[1], "version": 7}
         found = apart.generate(fused["user"], fused["position"], RolloutRequest(**asked))

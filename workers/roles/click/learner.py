@@ -57,4 +57,6 @@ class ClickLearner(SupervisedLearner):
 
     @cached_property
     def _bags(self) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(make_click_setup(self.context.run).make_table_configs(), PrefetchedRows({}))
+        return EmbeddingBagCollection(
+            make_click_setup(self.context.run).make_table_configs(), PrefetchedRows({})
+        )

@@ -109,7 +109,7 @@ class Evaluator(DistributeWorker):
             folder: Folder of the checkpoint.
 
         Returns:
-            As `evaluate_baseline`, and with a memory "memory": its fitted weights l, b, c and the gain over the model alone on test.
+            As `evaluate_baseline`. With a memory also "memory": its fitted weights l, b, c and its gain over the model on test.
 
         One worker ranks all events; `evaluate_share` and `combine_shares` divide them among workers.
         """

@@ -80,7 +80,9 @@ class Probe(DistributeWorker):
                 model, move_batch(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead
             )
         (loss / max(1, count)).backward()
-        gradients = {name: _to_array(p.grad) for name, p in model.named_parameters() if p.grad is not None} | {
+        gradients = {
+            name: _to_array(p.grad) for name, p in model.named_parameters() if p.grad is not None
+        } | {
             f"rows of {feature}": _to_array(rows.grad)
             for feature, rows in pulled.items()
             if rows.grad is not None

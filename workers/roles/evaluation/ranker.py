@@ -284,7 +284,7 @@ class Ranker:
             split: Name of the split.
             events: The events of the split.
             quality: Collects statistics of the lists; None for none.
-            alone: Collects the ranks by the model alone, if it has a memory; None for none.
+            model_alone_board: Collects the ranks by the model alone, if it has a memory; None for none.
         """
         board, users, positions = self._make_scoreboard(split, events)
         target = self.get_target_items(users, positions)

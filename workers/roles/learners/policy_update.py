@@ -320,7 +320,9 @@ class PolicyUpdate:
             self.algorithm.advantage
         )  # A small computation in float64, so it runs on the host.
         options = self.stage.algorithm
-        found = compute(rewards, self._get_reward_weights(beams), valid_UW, options, self._sum_moments, **drawn)
+        found = compute(
+            rewards, self._get_reward_weights(beams), valid_UW, options, self._sum_moments, **drawn
+        )
         return replace(found, value=apply_corrections(found.value, weight)), valid_UW
 
     def _get_reward_weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:

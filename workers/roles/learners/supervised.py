@@ -99,7 +99,9 @@ class SupervisedLearner(StageLearner):
     def read_batch(self, step: int) -> Any:
         """Read this rank's part of a step, with the sparse keys that it needs (`keys` by table)."""
         makes = self.samples.batch(step, self.context.rank, self.context.world)
-        return StepShare(makes, self.context.run.features, self.context.device, self.loss.draw_negatives(step))
+        return StepShare(
+            makes, self.context.run.features, self.context.device, self.loss.draw_negatives(step)
+        )
 
     def take_step(
         self, step: int, batch: Any, rows: Mapping[str, Tensor]
@@ -116,7 +118,9 @@ class SupervisedLearner(StageLearner):
         """
         self.context.model.train()
         with self.context.meter.time_section("dense"):
-            grads, sums = self.loss.compute_gradients(batch, rows, lambda chunk: self.seed_dropout(step, chunk))
+            grads, sums = self.loss.compute_gradients(
+                batch, rows, lambda chunk: self.seed_dropout(step, chunk)
+            )
             sums |= self.add_gradients(step)
         grads, record = self.finish_step(step, sums["loss"], sums["events"], batch.keys, grads)
         return None if self.stage.frozen_rows else grads, sums | record

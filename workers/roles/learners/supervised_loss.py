@@ -136,7 +136,9 @@ class SupervisedLoss:
         taught = batch.loss_mask.values
         weight_M = self._of_kinds[batch.event.values[taught]]
         if self.stage.propensity:
-            weight_M = weight_M * self._invert_propensity(batch.context[self.stage.propensity["column"]].values[taught])
+            weight_M = weight_M * self._invert_propensity(
+                batch.context[self.stage.propensity["column"]].values[taught]
+            )
         return weight_M / self._mean
 
     @cached_property
