@@ -86,5 +86,5 @@ def test_a_step_too_far_apart_is_not_learned_from_and_three_in_a_row_end_the_run
     assert record["mismatch/stopped"] == 1.0
     assert torch.equal(before, world.weights())
     updated(world, beams, 1)
-    with pytest.raises(DataError, match="3 steps in a row"):
+    with pytest.raises(DataError, match="3 successive steps"):
         updated(world, beams, 2)

@@ -55,9 +55,10 @@ class VersionContents:
             catalogue: Version of the trie.
             source: Where the content comes from.
         """
-        update = load_update(commit_dir, run.specs())
+        update = load_update(commit_dir, run.make_table_specs())
         rows = {
-            name: RowLayer.from_tables(update["tables"][name], spec.dim) for name, spec in run.specs().items()
+            name: RowLayer.from_tables(update["tables"][name], spec.dim)
+            for name, spec in run.make_table_specs().items()
         }
         counts = {}
         if run.memory is not None:
@@ -89,7 +90,7 @@ def load_recommender(
         corpus: The catalogue and its semantic ids.
         device: Torch device of the model.
     """
-    model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
+    model = build_model(run.model, corpus.codes, run.get_feature_dims(), run.seed).to(device)
     load_weights(model, dense)
     voters = None
     if run.memory is not None:

@@ -88,7 +88,7 @@ def run_groups(tmp_path, monkeypatch):
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "own.py").write_text("")
     keep_copies(SCENARIO, tmp_path, run)
-    plan = SimpleNamespace(ledger=None, groups_at=lambda stage: [], chunk=lambda stage, role: 64)
+    plan = SimpleNamespace(ledger=None, list_groups=lambda stage: [], find_chunk=lambda stage, role: 64)
     run_groups = RunGroups(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
     run_groups.calls = calls
     return run_groups

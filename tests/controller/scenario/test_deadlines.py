@@ -71,7 +71,7 @@ def test_the_controllers_waits_are_as_long_as_the_scenario_says():
     handle.begin(stage)
     handle.train(stage, 10, 20)
     handle.reshard([0])
-    along = ("counts", "replica_bytes")  # waited for together with what they come along with
+    along = ("pop_counts", "count_replica_bytes")  # waited for together with what they come along with
     assert [wait for wait in waits if wait[0] not in along] == [
         ("begin", 7.0),
         ("train", 70.0),

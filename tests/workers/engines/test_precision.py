@@ -80,7 +80,7 @@ def test_a_rank_skips_what_another_rank_overflowed_in(ring):
     (first,) = world.train("pretrain", 0, 1)
     before = world.weights()
     world.trainer._member = Elsewhere(0, 1)
-    world.trainer._learner.context = world.trainer._context()
+    world.trainer._learner.context = world.trainer._make_context()
     (second,) = world.train("pretrain", 1, 2)
     assert (first["skipped"], second["skipped"]) == (0.0, 1.0)
     assert torch.equal(world.weights(), before)

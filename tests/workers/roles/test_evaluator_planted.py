@@ -475,8 +475,8 @@ def test_shares_of_several_workers_add_up_to_what_one_finds(evaluator, planted):
     assert all(len(part.boards["test"]["beam"]) for part in parts)
     for part in parts:  # as they come from another process
         part.quality._shown_I.flags.writeable = False
-        for reach in part.boards["test"]["exhaustive"]._reach.values():
-            reach._place_I.flags.writeable = False
+        for accumulators in part.boards["test"]["exhaustive"]._lists.values():
+            accumulators["coverage"]._place_I.flags.writeable = False
     answer, ranks_of_parts = made.ranker.combine_shares(parts)
     assert answer["detail"] == alone["detail"] == whole
     assert answer["segments"] == alone["segments"]

@@ -154,7 +154,9 @@ def test_kl_is_that_of_the_policy_against_the_reference_that_was_saved(world, tm
     before = there.weights()
     moved(there)
     there.save(tmp_path)
-    reference = build_model(there.run.model, there.trainer.corpus.codes, there.run.feature_dims(), seed=99)
+    reference = build_model(
+        there.run.model, there.trainer.corpus.codes, there.run.get_feature_dims(), seed=99
+    )
     load_model(reference, tmp_path / "reference")
     assert torch.equal(torch.cat([p.detach().reshape(-1) for p in reference.parameters()]), before)
     beams = there.beams(3)
@@ -240,7 +242,7 @@ def test_rl_makes_no_rows_for_those_it_meets_first(ring):
     there = ring.world(FAST)
     there.trainer.begin(there.stages["rl"])
     moved(there, 1)
-    assert there.shard.rows() == {"item": 0, "user": 0}
+    assert there.shard.count_rows() == {"item": 0, "user": 0}
 
 
 def test_rl_that_goes_on_from_a_commit_ends_in_the_bits_of_one_that_never_stopped(ring, world, tmp_path):

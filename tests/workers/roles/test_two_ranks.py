@@ -66,7 +66,7 @@ def as_rank(world, rank):
     world.trainer._member = Membership(rank, 2, n_trainers=2)
     world.trainer.dense.change_process_group(world.trainer._member)
     if world.trainer._learner is not None:
-        world.trainer._learner.context = world.trainer._context()
+        world.trainer._learner.context = world.trainer._make_context()
     return world
 
 
