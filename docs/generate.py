@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 import nonet
-from nonet import errors
+from nonet import errors, plug
 from nonet.deploy.cli import app
 
 FOLDER = Path(__file__).parent / "reference"
@@ -91,21 +91,38 @@ def _walk(error: type[errors.NonetError]) -> Iterator[type[errors.NonetError]]:
 
 
 def write_names() -> str:
-    """Return the page of public Python names, with their signatures and the first lines of their docstrings."""
+    """Return the page of public Python names, with the first lines of their docstrings."""
+    extra = {name: getattr(plug, name) for name in sorted(set(plug.__all__) - set(nonet.__all__))}
+    documented = {
+        name: value for name, value in extra.items() if inspect.isclass(value) or inspect.isfunction(value)
+    }
+    own_classes = {name: value for name, value in documented.items() if value.__module__ != errors.__name__}
     lines = [
         "# Python names",
         "",
         "Everything public is a name of one of these modules. Other modules are private and change without notice.",
         "",
+        "## nonet",
+        "",
+        *(
+            f"- `{name}{_shorten(value)}`: {_summarise(value)}"
+            for name, value in ((name, getattr(nonet, name)) for name in sorted(nonet.__all__))
+        ),
+        "",
+        "## nonet.plug",
+        "",
+        "What [plug-ins](../how-to/extend.md) import: the names of `nonet` that they need, and these.",
+        "",
+        *(f"- `{name}`: {_summarise(value)}" for name, value in own_classes.items()),
+        f"- Types of options, constants and [errors](errors.md): {', '.join(f'`{n}`' for n in extra if n not in own_classes)}.",
+        "",
     ]
-    for module in (nonet,):
-        lines += [f"## {module.__name__}", ""]
-        for name in sorted(module.__all__):
-            value = getattr(module, name)
-            text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
-            lines.append(f"- `{name}{_shorten(value)}`: {text}")
-        lines.append("")
     return "\n".join(lines)
+
+
+def _summarise(value: object) -> str:
+    """Return the first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
 
 
 def _shorten(value: object) -> str:
