@@ -56,7 +56,7 @@ class Baseline(Protocol):
     """Interface of a baseline, which is constructed with (n_items, **options)."""
 
     def fit(self, seq: Sequences) -> Self:
-        """Learn from the events of the train split alone, and of nothing that is held out; returns itself."""
+        """Fit to the events of the train split only, and return the baseline itself."""
         ...
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ class BaselineSpec:
 
 
 class _BaselineRegistry(PluginRegistry[BaselineSpec]):
-    """The registry of baselines, where a class with both calls is its own spec."""
+    """Registry that also accepts a class with `fit` and `scores` as a spec."""
 
     def _check(self, value: Any, title: str) -> BaselineSpec:
         if isinstance(value, type):

@@ -105,7 +105,9 @@ class Answer:
 def pack_questions(questions: Sequence[Question], template: Sequences) -> Sequences:
     """Pack the histories [N + Q] as sequences of Q users, each followed by a placeholder event that is the target and never read.
 
-    `template` are the sequences whose items, kinds of events and columns are used.
+    Args:
+        questions: The questions.
+        template: Sequences whose items, kinds of events and columns are used.
     """
     counts = np.array([len(question.events) + 1 for question in questions], np.int64)
     columns = {
@@ -135,7 +137,7 @@ def collect_hidden(questions: Sequence[Question]) -> Jagged:
 
 
 def choose_beam_width(min_width: int, top: int) -> int:
-    """Return the number of beams for `top` items: `min_width` times a power of two, so that few widths occur."""
+    """Return the number of beams for `top` items: `min_width` times a power of two, so that requests often have equal widths."""
     width = min_width
     while width < top:
         width *= 2

@@ -13,7 +13,9 @@ from nonet.types import Jagged
 
 # Shapes: P prompts, k places of a list, I items, C categories.
 
-_MIXED = 0.01  # of the history's share in the list's, so that the divergence is finite (Steck 2018)
+_MIXED = (
+    0.01  # Weight of the history in the list's distribution, so that the divergence is finite (Steck 2018).
+)
 
 
 class ListQuality:

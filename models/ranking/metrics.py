@@ -64,7 +64,7 @@ def _resolve_metric(name: str) -> tuple[str, RankingMetric, int | None]:
 
 
 def select_event_metrics(names: Iterable[str]) -> list[str]:
-    """Return those of the metrics that an event has by itself, so that two subjects can be compared event by event."""
+    """Return the metrics that are defined per event, so that two subjects can be compared event by event."""
     return [name for name in names if isinstance(_resolve_metric(name)[1], EventMetric)]
 
 
@@ -128,11 +128,18 @@ def rank_of_target_np(
 
 
 def compute_per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
-    """The metric of each held-out event, [P] float64: recall@k is 1 or 0, ndcg@k is 1 / log2(rank + 2)
-    or 0."""
+    """Return the metric of each held-out event, [P] float64, such as 1 or 0 for recall@k.
+
+    Args:
+        metric: Name of the metric.
+        ranks: Rank [P] of each event's target.
+
+    Raises:
+        ConfigError: The metric is not defined per event.
+    """
     _, spec, k = _resolve_metric(metric)
     if not isinstance(spec, EventMetric) or k is None:
-        raise ConfigError(f"{metric} is of a whole list of recommendations, not of one event.")
+        raise ConfigError(f"{metric} is a metric of whole lists of recommendations, not of one event.")
     return spec.compute(np.asarray(ranks), k)
 
 
@@ -193,8 +200,7 @@ def compare_paired(
 
 
 def compute_half_width(values: np.ndarray, user: np.ndarray, total_users: int) -> float:
-    """Half of the 95 % interval of a metric's mean where its users were drawn among `total_users`: the mean over them all lies
-    within it.
+    """Return half the width of the 95 % confidence interval of a metric's mean over all users, if only some were drawn.
 
     It is the interval of a ratio of totals with the correction for a finite population (Cochran, Sampling Techniques, 1977,
     2.11).

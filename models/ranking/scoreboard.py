@@ -17,9 +17,12 @@ from nonet.models.ranking.metrics import make_accumulators, summarise
 
 
 class Scoreboard:
-    """Metrics by name of groups of events.
+    """Accumulates the ranks and lists of one subject.
 
-    `catalogue` is what metrics of lists know about the items; `groups` maps a name to the events [P] bool of the group.
+    Args:
+        metrics: Names of the metrics.
+        catalogue: What metrics of lists know about the items.
+        groups: Mask of the events [P] by group, which are summarised separately.
     """
 
     def __init__(self, metrics: Sequence[str], catalogue: ListCatalogue, groups: Mapping[str, np.ndarray]):

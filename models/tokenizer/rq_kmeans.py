@@ -1,6 +1,6 @@
-"""Residual k-means: clusters the vectors of items, then what each level left over, so the first code is the coarsest.
+"""Residual k-means: clusters the vectors of items, then the residuals of each level, so the first code is the coarsest.
 
-TIGER, Rajput et al. 2023. Same vectors and seed, same codes.
+TIGER, Rajput et al. 2023. The same vectors and seed give the same codes.
 """
 
 from __future__ import annotations

@@ -144,6 +144,7 @@ def add_collision_level(codes_IL: np.ndarray, codes: tuple[int, ...], *, always:
 
 
 def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
+    """Raise DataError if the codebook collapsed."""
     reach = min(report["codes"][0], items)
     least = max(LEAST_EVEN * reach, 1.1) if reach > 1 else 0.0
     if report["perplexity"][0] < least:

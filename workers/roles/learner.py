@@ -77,8 +77,7 @@ class StageLearner:
     """Trains one stage on one rank.
 
     A stage kind names its learner (`StageKind.learner`); a kind that names none uses the model's (`ModelSpec.learner`). A stage
-    with
-    a loss of its own subclasses `SupervisedLearner` or this class.
+    with a loss of its own subclasses `SupervisedLearner` or this class.
     """
 
     def __init__(self, context: LearnerContext, stage: StageSetup):

@@ -40,8 +40,8 @@ from nonet.workers.runtime import Membership, split_evenly
 # Shapes: U prompts, V votes.
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # Candidate shares of the nearest items in the votes.
-_MOST = 2048  # Maximum number of events.
-_CHUNK = 256  # Events per forward pass.
+_MOST = 2048  # Maximum number of events.  # Maximum number of events.
+_CHUNK = 256  # Events per forward pass.  # Events per forward pass.
 
 
 @dataclass(frozen=True, slots=True)

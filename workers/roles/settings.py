@@ -32,8 +32,7 @@ class SceneSetup:
         column: Column of the events that decides the scene; "event" is the kind of an event.
         names: Values of the column that have a scene.
         catalogue: Catalogue of each scene, that of other events last: a condition on items, or an item column that is true; None
-            for
-            all items.
+            for all items.
         weights: Weights of the rewards in each named scene, where they differ from the stage's.
     """
 
@@ -241,8 +240,7 @@ class StageSetup:
         smoothing: Share of a target's probability that is spread over the legal siblings of its codes.
         weight: Weight of a target by kind of event, 1 for other kinds, before weights are normalised to a mean of 1.
         propensity: Column of the interactions with propensities, and the largest inverse (`most`) as a weight of targets; empty
-            for
-            no such weights.
+            for no such weights.
         algorithm: RL algorithm (`use`) and its options.
         weights: Weight by reward, for RL.
         mismatch: Correction for differences between rollout and trainer: correct, cap, stop_at_kl and staleness; empty for none.

@@ -1,8 +1,7 @@
 """Tokeniser: creates the artifacts of a run (sequences, semantic ids, catalogue trie and transitions) from its tables.
 
 Every artifact is written to a temporary folder, which is then renamed after the hash of its files. So a resumed run finds either
-a
-complete artifact or none.
+a complete artifact or none.
 """
 
 from __future__ import annotations

@@ -201,8 +201,7 @@ class Trainer(DistributeWorker):
         """Write the current state to a checkpoint: dense weights, the learner's state, and the state of the sample source.
 
         If the caller does not wait, the state is copied to the host and written by a thread while later steps run. Otherwise it
-        is
-        written directly.
+        is written directly.
 
         Args:
             folder: Folder of the checkpoint.

@@ -76,9 +76,8 @@ class Evaluator(DistributeWorker):
 
         Returns:
             "detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles per shown user, "lists": statistics of the first
-            ten items
-            on test, "segments": descriptions of the groups, and "trained" if the baseline has it. {"fitting": number of parts}
-            means that
+            ten items on test, "segments": descriptions of the groups, and "trained" if the baseline has it. {"fitting": number of
+            parts} means that
             the fit is not complete: call again. Validations can run between these calls.
         """
         if self.rank:
@@ -165,8 +164,7 @@ class Evaluator(DistributeWorker):
 
         Returns:
             {metric: {diff, low, high}} of a - b, a paired bootstrap over users; "nats" where they were computed. Empty if one of
-            the two
-            was validated by a version that did not store ranks.
+            the two was validated by a version that did not store ranks.
         """
         files = [self._get_validation_path(name, folder) for folder in (a, b)]
         if self.rank or not all(file.exists() for file in files):

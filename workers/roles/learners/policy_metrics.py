@@ -50,8 +50,7 @@ class PolicyMetrics:
             totals: Sums over codes of loss, kl, clipped, ratio and the algorithm's further values.
             count: Number of codes.
             facts: Sums over prompts: flat groups, groups without a hit, scored prompts, the three values of `measure_exactly`,
-                the mean
-                score of each reward, and all prompts.
+                the mean score of each reward, and all prompts.
             rewards: Names of the rewards.
         """
         names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
@@ -114,8 +113,7 @@ class PolicyMetrics:
 
         Returns:
             Number of these prompts, and sums over them of the entropy and of the divergence, in nats over the whole catalogue;
-            zeros for
-            large catalogues.
+            zeros for large catalogues.
         """
         few = select_rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
         if self.context.corpus.trie.n_leaves > _MOST_ITEMS:

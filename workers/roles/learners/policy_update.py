@@ -299,8 +299,7 @@ class PolicyUpdate:
             beams: Rollouts of this rank's prompts.
             scores: Scores [U, W] by reward.
             weight: Weights that correct for the mismatch of rollout and trainer, per beam or per level. Weights per beam of an
-                algorithm
-                with draws are multiplied into the weights of the draws.
+                algorithm with draws are multiplied into the weights of the draws.
 
         Returns:
             The advantages, and the mask [U, W] of the valid beams.

@@ -69,8 +69,7 @@ class SupervisedLearner(StageLearner):
 
         Returns:
             One record per step: loss (nats per target), events, lr, norm, seconds, and the part of the seconds that the step
-                waited for
-            its samples (`waited`).
+                waited for its samples (`waited`).
         """
         context, stage = self.context, self.stage
         measure_matmul_rate(

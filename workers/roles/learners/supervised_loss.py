@@ -66,8 +66,7 @@ class SupervisedLoss:
 
         Returns:
             The gradients of the rows [M, D] by table, and over all ranks loss (nats per target), events and, if nearest items
-            vote,
-            nearest_loss.
+            vote, nearest_loss.
         """
         leaves = {
             table: table_rows.detach().to(self.context.device).requires_grad_()
