@@ -58,7 +58,7 @@ def uni_attention(
         scale: The factor of the products; 1 / sqrt(D) by default.
         scaling_length: The divisor of "silu".
         bias: A relative position and time bias.
-        sink: A logit beside the keys [H].
+        sink: A logit in addition to those of the keys [H].
         soft_cap: Scores become cap * tanh(score / cap), before the bias.
         return_lse: Whether to return the log-sum-exp too, [H, T] ([B, H, N] dense), without gradient.
         backend: "auto" selects "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, or "reference" for what the last

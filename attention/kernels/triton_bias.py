@@ -1,8 +1,8 @@
-"""The gradients of bias tables: a program owns one diagonal of tiles and adds them up in a fixed order. No atomics.
+"""The gradients of bias tables: a program owns one diagonal of tiles and adds them up in a fixed order, without atomics.
 
-A tile's scores are skewed so that pairs equally far apart stand in one column; times fall into few buckets a tile,
-which are summed one by one. Each program writes its own numbers, [2 BT] distances and the buckets, and torch adds them
-up in order: O(tokens) memory, two matrix products a tile beside the backward's seven.
+A tile's scores are skewed so that pairs at equal distance are in one column. Times fall into few buckets per tile, which are
+summed one by one. Each program writes its own numbers, [2 BT] distances and the buckets, and torch adds them up in order. This
+takes O(tokens) memory, and two matrix products per tile in addition to the backward's seven.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false

@@ -200,7 +200,7 @@ class UniMask:
 
     @property
     def form(self) -> str:
-        """The form of the mask, "full", "causal" or "table", which tells a backend whether it needs a table."""
+        """The form of the mask, "full", "causal" or "table", from which a backend knows whether it needs a table."""
         if isinstance(self.rule, FullRule):
             return "full"
         return "causal" if isinstance(self.rule, CausalRule) and self.rule.window is None else "table"

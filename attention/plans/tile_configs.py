@@ -1,6 +1,6 @@
 """Shipped tile configurations: block sizes, warps and pipeline stages by device class, width and dtype.
 
-Each was chosen from what the compiler says offline (spills, shared memory, matrix instructions), not from times, and
+Each was chosen from the compiler's offline report (spills, shared memory, matrix instructions), not from times, and
 tests/attention/kernels/test_offline.py compiles them for sm_80, sm_90 and sm_100.
 """
 

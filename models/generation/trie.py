@@ -263,7 +263,7 @@ def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
     """Check shape and range of semantic ids."""
     if sids.ndim != 2 or sids.dtype.kind not in "iu" or sids.shape[1] != len(codes) or not len(codes):
         raise DataError(
-            f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; want integer [items, {len(codes)}]."
+            f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; they must be integers [items, {len(codes)}]."
         )
     if not len(sids):
         raise DataError("catalogue: there are no items. Give at least one item with a SID.")

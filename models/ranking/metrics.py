@@ -188,7 +188,9 @@ def compare_paired(
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or len(a) != len(user) or not len(a):
-        raise ValueError(f"paired wants one a, b and user an event, got {a.shape}, {b.shape} and {len(user)}")
+        raise ValueError(
+            f"a, b and user must have one value per event, got {a.shape}, {b.shape} and {len(user)}"
+        )
     total_U, events_U = _sum_by_user(a - b, user)
     draw = rng(seed, "bootstrap")
     means = []

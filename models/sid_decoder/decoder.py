@@ -235,7 +235,7 @@ class SidDecoder(nn.Module):
             shape = (len(batch.item.values) if by_event else len(batch.item), dim)
             if tuple(rows[name].shape) != shape:
                 raise DataError(
-                    f"rows of {name!r} are {list(rows[name].shape)}; this batch wants {list(shape)}."
+                    f"rows of {name!r} are {list(rows[name].shape)}; this batch needs {list(shape)}."
                 )
             out.append((self.row[f"of_{name}"](rows[name]), by_event))
         return out

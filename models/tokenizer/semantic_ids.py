@@ -1,7 +1,7 @@
 """Semantic ids: every item becomes a tuple of codes, by the tokenizer that a scenario names.
 
-Items that end in the same tuple are told apart by a last *collision* level, so a semantic id is one item. A codebook that
-collapsed is refused: a model trained on it can only ever be bad.
+Items with the same tuple are distinguished by a last *collision* level, so semantic ids are unique. A collapsed codebook is
+refused, because no good model can be trained on it.
 """
 
 # Shapes: I items, L levels, K codes of a level.
@@ -21,8 +21,8 @@ from nonet.models.tokenizer.known_sids import KnownSids
 from nonet.plugins import load_heavy
 from nonet.samples.sequences import Sequences
 
-LEAST_UNIQUE = 0.1  # share of distinct tuples before the collision level
-LEAST_EVEN = 0.1  # perplexity of the first level over the codes it could use
+LEAST_UNIQUE = 0.1  # Minimum share of distinct tuples before the collision level.
+LEAST_EVEN = 0.1  # Minimum perplexity of the first level, as a share of the codes it could use.
 
 
 def tokenise(
@@ -56,7 +56,7 @@ def tokenise(
 
 
 def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError or DataError if `tokenise` would not find what it must read."""
+    """Raise ConfigError or DataError if a source that `tokenise` reads does not exist or is not valid."""
     options = dict(config)
     load_heavy(TOKENIZERS.get(options.pop("use", "rq_kmeans")).check)(items, options, folder)
 
@@ -150,12 +150,12 @@ def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
     if report["perplexity"][0] < least:
         raise DataError(
             f"the codebook collapsed: the first level uses {report['used'][0]} codes with perplexity "
-            f"{report['perplexity'][0]}, of {reach} it could use; at least {least:.1f} is wanted. "
-            "The item vectors hardly differ: name other tokenizer.vectors, or fewer codes."
+            f"{report['perplexity'][0]}, of {reach} it could use; it must be at least {least:.1f}. "
+            "The item vectors are too similar: choose other tokenizer.vectors, or fewer codes."
         )
     if report["unique_before_collisions"] < LEAST_UNIQUE:
         raise DataError(
             f"the codebook collapsed: {items} items share {round(report['unique_before_collisions'] * items)} semantic "
             f"ids, the largest group holds {report['largest_collision']}; at least {LEAST_UNIQUE:.0%} must be distinct "
-            "before the collision level. Raise tokenizer.levels or codes, or name richer tokenizer.vectors."
+            "before the collision level. Raise tokenizer.levels or codes, or choose richer tokenizer.vectors."
         )

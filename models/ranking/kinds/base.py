@@ -17,7 +17,7 @@ from nonet.models.ranking.kinds._categories import ItemCategories
 from nonet.plugins import PluginRegistry
 
 MISSED = 1 << 30
-"""The rank of what a list can not hold or does not: below every number of items."""
+"""Rank of a target that is not in a list; larger than any number of items."""
 
 
 @dataclass(frozen=True, slots=True)

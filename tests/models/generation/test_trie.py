@@ -112,7 +112,7 @@ def test_pickling_carries_no_torch_object(make_sids):
         ([[0, 1], [1, 1], [0, 1]], (2, 2), None, r"1 items share a SID .* items 0 and 2 are both \(0, 1\)"),
         ([[0, 2]], (2, 2), None, r"outside 0\.\.1 on level 1; the first is item 0 with 2"),
         ([[0, -1]], (2, 2), None, r"outside 0\.\.1 on level 1"),
-        ([[0, 1, 0]], (2, 2), None, r"shape \[1, 3\] int64; want integer \[items, 2\]"),
+        ([[0, 1, 0]], (2, 2), None, r"shape \[1, 3\] int64; they must be integers \[items, 2\]"),
         ([[0.0, 1.0]], (2, 2), None, r"shape \[1, 2\] float64"),
         (np.zeros((0, 2), int), (2, 2), None, "there are no items"),
         ([[0, 1]], (2, 2), [1], r"item 1 was asked for, the index has items 0\.\.0"),

@@ -176,5 +176,5 @@ def test_interval_covers_the_true_difference_about_95_times_in_100():
 
 
 def test_unlike_lengths_are_refused():
-    with pytest.raises(ValueError, match="one a, b and user an event"):
+    with pytest.raises(ValueError, match="one value per event"):
         compare_paired(np.zeros(3), np.zeros(2), np.zeros(3), seed=0)

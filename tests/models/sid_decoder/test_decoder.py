@@ -208,7 +208,7 @@ def test_a_missing_feature_or_rows_of_a_wrong_shape_are_errors():
     batch, rows = batch_of()
     with pytest.raises(DataError, match="the rows of user are missing"):
         model.prefill(batch, {"item": rows["item"]})
-    with pytest.raises(DataError, match=r"rows of 'item' are \[16, 8\]; this batch wants \[17, 8\]"):
+    with pytest.raises(DataError, match=r"rows of 'item' are \[16, 8\]; this batch needs \[17, 8\]"):
         model.prefill(batch, rows | {"item": rows["item"][1:]})
 
 
