@@ -132,7 +132,7 @@ def prepare_sequences(
     Args:
         options: Paths and options of the build.
         root: Parent folder of the artifact and of the working folder.
-        report_progress: Called with a `Report` at most once a second.
+        report_progress: Called with a `PreparationReport` at most once a second.
         slice_rows: Rows per slice; None for the default.
         partition_rows: Rows per partition.
         threads: Number of threads; None for at most four.

@@ -22,7 +22,7 @@ class ShownUsers:
         corpus: Sequences and items.
         users: Users [P] of the test prompts.
         positions: Positions [P] of the test prompts.
-        most: Maximum number of users.
+        max_users: Maximum number of users.
     """
 
     def __init__(self, corpus: Corpus, users: np.ndarray, positions: np.ndarray, max_users: int):
