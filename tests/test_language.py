@@ -25,7 +25,7 @@ FOLDERS = [
     "bench",
     "src/nonet",
 ]
-FINISHED: tuple[str, ...] = ()
+FINISHED = ("attention", "embedding", "samples", "models", "rl", "workers", "deploy", "bench", "src/nonet")
 
 VERBS = set(
     """
@@ -300,6 +300,10 @@ def test_private_functions_of_finished_folders_say_what_they_do():
 
 def test_the_args_of_finished_folders_are_complete():
     assert not [bad for folder in FINISHED for bad in find_incomplete_args(folder)]
+
+
+def test_class_names_are_unique():
+    assert not find_repeated_classes()
 
 
 if __name__ == "__main__":
