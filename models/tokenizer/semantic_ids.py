@@ -95,7 +95,7 @@ def make_extended_tokens(
 
 
 def resolve(codes_IL: np.ndarray) -> np.ndarray:
-    """Collision number [I] of each item among those of its tuple, 0, 1, ... in the order of the items."""
+    """Return the collision number [I] of each item among those with the same tuple: 0, 1, ... in the order of the items."""
     _, group = np.unique(codes_IL, axis=0, return_inverse=True)
     order = np.argsort(group.reshape(-1), kind="stable")
     ordered = group.reshape(-1)[order]
@@ -106,7 +106,7 @@ def resolve(codes_IL: np.ndarray) -> np.ndarray:
 
 
 def describe_codebooks(codes_IL: np.ndarray, codes: tuple[int, ...]) -> dict[str, Any]:
-    """used and perplexity by level, the share of distinct tuples, and the largest group that shares one."""
+    """Return statistics of the codes: codes used and perplexity by level, share of distinct ids, and the largest collision."""
     counts = [np.bincount(codes_IL[:, level], minlength=k) for level, k in enumerate(codes)]
     shares = [count[count > 0] / count.sum() for count in counts]
     _, group = np.unique(codes_IL, axis=0, return_counts=True)
