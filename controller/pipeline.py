@@ -82,6 +82,7 @@ class Pipeline:
         return True
 
     def _note_start(self) -> None:
+        """Record notes on the data, the semantic ids and what is validated and ranked."""
         data, tokens = self.session.facts["data"], self.session.facts["tokenizer"]
         if data["notice"]:
             self.recorder.add_event("note", text=data["notice"])
@@ -121,6 +122,7 @@ class Pipeline:
         return names if restored is None else names[names.index(restored.stage) :]
 
     def _run_stage(self, name: str) -> bool:
+        """Run or resume a stage with the evaluations around it. Returns False if the run was stopped."""
         session = self.session
         at = session.restored
         over = at is not None and at.stage == name and at.last
@@ -235,6 +237,7 @@ class Pipeline:
             self._show(name, result)
 
     def _show(self, name: str, result: dict[str, Any]) -> None:
+        """Record the headline metrics of a result, and its recommendations for a few users."""
         users = self._fetch_shown_users()
         self.recorder.add_event(
             "result",
@@ -263,6 +266,7 @@ class Pipeline:
             write_whole(file, content.getvalue())
 
     def _finish(self) -> None:
+        """Compare the stages with the baselines, and write the report."""
         session = self.session
         order = list(session.stages)
         baselines = make_baseline_options(session.scenario)

@@ -14,6 +14,7 @@ import nonet
 
 
 def main(scenario: str = "quickstart", finished: str = "last") -> None:
+    """Train the RL stage of a scenario from a finished run."""
     with nonet.Session(scenario, from_run=finished, stage="finetune") as s:
         for step, prompts in s.iterate_prompts("rl"):
             beams = s.rollout.generate(prompts)

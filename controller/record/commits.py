@@ -24,6 +24,8 @@ from nonet.workers.roles import StageSetup
 
 
 class KeepCommits(StrictModel):
+    """Options `checkpoint.keep`: which checkpoints stay on disk."""
+
     last: Positive = 3
     best: Annotated[
         str | None,
@@ -35,6 +37,8 @@ class KeepCommits(StrictModel):
 
 
 class Checkpoint(StrictModel):
+    """Options `checkpoint`: how often checkpoints are written, and which are kept."""
+
     every: Positive = 200
     background: Annotated[
         bool, Field(description="commits within a stage are written while its next steps go on")

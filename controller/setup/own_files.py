@@ -30,7 +30,7 @@ _LEFT_OUT = ("__pycache__", "runs", "node_modules")
 
 def list_named_files(scenario: Scenario) -> list[str]:
     """Return every `file.py` that a `use:`, a metric or an optimizer of the scenario names, once each."""
-    uses = [*_list_uses(to_document(scenario)), *scenario.evaluate.metrics, *_optimizers(scenario)]
+    uses = [*_list_uses(to_document(scenario)), *scenario.evaluate.metrics, *_list_optimizers(scenario)]
     return list(dict.fromkeys(filter(None, map(parse_file, uses))))
 
 
@@ -174,7 +174,7 @@ def _choose_copy_path(use: str, digest: str) -> str:
     return f"outside-{digest[:12]}/{path.name}" if outside else str(path)
 
 
-def _optimizers(scenario: Scenario) -> list[str | None]:
+def _list_optimizers(scenario: Scenario) -> list[str | None]:
     """Return the optimizers that sparse tables name."""
     sparse = scenario.sparse
     return [sparse.defaults.optimizer, *(table.optimizer for table in sparse.tables.values())]

@@ -161,6 +161,7 @@ class Reinforced(StageOptions):
 
     @model_validator(mode="after")
     def _check_rewards(self) -> Reinforced:
+        """Raise ValueError if there is no reward, or if a scene names a reward that the stage cannot weigh."""
         if not self.rewards:
             raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
         for value, scene in (self.scenes.of if self.scenes else {}).items():

@@ -8,4 +8,5 @@ import nonet
 
 @nonet.reward
 def cheap(events, *, half: float = 40.0):  # [U, W]: how often each item was trained on
+    """Return a score that falls with the number of events of an item."""
     return half / (half + events)

@@ -9,14 +9,18 @@ import nonet
 
 
 class Fresh(nonet.Reward):
+    """Rewards items with fewer events than average."""
+
     columns = ["events"]
 
     def __init__(self, strength: float = 1.0):
         self.strength = strength
 
-    def open(self, run):  # once in each worker, before the first beams
+    def open(self, run):
+        """Fit the model. It is called once in each worker, before the first beams."""
         events = run.column("events").astype(np.float64)
         self.mean, self.scale = events.mean(), events.std() + 1e-9
 
-    def score(self, r):  # [U, W]
+    def score(self, r):
+        """Return the scores [U, W]."""
         return 1 / (1 + np.exp(self.strength * (r["events"] - self.mean) / self.scale))

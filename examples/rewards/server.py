@@ -14,6 +14,7 @@ class Even(BaseHTTPRequestHandler):
     """1 for items with an even id. `message` has uid, user_id, item_id, valid, history, target, step and columns."""
 
     def do_POST(self):
+        """Answer a request for scores."""
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         scores = [[float(item % 2 == 0) for item in items] for items in message["item_id"]]
         body = json.dumps({"scores": scores}).encode()

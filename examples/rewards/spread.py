@@ -10,6 +10,7 @@ import nonet
 
 @nonet.reward
 def spread(categories, valid):  # [U, W] text and bool, the likeliest beam first
+    """Return 1 for the first beam of each category."""
     scores = np.zeros(valid.shape, np.float32)
     for user in range(len(valid)):
         seen = set()
