@@ -32,7 +32,7 @@ from nonet.workers.devices import vendors
 ROOT = Path(__file__).parent.parent
 CODE = (
     *("attention", "embedding", "samples", "models", "rl", "workers", "controller", "deploy", "bench"),
-    *("tests", "docs", "examples", "tools", "src"),
+    *("tests", "docs", "examples", "src"),
 )
 PAGES = sorted(
     page
