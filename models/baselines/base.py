@@ -97,7 +97,11 @@ class _BaselineRegistry(PluginRegistry[BaselineSpec]):
 
 
 BASELINES = _BaselineRegistry(
-    "baseline", BaselineSpec, "nonet.models.baselines", contract={"build": Baseline}
+    "baseline",
+    BaselineSpec,
+    "nonet.models.baselines",
+    contract={"build": Baseline},
+    page="docs/how-to/baselines.md",
 )
 
 

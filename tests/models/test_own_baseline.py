@@ -73,7 +73,7 @@ def test_by_default_a_model_says_its_baselines(folder):
         ([{"use": "sasrec", "epoch": 3}], "evaluate.baselines.0.epoch: unknown key (did you mean 'epochs'?)"),
         ([{"use": "sasrec", "width": 15}], "evaluate.baselines.0: width 15 must be heads (2) times an even"),
         (["sasrec", "sasrec"], "2 are named 'sasrec'; give each a different name:"),
-        (["mine.py:Half"], "mine.py): class Half has no scores; see docs/how-to/extend.md"),
+        (["mine.py:Half"], "mine.py): class Half has no scores; see docs/how-to/baselines.md"),
         (["mine.py:Farthest"], "there is no 'Farthest' in mine.py"),
         ([{"use": "mine.py:Nearest", "near": 1}], "evaluate.baselines.0.near: unknown key"),
     ],

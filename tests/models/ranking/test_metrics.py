@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from nonet.models.ranking.metrics import (
     select_event_metrics,
     summarise,
 )
+from nonet.plugins import LocatedName
 from nonet.types import Jagged
 
 
@@ -178,3 +181,44 @@ def test_interval_covers_the_true_difference_about_95_times_in_100():
 def test_unlike_lengths_are_refused():
     with pytest.raises(ValueError, match="one value per event"):
         compare_paired(np.zeros(3), np.zeros(2), np.zeros(3), seed=0)
+
+
+OWN = """
+from nonet.plug import EventMetric, ListMetric
+
+class Short:
+    def __init__(self, catalogue): ...
+    def add(self, lists_PW): ...
+    def compute(self, k): ...
+
+HIT = EventMetric(lambda ranks, k: (ranks < k) * 1.0)
+SHORT = ListMetric(Short)
+NO_K = EventMetric(lambda ranks: ranks)
+"""
+
+
+def test_a_metric_from_a_file_is_named_with_its_number_of_items(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    assert parse_metric("own.py:HIT@3") == ("own.py:HIT", 3)
+    assert summarise(np.array([0, 2, 5]), ["own.py:HIT@3"]) == {"own.py:HIT@3": pytest.approx(2 / 3)}
+    monkeypatch.chdir("/")
+    located = pickle.loads(pickle.dumps(LocatedName("own.py:HIT@3", f"{tmp_path}/own.py:HIT@3")))
+    assert select_event_metrics([located]) == ["own.py:HIT@3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SHORT@3", r"own.py\): class Short has no absorb; see docs/how-to/extend.md"),
+        ("NO_K@3", r"own.py\): compute does not accept \(ranks: .*; see docs/how-to/extend.md"),
+        ("GONE@3", "there is no 'GONE' in own.py"),
+        ("HIT", "needs a number of items, at least 1, such as own.py:HIT@10"),
+    ],
+)
+def test_a_metric_that_breaks_its_contract_is_refused_in_one_line(tmp_path, monkeypatch, name, said):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said) as refused:
+        parse_metric(f"own.py:{name}")
+    assert "\n" not in str(refused.value)
