@@ -53,7 +53,7 @@ def test_new_items_stand_behind_and_old_ones_keep_places_and_ids(run, tmp_path):
 def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tmp_path):
     run, world, folder = run
     add_items(str(run.path), table(tmp_path, [5001, 5002]), ["1003"])
-    corpus = world.run.corpus(run.find_artifacts())
+    corpus = world.run.open_corpus(run.find_artifacts())
     asked = load_recommender(world.run, corpus, Path(folder))
     users, positions = np.arange(4), np.full(4, 10)
     beams = asked.generate_beams(asked.batch(users, positions), 42, users, positions)
