@@ -1,7 +1,7 @@
-"""A profile of a data set: users, items, events, times, repeats, in numbers that settings and warnings follow from.
+"""Statistics of a data set (users, items, events, times and repeats), from which default settings and warnings are derived.
 
-Columnar, without torch and without a loop over users: 1 M events take about a second. What a split would do is answered from
-a histogram of the users' lengths, so no split has to be made to ask.
+All computations are columnar NumPy operations: 1 M events take about a second. The effect of a train/test split is computed from
+a histogram of the numbers of events per user, so the split itself does not have to be made.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from nonet.samples.sequences import count_duplicates, find_repeats
 from nonet.samples.tables import find_implausible
 
 # Shapes: U users, I items of the catalogue, N events.
-ENDS, LONGEST = 10, 32  # largest number of tests and of held-out events per user for which ties are counted
-_DRIFT = 0.1  # share of the newest events that is searched for new items
+ENDS, LONGEST = (
+    10,
+    32,
+)  # Maximum numbers of test events and of held-out events per user for which ties are counted.
+_DRIFT = 0.1  # Share of the events, the newest ones, in which new items are counted.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,12 @@ class ItemColumn:
     """A column of the items.
 
     Attributes:
-        kind: text, list, number or other.
-        filled: share of rows with a value.
-        distinct: distinct values per row.
-        delimiter: what most words of a list have in them, where they may be lists that were not cut; None elsewhere.
+        name: Name of the column.
+        kind: "text", "list", "number" or "other".
+        filled: Share of rows with a value.
+        distinct: Number of distinct values divided by the number of rows.
+        delimiter: A delimiter that most words of a list column contain, which suggests that they are lists that were not
+            split; None otherwise.
     """
 
     name: str
@@ -42,25 +47,27 @@ class DataProfile:
     """Statistics of a data set.
 
     Attributes:
-        users: Users that are kept.
-        items: Items of the catalogue, including those without events.
-        events: Events that are kept.
+        users: Number of users with at least one event.
+        items: Number of items in the catalogue, including those without events.
+        events: Number of events.
         users_of: users_of[n] is the number of users that have n events.
         items_of: items_of[n] is the number of items that have n events.
         first: Unix seconds of the oldest event.
         last: Unix seconds of the newest event.
         resolution_s: Greatest common divisor of the differences of times; 0 if all times are equal.
-        counted: Whether times are only the positions of events in their user's history.
-        ties: Share of a user's neighbouring events that share a timestamp.
-        tied_ends: tied_ends[k - 1, n]: users with more than n events whose k-th last event has the time of the one before.
-        duplicates: Events with the same user, item and second as an earlier one.
-        repeats: Share of events that return to an item of their user.
-        drift: Share of the newest tenth of events whose item did not occur before; None if times are not informative.
-        implausible: Events before 1990 or after the end of next year; 0 if times are counted.
-        kinds: Events by kind.
-        ratings: Events by rating.
-        columns: Columns of the items.
-        zero_padded: "user" or "item" -> an example, for ids that are digits with leading zeros and are kept as text.
+        counted: Whether each event's time is only its position in its user's history.
+        ties: Share of pairs of consecutive events of a user that have the same time.
+        tied_ends: tied_ends[k - 1, n] is the number of users with more than n events whose k-th last event has the same
+            time as the event before it.
+        duplicates: Number of events with the same user, item and second as an earlier one.
+        repeats: Share of events whose item the user has interacted with before.
+        drift: Share of the newest tenth of events whose item does not occur in the older events; None if times are not
+            informative.
+        implausible: Number of events before 1990 or after the end of next year; 0 if `counted`.
+        kinds: Number of events by event kind.
+        ratings: Number of events by rating.
+        columns: Columns of the items table.
+        zero_padded: An example id by "user" or "item", if ids are digits with leading zeros and are kept as text.
     """
 
     users: int
@@ -84,31 +91,39 @@ class DataProfile:
     zero_padded: Mapping[str, str] = field(default_factory=dict)
 
     def get_length_quantile(self, share: float) -> int:
-        """Return the quantile of user lengths: 0.5 for the median."""
+        """Return a quantile of the number of events per user; a `share` of 0.5 gives the median."""
         return _find_quantile(self.users_of, share)
 
     def count_users_above(self, events: int) -> int:
-        """Count the users with more events than this."""
+        """Count the users with more than `events` events."""
         return int(self.users_of[events + 1 :].sum())
 
     def count_train_events(self, held_out: int) -> int:
-        """Count the training events if each longer user has `held_out` events held out."""
+        """Count the training events of a split that holds out `held_out` events of each user who has more than that."""
         return self.events - held_out * self.count_users_above(held_out)
 
     def get_median_train_length(self, held_out: int) -> int:
-        """Return the median number of training events per user of such a split; short users train on all events."""
+        """Return the median number of training events per user of a split that holds out `held_out` events.
+
+        Nothing is held out of users with at most `held_out` events.
+        """
         lengths = np.arange(len(self.users_of))
         lengths = np.where(lengths > held_out, lengths - held_out, lengths)
         return _find_quantile(np.bincount(lengths, weights=self.users_of), 0.5)
 
     def count_tied_tests(self, test: int, held_out: int) -> tuple[int, int]:
-        """Return the users whose first test event has the time of the event before it, and all tested users."""
+        """Count the users whose first test event has the same time as the event before it, and all users with test events.
+
+        Args:
+            test: Number of test events per user.
+            held_out: Number of held-out events per user.
+        """
         return int(self.tied_ends[min(test, ENDS) - 1, min(held_out, LONGEST)]), self.count_users_above(
             held_out
         )
 
     def compute_kept_share(self, item_events: int) -> float:
-        """Return the share of events whose item has at least this many."""
+        """Return the share of events whose item has at least `item_events` events."""
         counts = np.arange(len(self.items_of)) * self.items_of
         return float(counts[item_events:].sum() / max(1, self.events))
 
@@ -124,17 +139,17 @@ def measure_profile(
     columns: tuple[ItemColumn, ...] = (),
     zero_padded: Mapping[str, str] | None = None,
 ) -> DataProfile:
-    """Compute the profile of events in the order of users and time.
+    """Compute the profile of events that are sorted by user and then by time.
 
     Args:
-        offsets: First event of each user [U + 1].
+        offsets: Index of each user's first event [U + 1]; the last value is N.
         item: Item of each event [N], in [0, items).
         time: Unix seconds of each event [N].
-        items: Number of items.
-        kinds: Events by kind.
-        ratings: Events by rating.
-        columns: Columns of the items.
-        zero_padded: Examples of ids with leading zeros.
+        items: Number of items in the catalogue.
+        kinds: Number of events by event kind.
+        ratings: Number of events by rating.
+        columns: Columns of the items table.
+        zero_padded: An example of an id with leading zeros by "user" or "item".
     """
     lengths = np.diff(offsets)
     user = np.repeat(np.arange(len(lengths)), lengths)
@@ -167,7 +182,13 @@ def measure_profile(
 
 
 def scale_profile(profile: DataProfile, every: int, occurs: np.ndarray) -> DataProfile:
-    """Scale the profile of one user in `every` to all users; `occurs` [I] counts each item's events over all users."""
+    """Scale the profile of a sample of the users to all users.
+
+    Args:
+        profile: Profile of one out of `every` users.
+        every: Number of users for each sampled user.
+        occurs: Number of events of each item over all users [I].
+    """
     return replace(
         profile,
         users=profile.users * every,
@@ -183,7 +204,7 @@ def scale_profile(profile: DataProfile, every: int, occurs: np.ndarray) -> DataP
 
 
 def _count_tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Count the users whose k-th last event shares the time of the one before; see `DataProfile`."""
+    """Compute `tied_ends` of `DataProfile`."""
     counts = np.zeros((ENDS, LONGEST + 1), np.int64)
     for k in range(1, ENDS + 1):
         lengths = np.diff(offsets)
@@ -195,7 +216,7 @@ def _count_tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def _compute_drift(item: np.ndarray, time: np.ndarray) -> float:
-    """Return the share of the newest events whose item did not occur before."""
+    """Return the share of the newest tenth of events whose item does not occur in the older events."""
     ordered = item[np.argsort(time, kind="stable")]
     cut = len(ordered) - max(1, int(_DRIFT * len(ordered)))
     known = np.zeros(int(item.max(initial=0)) + 1, bool)

@@ -1,4 +1,4 @@
-"""Fills a store from Parquet, one part at a time."""
+"""Writes the rows of Parquet files to a feature store, in parts of about four million rows."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from nonet.samples.tables import (
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
-_PART = 1 << 22  # rows that are written at once
+_PART = 1 << 22  # Minimum number of rows per write, except for the last one.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class StoreFiller:
-    """Describes what of a Parquet path is written to a store.
+    """Writes the rows of Parquet files to a store.
 
     Attributes:
         source: Path of the Parquet files.
         key: Column of keys.
-        time: Column of the versions' times; None for a store without versions.
-        columns: Columns to write, by default all others; for HBase name -> "family:qualifier type".
-        options: Options of the store.
+        time: Column with the time of each row's version; None for a store without versions.
+        columns: Columns to write; None writes all except the key and the time. HBase needs a mapping from each column's
+            name to "family:qualifier type".
+        options: Options that are passed to the store.
     """
 
     source: str | os.PathLike[str]
@@ -53,7 +54,16 @@ class StoreFiller:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def pack(self, use: str, progress: Progress | None = None) -> tuple[Store, int]:
-        """Create the store (HBase: open it) and write every row. Returns the store and the number of rows.
+        """Create a store, or open it if it is an HBase table, and write every row to it.
+
+        A local store that did not exist before is deleted if writing fails.
+
+        Args:
+            use: Address of the store, as in a scenario.
+            progress: Called after each part with the number of rows written and the total number of rows.
+
+        Returns:
+            The open store and the number of rows written.
 
         Raises:
             ConfigError: If a column does not exist, or the store already exists.
@@ -62,8 +72,8 @@ class StoreFiller:
         schema = self._read_schema()
         if use.startswith("hbase:"):
             return self.put(open_store(use, self._require_mapping(), **self.options), progress)
-        made = _get_local_folder(use)
-        was_there = made is None or made.exists()
+        local_folder = _get_local_folder(use)
+        existed = local_folder is None or local_folder.exists()
         store = create_store(
             use,
             pa.schema([schema.field(name) for name in self._list_kept(schema)]),
@@ -75,13 +85,13 @@ class StoreFiller:
             return self.put(store, progress)
         except BaseException:
             store.close()
-            if not was_there and made is not None:
-                shutil.rmtree(made, ignore_errors=True)
+            if not existed and local_folder is not None:
+                shutil.rmtree(local_folder, ignore_errors=True)
             raise
 
     def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
-        """Write every row to an existing store. Returns the store and the number of rows."""
-        schema, done, unit = self._read_schema(), 0, None
+        """Write every row to an open store; return the store and the number of rows written."""
+        schema, written, unit = self._read_schema(), 0, None
         names = [name for name in self._list_kept(schema) if name in store.schema.names]
         total = self._count_rows()
         for part in self._iterate_parts([self.key, *([self.time] if self.time else []), *names]):
@@ -95,21 +105,28 @@ class StoreFiller:
                 if unit is None and is_plain(part[self.time].type):
                     unit = get_unit_by_size(
                         pc.max(pc.abs(part[self.time])).as_py() or 0
-                    )  # the unit of the first part applies to all
+                    )  # The unit is determined from the first part and used for all parts.
                 times, finer = self._convert_times(part[self.time], self.time, unit)
                 if finer is not None:
                     kept = pa.array(_select_newest(keys, times, finer))
                     keys, part, times = keys.take(kept), part.take(kept), times[kept.to_numpy()]
             store.put(keys, part.select(names), times)
-            done += len(part)
+            written += len(part)
             if progress is not None:
-                progress(done, total)
-        return store, done
+                progress(written, total)
+        return store, written
 
     def _convert_times(
         self, column: pa.ChunkedArray, name: str, unit: str | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Convert times to unix seconds. Raises DataError if they are missing or not times."""
+        """Convert times to unix seconds.
+
+        Returns:
+            Unix seconds [N], and the raw values [N] if they are finer than seconds (None otherwise).
+
+        Raises:
+            DataError: If a time is missing, or the column does not hold times.
+        """
         if column.null_count:
             raise DataError(f"{self.source}: column {name!r} has {column.null_count} rows without a time")
         try:
@@ -123,7 +140,7 @@ class StoreFiller:
         return self.columns
 
     def _read_schema(self) -> pa.Schema:
-        """Read the schema of the files. Raises ConfigError if a column does not exist."""
+        """Read the schema of the files; raise ConfigError if the key, the time or a column to write does not exist."""
         schema = read_parquet_schema(self.source, "rows")
         for name in (self.key, self.time, *(self.columns or ())):
             if name is not None and name not in schema.names:
@@ -143,24 +160,24 @@ class StoreFiller:
         return sum(read_parquet_footer(system, file, "rows").num_rows for file in files)
 
     def _iterate_parts(self, names: list[str]) -> Iterator[pa.Table]:
-        """Yield the rows in parts of about four million."""
-        found, whole = find_files(self.source, "rows"), self._read_schema()
-        schema = pa.schema([whole.field(name) for name in dict.fromkeys(names)])
-        waiting: list[pa.Table] = []
-        for file in found.files:
-            for group in range(read_parquet_footer(found.system, file, "rows").num_row_groups):
-                table = read_groups(found.system, file, [group], "rows", names)
-                table = found.partitions.add_to_table(table, file, names)
-                waiting.append(conform(table, schema, f"rows {file}"))
-                if sum(map(len, waiting)) >= _PART:
-                    yield pa.concat_tables(waiting)
-                    waiting = []
-        if waiting:
-            yield pa.concat_tables(waiting)
+        """Yield the rows of all files in parts of at least four million rows, except for the last part."""
+        sources, full_schema = find_files(self.source, "rows"), self._read_schema()
+        schema = pa.schema([full_schema.field(name) for name in dict.fromkeys(names)])
+        pending: list[pa.Table] = []
+        for file in sources.files:
+            for group in range(read_parquet_footer(sources.system, file, "rows").num_row_groups):
+                table = read_groups(sources.system, file, [group], "rows", names)
+                table = sources.partitions.add_to_table(table, file, names)
+                pending.append(conform(table, schema, f"rows {file}"))
+                if sum(map(len, pending)) >= _PART:
+                    yield pa.concat_tables(pending)
+                    pending = []
+        if pending:
+            yield pa.concat_tables(pending)
 
 
 def _select_newest(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.ndarray:
-    """Return the rows of which no other of the same key and second is newer: what a reader as of a later second sees."""
+    """Return the indices of the rows to write, without those that a newer row of the same key and second replaces."""
     code = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.lexsort((finer, times, code))
     ahead, behind = order[1:], order[:-1]
@@ -171,13 +188,25 @@ def _select_newest(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.n
 
 
 def _get_local_folder(use: str) -> Path | None:
-    """Return the folder of a local store; None for a server."""
+    """Return the folder of the local store at this address; None if the address is that of a server."""
     path = use.removeprefix("lmdb:")
     return None if "://" in path else Path(path)
 
 
 def get_rows(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:
-    """Return each key's row as Python values, None if there is none. Raises DataError for text that is not an integer."""
+    """Read the rows of keys as Python values.
+
+    Args:
+        store: The store to read.
+        keys: Keys as text; they are converted to integers if the store has integer keys.
+        as_of: Unix seconds; a store with versions returns the newest version before this time. None reads the newest.
+
+    Returns:
+        One dict per key; None for a key without a row.
+
+    Raises:
+        DataError: If the store has integer keys and a key is not an integer.
+    """
     typed: Any = list(keys)
     if pa.types.is_integer(store.key):
         try:

@@ -1,8 +1,8 @@
 """Connections to an HBase Thrift 1 server: pooled, reopened after idling, with a bounded number of read retries.
 
-A connection that was idle for more than `idle_s` is reopened, because servers close idle ones (after 60 s by default)
-silently. A
-read that fails on the wire is retried on a new connection, `attempts` times with back-off; a write is never retried.
+A connection that was idle for more than `idle_s` is reopened, because servers close idle connections without notice (after 60 s
+by default). A read whose connection fails is retried on a new one with back-off, up to `attempts` times in total; a write is
+never retried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from nonet.errors import ConfigError, DataError, StoreError
 
 @dataclass(frozen=True)
 class HBaseServer:
-    """Address and protocol of a server: transport buffered or framed, protocol binary or compact."""
+    """Address, protocol and connection limits of a Thrift server.
+
+    Attributes:
+        host: Host name.
+        port: Port.
+        transport: "buffered" or "framed".
+        protocol: "binary" or "compact".
+        timeout_s: Timeout of a call.
+        attempts: Maximum number of attempts of a read.
+        idle_s: Idle time after which a connection is reopened.
+        connections: Number of concurrent connections.
+    """
 
     host: str
     port: int
@@ -36,7 +47,15 @@ class HBaseServer:
 
 
 class HBaseConnections:
-    """The connection pool of one process; `name` is the prefix of messages."""
+    """The connection pool of one process.
+
+    Args:
+        place: The server.
+        name: Prefix of error messages.
+
+    Attributes:
+        retries: Number of read attempts that failed.
+    """
 
     def __init__(self, place: HBaseServer, name: str):
         self.place, self.name = place, name
@@ -45,22 +64,22 @@ class HBaseConnections:
         self.retries = 0
 
     def read(self, call: Callable[[Any], Any]) -> Any:
-        """Return the result of `call(connection)`, with retries. Raises StoreError if every attempt failed."""
-        last: BaseException | None = None
+        """Return the result of `call(connection)`, with retries; raise StoreError if every attempt fails."""
+        last_error: BaseException | None = None
         for attempt in range(self.place.attempts):
             try:
                 return self._call_once(call)
             except self._errors as error:
-                last = error
+                last_error = error
                 self.retries += 1
                 if attempt + 1 < self.place.attempts:
                     time.sleep(
                         min(2.0, 0.05 * 2**attempt) * (0.5 + random.random())
-                    )  # random, so that clients do not retry at the same time
-        raise StoreError(self._describe_lost(last, self.place.attempts)) from last
+                    )  # Random jitter keeps clients from retrying at the same time.
+        raise StoreError(self._describe_lost(last_error, self.place.attempts)) from last_error
 
     def write(self, call: Callable[[Any], Any]) -> Any:
-        """Return the result of `call(connection)` without retries. Raises StoreError."""
+        """Return the result of `call(connection)` without retries; raise StoreError if the connection fails."""
         try:
             return self._call_once(call)
         except self._errors as error:
@@ -74,24 +93,24 @@ class HBaseConnections:
             _close(self._idle.get_nowait()[1])
 
     def _call_once(self, call: Callable[[Any], Any]) -> Any:
-        """Call on a pooled connection; close it if the call fails."""
+        """Call with a pooled connection; close the connection if the call fails."""
         connection = self._take_connection()
         try:
-            answer = call(connection)
+            result = call(connection)
         except BaseException as error:
-            _close(connection)  # its buffer may hold the rest of the failed call
+            _close(connection)  # Its buffer may contain the remaining bytes of the failed call.
             raise self._translate_error(error) from error
         self._idle.put((time.monotonic(), connection))
-        return answer
+        return result
 
     def _take_connection(self) -> Any:
-        """Return a connection that is not idle for too long, or open one."""
+        """Take a connection that has not been idle for too long from the pool, or open a new one."""
         while True:
             try:
-                since, connection = self._idle.get_nowait()
+                idle_since, connection = self._idle.get_nowait()
             except queue.Empty:
                 return self._open_connection()
-            if time.monotonic() - since < self.place.idle_s:
+            if time.monotonic() - idle_since < self.place.idle_s:
                 return connection
             _close(connection)
 
@@ -110,7 +129,7 @@ class HBaseConnections:
 
     def _translate_error(self, error: BaseException) -> BaseException:
         """Convert errors that the server reports to Nonet errors; return others unchanged."""
-        import Hbase_thrift  # pyright: ignore[reportMissingImports]  happybase makes it out of its IDL
+        import Hbase_thrift  # pyright: ignore[reportMissingImports]  happybase generates it from its IDL.
         from thriftpy2.thrift import TApplicationException
 
         if isinstance(error, Hbase_thrift.IOError | Hbase_thrift.IllegalArgument):
@@ -124,7 +143,7 @@ class HBaseConnections:
         return error
 
     def _describe_lost(self, error: BaseException | None, attempts: int) -> str:
-        """Describe a server that does not respond."""
+        """Return the error message for a server that does not respond."""
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         times = f"in {attempts} attempts" if attempts > 1 else "once"
         return (
@@ -134,9 +153,9 @@ class HBaseConnections:
 
 
 def _list_wire_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions of a broken connection. Raises ConfigError if happybase is not installed."""
+    """Return the exceptions that a broken connection raises; raise ConfigError if happybase is not installed."""
     try:
-        import happybase  # noqa: F401  its IDL too
+        import happybase  # noqa: F401  This also loads its IDL.
         from thriftpy2.protocol.exc import TProtocolException
         from thriftpy2.transport import TTransportException
     except ImportError:

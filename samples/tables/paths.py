@@ -1,8 +1,8 @@
 """Parquet files by path, glob, folder, URI or `builtin:` name, read as one Arrow table.
 
-Several files become one table in the order of their names; columns are united by name (`unite.py`), and folders named
-`key=value` are columns. URIs (s3://, gs://, hdfs://, file://) go through Arrow's own filesystems, with the credentials those find
-by themselves. Reads are repeated while a place does not answer (`retries.py`).
+Several files are concatenated in the order of their names. Their columns are matched by name (`unite.py`), and folders named
+`key=value` add columns. URIs (s3://, gs://, hdfs://, file://) use Arrow's filesystems and their default credentials. Reads are
+retried while the storage does not respond (`retries.py`).
 """
 
 from __future__ import annotations
@@ -24,63 +24,68 @@ from nonet.samples.tables.unite import conform, unify_schemas
 
 Answer = TypeVar("Answer")
 GROUP_ROWS = b"nonet.rows"
-"""In the schema's metadata: the rows of each batch, so that a file far away is not read to count them."""
+"""The key of the schema metadata that holds the row count of each batch, so that rows of a remote file can be counted
+without reading them."""
 
 
 def read_parquet(path: str | os.PathLike[str], label: str, only: Collection[str] | None = None) -> pa.Table:
-    """Read all rows of the Parquet files behind a path.
+    """Read all rows of the Parquet files at a path.
 
     Args:
         path: Path, glob, folder, URI or `builtin:` name.
         label: Prefix of every error message, such as "interactions".
-        only: Columns to read, by their names in the files; missing ones are ignored. None reads all.
+        only: Names of the columns to read; names that a file does not have are ignored. None reads all columns.
     """
-    found = find_files(path, label)
+    sources = find_files(path, label)
     tables = []
-    for file in found.files:
-        table = _use_file(found.system, file, label, lambda parquet: _read_columns(parquet, only))
-        tables.append(found.partitions.add_to_table(table, file, None if only is None else list(only)))
+    for file in sources.files:
+        table = _use_file(sources.system, file, label, lambda parquet: _read_columns(parquet, only))
+        tables.append(sources.partitions.add_to_table(table, file, None if only is None else list(only)))
     if len(tables) == 1:
         return tables[0]
-    facts = [(file, table.schema, len(table)) for file, table in zip(found.files, tables, strict=True)]
-    schema = unify_schemas(facts, f"{label} {path}")
-    pairs = [(file, table) for file, table in zip(found.files, tables, strict=True) if len(table)]
+    schemas_by_file = [
+        (file, table.schema, len(table)) for file, table in zip(sources.files, tables, strict=True)
+    ]
+    schema = unify_schemas(schemas_by_file, f"{label} {path}")
+    filled_tables = [(file, table) for file, table in zip(sources.files, tables, strict=True) if len(table)]
     return pa.concat_tables(
-        [schema.empty_table(), *(conform(table, schema, f"{label} {file}") for file, table in pairs)]
+        [schema.empty_table(), *(conform(table, schema, f"{label} {file}") for file, table in filled_tables)]
     )
 
 
 def read_first_rows(path: str | os.PathLike[str], label: str = "table") -> pa.Table:
-    """Read the first row group that is not empty."""
-    found = find_files(path, label)
-    for file in found.files:
-        footer = read_parquet_footer(found.system, file, label)
+    """Read the first row group that is not empty; return an empty table if there is none."""
+    sources = find_files(path, label)
+    for file in sources.files:
+        footer = read_parquet_footer(sources.system, file, label)
         for group in range(footer.num_row_groups):
             if footer.row_group(group).num_rows:
-                table = read_groups(found.system, file, [group], label, footer.schema.to_arrow_schema().names)
-                return found.partitions.add_to_table(table, file)
+                table = read_groups(
+                    sources.system, file, [group], label, footer.schema.to_arrow_schema().names
+                )
+                return sources.partitions.add_to_table(table, file)
     return read_parquet_schema(path, label).empty_table()
 
 
 def read_parquet_schema(path: str | os.PathLike[str], label: str) -> pa.Schema:
-    """Read names and types of the columns behind a path, without rows."""
-    found = find_files(path, label)
-    return read_unified_schema(found.system, found.files, found.partitions, f"{label} {path}", label)
+    """Read the schema of the Parquet files at a path, without rows."""
+    sources = find_files(path, label)
+    return read_unified_schema(sources.system, sources.files, sources.partitions, f"{label} {path}", label)
 
 
 def read_unified_schema(
     system: pafs.FileSystem, files: Collection[str], partitions: FolderColumns, where: str, label: str
 ) -> pa.Schema:
-    """Return the columns that all files have together, and those of their folders.
+    """Return the union of the columns of all files and of their `key=value` folders.
 
     Args:
         system: Filesystem of the files.
         files: Paths of the files.
-        partitions: Columns of the folders.
-        where: Prefix of errors about the whole table.
-        label: Prefix of errors about a file.
+        partitions: Columns that the folder names define.
+        where: Prefix of error messages about the whole table.
+        label: Prefix of error messages about one file.
     """
-    facts = [
+    schemas_by_file = [
         (
             file,
             *_use_file(
@@ -89,14 +94,14 @@ def read_unified_schema(
         )
         for file in files
     ]
-    schema = facts[0][1] if len(facts) == 1 else unify_schemas(facts, where)
+    schema = schemas_by_file[0][1] if len(schemas_by_file) == 1 else unify_schemas(schemas_by_file, where)
     return partitions.extend_schema(schema)
 
 
 def count_rows(path: str | os.PathLike[str], label: str) -> int:
-    """Count the rows of the files behind a path from their footers."""
-    found = find_files(path, label)
-    return sum(read_parquet_footer(found.system, file, label).num_rows for file in found.files)
+    """Count the rows of the files at a path by reading their footers."""
+    sources = find_files(path, label)
+    return sum(read_parquet_footer(sources.system, file, label).num_rows for file in sources.files)
 
 
 def read_parquet_footer(system: pafs.FileSystem, file: str, label: str) -> pq.FileMetaData:
@@ -107,10 +112,10 @@ def read_parquet_footer(system: pafs.FileSystem, file: str, label: str) -> pq.Fi
 def read_groups(
     system: pafs.FileSystem, file: str, groups: Collection[int], label: str, only: Collection[str]
 ) -> pa.Table:
-    """Read some row groups of one file, with those columns of `only` that it has.
+    """Read some row groups of one file; columns of `only` that the file does not have are ignored.
 
     Raises:
-        DataError: Names the file and the row group.
+        DataError: If a row group cannot be read. The message names the file and the row group.
     """
 
     def read(parquet: pq.ParquetFile) -> pa.Table:
@@ -148,14 +153,18 @@ def _read_columns(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.T
 def _use_file(
     system: pafs.FileSystem, file: str, what: str, use: Callable[[pq.ParquetFile], Answer]
 ) -> Answer:
-    """Open a Parquet file, call `use` and close it, with retries if the storage does not respond. Raises DataError."""
+    """Call `use` with an open Parquet file and return its result; retry if the storage does not respond.
+
+    Raises:
+        DataError: If the file cannot be read. The message starts with `what`.
+    """
 
     def read() -> Answer:
         with system.open_input_file(file) as source:
             try:
                 parquet = pq.ParquetFile(
                     source, coerce_int96_timestamp_unit="us"
-                )  # ns would wrap beyond 2262
+                )  # Nanoseconds would overflow after the year 2262.
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise CorruptDataError(
                     f"{what} {file}: not a Parquet file ({_get_first_line(error)}) `nonet import csv SRC DST` makes "
@@ -173,12 +182,12 @@ def _get_first_line(error: BaseException) -> str:
 def pack_files(
     source: str, folder: str | os.PathLike[str], report_progress: Callable[[int, int], None] | None = None
 ) -> list[Path]:
-    """Write each Parquet file behind `source` as packed Arrow with the same row groups; each file is written atomically.
+    """Convert each Parquet file at `source` to an Arrow IPC file with one batch per row group; write each file atomically.
 
     Args:
         source: Path of the Parquet files.
-        folder: Target folder.
-        report_progress: Called with the number of files written and the number of all files.
+        folder: Folder to write to.
+        report_progress: Called after each file with the number of files written and the total number of files.
 
     Raises:
         DataError: If a file cannot be read or packed.
@@ -193,12 +202,15 @@ def pack_files(
     make_folder(Path(folder))
     for number, (file, target) in enumerate(zip(files, targets, strict=True)):
         footer = read_parquet_footer(system, file, "samples")
-        rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        rows_by_group = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
         schema = footer.schema.to_arrow_schema().remove_metadata()
-        names, marked = schema.names, schema.with_metadata({GROUP_ROWS: ",".join(map(str, rows)).encode()})
+        names, schema_with_counts = (
+            schema.names,
+            schema.with_metadata({GROUP_ROWS: ",".join(map(str, rows_by_group)).encode()}),
+        )
         draft = target.with_name(f".{target.name}")
-        with pa.OSFile(str(draft), "wb") as out, pa.ipc.new_file(out, marked) as writer:
-            for group, count in enumerate(rows):
+        with pa.OSFile(str(draft), "wb") as out, pa.ipc.new_file(out, schema_with_counts) as writer:
+            for group, count in enumerate(rows_by_group):
                 table = read_groups(system, file, [group], "samples", names).combine_chunks()
                 batches = table.replace_schema_metadata().to_batches()
                 if len(batches) != 1 and count:
@@ -206,7 +218,9 @@ def pack_files(
                         f"{file}, row group {group}: too large for one batch; write smaller row groups"
                     )
                 writer.write_batch(
-                    pa.record_batch(batches[0].columns, schema=marked) if count else _make_empty_batch(marked)
+                    pa.record_batch(batches[0].columns, schema=schema_with_counts)
+                    if count
+                    else _make_empty_batch(schema_with_counts)
                 )
         sync(draft)
         os.replace(draft, target)
