@@ -10,20 +10,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "controller", "deploy", "bench")
 # Delete a line when its cycle is gone; add none.
 KNOWN = {
-    frozenset({"attention.plans.on_device", "attention.plans.tile_plan"}),
-    frozenset({"deploy.run.panel", "deploy.run.panel_live"}),
-    frozenset({"embedding.tiers.tiered_table", "embedding.tiers.tiers"}),
     frozenset({"embedding.training.resharding", "embedding.training.sharded_tables"}),
-    frozenset({"models.generation.nearest", "models.generation.votes"}),
     frozenset({"models.sid_decoder.decoder", "models.sid_decoder.prefix"}),
-    frozenset(
-        {
-            "samples.importers.import_csv",
-            "samples.importers.import_movielens",
-            "samples.importers.import_sequences",
-            "samples.importers.importers",
-        }
-    ),
     frozenset(
         {
             "samples.streams.explain",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nonet.attention.masks import IntervalTable
 from nonet.attention.plans.runs import MOST_RUNS
-from nonet.attention.plans.tile_plan import TilePlan, Tiles, bound_tiles, count_tiles_before, sort_by_work
+from nonet.attention.plans.tiles import TilePlan, Tiles, bound_tiles, count_tiles_before, sort_by_work
 from nonet.attention.plans.triton_plan import key_kernel, query_kernel, summary_kernel
 
 

@@ -6,7 +6,7 @@ Texts are passed to Rich as `Text` and not as markup, because titles of items ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,10 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nonet.deploy.run.panel import format_metrics, format_steps
-
-if TYPE_CHECKING:
-    from nonet.deploy.run.panel import StageProgress
+from nonet.deploy.run.progress import StageProgress, format_metrics, format_steps
 
 _REFRESHES_PER_S = 4
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 # Shapes: N keys, U distinct keys, D width.
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -348,3 +349,23 @@ def _cut(rows: RowColumns) -> Iterator[RowColumns]:
         chosen = np.zeros(len(rows.key), bool)
         chosen[start : start + EXPORT_ROWS] = True
         yield rows.select(chosen)
+
+
+def report(table: TieredTable) -> dict[str, Any]:
+    """Return the contents of the tiers and the traffic between them, for metrics."""
+    counts: dict[str, Any] = {
+        "host_rows": len(table.host),
+        "promoted": table.promoted,
+        "demoted": table.demoted,
+    }
+    if table.hot is not None:
+        traffic = table.traffic
+        counts |= {
+            "device_rows": len(table.hot),
+            "hit_rate": traffic.hit_rate,
+            "loaded": traffic.loaded,
+            "written": traffic.written,
+        }
+    if table.cold is not None:
+        counts |= {"cold_rows": len(table.cold), "cold_bytes": table.cold.nbytes}
+    return counts

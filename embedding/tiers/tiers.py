@@ -17,7 +17,7 @@ from nonet.embedding.tiers.device_cache import count_device_row_bytes
 from nonet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nonet.embedding.tiers.tiered_table import TieredTable
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +115,3 @@ class TierTraffic:
     def hit_rate(self) -> float:
         """The fraction of requested rows that were already on the device."""
         return 1 - (self.loaded + self.bypassed) / self.wanted if self.wanted else 0.0
-
-
-def report(table: TieredTable) -> dict[str, Any]:
-    """Return the contents of the tiers and the traffic between them, for metrics."""
-    counts: dict[str, Any] = {
-        "host_rows": len(table.host),
-        "promoted": table.promoted,
-        "demoted": table.demoted,
-    }
-    if table.hot is not None:
-        traffic = table.traffic
-        counts |= {
-            "device_rows": len(table.hot),
-            "hit_rate": traffic.hit_rate,
-            "loaded": traffic.loaded,
-            "written": traffic.written,
-        }
-    if table.cold is not None:
-        counts |= {"cold_rows": len(table.cold), "cold_bytes": table.cold.nbytes}
-    return counts

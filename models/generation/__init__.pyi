@@ -22,7 +22,6 @@ from .memory import remember as remember
 from .memory import score_leaves as score_leaves
 from .nearest import QUERY as QUERY
 from .nearest import compute_nearest_loss as compute_nearest_loss
-from .nearest import mix_vote_shares as mix_vote_shares
 from .recommender import Recommender as Recommender
 from .recommender import get_keys as get_keys
 from .recommender import move_batch as move_batch
@@ -31,3 +30,4 @@ from .trie import Trie as Trie
 from .votes import VoteOptions as VoteOptions
 from .votes import Voters as Voters
 from .votes import Votes as Votes
+from .votes import mix_vote_shares as mix_vote_shares

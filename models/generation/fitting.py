@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation.nearest import mix_vote_shares
-from nonet.models.generation.votes import Votes
+from nonet.models.generation.votes import Votes, mix_vote_shares
 
 # Shapes: U prompts, V votes, G candidates (l, b, c).
 

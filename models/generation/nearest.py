@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,9 +19,6 @@ from torch import Tensor, nn
 
 from nonet.models.generation.topk import select_top_k
 from nonet.types import Jagged, SampleBatch
-
-if TYPE_CHECKING:
-    from nonet.models.generation.votes import Votes
 
 # Shapes: P prompts, V votes, X votes of both voters, C items of training, n negatives, M targets, D width of a row.
 
@@ -79,35 +75,6 @@ class NearestItems:
 def query(model: nn.Module, state_D: Tensor) -> Tensor:
     """Compute A h [..., D] of states."""
     return getattr(model, QUERY)(state_D)
-
-
-def merge_votes(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge the leaves of both voters.
-
-    Returns:
-        The distinct leaves [P, X], padded with -1, and the votes of transitions and of nearest items for them, [P, X] each.
-    """
-    none_PV, last = torch.zeros_like(vote_PV), torch.iinfo(torch.int64).max
-    leaf_PX = torch.cat([votes.leaf, leaf_PV], 1)
-    leaf_PX, order_PX = leaf_PX.masked_fill(leaf_PX < 0, last).sort(dim=1, stable=True)
-    said = torch.stack(
-        [
-            torch.cat([votes.weight, none_PV], 1).gather(1, order_PX),
-            torch.cat([torch.zeros_like(votes.weight), vote_PV], 1).gather(1, order_PX),
-        ]
-    )
-    again_PX = torch.zeros_like(leaf_PX, dtype=torch.bool)
-    again_PX[:, 1:] = (leaf_PX[:, 1:] == leaf_PX[:, :-1]) & (leaf_PX[:, 1:] < last)
-    second = said.masked_fill(~again_PX, 0.0)
-    first = said.masked_fill(again_PX, 0.0)
-    said = first + torch.cat([second[..., 1:], torch.zeros_like(second[..., :1])], -1)
-    return leaf_PX.masked_fill(again_PX | (leaf_PX == last), -1), said[0], said[1]
-
-
-def mix_vote_shares(transitions_PX: Tensor, nearest_PX: Tensor, share: float) -> Tensor:
-    """Mix the votes [P, X] of both voters with share m for the nearest items, or 1 for prompts without votes of transitions."""
-    some_P1 = transitions_PX.sum(1, keepdim=True) > 0
-    return torch.where(some_P1, (1 - share) * transitions_PX + share * nearest_PX, nearest_PX)
 
 
 def compute_nearest_loss(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation.nearest import ItemRows, NearestItems, merge_votes, mix_vote_shares
+from nonet.models.generation.nearest import ItemRows, NearestItems
 from nonet.models.generation.trie import Trie
 from nonet.samples.batches import count_visible_events, expand_ranges, gather_masked_items
 from nonet.samples.sequences import Sequences, Transitions, compute_decay, select_kinds
@@ -244,3 +244,32 @@ def _append_excluded(hidden: Jagged, out: list[np.ndarray]) -> Jagged:
     together = [np.concatenate([row, more]) for row, more in zip(rows, out, strict=True)]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in together])])
     return Jagged(np.concatenate(together), offsets)
+
+
+def merge_votes(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Merge the leaves of both voters.
+
+    Returns:
+        The distinct leaves [P, X], padded with -1, and the votes of transitions and of nearest items for them, [P, X] each.
+    """
+    none_PV, last = torch.zeros_like(vote_PV), torch.iinfo(torch.int64).max
+    leaf_PX = torch.cat([votes.leaf, leaf_PV], 1)
+    leaf_PX, order_PX = leaf_PX.masked_fill(leaf_PX < 0, last).sort(dim=1, stable=True)
+    said = torch.stack(
+        [
+            torch.cat([votes.weight, none_PV], 1).gather(1, order_PX),
+            torch.cat([torch.zeros_like(votes.weight), vote_PV], 1).gather(1, order_PX),
+        ]
+    )
+    again_PX = torch.zeros_like(leaf_PX, dtype=torch.bool)
+    again_PX[:, 1:] = (leaf_PX[:, 1:] == leaf_PX[:, :-1]) & (leaf_PX[:, 1:] < last)
+    second = said.masked_fill(~again_PX, 0.0)
+    first = said.masked_fill(again_PX, 0.0)
+    said = first + torch.cat([second[..., 1:], torch.zeros_like(second[..., :1])], -1)
+    return leaf_PX.masked_fill(again_PX | (leaf_PX == last), -1), said[0], said[1]
+
+
+def mix_vote_shares(transitions_PX: Tensor, nearest_PX: Tensor, share: float) -> Tensor:
+    """Mix the votes [P, X] of both voters with share m for the nearest items, or 1 for prompts without votes of transitions."""
+    some_P1 = transitions_PX.sum(1, keepdim=True) > 0
+    return torch.where(some_P1, (1 - share) * transitions_PX + share * nearest_PX, nearest_PX)

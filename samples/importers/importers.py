@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,28 +18,14 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from nonet.atomic import replace_file
-from nonet.errors import ConfigError, DataError
+from nonet.errors import DataError
 from nonet.samples.importers.text_form import detect_text_form, split_lines
 from nonet.samples.sequences import index_items
 from nonet.samples.tables import MISSING, TableFormat, check_interactions, check_items
-from nonet.suggest import join_names, suggest_sentence
+from nonet.suggest import join_names
 
 Counts = dict[str, int]
 PathLike = str | os.PathLike[str]
-
-
-def get_importer(name: str) -> Callable[..., Counts]:
-    """Return the importer of a format: movielens, csv or sequences. Raises ConfigError for another name."""
-    from nonet.samples.importers.import_csv import import_csv
-    from nonet.samples.importers.import_movielens import import_movielens
-    from nonet.samples.importers.import_sequences import import_sequences
-
-    formats = {"movielens": import_movielens, "csv": import_csv, "sequences": import_sequences}
-    if name not in formats:
-        raise ConfigError(
-            f"no import format {name!r}; there are {join_names(formats)}.{suggest_sentence(name, formats)}"
-        )
-    return formats[name]
 
 
 def write_tables(

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from nonet.attention.masks.interval_table import IntervalTable
-from nonet.attention.plans.tile_plan import bound_tiles, make_plan
+from nonet.attention.plans.tile_plan import make_plan
+from nonet.attention.plans.tiles import bound_tiles
 from nonet.bench.attention import masks
 from nonet.errors import ConfigError
 

@@ -4,8 +4,9 @@ import sys
 
 from rich.console import Console
 
-from nonet.deploy.run.panel import Panel, StageProgress, format_progress
+from nonet.deploy.run.panel import Panel
 from nonet.deploy.run.panel_live import LiveDisplay
+from nonet.deploy.run.progress import StageProgress, format_progress
 
 USERS = [
     {

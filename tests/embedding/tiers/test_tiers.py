@@ -13,8 +13,8 @@ from nonet.embedding.tables.factory import make_table
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import SparseTable
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.tiers.tiered_table import TieredTable, make_tiered_factory
-from nonet.embedding.tiers.tiers import TierSettings, report
+from nonet.embedding.tiers.tiered_table import TieredTable, make_tiered_factory, report
+from nonet.embedding.tiers.tiers import TierSettings
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng

@@ -10,16 +10,9 @@ from torch.nn import functional
 from nonet.models.generation.beams import search_beams
 from nonet.models.generation.exhaustive import mix_votes, score_items, select_top_items
 from nonet.models.generation.memory import MEMORY_WEIGHTS, attach, remember
-from nonet.models.generation.nearest import (
-    ItemRows,
-    NearestItems,
-    compute_nearest_loss,
-    merge_votes,
-    mix_vote_shares,
-    query,
-)
+from nonet.models.generation.nearest import ItemRows, NearestItems, compute_nearest_loss, query
 from nonet.models.generation.trie import Trie
-from nonet.models.generation.votes import Votes
+from nonet.models.generation.votes import Votes, merge_votes, mix_vote_shares
 from nonet.random import rng
 from nonet.types import Jagged, SampleBatch
 

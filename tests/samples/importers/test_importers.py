@@ -4,10 +4,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
+from nonet.samples.importers.formats import get_importer
 from nonet.samples.importers.import_csv import import_csv
 from nonet.samples.importers.import_movielens import import_movielens
 from nonet.samples.importers.import_sequences import import_sequences
-from nonet.samples.importers.importers import get_importer
 from nonet.samples.tables.tables import read_tables
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.importers.importers import get_importer
+from nonet.samples.importers.formats import get_importer
 from nonet.samples.tables.tables import read_tables
 
 GENRES = "|".join("1" if i in (3, 5) else "0" for i in range(19))
