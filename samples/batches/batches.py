@@ -1,12 +1,9 @@
 """Packed batches for the model: windows of users' training events, and prompts.
 
-Training cuts a user's TRAIN events into consecutive blocks of up to `history` events. A window is a block and the one event
-before
-it, so every target has its predecessor in its own window, and each TRAIN event is a target exactly once per epoch. The
-first cut
-is at a random place for every (seed, stage, epoch, user), so over epochs a target is seen after contexts of every length. A
-batch
-of 500 events takes under a millisecond because all events are gathered at once, without a loop.
+Training divides a user's TRAIN events into consecutive blocks of up to `history` events. A window is a block and the one event
+before it, so each target is in the same window as its predecessor, and each TRAIN event is a target exactly once per epoch. The
+length of the first block is random for each (seed, stage, epoch, user), so over the epochs a target is predicted from contexts of
+every length. All events of a batch are gathered with one vectorised operation: 500 events take under a millisecond.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from nonet.types import Jagged, SampleBatch
 
 # Shapes: I items, L levels, R user rows, B sequences, N packed events.
 
-# User row, first and past-the-last event of each window's block, [B] each.
+# User row, first event and past-the-last event of each window's block, [B] each.
 Windows = tuple[np.ndarray, np.ndarray, np.ndarray]
-_GATHERED = 1 << 16  # most events gathered at once
+_GATHERED = 1 << 16  # Maximum number of events that are gathered at once.
 
 
 def make_training_batch(
@@ -41,23 +38,20 @@ def make_training_batch(
 ) -> SampleBatch:
     """Build a batch of the TRAIN events of user rows [R] as windows of up to history + 1 events.
 
-    loss_mask[j] is True if event j is a target, so its loss is at position j - 1. A user's very first event is a target
-    too, predicted
-    from the user alone. The event that only precedes a window's block is not a target. uid: stage/epoch/row:position of the
-    first
-    event of the window's block.
+    loss_mask[j] is True if event j is a target; its loss is computed at position j - 1. The first event of a user is also a
+    target and is predicted from the user alone. The event before a window's block is not a target. The uid of a window is
+    "stage/epoch/row:position", with the position of the first event of its block.
 
     Args:
         seq: The sequences.
         sids_IL: Semantic ids.
         rows: User rows [R].
-        history: Most events of a block.
+        history: Maximum number of events in a block.
         stage: Name of the stage.
         epoch: The epoch.
-        seed: Seed of the cuts.
-        target: Mask of all events (a stage's `target:` condition) that limits the loss but not the history; windows
-            without a target
-            are dropped. None for all events.
+        seed: Seed of the random lengths of first blocks.
+        target: Mask over all events (the stage's `target:` condition). Only events in the mask are targets, but all events
+            are history. Windows without a target are dropped. None makes all TRAIN events targets.
     """
     window_parts = cut_target_windows(
         seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target
@@ -78,17 +72,20 @@ def cut_target_windows(
     seed: int,
     target: np.ndarray | None,
 ) -> Windows:
-    """Return the windows of `make_training_batch`, without those that contain no target."""
+    """Return the windows of `make_training_batch`: those that contain at least one target."""
     row, block, stop = cut_windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed)
     if target is None:
         return row, block, stop
     parts = split_by_size(stop - block, _GATHERED)
-    some = np.concatenate([_has_any(target, block[part], stop[part]) for part in parts])
-    return row[some], block[some], stop[some]
+    has_target = np.concatenate([_has_any(target, block[part], stop[part]) for part in parts])
+    return row[has_target], block[has_target], stop[has_target]
 
 
 def count_window_positions(seq: Sequences, window_parts: Windows) -> np.ndarray:
-    """Return the number of model positions [B] of each window: its start, the preceding event, and its block."""
+    """Return the number of model positions of each window [B].
+
+    A window has one position for the user, one for the event before its block if there is one, and one per event of the block.
+    """
     row, block, stop = window_parts
     return 1 + (block > seq.offsets[row]) + stop - block
 
@@ -102,13 +99,13 @@ def make_window_batch(
     epoch: int,
     target: np.ndarray | None,
 ) -> SampleBatch:
-    """Build a batch of windows; see `make_training_batch`."""
+    """Build a training batch from windows; the arguments are those of `make_training_batch`."""
     row, block, stop = window_parts
-    led = block > seq.offsets[row]
-    index, offsets = expand_ranges(block - led, stop)
+    has_previous = block > seq.offsets[row]
+    index, offsets = expand_ranges(block - has_previous, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]
-    mask[offsets[:-1][led]] = False
-    if seq.strict:  # otherwise an event would see earlier events of its own second
+    mask[offsets[:-1][has_previous]] = False
+    if seq.strict:  # Otherwise an event would see earlier events of the same second.
         mask &= seq.first_of_second[index] == index
     places = (block - seq.offsets[row]).tolist()
     uid = [f"{stage}/{epoch}/{r}:{p}" for r, p in zip(row.tolist(), places, strict=True)]
@@ -125,15 +122,16 @@ def make_prompt_batch(
     stage: str,
     epoch: int = 0,
 ) -> SampleBatch:
-    """Build a batch of prompts: the last `history` events of users[i] before positions[i] that are `visible`.
+    """Build a batch of prompts from the last `history` events of users[i] before positions[i].
 
-    target[i] is the item at positions[i]. A position of 0 gives an empty sequence. loss_mask is False everywhere.
+    If `seq.strict`, events of the same second as the target are left out. target[i] is the item at positions[i]. A position of 0
+    gives an empty sequence. loss_mask is False everywhere.
     """
     users, positions = np.asarray(users, np.int64), np.asarray(positions, np.int64)
     events = locate_events(seq, users, positions)
-    known = count_visible_events(seq, users, positions)
-    ends = seq.offsets[users] + known
-    index, offsets = expand_ranges(ends - np.minimum(known, history), ends)
+    visible = count_visible_events(seq, users, positions)
+    ends = seq.offsets[users] + visible
+    index, offsets = expand_ranges(ends - np.minimum(visible, history), ends)
     uid = [f"{stage}/{epoch}/{u}:{p}" for u, p in zip(users.tolist(), positions.tolist(), strict=True)]
     target = torch.from_numpy(seq.item[events].astype(np.int64))
     as_of = np.repeat(seq.time[events], np.diff(offsets))
@@ -143,11 +141,10 @@ def make_prompt_batch(
 def cut_windows(
     seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int
 ) -> Windows:
-    """Return user row, first and past-the-last event of each target block [B] int64; blocks of a user are consecutive.
+    """Return the user row, the first event and the past-the-last event of each block [B] int64; blocks of a user are consecutive.
 
-    If a user has more than `history` TRAIN events, the first block has a random number of them (1 to history), the others
-    have
-    `history`, and the last one has the rest.
+    If a user has more than `history` TRAIN events, the first block has a random number of them (1 to `history`), the
+    others have `history`, and the last one has the rest.
     """
     rows = np.asarray(rows, np.int64)
     total = seq.train_lengths[rows]
@@ -180,7 +177,7 @@ def _make_batch(
     uid: list[str],
     as_of: np.ndarray | None = None,
 ) -> SampleBatch:
-    """Build a batch of the events `index` [N] that belong to users by `offsets` [B + 1]."""
+    """Gather the events `index` [N] into a batch of B sequences that end at `offsets` [B + 1]."""
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
     context: dict[str, torch.Tensor | Jagged] = {

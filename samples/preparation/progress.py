@@ -1,4 +1,4 @@
-"""Reports the progress of a preparation at most once a second: rows per second and the estimated time left."""
+"""Counts the rows that a preparation has processed and reports rows per second and the estimated time left."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class PreparationReport:
 
     Attributes:
         phase: Name of the phase.
-        rows: Rows that were processed.
-        of: Rows of the phase.
-        rows_s: Rows per second.
-        left_s: Estimated seconds left.
+        rows: Number of rows processed. A phase with several passes counts a row once per pass.
+        of: Total number of rows in the phase.
+        rows_s: Processed rows per second.
+        left_s: Estimated number of seconds until the phase ends.
     """
 
     phase: str
@@ -29,7 +29,7 @@ class PreparationReport:
     left_s: float
 
     def format_line(self) -> str:
-        """Format the report as one line. A phase that passes over its rows several times shows the number of the pass."""
+        """Format the report as one line; a phase that has started another pass over its rows shows the number of the pass."""
         if self.rows > self.of > 0:
             return f"{self.phase}: pass {-(-self.rows // self.of)} of all {self.of:,} rows, {self.rows_s:,.0f} rows/s"
         share = self.rows / max(1, self.of)
@@ -38,7 +38,11 @@ class PreparationReport:
 
 
 class PreparationProgress:
-    """Counts processed rows over several threads.
+    """Counts the processed rows of all threads and reports them at regular intervals.
+
+    Args:
+        tell: Called with each report; None for no reports.
+        every_s: Minimum number of seconds between two reports.
 
     Attributes:
         seconds: Elapsed seconds of each phase that has ended.
@@ -59,7 +63,7 @@ class PreparationProgress:
 
         Args:
             name: Name of the phase.
-            rows: Rows that it processes.
+            rows: Number of rows that one pass of the phase processes.
         """
         self.end_phase()
         self._phase, self._of, self._rows = name, rows, 0
@@ -71,7 +75,7 @@ class PreparationProgress:
 
         Args:
             rows: Number of rows.
-            cpu_s: CPU seconds; by default those of this thread since the last call.
+            cpu_s: CPU seconds; None uses the calling thread's CPU time since the last call.
         """
         with self._lock:
             self._rows += rows

@@ -1,4 +1,4 @@
-"""Formats a profile as a short table."""
+"""Formats the profile of a data set as a table of text, one line per statistic."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _UNITS = ((604800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, 
 
 
 def format_profile(profile: DataProfile) -> str:
-    """Format a profile as lines of text."""
+    """Format a profile as indented lines, each with a name and a text."""
     rows = list(_iterate_rows(profile))
-    wide = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name.ljust(wide)}  {text}" for name, text in rows)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
 
 
 def _iterate_rows(p: DataProfile) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each line."""
+    """Yield the name and the text of each line."""
     lengths = [p.get_length_quantile(share) for share in (0.1, 0.5, 0.9, 1.0)]
     yield (
         "users",
@@ -32,8 +32,8 @@ def _iterate_rows(p: DataProfile) -> Iterator[tuple[str, str]]:
     )
     yield "events", f"{p.events:,}, {p.events / max(1, p.users * p.items):.2%} of all pairs"
     yield "times", _format_times(p)
-    twice = f", {p.duplicates:,} events are there twice" if p.duplicates else ""
-    yield "repeats", f"{p.repeats:.1%} of events return to an item of their user{twice}"
+    duplicates = f", {p.duplicates:,} events are there twice" if p.duplicates else ""
+    yield "repeats", f"{p.repeats:.1%} of events return to an item of their user{duplicates}"
     if p.drift is not None:
         yield "drift", f"{p.drift:.1%} of the newest tenth of the events are of items not seen before it"
     if p.kinds:
@@ -51,16 +51,16 @@ def _iterate_rows(p: DataProfile) -> Iterator[tuple[str, str]]:
 
 
 def _format_times(p: DataProfile) -> str:
-    """Describe the range and the resolution of the times."""
+    """Describe the range, the resolution and the ties of the times."""
     if p.counted:
         return "none: the place in the user's history stands for it"
     span = f"{_format_day(p.first)} to {_format_day(p.last)}"
     unit = next(
         ((size, name) for size, name in _UNITS if p.resolution_s and p.resolution_s % size == 0), None
     )
-    odd = f"; {p.implausible:,} are before 1990 or after next year" if p.implausible else ""
-    fine = f", to the {unit[1]}" if unit else ""
-    return f"{span}{fine}; {p.ties:.1%} of neighbouring events of a user share one{odd}"
+    implausible = f"; {p.implausible:,} are before 1990 or after next year" if p.implausible else ""
+    resolution = f", to the {unit[1]}" if unit else ""
+    return f"{span}{resolution}; {p.ties:.1%} of neighbouring events of a user share one{implausible}"
 
 
 def _format_day(unix_s: int) -> str:

@@ -1,8 +1,8 @@
-"""The prompts of RL stages as supervised targets: events held out for RL of the users that RL trains on.
+"""The prompts of RL stages as supervised targets: the events that are held out for RL, of users that RL trains on.
 
-Finetuning on these targets sees the same events as RL and is therefore its control. A window consists of a few such events
-and
-the history before them, so each one is a target exactly once per epoch and sees what its RL prompt sees.
+Finetuning on these targets uses the same events as RL and is therefore the control experiment for RL. A window consists of a few
+of these events and the history before them, so each of them is a target exactly once per epoch and has the same history as its RL
+prompt.
 """
 
 # Shapes: N events, R user rows, B windows.
@@ -21,28 +21,31 @@ from nonet.samples.sources.base import SampleRequest
 if TYPE_CHECKING:
     from nonet.types import SampleBatch
 
-_TAUGHT = 2  # at least half of a window is history
+_TAUGHT = 2  # The targets of a window span at most history / 2 events, so at least half of it is history.
 
 
 class RlTargets:
-    """The targets of one stage, `rows` users per global step over all ranks. It is used like a source and has no state."""
+    """Supervised batches of the RL targets, with the interface of a source of samples.
+
+    A global step has `request.rows` users over all ranks. There is no state to save.
+    """
 
     def __init__(self, request: SampleRequest):
         self.ask = request
 
     @property
     def schema(self) -> Mapping[str, str]:
-        """Sparse feature -> meaning of its ids."""
+        """The meaning of the ids of each sparse feature."""
         return {"item": "int64 an event", "user": "int64 a sequence"}
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch: users that have such events."""
+        """The number of rows in an epoch: the users that have targets."""
         return len(self._users)
 
     @cached_property
     def target(self) -> np.ndarray:
-        """Which of all events [N] are targets, bool."""
+        """A mask of the events that are targets, bool [N]."""
         from nonet.samples.batches import find_rl_events
 
         seq = self.ask.events()
@@ -58,19 +61,25 @@ class RlTargets:
         return np.unique(self.ask.events().find_users(np.flatnonzero(self.target)))
 
     def cut_windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return user row, first and past-the-last event, and first target of each window [B], in the order of the users."""
-        seq, most = self.ask.events(), max(1, self.ask.history // _TAUGHT)
+        """Return the user row, first event, past-the-last event and first target of each window [B], in user order."""
+        seq, max_span = self.ask.events(), max(1, self.ask.history // _TAUGHT)
         parts: list[tuple[int, int, int, int]] = []
         for user in users.tolist():
             begin, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
-            taught = begin + np.flatnonzero(self.target[begin:end])
-            for events in np.split(taught, np.flatnonzero(np.diff((taught - taught[0]) // most)) + 1):
-                first = int(events[0]) - (self.ask.history - most)
+            targets = begin + np.flatnonzero(self.target[begin:end])
+            for events in np.split(targets, np.flatnonzero(np.diff((targets - targets[0]) // max_span)) + 1):
+                first = int(events[0]) - (self.ask.history - max_span)
                 parts.append((user, max(begin, first), int(events[-1]) + 1, int(events[0])))
         return tuple(np.array(parts, np.int64).reshape(-1, 4).T)
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        """Return functions that make the batches of a rank's share of a step."""
+        """Return one function per batch of this rank's share of a step; each call builds its batch.
+
+        Args:
+            step: The global step.
+            rank: The data-parallel rank.
+            world: The number of data-parallel ranks.
+        """
         from nonet.samples.batches import count_window_positions, select_step_rows, split_by_size
 
         ask, seq = self.ask, self.ask.events()
@@ -89,7 +98,7 @@ class RlTargets:
         from nonet.samples.batches import expand_ranges, make_window_batch
 
         ask, seq = self.ask, self.ask.events()
-        assert ask.sids_IL is not None  # models that roll out have semantic ids
+        assert ask.sids_IL is not None  # Every model that generates rollouts has semantic ids.
         windows = row, block, stop
         batch = make_window_batch(seq, ask.sids_IL, windows, stage=ask.stage, epoch=epoch, target=self.target)
         index, offsets = expand_ranges(block - (block > seq.offsets[row]), stop)
@@ -101,4 +110,4 @@ class RlTargets:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Ignore the state, because there is none."""
+        """Do nothing, because there is no state."""

@@ -1,8 +1,8 @@
-"""Converts categories of any usual form to a list of words per item.
+"""Converts a column of categories to a list of words per item.
 
-Lists may be lists, lists of lists or of structs, or text: split at `|`, written as JSON or Python, or split at commas. Text
-is
-only taken for a list if that is certain; if it is merely possible, `find_uncut_delimiter` reports it and a warning is shown.
+A column may have a list type (of text, integers, lists or structs) or contain text. Text may be delimited by `|`, by commas,
+semicolons or slashes, or be a JSON or Python list. Text is split at commas, semicolons or slashes only if it is certain to be a
+list; if it may be one, `find_uncut_delimiter` returns the delimiter so that the caller can warn.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ import pyarrow as pa
 _NAMES = ("name", "title", "label", "value", "category", "genre", "tag")
 _COMMAS = (", ", ",", ";", "/")
 _SHARE = 0.5
-"""The share of the filled texts that must have a delimiter before the column is looked at as one of lists."""
+"""The minimum share of non-empty texts that contain a delimiter, for a column that may contain lists."""
 _PER_WORD = 2.0
-"""In how many different texts a word must be found on average before a comma is taken for a delimiter."""
+"""The minimum average number of distinct texts that contain the same word, for a column that is certain to contain lists."""
 
 
 def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
-    """Return a list of words for each row; nothing is an empty list.
+    """Return a list of words for each row.
+
+    Args:
+        column: The column; a null gives an empty list.
+        missing: Words that stand for a missing value and are removed.
 
     Raises:
-        TypeError: the type holds no words; its message says what there is.
+        TypeError: If the type of the column contains no words. The message is the type.
     """
     kind = column.type
     if pa.types.is_null(kind):
@@ -38,58 +42,58 @@ def parse_word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
         rows = [list(_flatten_words(row)) for row in column.to_pylist()]
     else:
         raise TypeError(str(kind))
-    gone = set(missing)
-    return pa.array([[word for word in row if word not in gone] for row in rows], pa.list_(pa.string()))
+    ignored = set(missing)
+    return pa.array([[word for word in row if word not in ignored] for row in rows], pa.list_(pa.string()))
 
 
 def find_uncut_delimiter(texts: list[str | None]) -> str | None:
-    """Return the delimiter at which texts might be lists, although each is taken as one word; None if there is no doubt."""
+    """Return the delimiter of texts that may be lists but are not split, because it is not certain; None otherwise."""
     filled = [text for text in texts if text]
     if not filled or _parse_literal_lists(filled) is not None or any("|" in text for text in filled):
         return None
-    for mark in _COMMAS:
-        if sum(mark in text for text in filled) >= _SHARE * len(filled):
-            return None if _are_lists(filled, mark) else mark
+    for delimiter in _COMMAS:
+        if sum(delimiter in text for text in filled) >= _SHARE * len(filled):
+            return None if _are_lists(filled, delimiter) else delimiter
     return None
 
 
 def _cut_texts(texts: list[str | None]) -> list[list[str]]:
-    """Split texts into words as JSON or Python lists, at `|`, or at commas if these are certain to be delimiters."""
+    """Split texts into words: as JSON or Python lists, at `|`, or at another delimiter if they are certain to be lists."""
     filled = [text for text in texts if text]
     if (lists := _parse_literal_lists(filled)) is not None:
-        found = iter(lists)
-        return [next(found) if text else [] for text in texts]
-    mark = "|"
+        parsed = iter(lists)
+        return [next(parsed) if text else [] for text in texts]
+    delimiter = "|"
     if not any("|" in text for text in filled):
-        mark = next((mark for mark in _COMMAS if _are_lists(filled, mark)), "|")
-    if mark == "|":
+        delimiter = next((delimiter for delimiter in _COMMAS if _are_lists(filled, delimiter)), "|")
+    if delimiter == "|":
         return [[part for part in (text or "").split("|") if part] for text in texts]
-    return [[part.strip() for part in (text or "").split(mark) if part.strip()] for text in texts]
+    return [[part.strip() for part in (text or "").split(delimiter) if part.strip()] for text in texts]
 
 
 def _parse_literal_lists(texts: list[str]) -> list[list[str]] | None:
-    """Parse texts that are written as JSON or Python lists; None if one of them is not such a list."""
-    found = []
+    """Parse texts that are JSON or Python lists; return None if any of them is not."""
+    lists = []
     for text in texts:
-        bare = text.strip()
-        if not (bare.startswith("[") and bare.endswith("]")):
+        stripped = text.strip()
+        if not (stripped.startswith("[") and stripped.endswith("]")):
             return None
         try:
-            value = json.loads(bare)
+            value = json.loads(stripped)
         except ValueError:
             try:
-                value = ast.literal_eval(bare)
+                value = ast.literal_eval(stripped)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return None
         try:
-            found.append(list(_flatten_words(value)))
+            lists.append(list(_flatten_words(value)))
         except TypeError:
             return None
-    return found or None
+    return lists or None
 
 
 def _are_lists(texts: list[str], mark: str) -> bool:
-    """Return whether texts are lists with this delimiter: most contain it, and words occur in several texts."""
+    """Return whether texts are certain to be lists: at least half contain the delimiter, and words occur in several texts."""
     if not texts or sum(mark in text for text in texts) < _SHARE * len(texts):
         return False
     distinct = set(texts)
@@ -98,7 +102,7 @@ def _are_lists(texts: list[str], mark: str) -> bool:
 
 
 def _check_value_type(kind: pa.DataType) -> None:
-    """Raise TypeError if elements of a list of this type hold no words."""
+    """Raise TypeError if a list with elements of this type contains no words."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     if pa.types.is_struct(kind) and _find_name_field(kind) is None:
@@ -109,7 +113,7 @@ def _check_value_type(kind: pa.DataType) -> None:
 
 
 def _find_name_field(kind: pa.DataType) -> str | None:
-    """Return the field of a struct that holds a word: one of the usual names, or the only text field; None otherwise."""
+    """Return the text field of a struct that has a usual name, or else its only text field; None otherwise."""
     texts = [
         field.name for field in kind if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
@@ -117,7 +121,7 @@ def _find_name_field(kind: pa.DataType) -> str | None:
 
 
 def _flatten_words(value: Any) -> list[str]:
-    """Return the words of a value of any depth in order; words of nested lists are made unique."""
+    """Flatten a value of any depth to its words, in order; if lists are nested, each word is kept once."""
     if value is None:
         return []
     if isinstance(value, (list, tuple, set)):
@@ -125,7 +129,7 @@ def _flatten_words(value: Any) -> list[str]:
         nested = any(isinstance(part, (list, tuple, set)) for part in value)
         return list(dict.fromkeys(words)) if nested else words
     if isinstance(value, dict):
-        texts = [name for name, each in value.items() if isinstance(each, str)]
+        texts = [name for name, content in value.items() if isinstance(content, str)]
         name = next((name for name in _NAMES if name in texts), texts[0] if len(texts) == 1 else None)
         if name is None:
             raise TypeError("a list of objects without a name")
