@@ -1,9 +1,10 @@
-"""Sparse rows in a checkpoint, written in the background from one version and read by any number of shards.
+"""Writes sparse rows to a checkpoint in the background, and reads them with any number of shards.
 
     <folder>/sparse/<table>/<shard>-0.seg
 
-A save opens a snapshot of every table between two steps and returns. A thread then writes ranges of slices while
-training continues, so that a step waits for at most one range. `nonet.bench.embedding.checkpoint` measures it.
+A save opens a snapshot of every table between two steps and returns. A thread then writes one range of slices after
+the other while training continues, so that a step waits for at most one range. `nonet.bench.embedding.checkpoint`
+measures the delay.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _NAME = re.compile(r"(\d+)-(\d+)\.seg")
 
 
 class SparseSave(BackgroundWrite):
-    """A save in progress; `wait` returns when it is durable."""
+    """A save in progress; `wait` returns when the files are durable."""
 
     def __init__(self, world: ShardedTables, folder: Path):
         get_writer_thread()  # Before the snapshots allocate memory, which would delay the start of the thread.
@@ -45,7 +46,7 @@ class SparseSave(BackgroundWrite):
         super().__init__(folder, "sparse rows", self._write_all)
 
     def _write_all(self) -> Written:
-        """Write all tables and close their snapshots; return size and hash by file."""
+        """Write all tables and close their snapshots; return (SHA-256, size in bytes) by relative path."""
         try:
             paths = {
                 name: self.folder / "sparse" / name / f"{self._world.shard}-0.seg" for name in self._snapshots
@@ -60,15 +61,15 @@ class SparseSave(BackgroundWrite):
     def _write(self, name: str, path: Path) -> tuple[str, int]:
         """Write the rows of one table to a segment file."""
         table, snapshot = self._world.tables[name], self._snapshots[name]
-        many = _count_segment_slices(table)
+        slices_per_segment = _count_segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges)
-        # With a reserve of an eighth, because it must not grow while a step waits.
-        room = ReadBuffers(table.spec, len(table) * many // SLICES * 9 // 8)
+        # The buffers have a reserve of an eighth, because they must not be reallocated while a step waits.
+        buffers = ReadBuffers(table.spec, len(table) * slices_per_segment // SLICES * 9 // 8)
         try:
             for block in self._ranges:
-                for start in range(block.start, block.stop, many):
-                    slices = range(start, min(start + many, block.stop))
-                    writer.add(slices, snapshot.read_slices(slices, None, room))
+                for start in range(block.start, block.stop, slices_per_segment):
+                    slices = range(start, min(start + slices_per_segment, block.stop))
+                    writer.add(slices, snapshot.read_slices(slices, None, buffers))
             return writer.close()
         except BaseException:
             writer.abandon()
@@ -76,7 +77,7 @@ class SparseSave(BackgroundWrite):
 
 
 def save(world: ShardedTables, folder: Path) -> SparseSave:
-    """Start to write this rank's rows below `folder`; call it between steps."""
+    """Start to write this rank's rows below `folder`; must be called between steps."""
     return SparseSave(world, folder)
 
 
@@ -110,12 +111,18 @@ def load_table(table: BaseTable, folder: Path, slice_ranges: list[range]) -> Non
         for part in read_segments(path, slice_ranges, footer):
             for block in _select_ranges(part.key, slice_ranges):
                 put_rows(table, part, block)
-    # A row that was created and not yet trained has the next step.
+    # A row that was created but not trained is stamped with the next step, so the step is taken from the footers.
     table.step = max((footer.step for _, footer in files), default=0)
 
 
 def load_update(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) -> dict[str, Any]:
-    """Read a checkpoint as a full update for a ReplicaReader."""
+    """Read a checkpoint in the format of a full update for a `ReplicaReader`.
+
+    Args:
+        folder: Folder of the checkpoint.
+        specs: Specs of the tables to read.
+        version: Version number of the update.
+    """
     return {
         "version": version,
         "base": None,
@@ -127,16 +134,16 @@ def load_update(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) 
 
 
 def _count_segment_slices(table: BaseTable) -> int:
-    """Compute the slices of a segment, a power of two: about 2 MB, which delays a training step by 5 ms."""
-    whole = max(1, len(table)) * table.spec.row_bytes
-    most = max(_LEAST_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // whole))
-    return 1 << (most.bit_length() - 1)
+    """Compute the number of slices per segment: a power of two that gives about 2 MB, which delay a training step by 5 ms."""
+    table_bytes = max(1, len(table)) * table.spec.row_bytes
+    max_slices = max(_LEAST_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // table_bytes))
+    return 1 << (max_slices.bit_length() - 1)
 
 
 def _check_files(
     table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]
 ) -> list[tuple[Path, SegmentFooter]]:
-    """Check that a table's files are complete, of this table and of one step, and return them."""
+    """Check that a table's files match its spec, are from one step and cover the slices; return their paths and footers."""
     root = folder / "sparse" / table
     files = [(path, read_footer(path)) for path in sorted(root.glob("*.seg")) if _NAME.fullmatch(path.name)]
     covered, step = np.zeros(SLICES, dtype=bool), files[0][1].step if files else 0
@@ -165,5 +172,5 @@ def _read_parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns
 
 def _select_ranges(keys: np.ndarray, ranges: list[range]) -> list[range]:
     """Select the ranges that contain one of these keys."""
-    place = compute_slices(keys)
-    return [block for block in ranges if ((place >= block.start) & (place < block.stop)).any()]
+    slices = compute_slices(keys)
+    return [block for block in ranges if ((slices >= block.start) & (slices < block.stop)).any()]

@@ -1,10 +1,10 @@
-"""Read and write rows with their complete state as plain arrays, by key or by slice.
+"""Reads and writes rows with their complete state as plain arrays, by key or by slice.
 
-Checkpoints, resharding and pipelines use these functions. They read a table's own arrays without a conversion to
-Arrow: 2 M rows of width 64 take half a second.
+Checkpoints, resharding and pipelines use these functions. They copy from a table's arrays without a conversion to Arrow:
+2 M rows of width 64 take half a second.
 """
 
-# Shapes: N requested keys, R returned rows, D width, S numbers of optimizer state in a row, B bytes of a packed row.
+# Shapes: N requested keys, R returned rows, D width, S elements of optimizer state per row, B bytes of a packed row.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
 
 
 def get_state_width(spec: TableSpec) -> int:
-    """Compute how many numbers of optimizer state a row has."""
+    """Compute S, the elements of optimizer state per row."""
     return get_row_optimizer(spec.optimizer).state_width(spec.dim)
 
 
@@ -51,10 +51,12 @@ def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
         return _take_native(table, keys)
     if isinstance(table, NumPyTable):
         places = table._index.find(keys)
-        at = np.maximum(places, 0)
+        row_indices = np.maximum(places, 0)
         if not len(table):
             return make_absent_rows(table.spec, keys)
-        return RowColumns(keys, table._rows[at], table._state[at], table._touched[at], places < 0)
+        return RowColumns(
+            keys, table._rows[row_indices], table._state[row_indices], table._touched[row_indices], places < 0
+        )
     if hasattr(table, "take"):  # A table of several tiers.
         return table.take(keys)  # type: ignore[attr-defined]
     raise ConfigError(f"rows of a {type(table).__name__} cannot be read by key")
@@ -66,23 +68,23 @@ def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
     places = np.empty(len(key_array), dtype=np.int64)
     core, handle = table._core, table._handle
     core.nonet_table_find(handle, key_array.ctypes.data, len(key_array), places.ctypes.data)
-    gone = places < 0
-    if gone.all():
+    absent = places < 0
+    if absent.all():
         return make_absent_rows(table.spec, keys)
-    places[gone] = places[~gone][0]
+    places[absent] = places[~absent][0]
     pairs = np.ascontiguousarray(np.stack([key_array, places], axis=1))
     part = table._read_chosen(pairs.ctypes.data, 0, len(pairs))
-    return RowColumns(keys, part.row, part.state, part.step, gone, part.seen, part.uses)
+    return RowColumns(keys, part.row, part.state, part.step, absent, part.seen, part.uses)
 
 
 def iterate_changes(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
-    """Yield the rows of slices by slice and key, with what an incremental export adds.
+    """Yield the rows of slices sorted by slice and key, followed by deleted keys and keys that wait for admission.
 
     Args:
         table: The table to read.
         slices: The slices to read.
-        since: Only rows that changed after this step, followed by the keys that were deleted after it. None: all
-            rows.
+        since: Yield only rows that changed and keys that were deleted after this step. None yields all rows and no
+            deleted keys.
 
     Yields:
         Rows, then deleted keys, then keys that wait for admission.
@@ -94,22 +96,22 @@ def iterate_changes(table: BaseTable, slices: range, since: int | None = None) -
 
 
 def iterate_rows(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
-    """Yield the rows of these slices that changed after step `since`, by slice and key."""
+    """Yield the rows of slices sorted by slice and key; with `since`, only rows that changed after this step."""
     if not isinstance(table, NativeTable):
         yield from table._iterate_rows(slices, since)
         return
-    # One call lists about a million rows (16 MB): calls for 64 slices each would take longer than the walk itself.
-    many = max(1, SLICES * _LISTED_ROWS // max(1, len(table)))
-    after = np.iinfo(np.int64).min if since is None else since
-    for start in range(slices.start, slices.stop, many):
-        stop = min(start + many, slices.stop)
-        yield from table._read_hash_range(start << _HASH_BITS, (stop << _HASH_BITS) - 1, after)
+    # One call lists about a million rows (16 MB), because the overhead of calls for a few slices each exceeds the work.
+    slices_per_call = max(1, SLICES * _LISTED_ROWS // max(1, len(table)))
+    last_step = np.iinfo(np.int64).min if since is None else since
+    for start in range(slices.start, slices.stop, slices_per_call):
+        stop = min(start + slices_per_call, slices.stop)
+        yield from table._read_hash_range(start << _HASH_BITS, (stop << _HASH_BITS) - 1, last_step)
 
 
 def iterate_waiting(
     table: BaseTable, slices: range = ALL_SLICES, since: int | None = None
 ) -> Iterator[RowColumns]:
-    """Yield the keys that admission counts and that have no row yet."""
+    """Yield the keys that have been counted for admission and have no row yet."""
     if not table.spec.admits_all:
         yield from _to_columns(table, table._export_waiting(slices, since))
 
@@ -120,7 +122,7 @@ def _to_columns(table: BaseTable, parts: Iterable[pa.Table]) -> Iterator[RowColu
 
 
 def join_rows(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
-    """Concatenate parts; an optional column is kept if any part has it."""
+    """Concatenate parts; an optional column that only some parts have is filled with zeros in the others."""
     if not parts:
         return RowColumns(np.empty(0, np.int64), *_make_blank_columns(spec, 0), np.empty(0, dtype=bool))
     if len(parts) == 1:
@@ -147,27 +149,29 @@ def sort_by_slice(part: RowColumns) -> RowColumns:
 
 
 def put_rows(table: BaseTable, part: RowColumns, slices: range | None = None) -> None:
-    """Write rows into a table, the deletes first; with `slices`, only the rows of these slices."""
+    """Delete the deleted keys from a table and write the other rows; with `slices`, only those of these slices."""
     parts = to_arrow(part)
     table.load(parts) if slices is None else table.load(parts, slices)
 
 
 def to_arrow(part: RowColumns) -> Iterator[pa.Table]:
-    """Convert rows to Arrow tables as the SparseTable protocol defines them, one per op."""
+    """Convert rows to the Arrow tables of the `SparseTable` protocol, one per operation (delete, upsert, wait)."""
     waiting = np.zeros(len(part.key), dtype=bool) if part.waiting is None else part.waiting
     for op, chosen in ((DELETE, part.deleted), (UPSERT, ~part.deleted & ~waiting), (WAIT, waiting)):
         if chosen.any():
-            some = part if chosen.all() else part.select(chosen)
-            yield to_arrow_table(some.key, some.row, some.state, some.step, some.seen, some.uses, op)
+            selected = part if chosen.all() else part.select(chosen)
+            yield to_arrow_table(
+                selected.key, selected.row, selected.state, selected.step, selected.seen, selected.uses, op
+            )
 
 
 def count_packed_bytes(spec: TableSpec) -> int:
-    """Compute B, the bytes of a packed row: its numbers, its state, its step and whether it is absent."""
+    """Compute B, the bytes of a packed row: its values, its state, its step and a flag that the row is absent."""
     return 4 * (spec.dim + get_state_width(spec)) + 16
 
 
 def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
-    """Return the rows of keys [N] as bytes [N, B], after creating absent rows."""
+    """Create the rows that keys [N] do not have, and return all rows as uint8 [N, B]."""
     if isinstance(table, NativeTable):
         return table.take_packed(keys, count_packed_bytes(table.spec))
     if not len(keys):
@@ -185,7 +189,7 @@ def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
 def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
     """Write rows that `take_packed` returned, except absent ones.
 
-    The table's step is raised to at least the largest step of these rows.
+    If a row has a later step than the table, the table's step becomes the latest step of the rows.
 
     Args:
         table: The table to write to.
@@ -204,21 +208,25 @@ def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
 def _unpack(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
     """Convert packed rows [N, B] to columns."""
     raw = data.numpy()
-    row, state = 4 * spec.dim, 4 * get_state_width(spec)
+    row_bytes, state_bytes = 4 * spec.dim, 4 * get_state_width(spec)
 
     def cut_columns(start: int, width: int, dtype: type) -> np.ndarray:
         return np.ascontiguousarray(raw[:, start : start + width]).view(dtype)
 
     if not len(keys):
         return join_rows([], spec)
-    values = cut_columns(row, state, np.float32) if state else np.zeros((len(raw), 0), np.float32)
-    step = cut_columns(row + state, 8, np.int64).reshape(-1)
-    gone = cut_columns(row + state + 8, 8, np.int64).reshape(-1) != 0
-    return RowColumns(keys, cut_columns(0, row, np.float32), values, step, gone)
+    values = (
+        cut_columns(row_bytes, state_bytes, np.float32)
+        if state_bytes
+        else np.zeros((len(raw), 0), np.float32)
+    )
+    step = cut_columns(row_bytes + state_bytes, 8, np.int64).reshape(-1)
+    absent = cut_columns(row_bytes + state_bytes + 8, 8, np.int64).reshape(-1) != 0
+    return RowColumns(keys, cut_columns(0, row_bytes, np.float32), values, step, absent)
 
 
 def make_absent_rows(spec: TableSpec, keys: np.ndarray, step: np.ndarray | None = None) -> RowColumns:
-    """Build deleted rows for keys that have no row, as of `step` [N] or 0."""
+    """Build the columns of keys that have no row: zeros that are marked as deleted, with `step` [N] or 0."""
     row, state, zero = _make_blank_columns(spec, len(keys))
     return RowColumns(keys, row, state, zero if step is None else step, np.ones(len(keys), dtype=bool))
 

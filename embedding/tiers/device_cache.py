@@ -1,19 +1,18 @@
-"""A cache of hot rows and their optimizer state in tensors of a fixed size on a device; the host has the other rows.
+"""A cache of hot rows and their optimizer state in tensors of a fixed size on a device; other rows are on the host.
 
-A row that a batch in flight needs (pinned, or requested by the current batch) never leaves the device. If no row
-may leave, a new row stays on the host, so that no batch reads a wrong row (the problem of FBGEMM's issue 1201).
-Rows that no known batch needs leave first, by LFU or LRU; then those that are needed last. Only torch operations
-touch the device.
+A row that a batch in flight needs (it is pinned, or the current batch requests it) is never evicted. If no row can be
+evicted, a new row stays on the host, so that no batch reads the wrong row (FBGEMM's issue 1201). Rows that no announced
+batch needs are evicted first, by LFU or LRU; then those whose next use is furthest in the future (Belady's rule). The
+device is accessed by torch operations only.
 
-`LookAhead` computes which batch needs a key next, as far as the coming batches are known, as Belady's rule
-requires. It stores only keys, 8 bytes each, so that a reader may run many batches ahead of the rows. Every
-occurrence of a key is linked to its next one when that becomes known; a batch takes one index lookup, however far
-ahead it is.
+`LookAhead` computes the step that uses a key next, as far as the coming batches have been announced. It stores only
+keys, 8 bytes each, so a reader may announce many batches ahead. Every occurrence of a key is linked to the next one as
+soon as that is announced, so a batch takes one index lookup, independent of how far ahead it is.
 """
 
 from __future__ import annotations
 
-# Shapes: N keys, U distinct keys, C rows of capacity, D width, S numbers of optimizer state in a row.
+# Shapes: N keys, D width. Keys are distinct where a docstring says so.
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,15 +28,12 @@ from nonet.embedding.tiers.slot_index import SlotIndex
 from nonet.errors import ConfigError
 from nonet.random import rng
 
-# Shapes: N distinct keys of a batch.
-
-
 POLICIES = ("lfu", "lru")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SAMPLE = 32  # Candidates per victim, if there are more.
-_AGE = 16  # Uses are halved after this many per row of capacity.
-_PINNED = np.iinfo(np.int64).max
-_FORESEEN = 1 << 62
+_SAMPLE = 32  # Number of random candidates per row to evict, in large caches.
+_AGE = 16  # Use counts are halved after this many uses per row of capacity.
+_PINNED = np.iinfo(np.int64).max  # Priority of rows that must not be evicted.
+_FORESEEN = 1 << 62  # Minus the step of the next use: priority of rows that an announced batch needs.
 
 
 def count_device_row_bytes(spec: TableSpec) -> int:
@@ -46,7 +42,15 @@ def count_device_row_bytes(spec: TableSpec) -> int:
 
 
 class DeviceCache:
-    """A HotRows tier of `rows` rows in torch tensors on `device`."""
+    """A `HotRows` tier in torch tensors on one device.
+
+    Args:
+        spec: Spec of the table.
+        rows: Capacity in rows.
+        device: The torch device.
+        policy: "lfu" or "lru", for rows that no announced batch needs.
+        seed: Seed of the sampling of eviction candidates.
+    """
 
     def __init__(
         self, spec: TableSpec, rows: int, *, device: str = "cpu", policy: str = "lfu", seed: int = 0
@@ -74,19 +78,19 @@ class DeviceCache:
 
     @property
     def nbytes(self) -> int:
-        """The bytes on the device, independent of how many rows are cached."""
+        """The bytes that the cache occupies on the device, independent of the number of cached rows."""
         return self.capacity * count_device_row_bytes(self.spec)
 
     def clear(self) -> None:
         """Remove every row and every announced batch."""
-        room = self.capacity
+        capacity = self.capacity
         self._index, self._ahead = SlotIndex("device-cache"), LookAhead()
-        self._key, self._step, self._uses, self._last = (np.zeros(room, np.int64) for _ in range(4))
-        self._next = np.full(room, NEVER)
-        self._pins = np.zeros(room, np.int32)
-        self._held, self._dirty = (np.zeros(room, bool) for _ in range(2))
+        self._key, self._step, self._uses, self._last = (np.zeros(capacity, np.int64) for _ in range(4))
+        self._next = np.full(capacity, NEVER)
+        self._pins = np.zeros(capacity, np.int32)
+        self._held, self._dirty = (np.zeros(capacity, bool) for _ in range(2))
         self._pinned: dict[int, list[np.ndarray]] = {}
-        self._free, self._free_count = np.arange(room)[::-1].copy(), room
+        self._free, self._free_count = np.arange(capacity)[::-1].copy(), capacity
         self._clock, self._used = 0, 0
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
@@ -94,7 +98,10 @@ class DeviceCache:
         return self._index.find(keys) >= 0
 
     def lookup(self, keys: np.ndarray, *, train: bool) -> Tensor:
-        """Return a copy of the rows [N, D] of cached keys [N]; with `train` they stay until the next such call."""
+        """Return a copy of the rows [N, D] of cached keys [N].
+
+        With `train`, these rows are not evicted before the next call with `train`.
+        """
         slots = self._index.find(keys)
         if train:
             distinct = np.unique(slots)
@@ -108,9 +115,9 @@ class DeviceCache:
         """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
 
         Args:
-            keys: Keys that are all cached [N].
+            keys: Keys [N], all of which are cached.
             grads: Gradients [N, D].
-            step: The step.
+            step: The training step.
             lr: The learning rate.
         """
         slots, inverse = np.unique(self._index.find(keys), return_inverse=True)
@@ -125,18 +132,18 @@ class DeviceCache:
         self._dirty[slots], self._step[slots] = True, step
 
     def admit(self, rows: RowColumns) -> RowColumns:
-        """Add as many of these distinct rows, none of them cached, as fit, and return the displaced changed rows."""
-        slots, gone = self._make_room(len(rows.key))
+        """Add rows of distinct keys that are not cached, the first ones if not all fit; return the evicted changed rows."""
+        slots, evicted = self._make_room(len(rows.key))
         fresh = slice(0, len(slots))
         self._write_rows(slots, rows.row[fresh], rows.state[fresh])
         self._index.put(rows.key[fresh], slots)
         self._key[slots], self._step[slots] = rows.key[fresh], rows.step[fresh]
         self._held[slots], self._dirty[slots], self._pins[slots] = True, False, 0
         self._uses[slots], self._last[slots], self._next[slots] = 1, self._clock, NEVER
-        return gone
+        return evicted
 
     def pin(self, step: int, keys: np.ndarray) -> None:
-        """Keep those rows of these distinct keys that are cached until `release` of this step."""
+        """Protect the cached rows among these distinct keys from eviction until `release(step)` is called."""
         slots = self._index.find(keys)
         present = slots >= 0
         self._pins[slots[present]] += 1
@@ -144,7 +151,7 @@ class DeviceCache:
         self._pinned.setdefault(step, []).append(keys[present])
 
     def announce_batch(self, step: int, keys: np.ndarray) -> None:
-        """Announce that the batch of `step` will need these distinct keys; steps at or before the last are ignored."""
+        """Announce that the batch of `step` will need these distinct keys; ignore steps that do not increase."""
         if step > self._ahead.last:
             self._ahead.add_batch(step, keys)
             slots = self._index.find(keys)
@@ -159,12 +166,12 @@ class DeviceCache:
                 slots = slots[slots >= 0]
                 self._pins[slots] = np.maximum(self._pins[slots] - 1, 0)
                 self._next[slots] = np.where(self._next[slots] <= step, NEVER, self._next[slots])
-        for keys, follows in self._ahead.pop_batches(step):
+        for keys, next_steps in self._ahead.pop_batches(step):
             slots = self._index.find(keys)
-            self._next[slots[slots >= 0]] = follows[slots >= 0]
+            self._next[slots[slots >= 0]] = next_steps[slots >= 0]
 
     def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
-        """Return copies of the changed rows (of these keys) and mark them as unchanged."""
+        """Return copies of the changed rows, or of those with these keys, and mark them as unchanged."""
         if keys is None:
             slots = np.flatnonzero(self._dirty)
         else:
@@ -174,31 +181,31 @@ class DeviceCache:
         return self._copy_rows(slots)
 
     def overwrite(self, rows: RowColumns) -> None:
-        """Replace the values of those of these rows that are cached, and mark them as unchanged."""
+        """Replace the values of rows that are cached and mark them as unchanged; rows that are not cached are ignored."""
         slots = self._index.find(rows.key)
-        here = rows.select(slots >= 0)
+        cached = rows.select(slots >= 0)
         slots = slots[slots >= 0]
-        self._write_rows(slots, here.row, here.state)
-        self._step[slots], self._dirty[slots] = here.step, False
+        self._write_rows(slots, cached.row, cached.state)
+        self._step[slots], self._dirty[slots] = cached.step, False
 
     def drop(self, keys: np.ndarray) -> None:
-        """Remove the rows of these keys, changed or not."""
+        """Remove the rows of these keys; changes are lost."""
         slots = self._index.find(keys)
         slots = slots[slots >= 0]
         self._release_slots(np.unique(slots))
 
     def _make_room(self, count: int) -> tuple[np.ndarray, RowColumns]:
-        """Free up to `count` slots; return them and the changed rows that were in them."""
+        """Take up to `count` slots, evicting rows if necessary; return the slots and the changed rows that were evicted."""
         short = count - self._free_count
         victims = self._select_victims(short) if short > 0 else np.empty(0, np.int64)
-        gone = self._copy_rows(victims[self._dirty[victims]])
+        evicted = self._copy_rows(victims[self._dirty[victims]])
         self._release_slots(victims)
         count = min(count, self._free_count)
         self._free_count -= count
-        return self._free[self._free_count : self._free_count + count].copy(), gone
+        return self._free[self._free_count : self._free_count + count].copy(), evicted
 
     def _select_victims(self, count: int) -> np.ndarray:
-        """Select the slots of at most `count` evictable rows with the lowest priority."""
+        """Select the slots of at most `count` evictable rows with a low priority, from a random sample if it is large enough."""
         if _SAMPLE * count < self.capacity:
             self._draws += 1
             source = rng(self._seed, "device-cache", self._draws)
@@ -210,20 +217,24 @@ class DeviceCache:
 
     def _select_lowest(self, slots: np.ndarray, count: int) -> np.ndarray:
         """Select from `slots` at most `count` evictable ones with the lowest priority."""
-        worth = self._compute_priority(slots)
-        count = min(count, int((worth != _PINNED).sum()))
-        return slots[np.argpartition(worth, count - 1)[:count]] if count else slots[:0]
+        priority = self._compute_priority(slots)
+        count = min(count, int((priority != _PINNED).sum()))
+        return slots[np.argpartition(priority, count - 1)[:count]] if count else slots[:0]
 
     def _compute_priority(self, slots: np.ndarray) -> np.ndarray:
-        """Compute the priority of rows, int64 [N]: needed soon, then used often or recently."""
-        follows = self._next[slots]
-        known = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
-        worth = np.where(follows == NEVER, known, _FORESEEN - follows)
+        """Compute the priority of the rows in slots, int64 [N].
+
+        Pinned rows have the highest priority, then rows that an announced batch needs (the sooner, the higher), then other
+        rows (the more often or the more recently used, the higher).
+        """
+        next_step = self._next[slots]
+        past_use = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
+        priority = np.where(next_step == NEVER, past_use, _FORESEEN - next_step)
         pinned = (self._pins[slots] > 0) | (self._last[slots] == self._clock) | ~self._held[slots]
-        return np.where(pinned, _PINNED, worth)
+        return np.where(pinned, _PINNED, priority)
 
     def _halve_uses(self, uses: int) -> None:
-        """Halve all use counts after a number of uses that is proportional to the capacity."""
+        """Add a number of uses, and halve all use counts when the sum exceeds a multiple of the capacity."""
         self._used += uses
         if self._used > _AGE * self.capacity:
             self._uses >>= 1
@@ -260,13 +271,13 @@ NEVER = np.iinfo(np.int64).max
 
 
 class LookAhead:
-    """The next use of every key in the coming batches, which are announced and finished in order of their steps."""
+    """The next use of each key in the announced batches; batches are announced and finished in the order of their steps."""
 
     def __init__(self) -> None:
         self._latest = SlotIndex("look-ahead")  # Key -> number of its latest occurrence.
         self._next = np.empty(
             0, dtype=np.int64
-        )  # For each occurrence since _first, the step of the key's next one.
+        )  # The step of the next occurrence of the key, for each occurrence since _first.
         self._first = 0
         self._batches: dict[int, np.ndarray] = {}
 
@@ -279,21 +290,21 @@ class LookAhead:
         return next(reversed(self._batches), -1)
 
     def add_batch(self, step: int, keys: np.ndarray) -> None:
-        """Announce that the batch of `step`, later than all before, needs these distinct keys [N]."""
-        before = self._latest.find(keys)
-        self._next[before[before >= 0] - self._first] = step
+        """Announce that the batch of `step` needs these distinct keys [N]; steps must increase."""
+        previous = self._latest.find(keys)
+        self._next[previous[previous >= 0] - self._first] = step
         start = self._first + len(self._next)
         self._latest.put(keys, np.arange(start, start + len(keys)))
         self._next = np.concatenate([self._next, np.full(len(keys), NEVER)])
         self._batches[step] = keys
 
     def pop_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for every batch up to `step` its keys and the step that needs each next, NEVER if unknown."""
+        """Remove the batches up to `step`; return the keys of each batch and the step that uses each key next (or NEVER)."""
         batches = []
         for past in [known for known in self._batches if known <= step]:
             keys = self._batches.pop(past)
-            follows, self._next = self._next[: len(keys)].copy(), self._next[len(keys) :]
+            next_steps, self._next = self._next[: len(keys)].copy(), self._next[len(keys) :]
             self._first += len(keys)
-            self._latest.drop(keys[follows == NEVER])
-            batches.append((keys, follows))
+            self._latest.drop(keys[next_steps == NEVER])
+            batches.append((keys, next_steps))
         return batches

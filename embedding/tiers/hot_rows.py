@@ -1,7 +1,8 @@
-"""The protocol of a tier of hot rows; `DeviceCache` implements it, and FBGEMM's cached TBE or dynamicemb could.
+"""The protocol of a tier of hot rows, which `DeviceCache` implements.
 
-A tier contains copies of rows with their optimizer state. While it contains a row, its copy is the current one.
-Changed rows are returned when they leave, so that the tier below never loses a step.
+It is narrow enough for an adapter of FBGEMM's cached TBE or dynamicemb. A tier contains copies of rows with their optimizer
+state. While the tier contains a row, its copy is the current one. Changed rows are returned to the caller when they are
+evicted, so that the caller can write them to the tier below.
 """
 
 # Shapes: N keys, D width.
@@ -37,26 +38,26 @@ class HotRows(Protocol):
         ...
 
     def lookup(self, keys: np.ndarray, *, train: bool) -> Tensor:
-        """Return a copy of the rows [N, D] of keys [N] that are all in the tier, float32, on the device."""
+        """Return a copy of the rows of keys [N], all of which are in the tier, as float32 [N, D] on the device."""
         ...
 
     def apply(self, keys: np.ndarray, grads: Tensor, step: int, lr: float) -> None:
         """Sum the gradients of equal keys in position order, then apply one optimizer step to each row.
 
         Args:
-            keys: Keys that are all in the tier [N].
+            keys: Keys [N], all of which are in the tier.
             grads: Gradients [N, D].
-            step: The step.
+            step: The training step.
             lr: The learning rate.
         """
         ...
 
     def admit(self, rows: RowColumns) -> RowColumns:
-        """Add as many of these distinct rows as fit, and return the changed rows that they displaced."""
+        """Add rows of distinct keys that are not in the tier, as many as fit; return the changed rows that were evicted."""
         ...
 
     def pin(self, step: int, keys: np.ndarray) -> None:
-        """Keep those rows of these distinct keys that are in the tier until `release` of this step."""
+        """Protect the rows in the tier among these distinct keys from eviction until `release(step)` is called."""
         ...
 
     def announce_batch(self, step: int, keys: np.ndarray) -> None:
@@ -64,19 +65,19 @@ class HotRows(Protocol):
         ...
 
     def release(self, step: int) -> None:
-        """Mark the batches up to `step` as finished."""
+        """Mark the batches up to `step` as finished, which ends the protection by `pin`."""
         ...
 
     def pop_dirty(self, keys: np.ndarray | None = None) -> RowColumns:
-        """Return copies of the changed rows (of these keys) and mark them as unchanged."""
+        """Return copies of the changed rows, or of those with these keys, and mark them as unchanged."""
         ...
 
     def overwrite(self, rows: RowColumns) -> None:
-        """Replace the values of those of these rows that are in the tier, and mark them as unchanged."""
+        """Replace the values of rows that are in the tier and mark them as unchanged; other rows are ignored."""
         ...
 
     def drop(self, keys: np.ndarray) -> None:
-        """Remove the rows of these keys, changed or not."""
+        """Remove the rows of these keys; changes are lost."""
         ...
 
     def clear(self) -> None:

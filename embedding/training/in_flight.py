@@ -1,9 +1,9 @@
-"""The rows of the batches in flight, kept by the trainer; they are exact, so no row is stale.
+"""The trainer's copies of the rows of the batches in flight, which equal the owners' rows bit for bit.
 
-There is one trainer with k batches in flight. A row that an earlier batch in flight has is not fetched again: the
-trainer has it with its optimizer state and applies the same optimizer step as the owner, with the same code, so
-both have the same bits. Batch b is fetched when the gradients of batch b - k have reached the owners, and only for
-keys that none of the k - 1 batches in between has.
+The design is for one trainer with k batches in flight. A row that an earlier batch in flight uses is not fetched again:
+the trainer keeps a copy with its optimizer state and applies the same optimizer steps as the owner, with the same code.
+The rows of batch b are fetched after the gradients of batch b - k have reached the owners, and only those that none of
+the k - 1 batches in between uses.
 """
 
 # Shapes: N requested keys, U distinct keys, D width.
@@ -24,13 +24,19 @@ from nonet.embedding.training.sharded_tables import ShardedTables
 
 
 def can_carry_rows(world: ShardedTables) -> bool:
-    """Return whether rows can be carried: one trainer, and tables that neither refuse nor evict rows."""
+    """Return whether rows can be kept between batches: there is one trainer, and no table refuses or evicts rows."""
     plain = all(spec.admits_all and not spec.evicts for spec in world.specs.values())
     return plain and len(world.layout.trainers) == 1
 
 
 class FetchPlan:
-    """The route of a batch, the keys that it must fetch, and the keys that leave with it."""
+    """The keys that a batch adds to and removes from the rows in flight.
+
+    Attributes:
+        route: The route of all keys of the batch.
+        fetch: The route of the keys whose rows must be fetched.
+        leave: The keys whose rows are removed when the fetched rows are added.
+    """
 
     __slots__ = ("fetch", "leave", "route")
 
@@ -39,25 +45,30 @@ class FetchPlan:
 
 
 class FetchPlanner:
-    """Decides which keys each batch fetches, from the keys alone, in the order of the batches."""
+    """Decides which keys each batch fetches; batches are planned in order, from their keys alone.
+
+    Args:
+        depth: Maximum number of batches in flight.
+    """
 
     def __init__(self, depth: int):
-        self._recent: deque[np.ndarray] = deque(maxlen=depth)  # sorted
+        self._recent: deque[np.ndarray] = deque(maxlen=depth)  # Sorted keys of each batch.
 
     def plan(self, route: KeyRoute) -> FetchPlan:
         """Plan the next batch."""
-        recent, now = list(self._recent), np.sort(route.keys)
+        recent, current = list(self._recent), np.sort(route.keys)
         full = len(recent) == self._recent.maxlen
-        left, between = (recent[0], recent[1:]) if full else (np.empty(0, np.int64), recent)
+        leaving, between = (recent[0], recent[1:]) if full else (np.empty(0, np.int64), recent)
         fetch = route.select_keys(_find_absent(route.keys, between))
-        leave = left[_find_absent(left, [*between, now])]
-        self._recent.append(now)
-        # A key of this batch and the leaving one, but of none in between, is fetched again: its owner has it by then.
+        leave = leaving[_find_absent(leaving, [*between, current])]
+        self._recent.append(current)
+        # A key that is in this batch and the leaving one, but in none in between, is fetched again. The owner's row is up to
+        # date by then.
         return FetchPlan(route, fetch, leave)
 
 
 class InFlightRows:
-    """The rows of one table that the batches in flight use."""
+    """The trainer's copies of the rows of one table that the batches in flight use."""
 
     def __init__(self, name: str, spec: TableSpec, codec: Codec):
         self._table, self._codec = make_table(name, spec, 0), codec
@@ -68,25 +79,30 @@ class InFlightRows:
         return len(self._table)
 
     def enter(self, plan: FetchPlan, data: Tensor) -> None:
-        """Add the fetched rows, bytes [fetched, B], and remove those that leave."""
+        """Remove the rows that leave, and add the fetched rows.
+
+        Args:
+            plan: The plan of the batch.
+            data: Packed rows of the keys in `plan.fetch`, uint8 [fetched keys, B].
+        """
         with self._lock:
             if len(plan.leave):
                 self._table._delete(plan.leave)
             put_packed(self._table, plan.fetch.keys, data)
 
     def read_rows(self, route: KeyRoute) -> Tensor:
-        """Return the current rows [N, D] of a batch, encoded and decoded by the codec."""
+        """Return the current rows [N, D] of a batch with the rounding of the codec, as if they had been fetched."""
         with self._lock:
             rows = self._table.lookup(route.keys, train=False)
         return route.spread_rows(self.round_trip(rows))
 
     def apply(self, route: KeyRoute, grads: Tensor, step: int, lr: float | None) -> None:
-        """Apply the optimizer step that the owner applies.
+        """Apply the same optimizer step as the owner, to the gradients as the owner receives them.
 
         Args:
             route: The route of the batch.
             grads: Summed gradients [U, D].
-            step: The step.
+            step: The training step.
             lr: A learning rate that overrides the spec's.
         """
         sent = self.round_trip(grads)
@@ -95,14 +111,14 @@ class InFlightRows:
             self._table.apply(route.keys, sent, step, lr)
 
     def round_trip(self, rows: Tensor) -> Tensor:
-        """Encode and decode rows with the codec."""
+        """Encode and decode rows with the codec, which rounds them as a transfer does."""
         if self._codec.name == "fp32":
             return rows
         return self._codec.decode(self._codec.encode(rows), rows.shape[1])
 
 
 def _find_absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
-    """Return which keys [N] are in none of these sorted arrays; 3,800 keys take 0.2 ms, with np.isin 1 ms."""
+    """Return a mask [N] of the keys that are in none of the sorted arrays; this is 5 times as fast as `np.isin`."""
     absent = np.ones(len(keys), dtype=bool)
     for other in others:
         if len(other) and len(keys):

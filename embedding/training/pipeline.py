@@ -2,8 +2,9 @@
 
 The results equal those of sequential execution bit for bit. One thread reads and routes, one thread communicates
 (it fetches and updates in a fixed order, the same on all ranks), and the caller's thread computes. With one trainer
-k batches are in flight and the rows that they share are carried (`in_flight`), so that sparse and dense time
-overlap. With more trainers a batch is fetched after the update before it: only reading and routing overlap.
+k batches are in flight, and the trainer keeps the rows that they share (`in_flight`), so that sparse and dense
+computation overlap. With several trainers a batch is fetched after the update of the previous batch, so only reading
+and routing overlap.
 """
 
 # Shapes: N requested keys, D width.
@@ -31,32 +32,55 @@ from nonet.embedding.training.in_flight import (
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DeadlineExceeded
 
-Read = Callable[[int], Any]  # number -> batch
-Keys = Callable[[Any], Mapping[str, Tensor]]  # batch -> keys [N] by table
-# number, batch, rows [N, D] by table -> gradients [N, D] by table, and what run() returns of this batch. Where a step is skipped
-# there are no gradients, on all ranks: rows stay as they are.
+Read = Callable[[int], Any]  # (batch number) -> batch
+Keys = Callable[[Any], Mapping[str, Tensor]]  # (batch) -> keys [N] by table
+# (batch number, batch, rows [N, D] by table) -> (gradients [N, D] by table, result for the list that run() returns).
+# The gradients are None, on all ranks alike, if the step is skipped; rows do not change then.
 Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor] | None, Any]]
 _POLL_S = 0.05
-_END_S = 5.0  # A longer exchange waits for a missing rank.
+_END_S = 5.0  # Time for the last exchange to end after an error; a longer one is waiting for a rank that has failed.
 
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight."""
+    """A batch that has been read and whose update has not ended.
+
+    Attributes:
+        number: The number of the batch.
+        data: The batch as `Read` returned it.
+        keys: Keys [N] by table.
+        plans: Fetch plans by table, if rows are kept between batches.
+        rows: Rows [N, D] by table, if rows are not kept between batches.
+        read_at: Time at which the batch was read (`time.perf_counter`).
+    """
 
     number: int
     data: Any
     keys: Mapping[str, Tensor]
     plans: dict[str, FetchPlan] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
-    read_at: float = 0.0  # The time of reading by time.perf_counter.
+    read_at: float = 0.0
 
 
 class PrefetchPipeline:
-    """Runs batches over a sparse world.
+    """Runs batches over sharded tables, with several batches in flight.
 
-    `depth` is the maximum number of batches in flight; with 1 none overlaps. `step` and `lr` give the step of a
-    batch and its learning rate per table.
+    Args:
+        world: The sharded tables.
+        read: Reads a batch.
+        keys: Returns the keys of a batch.
+        compute: Computes the gradients and the result of a batch.
+        depth: Maximum number of batches in flight; 1 runs them one after the other.
+        step: Returns the training step of a batch.
+        lr: Returns the learning rate of a batch and table; None uses the table's own rate.
+        timeout_s: Maximum time that a stage waits for another one.
+        learns: Whether rows are trained; without training the depth is 1.
+
+    Attributes:
+        depth: Maximum number of batches in flight.
+        carries: Whether rows are kept between the batches in flight instead of being fetched again.
+        sparse_s: Seconds that the computing thread has spent on rows; callers may reset it to 0.
+        waited_s: Seconds that the computing thread waited for the last batch.
     """
 
     def __init__(
@@ -79,11 +103,15 @@ class PrefetchPipeline:
         self._learns = learns
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
         self.carries = self.depth > 1 and can_carry_rows(world)
-        self.sparse_s = 0.0  # Seconds that the computing thread spent on rows.
-        self.waited_s = 0.0  # Seconds that the computing thread waited for a batch.
+        self.sparse_s = 0.0
+        self.waited_s = 0.0
 
     def run(self, start: int, stop: int) -> list[Any]:
-        """Run the batches [start, stop) and return their results; no batch is in flight before or after."""
+        """Run the batches [start, stop) and return their results; no batch is in flight before or after the call.
+
+        Raises:
+            DeadlineExceeded: If a stage waits for longer than `timeout_s`.
+        """
         if self.depth == 1:
             return [self._run_batch(number) for number in range(start, stop)]
         return _PipelineRun(self, start, stop).run()
@@ -112,7 +140,7 @@ class PrefetchPipeline:
 
 
 class _PipelineRun:
-    """The threads and queues of one run."""
+    """The threads and queues of one call of `PrefetchPipeline.run`."""
 
     def __init__(self, pipeline: PrefetchPipeline, start: int, stop: int):
         self._pipeline, self._world = pipeline, pipeline._world
@@ -148,7 +176,7 @@ class _PipelineRun:
             results = []
         finally:
             self._over.set()
-            wire.join(_END_S)  # Else rows could change after the caller has the error.
+            wire.join(_END_S)  # Otherwise rows could change after run() has raised the error.
         if self._error is not None:
             raise self._error
         if any(thread.is_alive() for thread in threads):
@@ -159,7 +187,7 @@ class _PipelineRun:
         return results
 
     def _compute_batch(self, number: int) -> Any:
-        """Compute one batch whose rows are there, and queue its gradients."""
+        """Wait for the rows of a batch, compute it, and queue its gradients."""
         began = time.perf_counter()
         flight: InFlightBatch = self._get_next(self._ready, f"the rows of batch {number}")
         self._pipeline.waited_s = max(0.0, flight.read_at - began)
@@ -177,15 +205,15 @@ class _PipelineRun:
         return result
 
     def _apply_carried(self, flight: InFlightBatch, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sum gradients and apply them to the carried rows."""
+        """Sum the gradients [N, D] over equal keys, apply them to the kept rows, and return the sums by table."""
         step, lr = self._pipeline._step(flight.number), self._pipeline._lr
-        whole = {table: sum_gradients(plan.route, grads[table]) for table, plan in flight.plans.items()}
+        summed = {table: sum_gradients(plan.route, grads[table]) for table, plan in flight.plans.items()}
         for table, plan in flight.plans.items():
-            self._windows[table].apply(plan.route, whole[table], step, lr(flight.number, table))
-        return whole
+            self._windows[table].apply(plan.route, summed[table], step, lr(flight.number, table))
+        return summed
 
     def _route_batches(self) -> None:
-        """Read all batches, plan which rows each has to fetch, and queue them."""
+        """Read all batches, plan which rows each one has to fetch, and queue them (the loop of the reading thread)."""
         planners = {name: FetchPlanner(self._pipeline.depth) for name in self._windows}
         for number in self._numbers:
             flight = self._pipeline._read_batch(number)
@@ -231,13 +259,13 @@ class _PipelineRun:
 
     def _get_next(self, source: queue.Queue, what: str) -> Any:
         """Return the next item of a queue, unless another thread has failed or the timeout has passed."""
-        left = self._pipeline._timeout_s
+        left_s = self._pipeline._timeout_s
         while not self._over.is_set():
             try:
                 return source.get(timeout=_POLL_S)
             except queue.Empty:
-                left -= _POLL_S
-            if left <= 0:
+                left_s -= _POLL_S
+            if left_s <= 0:
                 raise DeadlineExceeded(
                     f"{what} did not come within {self._pipeline._timeout_s:g} s"
                     f"{suggest_longer_deadline(self._pipeline._timeout_s)}"
@@ -255,11 +283,11 @@ class _PipelineRun:
 
 
 class _Stopped(Exception):
-    """Another stage has failed; its error is raised instead."""
+    """Raised in a stage when another stage has failed, whose error run() raises."""
 
 
 def _schedule(numbers: range, ahead: int) -> Iterator[tuple[bool, int]]:
-    """Yield (fetch or update, number) in the order of communication: b is fetched after the update of b - ahead."""
+    """Yield (whether to fetch or to update, batch number) in order; batch b is fetched after the update of b - ahead."""
     yield from ((True, number) for number in numbers[:ahead])
     for number in numbers:
         yield False, number

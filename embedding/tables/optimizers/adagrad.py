@@ -1,4 +1,4 @@
-"""Adagrad: torch's formula, with a running sum of squared gradients per number."""
+"""Adagrad: the formula of `torch.optim.Adagrad`, with a running sum of squared gradients for each element of a row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
-    """Update rows and state on the host."""
+    """Update rows [N, D] and state [N, S] in place, on the host."""
     state += grads * grads
     rows -= np.float32(step.lr) * grads / (np.sqrt(state) + np.float32(step.eps))
 
 
 def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings) -> None:
-    """Update rows and state on a device, with the same bits."""
+    """Update rows and state on a device; the results equal those of `update_rows` bit for bit."""
     from nonet.embedding.tables.optimizers._device import compute_sqrt, round_to_float32
 
     state.add_(grads * grads)

@@ -1,4 +1,4 @@
-"""Lazy Adam: torch's formula, with a count of steps per row."""
+"""Lazy Adam: the formula of `torch.optim.Adam`, with a step count per row that grows only when the row is in a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
-    """Update rows and state on the host."""
+    """Update rows [N, D] and state [N, S] in place, on the host."""
     dim = rows.shape[1]
     first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
     steps += 1
@@ -29,7 +29,7 @@ def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: Ta
 
 
 def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings) -> None:
-    """Update rows and state on a device, with the same bits."""
+    """Update rows and state on a device; the results equal those of `update_rows` bit for bit."""
     import torch
 
     from nonet.embedding.tables.optimizers._device import compute_sqrt, round_to_float32
@@ -43,8 +43,10 @@ def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOpti
     rate = (step.lr / (1.0 - compute_power(BETA1, count))).astype(np.float32)
     scale = (1.0 / np.sqrt(1.0 - compute_power(BETA2, count))).astype(np.float32)
     device = rows.device
-    move = torch.from_numpy(rate).to(device) * first
-    rows.sub_(move / (compute_sqrt(second) * torch.from_numpy(scale).to(device) + round_to_float32(step.eps)))
+    update = torch.from_numpy(rate).to(device) * first
+    rows.sub_(
+        update / (compute_sqrt(second) * torch.from_numpy(scale).to(device) + round_to_float32(step.eps))
+    )
 
 
 SPEC = RowOptimizer(update_rows, 2, 1, 1e-8, number=3, device_rule=update_on_device)

@@ -1,13 +1,13 @@
-"""The interface of row optimizers: one optimizer step on the rows of a batch.
+"""The interface of row optimizers, which apply one optimizer step to the rows of a batch.
 
-Rows that are not in the batch do not change and their state does not age. Weight decay is decoupled (as in AdamW) and
-applies only to the rows of the batch.
+Rows that are not in the batch keep their values and their state. Weight decay is decoupled (as in AdamW) and applies
+only to the rows of the batch.
 
-Every shipped formula uses the order of float32 operations of native/rules.h, so that both produce the same bits: a sum
-over a row's width runs in 16 lanes that are added as a tree, and powers are computed by squaring.
+Every shipped optimizer executes float32 operations in the same order as native/rules.h, so that the results are equal bit
+for bit: a sum over a row's width uses 16 lanes, which are then added as a tree, and powers are computed by squaring.
 """
 
-# Shapes: N touched rows, D width, S numbers of optimizer state in a row.
+# Shapes: N rows of the batch, D width of a row, S elements of optimizer state per row.
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TableOptimizerSettings:
 
     Attributes:
         lr: The learning rate.
-        eps: The optimizer's eps.
+        eps: The number that is added to a denominator for numerical stability.
         weight_decay: Decoupled weight decay.
-        clip: The largest norm of a row's gradient; 0: no limit.
+        clip: The maximum norm of a row's gradient; 0 for no limit.
         l1, l2: The penalties of FTRL.
     """
 
@@ -43,7 +43,7 @@ class TableOptimizerSettings:
     l2: float = 0.0
 
 
-# (rows [N, D], state [N, S], grads [N, D], step): rows and state change in place.
+# (rows [N, D], state [N, S], grads [N, D], settings) -> None; updates rows and state in place.
 Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, TableOptimizerSettings], None]
 
 
@@ -53,13 +53,13 @@ class RowOptimizer:
 
     Attributes:
         rule: The function that updates rows and state in place, on NumPy arrays.
-        width_factor: Numbers of state per number of the row.
-        extra: Further numbers of state per row.
+        width_factor: Elements of state per element of a row.
+        extra: Additional elements of state per row.
         eps: The default eps.
-        number: The rule's number in the native core (`step_row` in native/rules.h); None for a rule without a native
-            one, whose tables run on NumPy.
-        device_rule: The same function on torch tensors, for rows on a device; without it they are updated on the host.
-        has_penalties: Whether it has the settings l1 and l2.
+        number: The rule's number in the native core (`step_row` in native/rules.h); None for a rule that the core
+            does not implement, whose tables run on NumPy.
+        device_rule: The same rule for torch tensors on a device; without it, rows are updated on the host.
+        has_penalties: Whether the rule uses the settings l1 and l2.
         divides_by_lr: Whether the learning rate must be above 0.
     """
 
@@ -73,13 +73,13 @@ class RowOptimizer:
     divides_by_lr: bool = False
 
     def state_width(self, dim: int) -> int:
-        """Compute S, the numbers of optimizer state in a row of width `dim`."""
+        """Compute S, the elements of optimizer state of a row of width `dim`."""
         return self.width_factor * dim + self.extra
 
     def apply(
         self, rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings
     ) -> None:
-        """Update rows and state by gradients, in place.
+        """Apply one optimizer step to rows and state in place: gradient clipping, weight decay, then the rule.
 
         Args:
             rows: Rows, float32 [N, D].
@@ -108,16 +108,19 @@ OPTIMIZERS = PluginRegistry(
 
 @cache
 def get_row_optimizer(name: str) -> RowOptimizer:
-    """Return the optimizer of this name: a shipped one, an installed one, or `file.py:NAME` with an absolute path.
+    """Return the optimizer with this name: a shipped one, an installed one, or `file.py:NAME` with an absolute path.
 
     Raises:
-        ConfigError: There is none of this name, or it breaks its contract.
+        ConfigError: If there is no optimizer with this name, or it does not satisfy the contract of `RowOptimizer`.
     """
     return OPTIMIZERS.get(name)
 
 
 def sum_squares(grads: np.ndarray) -> np.ndarray:
-    """Compute the sum of squares of each row [N]: element i is added to lane i mod 16, and the lanes as a tree."""
+    """Compute the sum of squares of each row [N].
+
+    Element i is added to lane i mod 16, and the lanes are then added pairwise as a tree.
+    """
     count, dim = grads.shape
     padded = np.zeros((count, -(-dim // LANES) * LANES), dtype=np.float32)
     padded[:, :dim] = grads * grads
@@ -131,9 +134,9 @@ def sum_squares(grads: np.ndarray) -> np.ndarray:
 
 
 def compute_power(beta: float, exponent: np.ndarray) -> np.ndarray:
-    """Compute `beta ** exponent` (int64) in float64 by squaring."""
-    result, left = np.ones(exponent.shape), exponent.copy()
-    while left.any():
-        result = np.where(left & 1, result * beta, result)
-        beta, left = beta * beta, left >> 1
+    """Compute `beta ** exponent` in float64 by repeated squaring; `exponent` is int64."""
+    result, remaining = np.ones(exponent.shape), exponent.copy()
+    while remaining.any():
+        result = np.where(remaining & 1, result * beta, result)
+        beta, remaining = beta * beta, remaining >> 1
     return result

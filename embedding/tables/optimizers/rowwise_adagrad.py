@@ -1,4 +1,4 @@
-"""Row-wise Adagrad (FBGEMM): one number of state per row, the running sum of mean squared gradients."""
+"""Row-wise Adagrad (as in FBGEMM): each row has one element of state, the running sum of its mean squared gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def update_rows(rows: np.ndarray, state: np.ndarray, grads: np.ndarray, step: TableOptimizerSettings) -> None:
-    """Update rows and state on the host."""
+    """Update rows [N, D] and state [N, S] in place, on the host."""
     state += (sum_squares(grads) / np.float32(grads.shape[1]))[:, None]
     rows -= np.float32(step.lr) / (np.sqrt(state) + np.float32(step.eps)) * grads
 
 
 def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOptimizerSettings) -> None:
-    """Update rows and state on a device, with the same bits."""
+    """Update rows and state on a device; the results equal those of `update_rows` bit for bit."""
     import torch
 
     from nonet.embedding.tables.optimizers._device import (
@@ -30,9 +30,8 @@ def update_on_device(rows: Tensor, state: Tensor, grads: Tensor, step: TableOpti
         sum_squares as device_sum_squares,
     )
 
-    width = torch.full(
-        (), float(grads.shape[1]), device=grads.device
-    )  # A tensor, because torch replaces a division by a number with a multiplication.
+    # The width is a tensor, because torch replaces a division by a Python number with a multiplication.
+    width = torch.full((), float(grads.shape[1]), device=grads.device)
     state.add_((device_sum_squares(grads) / width)[:, None])
     rate = torch.full_like(state, round_to_float32(step.lr)) / (
         compute_sqrt(state) + round_to_float32(step.eps)
