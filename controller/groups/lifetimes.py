@@ -1,8 +1,8 @@
-"""The lifetime of a run's processes, and the removal of what a killed run left.
+"""The lifetime of a run's processes, and the removal of processes that a killed run left behind.
 
 The controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A
 foreground run holds a lease that its driver renews; without it the run stops. Workers that receive no calls exit. `reap`
-removes what a killed controller left (docs/explanation/design.md, section 8).
+removes the workers and placement groups of a killed controller (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from nonet.workers.runtime import NAMESPACE, ActorGroup
 ORPHAN_TIMEOUT_S = 60.0
 CONTROLLER = "controller"
 _GONE_S = 20.0
-_SHOWN = 8  # of what a warning says
+_SHOWN = 8  # number of causes that a warning lists
 
 
 def read_orphan_timeout_s() -> float:
-    """Return the silence in seconds after which workers exit and a foreground run stops ($NONET_ORPHAN_TIMEOUT_S, default 60).
+    """Return $NONET_ORPHAN_TIMEOUT_S: seconds without a heartbeat after which workers exit and a foreground run stops.
 
     Raises:
         ConfigError: The variable is not a number above 0.
@@ -48,19 +48,19 @@ class Lease:
         self._timeout_s, self._detached, self._renewed = timeout_s, detached, time.monotonic()
 
     def renew(self) -> None:
-        """Record a sign of life of the driver."""
+        """Record that the driver is alive, which renews the lease."""
         self._renewed = time.monotonic()
 
     @property
     def over(self) -> bool:
-        """Whether the driver has been silent for too long."""
+        """Whether the driver has not renewed the lease within the timeout; never for a detached run."""
         return not self._detached and time.monotonic() - self._renewed > self._timeout_s
 
 
 class Heartbeat:
     """A thread that calls a function periodically until it is stopped.
 
-    Failures do not stop the thread. They are counted: an error, or each text that the function returns.
+    Failures do not stop the thread. Each exception, and each text that the function returns, is counted as a failure.
     """
 
     def __init__(self, beat: Callable[[], Iterable[str] | None], every_s: float):
@@ -92,7 +92,7 @@ class Heartbeat:
 
 
 def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
-    """Start a heartbeat that calls every worker six times within the time-out.
+    """Start a heartbeat that calls every worker six times per timeout.
 
     A worker that has not answered before the next beat counts as a failure.
     """
@@ -118,13 +118,13 @@ def list_remains(run: str) -> tuple[list[str], list[str]]:
 
 
 def reap_run(run: str) -> int:
-    """Remove what is left of a run except its controller, wait until it is gone, and return how many things there were."""
+    """Remove a run's actors and placement groups except its controller, wait for their end, and return their number."""
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
     actors, groups = list_remains(run)
     for name in actors:
-        with contextlib.suppress(ValueError):  # it ended meanwhile
+        with contextlib.suppress(ValueError):  # the actor has ended in the meantime
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
     for name in groups:
         with contextlib.suppress(ValueError):
@@ -136,7 +136,7 @@ def reap_run(run: str) -> int:
 
 
 def reap() -> list[str]:
-    """Remove what runs without a controller left, and return the ids of these runs; running runs are left alone."""
+    """Remove the actors and placement groups of runs that have no controller, and return the ids of these runs."""
     names = list(_list_actor_names())
     conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
     runs = {name.rsplit("/", 1)[0] for name in (*names, *_list_placement_groups()) if "/" in name}

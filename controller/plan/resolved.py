@@ -1,4 +1,4 @@
-"""ResolvedRun: what planning, checks and worker setups derive from a scenario, derived once.
+"""ResolvedRun: the values that are derived once from a scenario, for planning, checks and worker setups.
 
 It depends on the scenario alone, so a plan can be made on a machine without the data. The module imports neither torch nor
 Ray.
@@ -20,13 +20,13 @@ class ResolvedRun:
     """A scenario with its sizes, roles, stage kinds and table budgets.
 
     Attributes:
-        scenario: The scenario from which everything else follows.
+        scenario: The scenario from which the other attributes are derived.
         size: The shape of the model.
         feature_dims: The width of each sparse feature.
         table_budgets: The bytes of each table over all shards; None if they depend on the data.
         kinds: The kind of each stage.
         roles: All roles with their defaults, before any stage changes them.
-        stage_roles: All roles of each stage: those of the run, changed by what the stage says.
+        stage_roles: All roles of each stage: the roles of the run with the changes that the stage makes.
     """
 
     scenario: Scenario
@@ -109,7 +109,7 @@ def count_hot_row_bytes(scenario: Scenario) -> int:
 def count_shard_bytes(scenario: Scenario, shards: int) -> float:
     """Return the bytes of rows in the host memory of each shard.
 
-    A table counts the smaller of its host tier and its part of the budget; only one of them, if the other is not stated.
+    For each table, this is the smaller of its host tier and its share of the budget. If only one of them is set, it is used.
     """
     budgets = get_table_budgets(scenario)
     parts = [
@@ -120,7 +120,7 @@ def count_shard_bytes(scenario: Scenario, shards: int) -> float:
 
 
 def _count_tier_bytes(scenario: Scenario, name: str, tier: str) -> int:
-    """Return the bytes of one tier of a table on each shard, which may be stated in bytes or rows; 0 if it has none."""
+    """Return the bytes of one tier of a table on each shard, from its option in bytes or rows; 0 if it has no such tier."""
     table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
     rows, tier_bytes = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
     return int(tier_bytes or (rows or 0) * TableSpec(**make_table_arguments(defaults, table)).row_bytes)

@@ -26,7 +26,7 @@ def make_notes(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...
     """Yield the sentences of a plan's notes, warnings first.
 
     Args:
-        run: The scenario with everything that follows from it.
+        run: The scenario with the values derived from it.
         view: The cluster.
         groups: The groups at the start of the run.
     """
@@ -77,7 +77,7 @@ def describe_pools(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[st
 
 
 def _warn_about_unsupported(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield a warning for what this version plans but does not run."""
+    """Yield warnings about features that this version can plan but not run, and about untested devices."""
     try:
         check_runnable(scenario)
     except ConfigError as error:
@@ -87,7 +87,7 @@ def _warn_about_unsupported(scenario: Scenario, groups: tuple[GroupPlan, ...]) -
 
 
 def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield a note on how rollouts in processes of their own get sparse rows: as copies, which a node must hold, or by key."""
+    """Yield a note on how rollouts in separate processes read sparse rows: from copies in host memory, or by key."""
     scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     rows = run.budgeted_bytes
@@ -111,7 +111,7 @@ def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[Grou
 
 
 def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield warnings on joined columns, idle workers and evaluators on cpu."""
+    """Yield warnings about copies of rows, joined columns, idle workers and evaluators on CPU."""
     scenario = run.scenario
     yield from _describe_row_copies(run, view, groups)
     if joined := list_joined_features(scenario):

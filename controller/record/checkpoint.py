@@ -1,4 +1,4 @@
-"""Checkpoints of a run, each of which is written as a whole or not at all.
+"""Checkpoints of a run, each of which is written completely or not at all.
 
 A checkpoint ("commit") is written to a staging directory `tmp-<step>-<nonce>/`. The participants sync and hash the files
 that they write, and report the hashes. Then the directories are synced, the staging directory is renamed to
@@ -28,9 +28,7 @@ from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
 
 FORMAT = 1
-_SETTLED_S = (
-    2.0  # A younger file can change without a change of its times, because filesystem clocks are coarse.
-)
+_SETTLED_S = 2.0  # A file modified less than this ago can change again with the same times: filesystem clocks are coarse.
 _STEP = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
 
 
@@ -47,7 +45,7 @@ class Manifest:
         version: The version of the weights.
         scenario: The hash of the scenario.
         artifacts: The hashes of the artifacts that the model was trained from.
-        participants: The number of ranks that wrote, by role.
+        participants: The number of ranks that wrote files, by role.
         journal: The number of journal records that the checkpoint includes.
         files: The sha256 of each file, by relative path.
         format: The format of the checkpoint.
@@ -82,18 +80,18 @@ class Checkpoints:
     def commit(self, staging_dir: Path, manifest: Manifest, written: Written) -> Path:
         """Rename a staging directory to its final name and write its manifest.
 
-        A checkpoint of the same step is replaced; at no time is there none.
+        A checkpoint of the same step is replaced. The step has a complete checkpoint at all times.
 
         Args:
             staging_dir: The staging directory.
-            manifest: The manifest, without files.
+            manifest: The manifest; its `files` are taken from `written`.
             written: The files that the participants wrote and synced, with hashes and sizes.
 
         Returns:
             The directory of the checkpoint.
 
         Raises:
-            CheckpointError: The directory holds other files than the participants reported.
+            CheckpointError: The files in the directory are not those that the participants reported.
         """
         _check_written(staging_dir, written)
         files = {name: sha256 for name, (sha256, _) in sorted(written.items())}
@@ -101,7 +99,9 @@ class Checkpoints:
         final = self.root / f"step-{manifest.step:06d}"
         if final.exists():
             os.replace(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
-            sync(self.root)  # the new one must not take the name before the old one has another
+            sync(
+                self.root
+            )  # the old directory must have its new name on disk before the new directory gets this name
         os.replace(staging_dir, final)
         write_whole(
             final / "manifest.json", json.dumps(asdict(manifest) | {"files": files}, indent=1).encode()
@@ -134,7 +134,7 @@ class Checkpoints:
         """Return the complete checkpoint of a global step and its manifest.
 
         Raises:
-            ConfigError: There is none; the message lists the steps that have a checkpoint.
+            ConfigError: The step has no complete checkpoint; the message lists the steps that have a directory.
         """
         for path in self._list_folders():
             if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
@@ -146,7 +146,7 @@ class Checkpoints:
         """Mark the checkpoint of a global step as the one that ends its stage.
 
         Raises:
-            CheckpointError: The step has no checkpoint.
+            CheckpointError: The step has no valid manifest.
         """
         path = self.root / f"step-{step:06d}"
         manifest = replace(read_manifest(path), last=True)
@@ -156,12 +156,12 @@ class Checkpoints:
     def prune(self, keep_last: int, kept_steps: Collection[int] = ()) -> None:
         """Delete staging directories and old checkpoints.
 
-        Checkpoints that end a stage are kept. A checkpoint that was renamed to make room is deleted if its step has a new
-        one.
+        Checkpoints that end a stage are kept. A checkpoint that was renamed to `step-*.old-*` is deleted if its step has a
+        new checkpoint.
 
         Args:
-            keep_last: The number of newest checkpoints to keep in addition.
-            kept_steps: Global steps whose checkpoints are kept.
+            keep_last: The number of newest other checkpoints to keep.
+            kept_steps: The global steps whose checkpoints are kept in any case.
         """
         there = {
             _parse_step(path): path for path in self._list_folders() if (path / "manifest.json").exists()
@@ -186,7 +186,7 @@ class Checkpoints:
         """Return the checkpoint that ends a stage.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: No complete checkpoint ends this stage.
         """
         for path in reversed(self._list_folders()):
             manifest = self._read_if_complete(path)
@@ -197,7 +197,7 @@ class Checkpoints:
         )
 
     def _list_folders(self) -> list[Path]:
-        """List the checkpoint directories by step; a renamed one comes before the one that replaces it."""
+        """List the checkpoint directories by step; a renamed directory comes before the directory that replaces it."""
         folders = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
         return sorted(folders, key=lambda path: (_parse_step(path), "." not in path.name))
 

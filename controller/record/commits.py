@@ -1,4 +1,4 @@
-"""The checkpoints and the journal of a run, and how both are cut when the run resumes.
+"""The checkpoints and the journal of a run, and how both are truncated when the run resumes.
 
 A checkpoint holds what all groups saved to the staging directory, under one manifest. It may be written while later steps
 are applied. The journal records which steps were applied between checkpoints. After a resume, both end at the restored
@@ -52,7 +52,7 @@ class CommitLog:
     Attributes:
         checkpoints: The checkpoints of the run.
         journal: The journal of the run.
-        newest: The newest checkpoint and its manifest, as far as this process knows it.
+        newest: The newest checkpoint that this process has written or found, and its manifest; None before that.
         spared: The global steps whose checkpoints are kept, such as the best step and those under validation.
     """
 
@@ -70,12 +70,12 @@ class CommitLog:
         self.journal.write(**record)
 
     def note_applied(self, stage: StageSetup, step: int, **facts: Any) -> None:
-        """Record that a step was applied; it is open until the next checkpoint.
+        """Record that a step was applied; `open_step` returns it until the next checkpoint begins.
 
         Args:
             stage: The stage of the step.
             step: The step within the stage.
-            **facts: What a resumed stage needs to know about the step.
+            **facts: Further fields of the journal record, which a resumed stage needs.
         """
         self.note(applied=stage.first + step, stage=stage.name, **facts)
         self._open_step = stage, step
@@ -111,9 +111,8 @@ class CommitLog:
             version: The version of the weights.
             artifacts: The hashes of the artifacts, by kind.
             ranks_by_role: The number of ranks that write, by role.
-            last: Whether the checkpoint ends its stage; by default whether all steps are done. A checkpoint that is
-                chosen later
-                is marked by `end`.
+            last: Whether the checkpoint ends its stage, by default whether all steps are applied. `end` marks a
+                checkpoint that is selected later.
 
         Returns:
             The staging directory that every participant writes to until `finish`.
@@ -168,14 +167,14 @@ class CommitLog:
         return path, manifest
 
     def has_ended(self, stage: str) -> bool:
-        """Return whether this process has ended the stage."""
+        """Return whether this process has written or selected the checkpoint that ends the stage."""
         return stage in self._ends
 
     def find_stage_end(self, stage: str) -> Path:
-        """Return the checkpoint that ends a stage; a checkpoint that this process made is not read again.
+        """Return the checkpoint that ends a stage; if this process wrote it, its files are not verified again.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: No complete checkpoint ends this stage.
         """
         return self._ends.get(stage) or self.checkpoints.find_stage_end(stage)
 
@@ -183,8 +182,8 @@ class CommitLog:
         """Return the checkpoint to resume from and its manifest.
 
         Raises:
-            ConfigError: There is none.
-            CheckpointError: It was trained from another scenario.
+            ConfigError: The run has no complete checkpoint.
+            CheckpointError: The checkpoint was trained from another scenario.
         """
         newest = self.newest or self.checkpoints.find_newest()
         if newest is None:
@@ -206,7 +205,9 @@ class CommitLog:
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
             subjects = [name, *list_subjects_beside(name)]
             rewards = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
-            if name == manifest.stage:  # these were made before the first step and cannot be made again
+            if (
+                name == manifest.stage
+            ):  # these were computed before the first step and cannot be computed again
                 subjects.remove(make_rerank_name(name))
                 rewards.pop()
             for file in (*rewards, *(f"{subject}.{end}" for subject in subjects for end in ("json", "npz"))):

@@ -236,9 +236,8 @@ def create_run(name: str, folder: str | Path | None = None) -> RunFolder:
         folder: The folder to use; by default a new id under the root of all runs.
 
     Raises:
-        ConfigError: The folder holds a run that is finished or can be resumed, or other files. A failed start removes
-            what is in
-            the folder, so it must not hold anything else.
+        ConfigError: The folder holds a run that is finished or can be resumed, or other files. A failed start deletes
+            the contents of the folder, so it must be empty.
     """
     if folder is not None:
         run = RunFolder(Path(folder).absolute())

@@ -1,11 +1,11 @@
 """The validation results of a stage, kept in RUN/results/<stage>.validation.json.
 
-A resume replays them, so that it decides as the run before it did; results after the restored checkpoint are deleted. The
+A resumed run replays them, so it makes the same decisions as before. Results after the restored checkpoint are deleted. The
 file holds {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}. A
 reinforced stage adds "start", the results of the checkpoint before it, and "rewards" by step: {"parts", "reward",
 "missing"} of the lists that would be served for validation prompts. "parts" holds the contribution of each scene's lists
 to the mean of each reward, from which the trained reward is recomputed when rewards or weights change. "missing" is the
-shortfall to the floor that is missed most, as a fraction of that floor. Earlier versions stored [reward, missing] or the
+largest shortfall to a floor, as a fraction of that floor. Earlier versions stored [reward, missing] or the
 reward alone.
 """
 
@@ -67,8 +67,8 @@ class ValidationRecord:
 
         Args:
             step: The step of the stage; 0 for the checkpoint that the stage began from.
-            reward: The trained reward by the current weights.
-            missing: The shortfall to the floor that is missed most, as a fraction of it.
+            reward: The trained reward, computed with the current weights.
+            missing: The largest shortfall to a floor, as a fraction of that floor.
             parts: The contribution of each scene's lists to the mean of a reward, by reward.
         """
         self.rewards[str(step)] = {
@@ -103,9 +103,8 @@ class ValidationRecord:
         """Recompute the rewards of all steps after rewards or their weights have changed.
 
         Args:
-            judge: Returns the trained reward of parts and the shortfall to floors. A reward of None says that a reward
-                with a
-                weight was not measured at that step.
+            judge: A function from the parts of a step to the trained reward and the shortfall to floors. The trained reward
+                is None if a reward with a weight was not measured at that step.
         """
         for entry in self.rewards.values():
             if entry["parts"]:
@@ -134,7 +133,7 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
 
     Args:
         stage: The name of the stage.
-        summary: The summary that `Validations.close` recorded, and the "history".
+        summary: The summary that `ValidationRecord.close` recorded, and the "history".
     """
     best, metric, guard = summary["best"], summary["metric"], summary.get("guard")
     entry = next((each for each in summary["history"] if each["step"] == best), None)
@@ -172,7 +171,7 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
 
 
 def _get_value(entry: Mapping[str, Any], metric: str) -> float | None:
-    """Return the value of a metric of a validation, of its nats or of its trained reward."""
+    """Return the value of a metric in a history entry; "nats" and "reward" have fields of their own."""
     if metric in ("nats", "reward"):
         return entry.get(metric)
     return (entry.get("metrics") or {}).get(metric)

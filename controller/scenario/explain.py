@@ -1,7 +1,7 @@
 """One-line messages for an invalid scenario: the path of the key, the value that was given, and what is allowed.
 
-Pydantic's paths contain arms of unions that no user wrote. They are omitted, and the message is about the arm that was
-meant.
+Pydantic's paths contain the names of union members, which no user wrote. They are left out of the path, and the message is
+about the union member that the user most likely intended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nonet.controller.scenario.stage import StageOptions, find_kind
 from nonet.plugins import PluginFiles
 from nonet.suggest import suggest_inline
 
-# Names of union arms as they appear in pydantic's paths.
+# Names of union members as they appear in pydantic's paths.
 _WORDLESS = {
     "Schedule",
     "Elastic",
@@ -80,8 +80,8 @@ class _HiddenValue:
 def _choose_problem(problems: Sequence[Any]) -> Any:
     """Return the problem to report.
 
-    It is the first one, unless a map or list was given to a union such as `float | Schedule`; then it is the first one
-    inside the map.
+    This is the first problem. If a map or list was given for a union such as `float | Schedule`, it is the most deeply nested
+    problem inside that map or list.
     """
     first = problems[0]
     loc = first["loc"]
@@ -92,7 +92,7 @@ def _choose_problem(problems: Sequence[Any]) -> Any:
 
 
 def _is_arm(part: Any) -> bool:
-    """Return whether a part of a path is an arm of a union."""
+    """Return whether a part of a path is the name of a union member, which pydantic adds."""
     return str(part) in _WORDLESS or "[" in str(part)
 
 
@@ -102,7 +102,7 @@ def _find_class(
     """Return the class of the part of a document at a path; None if the part has no class of its own."""
     own_name = False
     for part in loc:
-        if isinstance(part, int):  # an index of a list
+        if isinstance(part, int):  # an index into a list has no class
             continue
         if own_name:
             own_name = False

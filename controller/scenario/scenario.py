@@ -50,7 +50,7 @@ from nonet.plugins import HERE, PluginFiles
 from nonet.suggest import suggest_inline
 from nonet.workers.roles.kinds import get_shipped_roles
 
-SOURCES = "sources.json"  # lists the copies of own files in a run's folder
+SOURCES = "sources.json"  # lists the copies of the user's own files in a run's folder
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
 
@@ -58,7 +58,7 @@ Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(parse_stage)]
 
 
 class Scenario(StrictModel):
-    """The whole document, validated."""
+    """A complete scenario document after validation."""
 
     name: Word
     seed: int = Field(default=0, ge=0, lt=1 << 63)
@@ -87,7 +87,7 @@ class Scenario(StrictModel):
     _files: PluginFiles = PrivateAttr(default=HERE)
 
     def relocate(self, files: PluginFiles) -> Scenario:
-        """Return the same scenario with the user's own files in another place, such as the copies that a run keeps."""
+        """Return the same scenario with the user's own files in another location, such as the copies that a run keeps."""
         return _validate_document(_to_plain(self), files)
 
     def __eq__(self, other: object) -> bool:
@@ -117,7 +117,7 @@ class Scenario(StrictModel):
 
     @model_validator(mode="after")
     def _set_files(self, info: ValidationInfo) -> Scenario:
-        """Keep the user's own files that the validation context gives."""
+        """Set the user's own files from the validation context."""
         self._files = get_files(info)
         return self
 
@@ -212,7 +212,7 @@ def make_scenario(
 
 
 def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, stored: Any) -> dict[str, Any]:
-    """Return the document with the values that `settings: data` leaves to the data, or to the stored run."""
+    """Return the document with the values that `settings: data` derives from the data, or takes from the stored run."""
     settings = document.get("settings")
     if settings is not None and settings != "data" and not yaml.is_map(settings):
         raise ConfigError(f"{source}: settings: wanted data, or nothing, got {settings!r}")
@@ -242,19 +242,19 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
 
 
 def _needs_user_data(interactions: str, files: PluginFiles) -> bool:
-    """Return whether the tables are missing because a shipped scenario expects the user's."""
+    """Return whether a shipped scenario has a relative path of interactions, which the user must provide."""
     return Path(files.folder).resolve() == LIBRARY.resolve() and not (
         ":" in interactions or Path(interactions).is_absolute()
     )
 
 
 def _put_setting(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set a derived key."""
+    """Set a key whose value was derived from the data; error messages begin with `settings: data`."""
     put_value(document, path, value, "settings: data")
 
 
 def _validate_document(document: Any, files: PluginFiles) -> Scenario:
-    """Validate a document and return the scenario; raise pydantic's errors."""
+    """Validate a document and return the scenario; pydantic's errors are not converted."""
     return Scenario.model_validate(document, context={"files": files})
 
 
@@ -264,7 +264,7 @@ def _to_plain(scenario: Scenario) -> dict[str, Any]:
 
 
 def _find_files(path: Path) -> PluginFiles:
-    """Return the own files of a scenario: those beside it, or, in a run's folder, the copies of the run."""
+    """Return the user's own files of a scenario: those in its folder, or the copies if the folder is that of a run."""
     copies = path.parent / SOURCES
     if not copies.exists():
         return PluginFiles(str(path.parent))
@@ -334,7 +334,7 @@ def put_value(document: dict[str, Any], path: str, value: Any, source: str) -> N
         document: The document, changed in place.
         path: The keys, such as `a.b.c`.
         value: The new value.
-        source: The beginning of messages.
+        source: The text that error messages begin with.
 
     Raises:
         ConfigError: A key on the path has a value without keys.

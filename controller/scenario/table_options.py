@@ -2,7 +2,7 @@
 
 Steps are the only clock of a run on which a resume and every sharding agree: epochs are shuffled, so a step has no event
 time of its own, and wall time differs between machines. `ttl: 30d` therefore means the number of steps that train 30 days'
-worth of events, at the pace of the first stage; `compute_ttl_steps` states it directly.
+worth of events, at the rate of the first supervised stage. The key `ttl_steps` sets the number directly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any
 
 
 def check_tables(scenario: Scenario) -> None:
-    """Check that all tables can be made, and that each feature is known and has one table.
+    """Check that all tables are valid, and that each feature is known to the model and belongs to one table.
 
     Raises:
         ConfigError: A table or a feature is wrong.
@@ -88,7 +88,7 @@ def check_tables(scenario: Scenario) -> None:
 
 
 def _list_known_features(scenario: Scenario) -> tuple[str, ...] | None:
-    """Return the features that the model may read, with joined columns; None if the tables define them."""
+    """Return the features that the model can read, including joined columns; None if the tables define the features."""
     own = scenario.model.spec.features
     if own is None or not scenario.model.spec.makes_lists:
         return own
@@ -97,7 +97,7 @@ def _list_known_features(scenario: Scenario) -> tuple[str, ...] | None:
 
 
 def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
-    """Raise ConfigError if the nearest items vote and some items have no row to compare."""
+    """Raise ConfigError if `nearest` is a voter and some items may have no row to compare."""
     if "nearest" not in scenario.model.list_voters():
         return
     if "item" not in readers:
@@ -116,7 +116,7 @@ def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
 def make_tier_arguments(tiers: TierOptions) -> dict[str, Any]:
     """Return the arguments of nonet.embedding.Tiers except the device.
 
-    `host_bytes` is converted into rows when the spec is known.
+    `host_bytes` is converted into rows later, when the TableSpec is known.
 
     Args:
         tiers: The tiers of the table.
@@ -133,7 +133,7 @@ def make_tier_arguments(tiers: TierOptions) -> dict[str, Any]:
 
 
 def has_policy(scenario: Scenario) -> bool:
-    """Return whether a table has a policy by which it refuses or evicts rows."""
+    """Return whether any table has a policy that refuses or evicts rows."""
     return any(table.admit or table.evict or table.budget for table in scenario.sparse.tables.values())
 
 

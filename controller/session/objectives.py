@@ -6,7 +6,7 @@ current shortfall at once, so that the multiplier does not oscillate (a PI contr
 The current shortfall is a mean over about five steps, because users differ from step to step. The multiplier is never
 negative, and its unit is the total weight of the other rewards. A resumed stage restores it from the journal.
 
-A floor is about the lists that would be served, while rollouts may be samples of the policy with another mean reward. The
+A floor applies to the lists that would be served. Rollouts may be sampled from the policy, with another mean reward. The
 served lists are therefore scored at every evaluation. Between evaluations, the mean of a step is multiplied by the last
 ratio of served lists to rollouts.
 """
@@ -44,7 +44,7 @@ class RewardObjectives:
         self._missing: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
         self._served: dict[
             str, float
-        ] = {}  # means of served lists that have not been compared with the mean of a step yet
+        ] = {}  # mean rewards of served lists that no step has been compared with yet
         self._ratio: dict[
             str, float
         ] = {}  # mean of served lists divided by mean of rollouts, at the last evaluation
@@ -88,9 +88,9 @@ class RewardObjectives:
         """Return the mean trained reward of lists with the weights of a step, without multipliers.
 
         Args:
-            parts: What each scene's lists contribute to the mean of each reward (`sum_by_scene`).
+            parts: The contribution of each scene's lists to the mean of each reward (`sum_by_scene`).
             step: The step of the stage whose weights are used.
-            scenes: The scenes with their own weights, if the stage has some.
+            scenes: The scenes and their weights, if the stage has scenes.
 
         Returns:
             The total, or None if a reward with a weight was not measured.
@@ -132,7 +132,7 @@ class RewardObjectives:
         return shown | {f"multiplier.{name}": value for name, value in used.items()}
 
     def compute_shortfall(self, means: Mapping[str, float]) -> float:
-        """Return the shortfall to the floor that is missed most, as a fraction of it; 0 if all floors are met."""
+        """Return the largest shortfall to a floor, as a fraction of that floor; 0 if all floors are met."""
         return max(
             [0.0, *(self._compute_shortfall_of(name, means[name]) for name in self._sums if name in means)]
         )
@@ -214,13 +214,13 @@ class RewardObjectives:
 def sum_by_scene(
     mean_P: np.ndarray, there_P: np.ndarray, scene_P: np.ndarray | None, count: int
 ) -> list[float]:
-    """Return what each scene's lists contribute to the mean of a reward over all lists.
+    """Return the contribution of each scene's lists to the mean of a reward over all lists.
 
     Args:
         mean_P: The mean reward of each list.
-        there_P: Which lists count.
+        there_P: Mask of the lists that are included in the mean.
         scene_P: The scene of each list, or None if the stage has no scenes.
-        count: The number of scenes, including the one for all other lists.
+        count: The number of scenes, including the scene of lists that belong to no named scene.
     """
     scene_P = np.zeros(len(mean_P), np.int64) if scene_P is None else scene_P
     sums = np.bincount(scene_P[there_P], mean_P[there_P], minlength=count)

@@ -86,9 +86,8 @@ class Session:
         run: The folder of the run; a new one by default. With `resume` it must hold a checkpoint.
         resume: Whether to continue from the newest complete checkpoint.
         changes: Overrides of scenario keys, `key=value`.
-        life_s: If above 0, the processes are detached and end after this many seconds without a sign of this process, and
-            whoever
-            started it locks the folder. If 0, they end with this process, which locks the folder.
+        life_s: If above 0, the processes are detached and end after this many seconds without a heartbeat from this process,
+            and the process that started this one locks the folder. If 0, they end with this process, which locks the folder.
         from_run: A run whose weights and rows to start with, as `init: {from, stage}` in a scenario.
         stage: The stage of `from_run` at whose end to start; by default the last that ended.
 

@@ -1,4 +1,4 @@
-"""Reinforced stages (rl): rollouts answer prompts, rewards score the beams, trainers learn from the scores."""
+"""Reinforced stages (rl): rollouts generate beams for prompts, rewards score them, and trainers update the policy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from nonet.errors import ConfigError
 from nonet.plugins import is_reference
 from nonet.workers.roles import SceneSetup
 
-_FORWARD, _TRAINED = 2.0, 6.0  # flops a parameter and position
-_BEAM_BYTES = 8  # a code of a level and its log-probability
-_ITEM_BYTES = 30  # item, validity and what else a beam carries
-_BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the rest
+_FORWARD, _TRAINED = 2.0, 6.0  # FLOPs per parameter and position: a forward pass, and a training step
+_BEAM_BYTES = 8  # per beam and level: the code and its log-probability
+_ITEM_BYTES = 30  # per beam: the item, the validity flag and the other fields
+_BEFORE = (
+    "rollout",
+    "reward",
+)  # the roles of a step that overlap with the update if stale rollouts are allowed
 
 
 class ReinforcedKind(StageKind):
-    """So many steps of prompts, beams, scores and an update."""
+    """The kind of stages that run a fixed number of RL steps: generate beams, score them and update the policy."""
 
     plan_name: ClassVar[str] = "rl"
     options: ClassVar[type[StageOptions]] = Reinforced
@@ -54,12 +57,12 @@ class ReinforcedKind(StageKind):
             "rollout": ("rollout", "evaluator"),
             "score": ("reward", "evaluator"),
             "update": ("trainer", "embedding", "evaluator"),
-            # weights leave as bytes in host memory; rollout takes them when it works
+            # the weights are sent as bytes in host memory; rollouts load them in their own phase
             "publish": ("trainer", "embedding", "evaluator"),
         }
 
     def list_own_workers(self, stage: str, stage_options: Reinforced) -> Iterator[OwnWorkers]:
-        """Rewards, and steps between rollout and rewards."""
+        """Yield the workers of each reward and of each step between rollout and rewards."""
         for name, options in stage_options.rewards.items():
             path = f"stages.{stage}.rewards.{name}"
             yield OwnWorkers(f"{stage}.reward.{name}", path, options.pool, options.workers)
@@ -109,7 +112,7 @@ class ReinforcedKind(StageKind):
                 )
 
     def get_width(self, stage_options: Reinforced) -> int:
-        """Return the number of items for each prompt."""
+        """Return the number of beams that are generated for each prompt."""
         return int(stage_options.rollout.get_options().get("width", BeamRollout().width))
 
     def make_rollout_options(self, stage_options: Reinforced) -> dict[str, Any]:
@@ -117,7 +120,10 @@ class ReinforcedKind(StageKind):
         return {"use": stage_options.rollout.use, **stage_options.rollout.get_options()}
 
     def make_scenes(self, stage_options: Reinforced) -> SceneSetup | None:
-        """Return the scenes of the stage: one for all prompts if it only has a catalogue, None without either."""
+        """Return the scenes of a stage.
+
+        A stage without scenes whose rollout has a catalogue gets one scene for all prompts. A stage with neither gets None.
+        """
         everywhere, scenes = stage_options.rollout.get_options().get("catalogue"), stage_options.scenes
         if scenes is None:
             return SceneSetup("", (), (everywhere,), ()) if everywhere else None
@@ -134,16 +140,16 @@ class ReinforcedKind(StageKind):
         return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
     def needs_reference(self, stage_options: Reinforced) -> bool:
-        """Return whether the algorithm compares with the first weights of the stage."""
+        """Return whether the algorithm needs a reference policy (a copy of the weights at the start of the stage)."""
         return stage_options.algorithm.spec.needs_reference(stage_options.algorithm.get_options())
 
     def count_old_versions(self, stage_options: Reinforced) -> int:
-        """Return how many published versions trainers keep to correct stale rollouts."""
+        """Return how many published versions of the weights the trainers keep to correct for stale rollouts."""
         staleness = int(stage_options.rollout.get_options().get("staleness", 0))
         return staleness + 1 if stage_options.mismatch is not None and staleness else 0
 
     def count_stored_row_steps(self, stage_options: Reinforced) -> int:
-        """Return the number of steps whose sparse rows trainers store before they change."""
+        """Return the number of steps for which trainers keep the original values of the sparse rows that were changed."""
         if stage_options.sparse_lr is None:
             return 0
         moving = stage_options.algorithm.get_options().get("reference")
@@ -158,7 +164,7 @@ class ReinforcedKind(StageKind):
         )  # the newest version is the policy itself
 
     def find_least_users(self, stage_options: Reinforced) -> tuple[int | None, str]:
-        """Return the users of a step and the key that sets them."""
+        """Return the number of users of a step, and the key that sets it."""
         return stage_options.users, "users"
 
     def count_unit_tokens(self, scenario: Any, stage_options: Reinforced, size: Any) -> float:
@@ -176,7 +182,7 @@ class ReinforcedKind(StageKind):
     def derive_sizes(
         self, stage_options: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return the sizes of a worker and chunk that a plan prints."""
+        """Return the sizes that a plan prints, by description: those of a step, of a worker and of a chunk."""
         width, staleness = (
             self.get_width(stage_options),
             stage_options.rollout.get_options().get("staleness", 0),
@@ -247,12 +253,12 @@ class ReinforcedKind(StageKind):
 
 
 def _make_staleness(body: Reinforced) -> dict[str, int]:
-    """How many versions back beams may come from, so that trainers keep the weights of as many."""
+    """Return the option `staleness`: how many versions old the weights that generated the beams may be."""
     return {"staleness": int(body.rollout.get_options().get("staleness", 0))}
 
 
 def _count_prompts(body: Reinforced) -> int:
-    """Prompts of a step: the stage's users, and more where its algorithm drops some."""
+    """Return the number of prompts of a step: the stage's users, increased if the algorithm drops some prompts."""
     return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.get_options()))
 
 

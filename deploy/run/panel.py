@@ -53,7 +53,7 @@ class Panel:
         live: Whether to use the live display; None to use it on a terminal.
         interval_s: Seconds between two lines of the plain display.
         clock: The source of time in seconds.
-        face: The display to use instead of the plain or live one.
+        display: The display to use instead of the plain or live one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Warnings about a data set, as sentences with numbers, for plans, runs and `nonet new`."""
+"""Warnings about a data set, as sentences, which plans, runs and `nonet new` print."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, count_held_out
 from nonet.samples.profiles import DataProfile
 
-TIED = 0.05  # share of neighbours, or of tested users, from which ties are reported
-UNTESTED = 0.5  # share of users that only train
-FEW_TESTED = 200  # users; under them a recall of 0.1 is uncertain by more than 0.02
+TIED = 0.05  # share of neighbouring events, or of tested users, above which equal timestamps are reported
+UNTESTED = 0.5  # share of users without test events above which a warning is given
+FEW_TESTED = 200  # with fewer tested users, a recall of 0.1 is uncertain by more than 0.02
 MANY_DUPLICATES, NEW = 0.01, 0.3
-# Seconds: if all times of a log are below it, they are counted from a start of their own, such as the first event.
+# Seconds. If all times of a log are between 0 and this, they are relative to some event rather than unix times.
 _RELATIVE = 10 * 365 * 86_400
-# One user is implausible among at least `_MANY_USERS` with this share of all events, and this many times the median.
+# In a log of at least `_MANY_USERS` users, a user with more than this share of all events and more than this many times the
+# median number is reported.
 _ONE_USER, _LONGER, _MANY_USERS = 0.1, 20, 20
 
 
@@ -27,7 +28,7 @@ def list_data_warnings(
     Args:
         profile: The profile of the kept events.
         split: The keys of `data.split`.
-        features: The sparse features that have a row.
+        features: The sparse features that have a table, by name.
     """
     p, held_out = profile, count_held_out(split)
     last_out = split.get("use", "leave_last_out") == "leave_last_out"
@@ -93,7 +94,7 @@ def _list_test_warnings(p: DataProfile, test: int, held_out: int) -> Iterator[st
 
 
 def _format_day(unix_s: int) -> str:
-    """Format a time as a date; out of range as seconds."""
+    """Format a time as a date, or as seconds if it is out of the range of dates."""
     try:
         return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
     except (OverflowError, ValueError, OSError):

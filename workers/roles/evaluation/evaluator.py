@@ -77,8 +77,7 @@ class Evaluator(DistributeWorker):
         Returns:
             "detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles per shown user, "lists": statistics of the first
             ten items on test, "segments": descriptions of the groups, and "trained" if the baseline has it. {"fitting": number of
-            parts} means that
-            the fit is not complete: call again. Validations can run between these calls.
+            parts} means that the fit is not complete: call again. Validations can run between these calls.
         """
         if self.rank:
             return {}
