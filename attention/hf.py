@@ -1,7 +1,7 @@
-"""uni_attention as an attention implementation of Hugging Face transformers: `attn_implementation="uni_attention"`.
+"""Registers `uni_attention` with Hugging Face transformers: `attn_implementation="uni_attention"`.
 
-Call `register()` once; this needs the extra `hf`. A model's mask function is converted to intervals exactly, or refused. No mask
-is ignored silently, which other registered backends have done (NeMo-Automodel PR 2622).
+Call `register()` once; it needs the extra `hf`. A model's mask function is converted exactly to intervals; a mask that cannot be
+converted raises ConfigError and is never ignored silently (compare NeMo-Automodel PR 2622).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nonet.attention.attention import uni_attention
 from nonet.attention.masks import IntervalTable, MaskRows, PackedGeometry, UniMask, read_rows
 from nonet.errors import ConfigError
 
-# Shapes: B sequences, H query heads, Q queries, N keys, D width.
+# Shapes: B sequences, H query heads, G key heads, Q queries, N keys, D width.
 NAME = "uni_attention"
 
 
@@ -44,9 +44,18 @@ def build_attention_mask(
     device: torch.device | str = "cpu",
     **ignored: Any,
 ) -> IntervalTable:
-    """Build the table of a model's mask for B sequences of Q queries and N keys; it serves all layers.
+    """Build the interval table of a model's mask, which all layers with this mask share.
 
-    attention_mask [B, N] is true where a key is not padding.
+    Args:
+        batch_size: Number of sequences B.
+        q_length: Number of queries Q.
+        kv_length: Number of keys N.
+        q_offset: Position of the first query.
+        kv_offset: Position of the first key.
+        mask_function: A function (b, h, q, kv) -> bool of positions; None for the causal mask.
+        attention_mask: Padding mask [B, N], true for keys that are not padding; None without padding.
+        device: Device of the table.
+        ignored: Other arguments of transformers, which do not matter for intervals.
 
     Raises:
         ConfigError: If the mask needs more than four intervals.
@@ -54,18 +63,21 @@ def build_attention_mask(
     from transformers.masking_utils import causal_mask_function
 
     cuts = torch.arange(batch_size + 1, device=device, dtype=torch.int32)
-    whole = attention_mask is None or bool(attention_mask.all())
-    newest = int(q_offset) + q_length == int(kv_offset) + kv_length
-    if mask_function in (None, causal_mask_function) and whole and newest:
+    is_unpadded = attention_mask is None or bool(attention_mask.all())
+    ends_at_last_key = int(q_offset) + q_length == int(kv_offset) + kv_length
+    if mask_function in (None, causal_mask_function) and is_unpadded and ends_at_last_key:
         return UniMask.causal().build_table(cuts * q_length, cuts * kv_length)
     function = mask_function or causal_mask_function
-    rule = _MaskFunctionRule(function, int(q_offset), int(kv_offset), None if whole else attention_mask)
+    rule = _MaskFunctionRule(function, int(q_offset), int(kv_offset), None if is_unpadded else attention_mask)
     return UniMask(rule).build_table(cuts * q_length, cuts * kv_length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MaskFunctionRule:
-    """A transformers mask function (b, h, q, kv) -> bool and a padding mask [B, N], evaluated in blocks of rows."""
+    """The mask rule of a transformers mask function (b, h, q, kv) -> bool and a padding mask [B, N].
+
+    The function is evaluated in blocks of rows, which are converted to intervals.
+    """
 
     function: Callable[..., Any]
     q_offset: int
@@ -83,15 +95,14 @@ class _MaskFunctionRule:
         """Evaluate the mask function and the padding for rows [first, last) of sequence b."""
         q = torch.arange(first, last, device=device)[:, None] + self.q_offset
         k = torch.arange(keys, device=device)[None] + self.kv_offset
-        number = torch.full((1, 1), b, device=device)
-        seen = torch.as_tensor(self.function(number, torch.zeros_like(number), q, k), device=device)
+        sequence = torch.full((1, 1), b, device=device)
+        seen = torch.as_tensor(self.function(sequence, torch.zeros_like(sequence), q, k), device=device)
         seen = torch.broadcast_to(seen, (last - first, keys)).bool()
         if self.padding is None:
             return seen
         unpadded = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
-        unpadded = torch.nn.functional.pad(
-            unpadded, (0, keys - len(unpadded))
-        )  # Keys that are not written yet.
+        # Keys beyond the padding mask have not been written to the cache yet and are masked.
+        unpadded = torch.nn.functional.pad(unpadded, (0, keys - len(unpadded)))
         return seen & unpadded
 
 
@@ -109,7 +120,13 @@ def attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Run an attention call of transformers: query [B, H, Q, D], key and value [B, G, N, D] -> [B, Q, H, D]."""
+    """Compute attention with the signature of a transformers attention function.
+
+    The query is [B, H, Q, D], key and value are [B, G, N, D], and the output is [B, Q, H, D]. No attention weights are returned.
+
+    Raises:
+        ConfigError: If an option or the mask is not supported.
+    """
     _refuse(dropout, kwargs)
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -123,7 +140,7 @@ def attention_forward(
 
 
 def _from_tensor(mask: Any, query: Tensor, key: Tensor) -> UniMask:
-    """Convert a 4D mask of bools, or of zeros and the lowest numbers, exactly."""
+    """Convert a 4D mask of bools, or an additive mask of zeros and lowest floats, to intervals; raise ConfigError for others."""
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[1] != 1:
         shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ConfigError(
@@ -143,7 +160,7 @@ def _from_tensor(mask: Any, query: Tensor, key: Tensor) -> UniMask:
 
 
 def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
-    """Raise an error for options that this attention does not support."""
+    """Raise ConfigError for options that `uni_attention` does not support."""
     if dropout:
         raise ConfigError(
             f"dropout {dropout} of attention weights is not computed by {NAME}; set attention_dropout: 0 in the model's config."

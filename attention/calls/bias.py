@@ -1,8 +1,9 @@
-"""Relative position and time bias of attention scores, from O(N) tables.
+"""Relative position and time bias of attention scores, computed from small tables.
 
-score[h, q, k] += position[h, clamp(k - p, -(P - 1), P - 1) + P - 1] + time[h, bucket_of(t_q - t_k)], where p is the query's
-position among the keys (its own position, aligned at the newest token if there are fewer queries than keys). A dense bias and its
-gradient need O(N^2) memory; these tables have 2 P - 1 and some tens of numbers per head.
+score[h, q, k] += position[h, clamp(k - p, -(P - 1), P - 1) + P - 1] + time[h, compute_bucket(t_q - t_k)]
+
+p is the position of the query among the keys of its sequence. If there are fewer queries than keys, the last query is aligned
+with the last key. A dense bias and its gradient need O(N^2) memory; these tables have 2 P - 1 and some tens of entries per head.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from torch import Tensor
 
 from nonet.errors import ConfigError
 
-# Shapes: H query heads, P reach of positions, C time buckets, T packed query tokens, S packed key tokens.
+# Shapes: H query heads, P relative positions per direction (with 0), C time buckets, T packed query tokens, S packed key tokens.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelativeBias:
-    """Tables of a bias; either may be None. A table has one row per head, or one row that all heads share."""
+    """The tables of a relative bias. `position` or `time` may be None; a table has one row per head or one shared row."""
 
     position: Tensor | None = None  # [H or 1, 2 P - 1]
     time: Tensor | None = None  # [H or 1, C]
-    time_q: Tensor | None = None  # [T] int32, for example seconds from any origin within 2^31
-    time_k: Tensor | None = None  # [S] int32
-    steps: float = 2.0  # buckets per doubling of the time between two tokens
+    time_q: Tensor | None = None  # [T] int32: the time of each query, for example in seconds since any origin
+    time_k: Tensor | None = None  # [S] int32: the time of each key
+    steps: float = 2.0  # Time buckets per doubling of the time difference.
 
     def check(self, heads: int, queries: int, keys: int) -> None:
-        """Raise ConfigError unless the tables fit these heads and tokens."""
+        """Raise ConfigError if the shapes or dtypes of the tables do not fit these numbers of heads, queries and keys."""
         for name, table in (("position", self.position), ("time", self.time)):
             if table is not None and (table.ndim != 2 or table.shape[0] not in (1, heads)):
                 raise ConfigError(f"bias.{name} is {tuple(table.shape)}; it must be [{heads} or 1, entries].")
@@ -50,8 +51,8 @@ class RelativeBias:
 def compute_bucket(between: Tensor, steps: float, buckets: int) -> Tensor:
     """Compute the bucket of a time difference: floor(steps * octave), at most buckets - 1.
 
-    octave is log2(max(1, |difference|)), linearly interpolated between powers of two and read from the bits of the float32. So no
-    logarithm is computed, and the bucket is the same on every device.
+    octave is log2(max(1, |difference|)), linearly interpolated between powers of two. It is read from the bits of the float32,
+    not computed as a logarithm, so the bucket is the same on every device.
     """
     bits = between.abs().clamp_min(1).to(torch.float32).view(torch.int32)
     octave = ((bits - 0x3F800000) >> 8).to(torch.float32)

@@ -1,7 +1,8 @@
-"""The backward kernels: dQ by tile of queries, dK and dV by tile of keys. No atomics, so the same bits every run.
+"""The backward kernels: one computes dQ for tiles of queries, the other dK and dV for tiles of keys.
 
-Weights are computed again from the log-sum-exp, 7 matrix products where a fused kernel with atomics has 5. dQ runs first
-and leaves delta = sum(out * grad) - grad_lse for the other. All query heads of a key head are summed by one program.
+They use no atomics, so the results are deterministic bit for bit. Both recompute the weights from the log-sum-exp, which takes 7
+matrix products instead of the 5 of a fused kernel with atomics. The dQ kernel runs first and stores delta = sum(out * grad) -
+grad_lse for the dK/dV kernel. One program of the dK/dV kernel sums over all query heads of a key head.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
@@ -38,9 +39,12 @@ def compute_score_gradients(
     product, grad_weight, level, delta, seen, scales, bias, here, row, key,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute weights of a tile, and the gradient of its scores before and after the soft cap.
+    """Compute the weights of a tile, and the gradients of its scores after and before the soft cap.
 
-    level, delta: log2-sum-exp and delta of the rows, shaped like row. They are unused for SiLU.
+    `level` and `delta` are the log2-sum-exp and the delta of the rows, with the shape of `row`. They are not used for SiLU.
+
+    Returns:
+        The weights, the gradient of the capped scores, and the gradient of the scores before the cap.
     """
     inner_scale, outer_scale, silu_scale, soft_cap = scales
     score = compute_scores(product, scales, bias, here, row, key)
@@ -57,17 +61,17 @@ def compute_score_gradients(
         if MASKED:
             weight = tl.where(seen, weight, 0.0)
         grad = weight * (grad_weight - delta)
-    bent = grad
+    uncapped_grad = grad
     if soft_cap is not None:
-        bent = grad * compute_cap_slope(product, inner_scale, soft_cap)
-    return weight, grad, bent
+        uncapped_grad = grad * compute_cap_slope(product, inner_scale, soft_cap)
+    return weight, grad, uncapped_grad
 
 
 @triton.jit
 def compute_delta(
     OUT, GRAD_OUT, first, rows, E, stride_o, stride_d, BM: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr
 ):
-    """Compute sum(out * grad) of each row [BM], a chunk of columns at a time, because complete rows exceed the registers."""
+    """Compute sum(out * grad) of each row [BM] in chunks of columns, because complete rows do not fit into the registers."""
     CHUNK: tl.constexpr = WE if WE < _CHUNK else _CHUNK
     delta = tl.zeros([BM], tl.float32)
     for at in tl.static_range(0, WE, CHUNK):
@@ -82,10 +86,10 @@ def multiply_rows(
     A, a_first, a_rows, stride_a, B, b_first, b_rows, stride_b, width, MASKED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Multiply rows of A by rows of B, a chunk of columns at a time.
+    """Compute A @ B.T for rows of A and B, in chunks of columns.
 
-    float32 products hold a row of each operand in every thread's registers: 512 of them for width 256, half of which would spill.
-    The barrier prevents the compiler from loading the next chunk early.
+    Without chunks, a float32 product needs one row of each operand in the registers of every thread: 512 registers for a width of
+    256, half of which would spill. The barrier prevents the compiler from loading the next chunk early.
     """
     CHUNK: tl.constexpr = WIDTH if WIDTH < _SLICE else _SLICE
     acc = tl.zeros([BM, BN], tl.float32)
@@ -103,7 +107,7 @@ def accumulate_dq(
     stride_q, stride_d, stride_k, stride_v, D, E, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add one block of keys to dQ."""
+    """Add the contribution of one block of keys to dQ."""
     _q_first, _k_first, rows, keys, _tokens, _head = here
     row = first + tl.arange(0, BM)
     key = block * BN + tl.arange(0, BN)
@@ -123,11 +127,11 @@ def accumulate_dq(
     seen = True
     if MASKED:
         seen = compute_visible(mask, here, row[:, None], key[None, :], SLOTS)
-    _weight, _grad, bent = compute_score_gradients(
+    _weight, _grad, uncapped_grad = compute_score_gradients(
         product, grad_weight, level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], key[None, :],
         SILU, MASKED,
     )  # fmt: skip
-    return dot(cast_to_nearest(bent, k.dtype), k, acc)
+    return dot(cast_to_nearest(uncapped_grad, k.dtype), k, acc)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -139,7 +143,7 @@ def dq_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Compute GRAD_Q and, for softmax, DELTA [H, tokens]; programs are [tiles * heads]."""
+    """Compute GRAD_Q and, for softmax, DELTA [H, tokens]; there is one program per query tile and head."""
     tile, head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
@@ -190,7 +194,7 @@ def accumulate_dkv(
     SLOTS: tl.constexpr, BM: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add one block of queries to dK and dV; the score tile is [BN, BM] here."""
+    """Add the contribution of one block of queries to dK and dV; the score tile is transposed, [BN, BM]."""
     _q_first, _k_first, rows, _keys, _tokens, _head = here
     row = block * BM + tl.arange(0, BM)
     q = load_rows(Q, block * BM, rows, D, stride_q, MASKED, BM, WD, FULL)
@@ -209,12 +213,12 @@ def accumulate_dkv(
         if not SILU:
             level = tl.load(LSE + row) * LOG2_E
             delta = tl.load(DELTA + row)
-    weight, _grad, bent = compute_score_gradients(
+    weight, _grad, uncapped_grad = compute_score_gradients(
         product, grad_weight, level[None, :], delta[None, :], seen, scales, bias, here, row[None, :], key[:, None],
         SILU, MASKED,
     )  # fmt: skip
     grad_v = dot(cast_to_nearest(weight, grad_out.dtype), grad_out, grad_v)
-    grad_k = dot(cast_to_nearest(bent, q.dtype), q, grad_k)
+    grad_k = dot(cast_to_nearest(uncapped_grad, q.dtype), q, grad_k)
     return grad_k, grad_v
 
 
@@ -227,7 +231,10 @@ def dkv_kernel(
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values; programs are [tiles * key heads], PLACE and SPANS those of the key tiles."""
+    """Compute GRAD_K and GRAD_V; there is one program per key tile and key head.
+
+    PLACE and SPANS are those of the key tiles.
+    """
     tile, key_head, sequence, number, used, here = load_tile(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
@@ -243,14 +250,14 @@ def dkv_kernel(
     v = load_rows(V + k_long * v_t + key_head * v_h, first, keys, E, v_t, True, BN, WE, FULL)
     grad_k = tl.zeros([BN, WD], tl.float32)
     grad_v = tl.zeros([BN, WE], tl.float32)
-    for each in range(used * group):
-        head = key_head * group + each // used
+    for index in range(used * group):
+        head = key_head * group + index // used
         here = (q_first, k_first, rows, keys, tokens, head)
         q_head = Q + q_long * q_t + head * q_h
         d_head = GRAD_OUT + q_long * d_t + head * d_h
         lse_head = LSE + head.to(tl.int64) * tokens + q_first
         delta_head = DELTA + head.to(tl.int64) * tokens + q_first
-        begin, inner, outer, end = load_span(SPANS, tile * S + each % used)
+        begin, inner, outer, end = load_span(SPANS, tile * S + index % used)
         for turn in range(begin, end - (outer - inner)):
             grad_k, grad_v = accumulate_dkv(
                 k, v, get_masked_block(turn, inner, outer), grad_k, grad_v, q_head, d_head, lse_head, delta_head,

@@ -1,7 +1,7 @@
-"""The mask rule of beam trees: beams that share a history and, level by level, their ancestors.
+"""The mask rule of beam trees: each beam attends to the shared history and to its ancestors.
 
-It has 1 + levels slots, of which all but one are single keys. The layout is level-major: [history h | level 0: W
-beams | level 1: W beams | ...].
+The keys of a sequence are ordered by level: [history of h keys | level 0: W beams | level 1: W beams | ...]. A row of the
+mask has 1 + L intervals (slots): one in the history, and one key or none in each level.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from torch import Tensor
 from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 from nonet.errors import ConfigError
 
-# Shapes: T packed query tokens, B sequences, L levels, W beams a level; p the query's place.
+# Shapes: T packed query tokens, B sequences, L levels, W beams per level. p is a query's position among the keys.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BeamTreeRule:
-    """k < h causally, or k an ancestor of the query or itself.
+    """Attention of beams to their history (causally), to their ancestors and to themselves.
 
-    parents [B, L - 1, W] or [L - 1, W]: for level l >= 1, each beam's parent among the W beams of level l - 1.
+    Attributes:
+        history: Number h of history keys.
+        width: Number W of beams per level.
+        parents: For each level except the first, the index of each beam's parent among the W beams of the previous level,
+            [B, L - 1, W], or [L - 1, W] for all sequences.
     """
 
     history: PerSequence
@@ -38,19 +42,22 @@ class BeamTreeRule:
         ancestor_BLLW = self._compute_ancestors(geometry)
         h = geometry.expand_to_queries(self.history, "history")
         p = geometry.place_T
-        beyond = p - h
-        inside = (beyond >= 0) & (beyond < self.levels * self.width)
-        level = (beyond // self.width).clamp(0, self.levels - 1)
-        beam = beyond.clamp_min(0) % self.width
-        of = geometry.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(geometry.sequence_T)
+        offset = p - h
+        inside = (offset >= 0) & (offset < self.levels * self.width)
+        level = (offset // self.width).clamp(0, self.levels - 1)
+        beam = offset.clamp_min(0) % self.width
+        tree = geometry.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(geometry.sequence_T)
         slots = [(torch.zeros_like(p), (p + 1).clamp_max(h))]  # type: ignore[arg-type]
         for above in range(self.levels):
-            key = h + above * self.width + ancestor_BLLW[of, level, above, beam]
+            key = h + above * self.width + ancestor_BLLW[tree, level, above, beam]
             slots.append((key, torch.where(inside & (level >= above), key + 1, key)))
         return MaskRows(tuple(slots))
 
     def _compute_ancestors(self, at: PackedGeometry) -> Tensor:
-        """Compute [B or 1, L, L, W]: for each level's beams the ancestor at each level above (itself at its own)."""
+        """Compute the index of the ancestor [b, level, above, beam] of each beam at each level `above` up to its own.
+
+        The shape is [B or 1, L, L, W]. At its own level a beam is its own ancestor; entries of later levels are unused.
+        """
         parents = self.parents if self.parents.ndim == 3 else self.parents[None]
         sequences = len(at.cu_q) - 1
         if len(parents) not in (1, sequences) or parents.device != at.cu_q.device:
@@ -59,9 +66,9 @@ class BeamTreeRule:
                 f"[{sequences}, levels - 1, {self.width}] or [levels - 1, {self.width}] on {at.cu_q.device}."
             )
         own = torch.arange(self.width, device=parents.device).expand(len(parents), -1)
-        lines = [own.expand(self.levels, *own.shape)]
+        ancestors_by_level = [own.expand(self.levels, *own.shape)]
         for level in range(1, self.levels):
-            up = parents[:, level - 1].long().expand(self.levels, -1, -1)
-            line = lines[-1].gather(2, up)
-            lines.append(torch.cat([line[:level], own[None], line[level + 1 :]]))
-        return torch.stack(lines).permute(2, 0, 1, 3)
+            parent = parents[:, level - 1].long().expand(self.levels, -1, -1)
+            ancestors = ancestors_by_level[-1].gather(2, parent)
+            ancestors_by_level.append(torch.cat([ancestors[:level], own[None], ancestors[level + 1 :]]))
+        return torch.stack(ancestors_by_level).permute(2, 0, 1, 3)

@@ -1,4 +1,4 @@
-"""Dense views of an interval table: its bool matrix, its FlexAttention form, and its work."""
+"""Converts an interval table to a bool matrix or a FlexAttention mask, and counts its visible (query, key) pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ _FLEX_BLOCK = 128
 def compute_visible(
     table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: Any = slice(None)
 ) -> Tensor:
-    """Compute the mask [Q, N] of packed tokens `query` [Q] and `key` [N] of one sequence, at its positions `row` and `place`."""
+    """Compute the mask [Q, N] of some queries and keys of one sequence.
+
+    Args:
+        table: The interval table.
+        query: Packed indices of the queries [Q].
+        key: Packed indices of the keys [N].
+        row: Positions of the queries among the queries of the sequence [Q].
+        place: Positions of the keys in the sequence [N].
+        slots: Index of the slots that are used; all by default.
+    """
     start_KQ1, stop_KQ1 = table.start[slots][:, query, None], table.stop[slots][:, query, None]
     seen = ((place >= start_KQ1) & (place < stop_KQ1)).any(0)
     if table.column_start is not None and table.column_stop is not None:
@@ -28,7 +37,7 @@ def compute_visible(
 
 
 def to_dense(table: IntervalTable) -> Tensor:
-    """Convert to bool [T, S] over the packed batch, false between sequences."""
+    """Convert a table to a bool mask [T, S] of the packed batch; pairs of different sequences are False."""
     device = table.start.device
     out = torch.zeros(table.start.shape[1], int(table.cu_k[-1]), dtype=torch.bool, device=device)
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
@@ -41,22 +50,24 @@ def to_dense(table: IntervalTable) -> Tensor:
 
 
 def count_visible_pairs(table: IntervalTable) -> int:
-    """Count the (query, key) pairs that attend."""
+    """Count the (query, key) pairs that the mask allows."""
     if table.column_start is None and table.sees is None:
         return int((table.stop - table.start).clamp_min(0).sum(dtype=torch.int64))
     pairs = 0
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     for b in range(len(cu_q) - 1):
         place = torch.arange(cu_k[b + 1] - cu_k[b], device=table.start.device)
-        size = max(1, (1 << 22) // max(len(place), 1))
-        for first in range(0, cu_q[b + 1] - cu_q[b], size):
-            row = torch.arange(first, min(first + size, cu_q[b + 1] - cu_q[b]), device=table.start.device)
+        block_rows = max(1, (1 << 22) // max(len(place), 1))
+        for first in range(0, cu_q[b + 1] - cu_q[b], block_rows):
+            row = torch.arange(
+                first, min(first + block_rows, cu_q[b + 1] - cu_q[b]), device=table.start.device
+            )
             pairs += int(compute_visible(table, row + cu_q[b], place + cu_k[b], row, place).sum())
     return pairs
 
 
 def to_flex(table: IntervalTable) -> Any:
-    """Convert to FlexAttention's BlockMask over the packed batch (B and H broadcast)."""
+    """Convert a table to FlexAttention's BlockMask of the packed batch; B and H are broadcast."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(
@@ -70,12 +81,15 @@ def to_flex(table: IntervalTable) -> Any:
 
 
 def make_flex_mod(table: IntervalTable) -> Any:
-    """Create a mask_mod(b, h, q, k) of packed tokens."""
+    """Create FlexAttention's mask_mod(b, h, q, k) for packed token indices."""
     return make_mask_mod(make_flex_tensors(table))
 
 
 def make_flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
-    """Build the tensors that the mask_mod reads, padded to whole blocks; copy another batch into them to reuse it."""
+    """Build the tensors that the mask_mod reads, padded to complete blocks.
+
+    A compiled mask_mod can be used for another batch by copying that batch's tensors into these.
+    """
     tokens_q, tokens_k = (
         table.start.shape[1],
         len(table.word) if table.word is not None else int(table.cu_k[-1]),
@@ -97,7 +111,11 @@ def make_flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
 
 
 def make_mask_mod(tensors: dict[str, Tensor]) -> Any:
-    """Create the mask_mod over these tensors; sequences count from 1 for queries and 2 for keys, 0 is padding."""
+    """Create the mask_mod that reads the tensors of `make_flex_tensors`.
+
+    The stored sequence numbers start at 1 for queries and at 2 for keys, so that padding (0) never satisfies
+    sequence_q + 1 == sequence_k.
+    """
     start, stop, place = tensors["start"], tensors["stop"], tensors["place"]
     sequence_q, sequence_k, row = tensors["sequence_q"], tensors["sequence_k"], tensors["row"]
     columns = (tensors["column_start"], tensors["column_stop"]) if "column_start" in tensors else None

@@ -1,8 +1,8 @@
-"""The mask rules of HSTU and of target groups: rows [contextual | history | targets] with two slots, history and own.
+"""The mask rules of HSTU and of target groups, for sequences of [contextual tokens | history | targets].
 
-The whole family of Meta's HSTU (targets, contextual prefix, max attention length, min full length) is two row
-intervals, equal to `_get_valid_attn_mask` of generative-recommenders for every parameter
-(tests/attention/masks/test_mask.py).
+A row of these masks has two intervals (slots): one in the contextual tokens and the history, and one for a target itself.
+All parameters of Meta's HSTU (targets, contextual prefix, maximum attention length, minimum full length) are supported;
+the masks equal `_get_valid_attn_mask` of generative-recommenders (tests/attention/masks/test_mask.py).
 """
 
 from __future__ import annotations
@@ -15,16 +15,24 @@ from torch import Tensor
 
 from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 
-# Shapes: T packed query tokens; p the query's place, n the keys of its sequence, h = n - targets.
+# Shapes: T packed query tokens. p is a query's position among the keys, n the number of keys of its sequence, h = n - targets
+# the number of keys before the targets, c the number of contextual keys.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HstuRule:
-    """The mask of HSTU, defined by ids as in Meta's implementation.
+    """The mask of HSTU, defined by token ids as in Meta's implementation.
 
-    id = min(max(p - c + 1, 0), top) with top = n - c + 1 - targets (p and n - targets if c = 0). A query sees
-    itself and the keys of lower id, at most `length` ids below it unless its id >= top - full; a contextual query
-    (id 0) sees every key below top. Contextual keys leave the window like any other.
+    The id of a token at position p is min(max(p - c + 1, 0), top) with top = h - c + 1, or min(p, top) with top = h if c = 0.
+    So all contextual tokens have id 0, and all targets have id `top`. A query attends to itself and to keys with a lower id.
+    If `length` > 0, these keys are limited to the `length` ids below its own; if `full` > 0, queries with an id of at least
+    top - full are exempt from this limit. A contextual query attends to every key with an id below `top`.
+
+    Attributes:
+        targets: Number of targets at the end of a sequence.
+        contextual: Number c of contextual tokens at its start. The limit applies to them as to other keys.
+        length: Maximum attention length in ids; 0 for no limit.
+        full: Minimum full length in ids; 0 for none.
     """
 
     targets: PerSequence
@@ -49,10 +57,10 @@ class HstuRule:
         return MaskRows(((start, stop), (p, torch.where(own, p + 1, p))))
 
     def _find_window_start(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
-        """Compute the first history key [T] within `length` ids."""
+        """Compute the position of the first key [T] within the `length` ids below each query's id."""
         if self.length <= 0:
             return torch.zeros_like(p)
-        shift = (c - 1).clamp_min(0) if isinstance(c, Tensor) else max(c - 1, 0)  # id = place - shift
+        shift = (c - 1).clamp_min(0) if isinstance(c, Tensor) else max(c - 1, 0)  # id = p - shift
         lowest = torch.minimum(p, h) - shift - self.length
         start = torch.where(lowest <= 0, 0, lowest + shift)
         if self.full > 0:
@@ -62,7 +70,7 @@ class HstuRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetGroupsRule:
-    """History is causal; a target sees the history and, of its own group of `size` targets, itself and those before."""
+    """Causal attention in the history and in groups of `size` targets; a target attends to the history and its own group only."""
 
     targets: PerSequence
     size: int

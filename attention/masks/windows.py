@@ -1,7 +1,6 @@
-"""Mask rules whose rows are one or two runs of keys around the diagonal: the full, causal and windowed family.
+"""Mask rules whose rows are one or two intervals of keys: full, causal, prefix, windowed and segmented attention.
 
-Segments are masks of consecutive documents or sessions inside the packed keys, with one slot (two with a shared
-prefix).
+In the first line of each rule, a query at position p attends to the key at position k if the condition is true.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from torch import Tensor
 from nonet.attention.masks.packed import MaskRows, PackedGeometry, PerSequence
 from nonet.errors import ConfigError
 
-# Shapes: T packed query tokens; p the query's place, n the keys of its sequence.
+# Shapes: T packed query tokens, M segments. p is a query's position among the keys, n the number of keys of its sequence.
 
 
 @dataclass(frozen=True, slots=True)
 class FullRule:
-    """k < n."""
+    """Full attention: k < n."""
 
     def compute_rows(self, geometry: PackedGeometry) -> MaskRows:
         """Compute the row intervals of this mask for a packed batch."""
@@ -28,7 +27,7 @@ class FullRule:
 
 @dataclass(frozen=True, slots=True)
 class CausalRule:
-    """k <= p, and of these the newest `window`."""
+    """Causal attention: p - window < k <= p; without a window, k <= p."""
 
     window: int | None = None
 
@@ -44,7 +43,7 @@ class CausalRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixLmRule:
-    """k < prefix or k <= p."""
+    """Causal attention with a bidirectional prefix: k < prefix or k <= p."""
 
     prefix: PerSequence
 
@@ -57,7 +56,7 @@ class PrefixLmRule:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """p - left <= k <= p + right."""
+    """Sliding-window attention: p - left <= k <= p + right."""
 
     left: int
     right: int
@@ -69,7 +68,10 @@ class WindowRule:
 
 @dataclass(frozen=True, slots=True)
 class SinksWindowRule:
-    """k <= p and (k < sinks or k > p - window); with `sinks_see_all`, rows p < sinks see every key."""
+    """Causal window with attention sinks: k <= p and (k < sinks or k > p - window).
+
+    With `sinks_see_all`, the queries p < sinks attend to every key.
+    """
 
     sinks: int
     window: int
@@ -86,15 +88,15 @@ class SinksWindowRule:
         return MaskRows((first, (near_T, stop_T)))
 
 
-# Shapes: T packed query tokens, M segments; p the query's place.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentsRule:
-    """A query sees the keys of its own segment and, causally, the first `prefix` keys of its sequence.
+    """Segments such as documents or sessions: a query attends to its own segment and to a shared prefix.
 
-    If `causal`, it sees the keys of its segment up to itself. `cuts` [M + 1] are packed key offsets from 0 to S;
-    the end of a sequence also ends its segment.
+    Attributes:
+        cuts: Packed key offsets of the segments [M + 1], from 0 to the number of packed keys. The end of a sequence also
+            ends its last segment.
+        causal: Whether a query attends only to the keys of its segment up to itself.
+        prefix: Number of keys at the start of a sequence to which its queries attend causally.
     """
 
     cuts: Tensor

@@ -1,9 +1,9 @@
-"""Attention on the CPU by torch's fused kernel, split by interval structure, for training and inference.
+"""Attention on the CPU with torch's fused kernel, for training and inference, without dense masks.
 
-Long sequences are computed tile by tile (`tiles.py`) and merged by log-sum-exp. Each tile's backward is the fused one with the
-row's final output and log-sum-exp, so nothing is computed twice. Short sequences share padded calls (`buckets.py`). 4 sequences
-of 1024/700/400/150 train 2.2 to 2.9 times faster than with a dense mask (float32), and memory is O(N). The order of all sums is
-fixed: the same inputs give the same bits.
+The masks of long sequences are split into pieces (`tiles.py`), whose results are merged by log-sum-exp. The backward of a piece
+is torch's fused backward with the final output and log-sum-exp of its rows, so the forward is not computed again. Short sequences
+share padded calls (`buckets.py`). Memory is O(N), and 4 sequences of 1024, 700, 400 and 150 tokens train 2.2 to 2.9 times as
+fast as with a dense mask (float32). All sums have a fixed order, so the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from nonet.attention.torch_backends import buckets
 from nonet.attention.torch_backends.buckets import SequenceBucket
 from nonet.attention.torch_backends.tiles import MaskPiece, split_mask
 
-# Shapes: T packed query tokens, S packed key tokens, H query heads, D width of queries, keys and values (the narrower is
-# padded), n rows and m keys of a piece.
+# Shapes: T packed query tokens, S packed key tokens, H query heads, D width of queries, keys and values (the narrower are
+# padded), n or N rows and m or M keys of a piece.
 _SHORT = 256  # Maximum number of keys of a sequence in a padded call.
 _SMALL = (
     1 << 18
-)  # With fewer scores, torch's half-precision backward is slower than float32 (3 times at 128^2).
-_BLIND = 1e30  # Log-sum-exp of a row without visible keys in the backward, so that every weight is 0.
+)  # With fewer scores, torch's half-precision backward is slower than float32 (3 times at 128^2 scores).
+_BLIND = 1e30  # Log-sum-exp in the backward of rows without visible keys, which makes all of their weights 0.
 
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -37,23 +37,23 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SplitPlan:
-    """The buckets and pieces of one mask and batch, reused by layers and by the backward."""
+    """The buckets and pieces of one mask and batch, which all layers and the backward share."""
 
     buckets: list[SequenceBucket]
     pieces: list[MaskPiece]
 
 
-_WORKS: Any = WeakIdKeyDictionary()  # By a tensor of the call that is alive as long as its batch.
+_WORKS: Any = WeakIdKeyDictionary()  # Cached plans, by a tensor of the call that lives as long as its batch.
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute output [T, H, E] and log-sum-exp [T, H] including the sink (-inf in rows without visible keys or sink)."""
-    work, width = _get_split(call, q.shape[1]), v.shape[-1]
+    """Compute the output [T, H, E] and the log-sum-exp [T, H] with the sink; it is -inf in rows without visible keys and sink."""
+    plan, width = _get_split(call, q.shape[1]), v.shape[-1]
     q, k, v = _expand_heads(q, k, v)
-    if len(work.buckets) == 1 and not work.pieces and work.buckets[0].query.whole:
-        out, lse = buckets.forward(work.buckets[0], q, k, v, call.scale)
+    if len(plan.buckets) == 1 and not plan.pieces and plan.buckets[0].query.whole:
+        out, lse = buckets.forward(plan.buckets[0], q, k, v, call.scale)
     else:
-        out, lse = _forward_parts(q, k, v, call, work)
+        out, lse = _forward_parts(q, k, v, call, plan)
     if call.sink is not None:
         total = torch.logaddexp(lse, call.sink.to(lse.dtype))
         out, lse = out * (lse - total).exp()[..., None].to(out.dtype), total
@@ -63,13 +63,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tenso
 def _forward_parts(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, work: _SplitPlan
 ) -> tuple[Tensor, Tensor]:
-    """Compute outputs and log-sum-exps of all buckets and pieces, and merge pieces that share query rows."""
-    total = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-    out = torch.zeros(q.shape, dtype=total, device=q.device)
-    lse = torch.full(q.shape[:2], -torch.inf, dtype=total, device=q.device)
+    """Compute the outputs and log-sum-exps of all buckets and pieces, and merge pieces with the same query rows."""
+    sum_dtype = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
+    out = torch.zeros(q.shape, dtype=sum_dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=sum_dtype, device=q.device)
     for bucket in work.buckets:
         part, part_lse = buckets.forward(bucket, q, k, v, call.scale)
-        out.index_copy_(0, bucket.query.token, part.to(total))
+        out.index_copy_(0, bucket.query.token, part.to(sum_dtype))
         lse.index_copy_(0, bucket.query.token, part_lse)
     for piece in work.pieces:
         rows = slice(piece.q0, piece.q1)
@@ -85,7 +85,7 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Compute the gradients of q, k, v and sink."""
-    work, widths, groups = _get_split(call, q.shape[1]), (q.shape[-1], v.shape[-1]), q.shape[1] // k.shape[1]
+    plan, widths, groups = _get_split(call, q.shape[1]), (q.shape[-1], v.shape[-1]), q.shape[1] // k.shape[1]
     sink = None
     if call.sink is not None:
         delta_TH = (grad * out).sum(-1, dtype=lse.dtype)
@@ -96,14 +96,14 @@ def backward(
     if q.shape[-1] != widths[1]:
         grad, out = pad(grad, (0, q.shape[-1] - widths[1])), pad(out, (0, q.shape[-1] - widths[1]))
     if (
-        len(work.buckets) == 1
-        and not work.pieces
-        and work.buckets[0].query.whole
-        and work.buckets[0].key.whole
+        len(plan.buckets) == 1
+        and not plan.pieces
+        and plan.buckets[0].query.whole
+        and plan.buckets[0].key.whole
     ):
-        gq, gk, gv = buckets.backward(work.buckets[0], grad, q, k, v, out, lse, call.scale)
+        gq, gk, gv = buckets.backward(plan.buckets[0], grad, q, k, v, out, lse, call.scale)
     else:
-        gq, gk, gv = _backward_parts(grad, q, k, v, out, lse, call, work)
+        gq, gk, gv = _backward_parts(grad, q, k, v, out, lse, call, plan)
     if groups > 1:
         gk, gv = gk.unflatten(1, (-1, groups)).sum(2), gv.unflatten(1, (-1, groups)).sum(2)
     return (
@@ -124,26 +124,26 @@ def _backward_parts(
     call: AttentionCall,
     work: _SplitPlan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of all buckets and pieces, and add them up."""
-    total = lse.dtype
-    gq, gk, gv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, v))
+    """Compute the gradients of all buckets and pieces, and add those of the same rows or keys."""
+    sum_dtype = lse.dtype
+    gq, gk, gv = (torch.zeros(x.shape, dtype=sum_dtype, device=x.device) for x in (q, k, v))
     for bucket in work.buckets:
         rows, keys = bucket.query.token, bucket.key.token
         parts = buckets.backward(bucket, grad, q, k, v, out, lse, call.scale)
-        for whole, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
-            whole.index_copy_(0, index, part.to(total))
+        for sums, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
+            sums.index_copy_(0, index, part.to(sum_dtype))
     for piece in work.pieces:
         rows, keys = slice(piece.q0, piece.q1), slice(piece.k0, piece.k1)
         parts = _backward_piece(piece, grad[rows], q, k, v, out[rows], lse[rows], call)
-        for whole, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
-            whole[index] += part
+        for sums, index, part in zip((gq, gk, gv), (rows, keys, keys), parts, strict=True):
+            sums[index] += part
     return gq.to(q.dtype), gk.to(q.dtype), gv.to(q.dtype)
 
 
 def _forward_piece(
     piece: MaskPiece, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """Compute output [n, H, D] and log-sum-exp [n, H] of a piece alone."""
+    """Compute the output [n, H, D] and the log-sum-exp [n, H] of a piece, as if its rows had no other keys."""
     q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
     if piece.kind == "self":
         return v, (q * k).sum(-1, dtype=_get_sum_dtype(q)) * call.scale
@@ -152,7 +152,7 @@ def _forward_piece(
         lse_HN = score_HNM.logsumexp(-1)
         weight = (score_HNM - lse_HN.masked_fill(lse_HN == -torch.inf, 0.0)[..., None]).exp_()
         return (weight.to(v.dtype) @ v.transpose(0, 1)).transpose(0, 1), lse_HN.T
-    if piece.kind == "anti":  # A causal square in reverse order.
+    if piece.kind == "anti":  # In reverse order, this is a causal square.
         q, k, v = (x.flip(0) for x in (q, k, v))
     out, lse = _flash(*map(_add_batch, (q, k, v)), 0.0, piece.kind != "dense", scale=call.scale)
     out, lse = out[0].transpose(0, 1), lse[0].T
@@ -208,7 +208,7 @@ def _compute_scores(piece: MaskPiece, q: Tensor, k: Tensor, call: AttentionCall)
 
 
 def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge a piece in place into rows that already have results."""
+    """Merge the results of a piece into `out` and `lse`, in place."""
     total = torch.logaddexp(lse, part_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)
     out.mul_((lse - base).exp_()[..., None]).add_(part * (part_lse - base).exp_()[..., None])
@@ -216,39 +216,39 @@ def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> No
 
 
 def _get_split(call: AttentionCall, heads: int) -> _SplitPlan:
-    """Return the call's buckets and pieces, cached while its table (or cuts) is alive and unchanged."""
+    """Return the plan of a call; it is cached as long as the call's mask table (or `cu_q`) exists and does not change."""
     anchor = call.cu_q if call.table is None else call.table.start
-    if anchor.is_inference():  # Inference tensors have no version counter, so a change would not be noticed.
+    if anchor.is_inference():  # Inference tensors have no version counter that shows a change.
         return _make_split(call, heads)
     other = None if call.cu_k is call.cu_q else call.cu_k
-    known = _WORKS.get(anchor)
+    cached = _WORKS.get(anchor)
     tag = (call.form, heads, anchor._version)
-    if known is not None and known[0] == tag and known[1] is other:
-        return known[2]
-    work = _make_split(call, heads)
-    _WORKS[anchor] = (tag, other, work)
-    return work
+    if cached is not None and cached[0] == tag and cached[1] is other:
+        return cached[2]
+    plan = _make_split(call, heads)
+    _WORKS[anchor] = (tag, other, plan)
+    return plan
 
 
 def _make_split(call: AttentionCall, heads: int) -> _SplitPlan:
-    """Divide the sequences into padded buckets of short ones and separate pieces of long ones."""
+    """Divide the sequences into buckets of short sequences and pieces of long ones."""
     cu_q, cu_k = call.cu_q.tolist(), call.cu_k.tolist()
     n_q, n_k = ([b - a for a, b in itertools.pairwise(cuts)] for cuts in (cu_q, cu_k))
-    busy = [b for b in range(len(n_q)) if n_q[b] and n_k[b]]
-    short = [b for b in busy if n_k[b] <= _SHORT and n_q[b] <= _SHORT]
+    filled = [b for b in range(len(n_q)) if n_q[b] and n_k[b]]
+    short = [b for b in filled if n_k[b] <= _SHORT and n_q[b] <= _SHORT]
     if len(short) < 2 and call.form != "table":
         short = []
-    long = [b for b in busy if b not in set(short)]
+    long = [b for b in filled if b not in set(short)]
     layout = buckets.make_buckets(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
     if call.table is not None:
         return _SplitPlan(layout, split_mask(call.table, long))
     kind = "causal" if call.form == "causal" else "dense"
-    whole = [MaskPiece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, (), True) for b in long]
-    return _SplitPlan(layout, whole)
+    pieces = [MaskPiece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, (), True) for b in long]
+    return _SplitPlan(layout, pieces)
 
 
 def _expand_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Expand keys and values to one head per query head, all of one width."""
+    """Repeat the heads of keys and values for each query head, and pad all three tensors to the same width."""
     groups, width = q.shape[1] // k.shape[1], max(q.shape[-1], v.shape[-1])
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -258,7 +258,7 @@ def _expand_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _add_batch(x_NHD: Tensor) -> Tensor:
-    """Add a batch dimension: [1, H, n, D]."""
+    """Convert [n, H, D] to [1, H, n, D], the layout of torch's kernel."""
     return x_NHD.transpose(0, 1)[None]
 
 

@@ -1,8 +1,9 @@
-"""Pieces: a mask cut into parts that a fused kernel computes without a mask: rectangles, triangles of squares, and single keys.
+"""Splits a mask into pieces that a fused kernel computes without a mask tensor: rectangles, triangles and diagonals.
 
-Rows whose interval ends stay or move by one key per row form one piece; other rows are computed in blocks over the hull of their
-keys, with a mask of that block only. So candidate isolation is a causal square, a rectangle and a diagonal, and nothing of size N
-x N exists. Pieces of a row are disjoint and merged by log-sum-exp.
+Consecutive rows whose interval ends are constant or move by one key per row form one piece. Other rows are computed in blocks
+that span all of their keys, with a mask tensor of that block. Candidate isolation, for example, is a causal square, a rectangle
+and a diagonal, and no tensor has N x N elements. Pieces of the same row have disjoint keys; their results are merged by
+log-sum-exp.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ import numpy as np
 from nonet.attention.masks import IntervalTable
 
 # Shapes: T packed query tokens, K slots. Rows and keys below are packed tokens.
-_REGULAR = 32  # Minimum number of rows for which a separate call costs less than a mask.
+_REGULAR = 32  # Minimum number of rows for which a separate kernel call costs less than a mask tensor.
 _BLOCK = 128  # Rows of a masked block.
 _BAND = 64  # Minimum width of a window whose triangles are computed by separate calls.
-_STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3
+# Kinds of rows, by the changes of their interval's (start, stop) from row to row: (0, 0), (0, 1), (1, 1) and (1, 0).
+_STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3  # 9 is any other change.
 
 
 @dataclass(frozen=True, slots=True)
 class MaskPiece:
-    """A piece of a mask: rows [q0, q1) over keys [k0, k1) of one kind.
+    """A piece of a mask: rows [q0, q1) and keys [k0, k1) with one pattern.
 
-    Kinds are "dense"; of a square "causal" (row i its first i + 1 keys) or "anti" (all but its first i); "self"
-    (row i its i-th key); "masked" (by `slots`).
+    Attributes:
+        kind: "dense" (every row attends to all keys), "causal" (a square; row i attends to its first i + 1 keys), "anti" (a
+            square; row i attends to all except its first i keys), "self" (row i attends to its i-th key) or "masked"
+            (the union of the intervals in `slots`).
+        q0, q1: Packed rows.
+        k0, k1: Packed keys.
+        sequence: Index of the sequence.
+        slots: Slots of the interval table, for "masked".
+        first: Whether no earlier piece contains these rows.
     """
 
     kind: str
@@ -37,11 +46,11 @@ class MaskPiece:
     k1: int
     sequence: int
     slots: tuple[int, ...] = ()
-    first: bool = False  # Whether no earlier piece has these rows.
+    first: bool = False
 
 
 def split_mask(table: IntervalTable, sequences: list[int]) -> list[MaskPiece]:
-    """Split the mask of these sequences into pieces, with those of a sequence together."""
+    """Split the mask of these sequences into pieces; the pieces of a sequence are consecutive."""
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     start, stop = table.start.cpu().numpy(), table.stop.cpu().numpy()
     refined = table.column_start is not None or table.sees is not None
@@ -60,7 +69,12 @@ def split_mask(table: IntervalTable, sequences: list[int]) -> list[MaskPiece]:
 
 
 def _find_regular_rows(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
-    """Return (kind, first, last) of consecutive rows of one kind, and (None, first, last) of the rows between."""
+    """Group the rows of one slot, given the starts `s` and the stops `e` of their intervals.
+
+    Returns:
+        (kind, first, past the last) of consecutive rows of one kind, and (None, first, past the last) of rows in between. Runs of
+        empty rows are left out.
+    """
     empty = s >= e
     s, e = np.where(empty, -9, s), np.where(empty, -9, e)
     ds, de = np.diff(s), np.diff(e)
@@ -90,9 +104,9 @@ def _find_regular_rows(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
 def _cut_rows(
     kind: int | None, s: Any, e: Any, first: int, last: int, at: tuple[int, int, int, int], loose: dict
 ) -> list[MaskPiece]:
-    """Return the pieces of regular rows, and append parts that need a mask to `loose`.
+    """Return the pieces of regular rows; divide other rows into blocks and add them to `loose`, because they need a mask.
 
-    These are cut into blocks of rows: (slot, first key, past the last).
+    `loose` maps the rows of a block (first, past the last) to a list of (slot, first key, past the last key).
     """
     base_q, base_k, b, slot = at
     q0, q1, k0, k1 = base_q + first, base_q + last, base_k + int(s[first]), base_k + int(e[first])
@@ -118,9 +132,9 @@ def _cut_rows(
 
 
 def _cut_band(q0: int, q1: int, k0: int, width: int, b: int) -> list[MaskPiece]:
-    """Split a window of `width` keys that moves with its rows.
+    """Split a window of `width` keys that moves by one key per row into triangles and rectangles.
 
-    Every `width` rows have one triangle that leaves the window and one that enters it.
+    Each block of `width` rows has a triangle of keys that leave the window and a triangle of keys that enter it.
     """
     out = []
     for first in range(q0, q1, width):
@@ -134,7 +148,10 @@ def _cut_band(q0: int, q1: int, k0: int, width: int, b: int) -> list[MaskPiece]:
 
 
 def _make_masked_pieces(loose: dict, base_q: int, base_k: int, b: int) -> list[MaskPiece]:
-    """Make masked blocks; slots of the same rows share one if their hulls are closer than they are wide."""
+    """Make the masked pieces of a sequence.
+
+    Slots of the same rows share a piece if its keys exceed the sum of the slots' keys by at most 32.
+    """
     out = []
     for (first, last), parts in loose.items():
         groups: list[list[Any]] = []
@@ -153,14 +170,16 @@ def _make_masked_pieces(loose: dict, base_q: int, base_k: int, b: int) -> list[M
 
 
 def _mark_first_pieces(pieces: list[MaskPiece], q0: int, q1: int) -> list[MaskPiece]:
-    """Set `first` of the pieces and return them."""
-    seen = np.zeros(q1 - q0, dtype=bool)
+    """Return copies of the pieces with `first` set."""
+    covered = np.zeros(q1 - q0, dtype=bool)
     out = []
     for piece in pieces:
         rows = slice(piece.q0 - q0, piece.q1 - q0)
-        fresh = not seen[rows].any()
-        seen[rows] = True
+        is_first = not covered[rows].any()
+        covered[rows] = True
         out.append(
-            MaskPiece(piece.kind, piece.q0, piece.q1, piece.k0, piece.k1, piece.sequence, piece.slots, fresh)
+            MaskPiece(
+                piece.kind, piece.q0, piece.q1, piece.k0, piece.k1, piece.sequence, piece.slots, is_first
+            )
         )
     return out

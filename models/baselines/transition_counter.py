@@ -1,7 +1,7 @@
-"""TransitionCounter: recommends items that often followed the last events of the history.
+"""A baseline that recommends the items that most often followed the last events of the history.
 
-It counts transitions over three steps. Without tuning it beats many published models (Amazon Beauty, last item held out: NDCG@10
-0.052 against TIGER's 0.038).
+It counts transitions over one to three events. Without tuning it has a higher NDCG@10 than many published models: on Amazon
+Beauty with the last item held out, 0.052, against 0.038 of TIGER.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from nonet.samples.sequences import TRAIN, CountOptions, PairCounter, Transition
 if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences
 
-# Shapes: P prompts, I items, N events, E distinct transitions.
-_STEPS = 3  # Maximum distance of a transition, with weight 1 / distance.
-_LAST = 5  # Number of last events that vote.
-_FADE = 0.6  # Decay of the votes per event.
-_PRIOR = 1e-3  # Weight of popularity (scaled to 1).
+# Shapes: P prompts, I items.
+_STEPS = 3  # Maximum distance of a transition in events; its weight is 1 / distance.
+_LAST = 5  # Number of events at the end of the history that vote.
+_FADE = 0.6  # Factor of the votes per event further back.
+_PRIOR = 1e-3  # Weight of popularity, which is scaled to a maximum of 1.
 _CHUNK = 512  # Prompts per chunk.
-_MANY = 1 << 22  # Above this number of events, the neighbours of items are limited.
+_MANY = 1 << 22  # Above this number of events, only the most frequent neighbours of an item are kept.
 
 
 class TransitionCounter:
-    """Votes of a user's last five events: item x votes for y by how often y came one to three events after x.
+    """Scores items by votes of the user's last five events: x votes for y if y often occurred one to three events after x.
 
-    score(y) = sum over d = 0.. of 0.6^d / sqrt(n(x_d)) * sum of 1 / distance over all fitted pairs (x_d, y),
-    x_d the event d before the newest and n its count, plus 0.001 * popularity, which orders items without votes.
+    score(y) = sum over d = 0 to 4 of 0.6^d / sqrt(n(x_d)) * sum of 1 / distance over all fitted pairs (x_d, y), plus
+    0.001 * popularity(y). x_d is the item of the event d before the newest one, and n(x) the number of events of item x.
+    Popularity is scaled to a maximum of 1 and ranks the items without votes.
+
+    Args:
+        n_items: Number of items I.
+        transitions: Returns the transitions that the run has counted; None if there are none.
     """
 
     def __init__(self, n_items: int, *, transitions: Callable[[], Transitions] | None = None):
@@ -42,10 +47,10 @@ class TransitionCounter:
         self._item, self._count = np.empty(0, np.int64), np.empty(0)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> TransitionCounter:
-        """Count pairs of events of a user in the given splits; return the baseline itself.
+        """Count the pairs of events in the given splits, and return the baseline itself.
 
-        Of more than four million events, only the 100 most frequent neighbours of each item are kept. Then the counts of the run
-        are used, if it has counted all events in the same way.
+        If there are more than four million events, only the 100 most frequent neighbours of each item are kept, and the run's own
+        transitions are used if they were counted with the same options.
         """
         n_items = len(self.popularity)
         self.popularity = Popularity(n_items).fit(seq, splits).popularity
@@ -54,23 +59,25 @@ class TransitionCounter:
             self._row, self._item, self._count = table.row, table.item, table.count
             return self
         pairs = PairCounter(n_items, _STEPS, 1 / np.arange(1, _STEPS + 1))
-        found = list(pairs.count_ranges(seq, lambda part: np.isin(part.split, splits)))
-        key, self._count = (np.concatenate(each) for each in zip(*(each[1:] for each in found), strict=True))
+        counted = list(pairs.count_ranges(seq, lambda part: np.isin(part.split, splits)))
+        key, self._count = (
+            np.concatenate(columns) for columns in zip(*(columns[1:] for columns in counted), strict=True)
+        )
         self._item = key % n_items
         self._row = np.searchsorted(key // n_items, np.arange(n_items + 1))
         return self
 
     def _count_transitions(self, seq: Sequences, splits: Sequence[int]) -> Transitions:
-        """Return the transitions of the splits; the run's own ones if they are the same."""
+        """Return the run's transitions if they were counted with the same options, or else count those of the splits."""
         options = CountOptions(reach=_STEPS)
         if self._run_s is not None and tuple(splits) == (TRAIN,):
-            there = self._run_s()
-            if there.options == options and len(there) == len(self.popularity):
-                return there
+            transitions = self._run_s()
+            if transitions.options == options and len(transitions) == len(self.popularity):
+                return transitions
         return Transitions.fit(seq, len(self.popularity), options, splits)
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Compute the scores [P, I] float32."""
+        """Compute the scores of all items for each prompt, float32 [P, I]."""
         locate_events(seq, users, positions)
         scores = np.empty((len(users), len(self.popularity)), np.float32)
         for part in _iterate_slices(len(users), _CHUNK):
@@ -81,7 +88,7 @@ class TransitionCounter:
         return scores
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
-        """Compute the votes of the last events of each prompt, and popularity for all other items."""
+        """Compute the votes of the last events of each prompt; the popularity is the prior of all items."""
         back = np.arange(1, _LAST + 1)
         positions = count_visible_events(seq, users, positions)
         prompt, age = np.nonzero(positions[:, None] >= back)

@@ -1,8 +1,7 @@
-"""DeepFM: the probability of a click from pooled sparse rows (Guo et al., IJCAI 2017).
+"""DeepFM, which computes the logit of a click from pooled sparse rows (Guo et al., IJCAI 2017).
 
-A feature's row is [first-order weight, factors]. Column 0 is summed over features, the factors interact pairwise in the
-factorisation machine (0.5 * (square of sum - sum of squares)), and all factors are inputs of an MLP; the logit is the sum of the
-three.
+The row of a feature is [first-order weight, factors]. The logit is a bias plus three terms: the sum of the first-order weights,
+the pairwise interactions of the factors (0.5 * (square of sum - sum of squares)), and an MLP of all factors.
 """
 
 # Shapes: B rows, F features, D row width, K = D - 1 factors.
@@ -20,11 +19,11 @@ from nonet.random import rng
 
 
 class DeepFM(nn.Module):
-    """The dense part of the click model.
+    """The dense part of DeepFM.
 
     Args:
-        dims: Row width by feature, the same for all, at least 2.
-        hidden: Widths of the MLP's layers.
+        dims: Row width by feature; the same for all features and at least 2.
+        hidden: Widths of the MLP's hidden layers.
         dropout: Dropout probability of the MLP.
         seed: Seed of the initial weights.
     """
@@ -59,7 +58,7 @@ class DeepFM(nn.Module):
         return self.bias + rows_BFD[..., 0].sum(1) + pairs_B + self.mlp(factors_BFK.flatten(1))[:, 0]
 
     def hidden_matrices(self) -> list[Tensor]:
-        """Return the MLP's matrices except the last one, which is a vector."""
+        """Return the weight matrices of the MLP's hidden layers."""
         *hidden, _ = (layer.weight for layer in self.mlp if isinstance(layer, nn.Linear))
         return hidden
 

@@ -1,7 +1,7 @@
-"""Recommender: a model with its sparse rows and its corpus, which generates and scores items for prompts.
+"""Generates and scores items for prompts with a model, its sparse rows and a corpus.
 
-Rollout, evaluation and `nonet recommend` use the same code: rows come from a `SparseReader`, prompts are (user, position)
-pairs, and beams and exhaustive scores are those of the constrained distribution.
+Rollout, evaluation and `nonet recommend` use this class. Sparse rows are read from a `SparseReader`, a prompt is a (user,
+position) pair, and beams and scores follow the model's distribution over the semantic ids in the trie.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ from nonet.types import Jagged, SampleBatch
 
 
 def get_keys(batch: SampleBatch, feature: str) -> Tensor:
-    """Return the sparse keys of a feature: those of items and event features per event [N], those of users per sequence [B]."""
+    """Return the sparse keys of a feature: one per event [N] for items and event features, one per sequence [B] for users."""
     values = batch.context[feature]
     return values if isinstance(values, Tensor) else values.values
 
 
 def move_batch(batch: SampleBatch, device: Any) -> SampleBatch:
-    """Move a batch to a device; return it unchanged for the host.
-
-    Batches are created on the host, where sparse rows are requested.
-    """
+    """Move a batch to a device; return the same batch if the device is the CPU, because batches are created there."""
     if torch.device(device).type == "cpu":
         return batch
     context = {name: _move(value, device) for name, value in batch.context.items()}
@@ -54,10 +51,18 @@ def _move(value: Any, device: Any) -> Any:
 
 
 class Recommender:
-    """Generates and scores items for prompts (users [U], positions [U]): the events of a user before that position.
+    """Generates and scores items for prompts.
 
-    It computes on the model's device; batches come from the host and results return there. With `voters` it uses the mixture of
-    the model and its memory.
+    A prompt is the events of a user before a position, given by users [U] and positions [U]. Computation is on the model's
+    device; batches and results are on the host.
+
+    Args:
+        model: The model.
+        reader: Reader of the sparse rows.
+        features: Table by sparse feature.
+        corpus: The sequences, semantic ids and trie.
+        history: Maximum number of events in a prompt.
+        voters: The memory; with it, the distribution is the mixture of the model and the memory.
     """
 
     def __init__(
@@ -84,13 +89,13 @@ class Recommender:
         return next(self.model.parameters()).device
 
     def batch(self, users: np.ndarray, positions: np.ndarray, stage: str = "ask") -> SampleBatch:
-        """Pack the prompts into a batch."""
+        """Build a batch of prompts."""
         return make_prompt_batch(
             self.corpus.seq, self.corpus.sids, users, positions, history=self.history, stage=stage
         )
 
     def read_rows(self, batch: SampleBatch) -> dict[str, Tensor]:
-        """Read the sparse rows of a batch (on the host) by feature, to the model's device."""
+        """Read the sparse rows of a batch that is on the host; return them by feature on the model's device."""
         return {
             feature: self.reader.read_rows(table, get_keys(batch, feature)).to(self.device)
             for feature, table in self.features.items()
@@ -105,7 +110,18 @@ class Recommender:
         positions: np.ndarray,
         within: SubCatalogue | None = None,
     ) -> Beams:
-        """Generate the `width` best items of each prompt `within` a sub-catalogue, without the masked ones."""
+        """Generate the best items of each prompt by beam search, without the items that the data's policy masks.
+
+        Args:
+            batch: The batch of the prompts.
+            width: Number of items per prompt.
+            users: User of each prompt [U].
+            positions: Number of events before each prompt [U].
+            within: The sub-catalogue to which items are restricted; None for the complete catalogue.
+
+        Returns:
+            The beams, on the host.
+        """
         beams = search_beams(
             self.model,
             self.prefill(batch),
@@ -119,14 +135,14 @@ class Recommender:
 
     @torch.no_grad()
     def score_catalogue(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Compute the log-probability [U, I] in nats of every catalogue item for each prompt; nothing is masked."""
+        """Compute the log-probability [U, I] in nats of every catalogue item for each prompt, without masking any item."""
         return self._score_both(batch, users, positions)[0].cpu()
 
     @torch.no_grad()
     def score_with_and_without_votes(
         self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Compute `score_catalogue` with and without the memory's votes, [U, I] each, in one pass."""
+        """Compute the scores of `score_catalogue` with and without the memory's votes, [U, I] each, in one pass."""
         mixed, own = self._score_both(batch, users, positions)
         return mixed.cpu(), own.cpu()
 
@@ -147,14 +163,14 @@ class Recommender:
         hidden: Jagged | None = None,
         within: SubCatalogue | None = None,
     ) -> Votes | None:
-        """Compute the votes for each prompt, on the model's device; None without a memory.
+        """Compute the memory's votes for each prompt, on the model's device; None if there is no memory.
 
         Args:
             users: User of each prompt.
             positions: Number of events before each prompt.
-            seq: Events of other users than the corpus's.
+            seq: The sequences that contain the users; by default those of the corpus.
             hidden: Items that get no votes; by default those that the data's policy masks.
-            within: The sub-catalogue that voted items must belong to.
+            within: The sub-catalogue to which votes are restricted.
         """
         if self.voters is None:
             return None
@@ -164,9 +180,9 @@ class Recommender:
         return self.voters.compute_votes(seq, users, positions, hidden, within).to(self.device)
 
     def _read_items(self, voters: Voters) -> None:
-        """Read the rows of all items once per version.
+        """Read the rows of the voters' items if the reader has a new version.
 
-        In a process that trains, rows change without a new version, so they are read on each call.
+        A `LocalReader` is in the process that trains, where rows change without a new version, so they are read on each call.
         """
         version = None if isinstance(self.reader, LocalReader) else self.reader.version
         if version is None or version != self._read_version:
@@ -175,14 +191,14 @@ class Recommender:
             self._read_version = version
 
     def prefill(self, batch: SampleBatch) -> Any:
-        """Run the model's prefill on each prompt's history, on its device."""
+        """Run the model's prefill on the histories of the prompts, in evaluation mode and on the model's device."""
         self.model.eval()
         return self.model.prefill(move_batch(batch, self.device), self.read_rows(batch))
 
     def iterate_batches(
         self, users: np.ndarray, positions: np.ndarray, size: int
     ) -> Iterator[tuple[SampleBatch, np.ndarray, np.ndarray]]:
-        """Iterate over batches of `size` prompts in order, with their users and positions."""
+        """Yield batches of up to `size` prompts in order, with their users and positions."""
         for start in range(0, len(users), size):
             part = slice(start, start + size)
             yield self.batch(users[part], positions[part]), users[part], positions[part]

@@ -1,7 +1,7 @@
 """Exact statistics of a policy over the whole catalogue: its entropy, its KL to another policy, and its expected reward.
 
-A trie is finite, so nothing is sampled. `compute_expected_reward` is differentiable: every inner node is evaluated once, and
-its gradient is the policy gradient that estimators are compared with. Memory is U x I numbers, so it is for small catalogues.
+The statistics are sums over all items instead of samples. `compute_expected_reward` is differentiable; its gradient is the exact
+policy gradient, which estimators can be compared with. Memory is proportional to U x I, so the catalogue must be small.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def compute_catalogue_log_prob(
 
 
 def entropy(logp_UI: Tensor) -> Tensor:
-    """Compute the entropy [U] of distributions over items, in nats."""
+    """Compute the entropy [U] in nats of distributions over items, from log-probabilities [U, I]."""
     return -_compute_expectation(logp_UI, logp_UI)
 
 
 def compute_kl(logp_UI: Tensor, other_UI: Tensor) -> Tensor:
-    """Compute KL(policy, other) [U] over the whole catalogue, in nats."""
+    """Compute KL(policy || other) [U] over the whole catalogue in nats, from log-probabilities [U, I]."""
     return _compute_expectation(logp_UI, logp_UI - other_UI)
 
 
 def _compute_expectation(logp_UI: Tensor, value_UI: Tensor) -> Tensor:
-    chance_UI = logp_UI.double().exp()
-    return torch.where(chance_UI > 0, chance_UI * value_UI.double(), 0.0).sum(1)
+    prob_UI = logp_UI.double().exp()
+    return torch.where(prob_UI > 0, prob_UI * value_UI.double(), 0.0).sum(1)
 
 
 def compute_expected_reward(
@@ -47,18 +47,26 @@ def compute_expected_reward(
     reward_UI: Tensor,
     allowed_UI: Tensor | None = None,
 ) -> Tensor:
-    """Compute the expected reward [U] of one item drawn from the policy; differentiable.
+    """Compute the expected reward of one item drawn from the policy; differentiable.
 
-    With `allowed_UI` the policy is restricted to the allowed items. Items outside the catalogue are ignored. A prompt without an
-    allowed item has expectation 0.
+    Args:
+        model: The model.
+        cache: The model's prefill of the prompts.
+        trie: The trie of the catalogue.
+        votes: Votes of the memory; None for the model alone.
+        reward_UI: Reward of each item; items outside the catalogue are ignored.
+        allowed_UI: Items to which the policy is restricted; None for all.
+
+    Returns:
+        The expected reward [U]; 0 for a prompt without an allowed item.
     """
-    item = trie.get_tensor("item_of_leaf", 0, cache.state.device)
-    leaf_UX = torch.arange(trie.n_leaves, device=item.device).expand(len(cache.state), -1)
+    item_X = trie.get_tensor("item_of_leaf", 0, cache.state.device)
+    leaf_UX = torch.arange(trie.n_leaves, device=item_X.device).expand(len(cache.state), -1)
     logp_UX = compute_leaf_log_probs(model, cache, trie, leaf_UX, votes).sum(-1)
-    reward_UX = reward_UI[:, item].to(logp_UX.dtype)
+    reward_UX = reward_UI[:, item_X].to(logp_UX.dtype)
     if allowed_UI is not None:
-        logp_UX = logp_UX.masked_fill(~allowed_UI[:, item], -torch.inf)
-        some_U1 = allowed_UI[:, item].any(1, keepdim=True)
-        total_U1 = torch.where(some_U1, logp_UX, 0.0).logsumexp(1, keepdim=True)
-        logp_UX = torch.where(some_U1, logp_UX - total_U1, -torch.inf)
+        logp_UX = logp_UX.masked_fill(~allowed_UI[:, item_X], -torch.inf)
+        any_allowed_U1 = allowed_UI[:, item_X].any(1, keepdim=True)
+        total_U1 = torch.where(any_allowed_U1, logp_UX, 0.0).logsumexp(1, keepdim=True)
+        logp_UX = torch.where(any_allowed_U1, logp_UX - total_U1, -torch.inf)
     return (logp_UX.exp() * reward_UX).sum(1)

@@ -1,7 +1,7 @@
-"""Sampling down the trie by the node masses of a policy.
+"""Samples leaves of the trie level by level from a policy that mixes a model with its memory.
 
-The mass of a node under the policy is (1 - l) p(node) + l q(node), of the model and its memory. Codes are drawn by the ratio of
-the children's masses to their node's, so leaves are drawn from the mixture exactly.
+The probability mass of a node is (1 - l) p(node) + l q(node), with p of the model, q of the memory and the memory's share l. A
+child is drawn with its mass divided by the mass of its parent, so the leaves are samples of the mixture.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation import Trie, Votes, legal_log_softmax, remember, select_top_k
 
-# Shapes: U prompts, V nodes of a prompt at a level, M draws, L levels, K codes of the level, X voted leaves.
+# Shapes: U prompts, V nodes of a prompt at a level, M draws, L levels, l levels so far, K codes of the level, X voted leaves.
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnLeaves:
-    """Drawn leaves.
+    """Sampled leaves and their log-probabilities.
 
     Attributes:
         leaf: Leaves [U, M].
-        logp: Log-probabilities by level under the policy [U, M, L].
-        sampling: Log-probabilities by level under the distribution that was sampled from [U, M, L].
-        noisy: Perturbed log-probabilities [U, M] of draws without replacement, descending; -inf where no leaf was left.
+        logp: Log-probability of each level under the policy [U, M, L].
+        sampling: Log-probability of each level under the distribution that was sampled (with temperature and top-p) [U, M, L].
+        noisy: Log-probabilities plus Gumbel noise of draws without replacement, descending [U, M]; -inf for draws in excess of
+            the number of leaves; zeros for independent draws.
     """
 
     leaf: Tensor
@@ -37,7 +38,14 @@ class DrawnLeaves:
 
 
 class TrieWalk:
-    """Traverses the trie for one batch of prompts."""
+    """Samples leaves for one batch of prompts.
+
+    Args:
+        model: The model.
+        cache: The model's prefill of the prompts.
+        trie: The trie of the catalogue.
+        votes: Votes of the memory; None for the model alone.
+    """
 
     def __init__(self, model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None):
         self._model, self._cache, self._trie = model, cache, trie
@@ -45,48 +53,67 @@ class TrieWalk:
         self._device, self._users = cache.state.device, len(cache.state)
 
     def sample(self, noise_ULM: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> DrawnLeaves:
-        """Draw leaves independently by inversion of uniform noise at each level; codes outside a level's `top_p` are excluded."""
+        """Draw leaves independently (with replacement).
+
+        Args:
+            noise_ULM: Uniform noise in [0, 1) for each prompt, level and draw; each code is drawn by inversion.
+            temperature: Temperature of each level's distribution.
+            top_p: Probability of the likeliest codes to which each level is restricted.
+        """
         draws = noise_ULM.shape[-1]
         state = self._start_at_root(draws)
         logp, sampling = [], []
         for level in range(self._trie.levels):
             child_UMK, own_UMK, mass_UMK = self._expand_children(level, *state)
-            chance_UMK = mass_UMK - state[1][..., None]
-            drawn_UMK = _apply_temperature(chance_UMK, temperature, top_p)
-            total_UMK = drawn_UMK.exp().cumsum(-1)
-            mark_UM1 = noise_ULM[:, level, :, None].to(total_UMK.dtype) * total_UMK[..., -1:]
-            code_UM1 = (total_UMK <= mark_UM1).sum(-1, keepdim=True).clamp(max=total_UMK.shape[-1] - 1)
+            policy_UMK = mass_UMK - state[1][..., None]
+            drawn_UMK = _apply_temperature(policy_UMK, temperature, top_p)
+            cumulative_UMK = drawn_UMK.exp().cumsum(-1)
+            threshold_UM1 = noise_ULM[:, level, :, None].to(cumulative_UMK.dtype) * cumulative_UMK[..., -1:]
+            code_UM1 = (
+                (cumulative_UMK <= threshold_UM1)
+                .sum(-1, keepdim=True)
+                .clamp(max=cumulative_UMK.shape[-1] - 1)
+            )
             code_UM1 = _replace_impossible(code_UM1, drawn_UMK)
-            logp.append(chance_UMK.gather(-1, code_UM1).squeeze(-1))
+            logp.append(policy_UMK.gather(-1, code_UM1).squeeze(-1))
             sampling.append(drawn_UMK.gather(-1, code_UM1).squeeze(-1))
             state = _descend(state, child_UMK, own_UMK, mass_UMK, code_UM1)
         noisy = torch.zeros_like(state[1])
         return DrawnLeaves(state[0], torch.stack(logp, -1), torch.stack(sampling, -1), noisy)
 
     def perturb(self, max_leaves: int, noise: Sequence[np.random.Generator]) -> DrawnLeaves:
-        """Return the `max_leaves` leaves with the largest log-probability plus independent Gumbel noise."""
+        """Draw leaves without replacement (stochastic beam search, Kool et al. 2019).
+
+        Args:
+            max_leaves: Number of leaves; those with the largest log-probability plus Gumbel noise are returned.
+            noise: One random generator per prompt.
+        """
         node_UV, mass_UV, own_UV, sid_UVl = self._start_at_root(1)
         noisy_UV = self._draw_gumbel(noise, 1, 1)[..., 0]
         logp_UVl = torch.zeros(*node_UV.shape, 0, dtype=mass_UV.dtype, device=self._device)
         for level in range(self._trie.levels):
             child_UVK, own_UVK, mass_UVK = self._expand_children(level, node_UV, mass_UV, own_UV, sid_UVl)
-            grown_UVK = _condition_on_maximum(
+            noisy_UVK = _condition_on_maximum(
                 noisy_UV, mass_UVK, mass_UVK + self._draw_gumbel(noise, *child_UVK.shape[1:])
             )
             codes = child_UVK.shape[-1]
-            noisy_UV, flat_UV = select_top_k(grown_UVK.flatten(1), max_leaves)
+            noisy_UV, flat_UV = select_top_k(noisy_UVK.flatten(1), max_leaves)
             parent_UV = flat_UV // codes
             level_UVK = mass_UVK - mass_UV[..., None]
-            taken = [each.flatten(1).gather(1, flat_UV) for each in (child_UVK, mass_UVK, own_UVK, level_UVK)]
-            node_UV, mass_UV, own_UV = taken[0].clamp_min(0), taken[1], taken[2]
-            dead_UV = noisy_UV == -torch.inf  # no more legal leaves: follow the first node
+            chosen = [
+                each.flatten(1).gather(1, flat_UV) for each in (child_UVK, mass_UVK, own_UVK, level_UVK)
+            ]
+            node_UV, mass_UV, own_UV = chosen[0].clamp_min(0), chosen[1], chosen[2]
+            dead_UV = (
+                noisy_UV == -torch.inf
+            )  # There are fewer legal leaves than draws; follow the first node.
             mass_UV, own_UV = mass_UV.masked_fill(dead_UV, -1e9), own_UV.masked_fill(dead_UV, -1e9)
             sid_UVl = _append_codes(sid_UVl, parent_UV, flat_UV % codes)
-            logp_UVl = _append_codes(logp_UVl, parent_UV, taken[3].masked_fill(dead_UV, 0.0))
+            logp_UVl = _append_codes(logp_UVl, parent_UV, chosen[3].masked_fill(dead_UV, 0.0))
         return DrawnLeaves(node_UV, logp_UVl, logp_UVl, noisy_UV)
 
     def _start_at_root(self, draws: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the root nodes, the policy's and the model's log-masses [U, V], and empty code paths [U, V, 0]."""
+        """Return the state at the root: nodes, log-masses of policy and model [U, V], and empty code paths [U, V, 0]."""
         shape = self._users, draws
         node = torch.zeros(shape, dtype=torch.int64, device=self._device)
         mass = torch.zeros(shape, dtype=torch.float64, device=self._device)
@@ -95,7 +122,7 @@ class TrieWalk:
     def _expand_children(
         self, level: int, node_UV: Tensor, mass_UV: Tensor, own_UV: Tensor, sid_UVl: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for every code the child and its log-mass under model and policy [U, V, K]; -inf where illegal."""
+        """Return the child of each code and its log-masses under the model and the policy, [U, V, K] each; -inf if illegal."""
         child_UVK = self._trie.find_children(level, node_UV)
         logits = self._model.step(self._cache, sid_UVl, level)
         own_UVK = own_UV[..., None] + legal_log_softmax(logits, child_UVK >= 0).double()
@@ -106,55 +133,55 @@ class TrieWalk:
         return child_UVK, own_UVK, mass_UVK.masked_fill(child_UVK < 0, -torch.inf)
 
     def _sum_memory(self, level: int, node_UV: Tensor, child_UVK: Tensor) -> Tensor:
-        """Sum the memory's probability of the leaves below every child [U, V, K]."""
+        """Sum the memory's probabilities of the leaves below each child, [U, V, K]."""
         assert self._memory is not None
         votes, q_UX = self._memory.votes, self._memory.q.double()
         leaf_UX = votes.leaf.clamp_min(0).contiguous()
         above_UX, below_UX = (self._trie.find_nodes(at, leaf_UX) for at in (level, level + 1))
         code_UX = self._trie.get_tensor("code", level, self._device)[below_UX].long()
-        here_UVX = (node_UV[:, :, None] == above_UX[:, None, :]) & (votes.leaf >= 0)[:, None, :]
-        out = torch.zeros(child_UVK.shape, dtype=torch.float64, device=self._device)
-        index = code_UX[:, None, :].expand(here_UVX.shape)
-        return out.scatter_add_(2, index, here_UVX * q_UX[:, None, :])
+        is_below_UVX = (node_UV[:, :, None] == above_UX[:, None, :]) & (votes.leaf >= 0)[:, None, :]
+        q_UVK = torch.zeros(child_UVK.shape, dtype=torch.float64, device=self._device)
+        index = code_UX[:, None, :].expand(is_below_UVX.shape)
+        return q_UVK.scatter_add_(2, index, is_below_UVX * q_UX[:, None, :])
 
     def _draw_gumbel(self, noise: Sequence[np.random.Generator], nodes: int, codes: int) -> Tensor:
-        drawn = np.stack([each.gumbel(size=(nodes, codes)) for each in noise])
+        drawn = np.stack([generator.gumbel(size=(nodes, codes)) for generator in noise])
         return torch.from_numpy(drawn).to(self._device)
 
 
 def _condition_on_maximum(noisy_UV: Tensor, mass_UVK: Tensor, free_UVK: Tensor) -> Tensor:
-    """Compute perturbed log-masses of children, conditioned on their maximum being their node's (Kool et al., appendix B.3)."""
+    """Condition the perturbed log-masses of children on a maximum equal to their parent's (Kool et al. 2019, appendix B.3)."""
     free_UVK = free_UVK.masked_fill(mass_UVK == -torch.inf, -torch.inf)
     top_UV1 = free_UVK.amax(-1, keepdim=True)
     largest_UVK = free_UVK == top_UV1
     gap_UVK = noisy_UV[..., None] - free_UVK + torch.log1p(-(free_UVK - top_UV1).exp().clamp(max=1 - 1e-15))
-    held_UVK = noisy_UV[..., None] - gap_UVK.clamp_min(0) - torch.log1p((-gap_UVK.abs()).exp())
-    held_UVK = torch.where(largest_UVK, noisy_UV[..., None], held_UVK)
+    conditioned_UVK = noisy_UV[..., None] - gap_UVK.clamp_min(0) - torch.log1p((-gap_UVK.abs()).exp())
+    conditioned_UVK = torch.where(largest_UVK, noisy_UV[..., None], conditioned_UVK)
     dead_UVK = (free_UVK == -torch.inf) | (noisy_UV[..., None] == -torch.inf)
-    return held_UVK.masked_fill(dead_UVK, -torch.inf)
+    return conditioned_UVK.masked_fill(dead_UVK, -torch.inf)
 
 
 def _apply_temperature(chance_UMK: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Compute log-probabilities at a temperature, restricted to the likeliest codes with total probability `top_p`."""
+    """Compute the log-probabilities at a temperature, restricted to the likeliest codes with total probability `top_p`."""
     logp_UMK = (chance_UMK / temperature).log_softmax(-1)
     if top_p >= 1:
         return logp_UMK
     value, order = logp_UMK.sort(-1, descending=True)
-    out = value.exp().cumsum(-1) - value.exp() >= top_p
-    out = torch.zeros_like(out).scatter(-1, order, out)
-    return logp_UMK.masked_fill(out, -torch.inf).log_softmax(-1)
+    excluded = value.exp().cumsum(-1) - value.exp() >= top_p
+    excluded = torch.zeros_like(excluded).scatter(-1, order, excluded)
+    return logp_UMK.masked_fill(excluded, -torch.inf).log_softmax(-1)
 
 
 def _replace_impossible(code_UM1: Tensor, drawn_UMK: Tensor) -> Tensor:
-    """Replace codes of probability 0, which rounding can select, by the likeliest code."""
-    nothing = drawn_UMK.gather(-1, code_UM1) == -torch.inf
-    return torch.where(nothing, drawn_UMK.argmax(-1, keepdim=True), code_UM1)
+    """Replace codes of probability 0, which can be selected because of rounding, by the likeliest code."""
+    impossible_UM1 = drawn_UMK.gather(-1, code_UM1) == -torch.inf
+    return torch.where(impossible_UM1, drawn_UMK.argmax(-1, keepdim=True), code_UM1)
 
 
 def _descend(
     state: tuple[Tensor, ...], child: Tensor, own: Tensor, mass: Tensor, code_UM1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    node, mass, own = (each.gather(-1, code_UM1).squeeze(-1) for each in (child, mass, own))
+    node, mass, own = (values.gather(-1, code_UM1).squeeze(-1) for values in (child, mass, own))
     return node, mass, own, torch.cat([state[3], code_UM1], -1)
 
 

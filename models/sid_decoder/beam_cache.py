@@ -1,7 +1,7 @@
-"""Cache: the result of a prefill that steps read, one history per prompt.
+"""The cache of a prefill, which the decoding steps read.
 
-Besides the last state of each prompt, a decoder may store the packed keys and values of its histories, which all beams of a
-prompt share.
+It contains the last state of each prompt. If the decoder attends to histories, it also contains their packed keys and values,
+which all beams of a prompt share.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from torch import Tensor
 
 from nonet.errors import DataError
 
-# Shapes: U prompts, S packed history positions, D width, H heads, E width a head.
+# Shapes: U prompts, S packed history positions, D width, H heads, E width per head.
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderCache:
-    """State [U, D] of each prompt; keys and values [S, H, E] with cuts [U + 1], if the decoder attends to histories."""
+    """The result of a prefill.
+
+    Attributes:
+        state: Last state of each prompt [U, D].
+        keys: Packed keys of the histories [S, H, E]; None if the decoder does not attend to histories.
+        values: Packed values of the histories [S, H, E], or None.
+        cuts: Offset of each prompt's history in keys and values [U + 1], or None.
+    """
 
     state: Tensor
     keys: Tensor | None = None
@@ -25,7 +32,7 @@ class DecoderCache:
     cuts: Tensor | None = None
 
     def get_history(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys, values and cuts; raise an error if this cache has none."""
+        """Return keys, values and cuts; raise DataError if this cache has none."""
         if self.keys is None or self.values is None or self.cuts is None:
             raise DataError(
                 "this cache holds no keys: it was not made by a model with depth: attention. Prefill with the same model."

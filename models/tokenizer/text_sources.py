@@ -1,4 +1,4 @@
-"""Text encoders among the sources of item vectors: their options, names and input texts."""
+"""The text encoders in the `sources` of item vectors: their options, their names in reports, and their input texts."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ import pyarrow as pa
 
 
 def list_encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the text encoders among the sources, by the name that `parse_weights` gives them."""
+    """Return the options of the text encoders in the sources, by the names that `parse_weights` returns.
+
+    Args:
+        spec: One source or a list of sources; mappings with a key `use` are encoders.
+    """
     entries = [spec] if isinstance(spec, str | Mapping) else spec
     return {
-        name_of(each): {"columns": ["title"], **each}
-        for each in entries
-        if isinstance(each, Mapping) and "use" in each
+        name_of(entry): {"columns": ["title"], **entry}
+        for entry in entries
+        if isinstance(entry, Mapping) and "use" in entry
     }
 
 
 def name_of(encoder: Mapping[str, Any]) -> str:
-    """Return the name of an encoder and its columns in reports."""
+    """Return the name of an encoder in reports, which contains its path and its columns."""
     return f"{encoder['use']} {encoder['path']} of {', '.join(encoder.get('columns', ['title']))}"
 
 
 def join_texts(items: pa.Table, columns: Sequence[str]) -> list[str]:
-    """Join the texts of each item in these columns."""
+    """Join the texts of these columns into one text per item; words of a list are joined too."""
     parts = [
         [
             " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
@@ -32,4 +36,4 @@ def join_texts(items: pa.Table, columns: Sequence[str]) -> list[str]:
         ]
         for column in columns
     ]
-    return [" ".join(filter(None, each)) for each in zip(*parts, strict=True)]
+    return [" ".join(filter(None, texts)) for texts in zip(*parts, strict=True)]

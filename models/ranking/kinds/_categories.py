@@ -1,4 +1,4 @@
-"""The categories of items, which metrics of lists compare."""
+"""The categories of items in CSR form, for metrics of recommended lists."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+pc: Any = pyarrow.compute  # Its functions are generated at import time, so type checkers do not know them.
 
-_MOST = 256  # categories that count
+_MOST = 256  # Maximum number of categories; the most frequent ones are kept.
 
 
 @dataclass(frozen=True, slots=True)
 class ItemCategories:
-    """The categories of items: those of item i are code[first[i]:first[i + 1]], C of all together."""
+    """The categories of items: those of item i are code[first[i]:first[i + 1]].
+
+    Attributes:
+        first: Offset of each item's categories in `code` [I + 1].
+        code: Categories of the items, each in [0, count).
+        count: Number C of distinct categories.
+    """
 
     first: np.ndarray
     code: np.ndarray
@@ -25,31 +31,34 @@ class ItemCategories:
 
     @classmethod
     def from_names(cls, names: Iterable[Sequence[str]]) -> ItemCategories | None:
-        """Build from the category names of each item, with the 256 most frequent ones; None if there are none."""
+        """Build from the category names of each item; keep the 256 most frequent names. Return None if there are no names."""
         return cls.from_column(pa.array([list(row) for row in names], pa.list_(pa.string())))
 
     @classmethod
     def from_column(cls, column: Any) -> ItemCategories | None:
-        """Build from an Arrow column of lists of names [I]; a null is an item without categories."""
+        """Build from an Arrow column of lists of names [I], like `from_names`; a null is an item without categories."""
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         coded = pc.list_flatten(column).dictionary_encode()
         names = coded.dictionary.to_pylist()
         if not names:
             return None
-        met = coded.indices.to_numpy()
+        index = coded.indices.to_numpy()
         lengths = pc.list_value_length(column).fill_null(0).to_numpy()
-        often = np.bincount(met)
-        chosen = sorted(range(len(names)), key=lambda code: (-often[code], names[code]))[:_MOST]
-        place = np.full(len(names), -1, np.int16)
-        place[chosen] = np.arange(len(chosen))
-        code, row = place[met], np.repeat(np.arange(len(lengths)), lengths)
-        there = code >= 0
-        cell = np.unique(row[there] * len(chosen) + code[there])
+        counts = np.bincount(index)
+        chosen = sorted(range(len(names)), key=lambda code: (-counts[code], names[code]))[:_MOST]
+        new_code = np.full(len(names), -1, np.int16)
+        new_code[chosen] = np.arange(len(chosen))
+        code, row = new_code[index], np.repeat(np.arange(len(lengths)), lengths)
+        is_kept = code >= 0
+        cell = np.unique(row[is_kept] * len(chosen) + code[is_kept])
         first = np.searchsorted(cell // len(chosen), np.arange(len(lengths) + 1))
         return cls(first, (cell % len(chosen)).astype(np.int16), len(chosen))
 
     def compute_shares(self, items: np.ndarray) -> np.ndarray:
-        """Return the categories of items [...] as shares [..., C] float32; each row sums to 1, or to 0 without categories."""
+        """Return the share of each category in items [...] as float32 [..., C]; an item's shares are equal and sum to 1.
+
+        The shares of an item without categories are 0.
+        """
         flat = items.reshape(-1)
         lengths = self.first[flat + 1] - self.first[flat]
         row = np.repeat(np.arange(len(flat)), lengths)

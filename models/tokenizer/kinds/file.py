@@ -1,4 +1,4 @@
-"""Semantic ids from a file of the user."""
+"""The tokenizer kind `file`, which reads semantic ids from a file that the user provides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from nonet.options import StrictModel
 
 
 class FileTokenizer(StrictModel):
-    """Options of a file of semantic ids."""
+    """Options of the tokenizer kind `file`.
+
+    Attributes:
+        path: Path of the file with semantic ids.
+    """
 
     path: str
 
