@@ -96,14 +96,14 @@ class _MaskFunctionRule:
         q = torch.arange(first, last, device=device)[:, None] + self.q_offset
         k = torch.arange(keys, device=device)[None] + self.kv_offset
         sequence = torch.full((1, 1), b, device=device)
-        seen = torch.as_tensor(self.function(sequence, torch.zeros_like(sequence), q, k), device=device)
-        seen = torch.broadcast_to(seen, (last - first, keys)).bool()
+        visible = torch.as_tensor(self.function(sequence, torch.zeros_like(sequence), q, k), device=device)
+        visible = torch.broadcast_to(visible, (last - first, keys)).bool()
         if self.padding is None:
-            return seen
+            return visible
         unpadded = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
         # Keys beyond the padding mask have not been written to the cache yet and are masked.
         unpadded = torch.nn.functional.pad(unpadded, (0, keys - len(unpadded)))
-        return seen & unpadded
+        return visible & unpadded
 
 
 def attention_forward(

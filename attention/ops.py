@@ -155,7 +155,7 @@ def _infer_output_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[T
 
 
 def _infer_gradient_shapes(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -> list[Tensor]:
-    inputs = [call[at] for at in _GRADIENTS]
+    inputs = [call[index] for index in _GRADIENTS]
     return [
         grad.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x in inputs
@@ -179,9 +179,9 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tu
     saved = iter(tensors)
     inputs = [next(saved) if x is None else x[0] for x in ctx.rest]
     gradients = torch.ops.nonet.attend_backward(grad, out, lse, *inputs)
-    for at, gradient in zip(_GRADIENTS, gradients, strict=True):
-        if ctx.needs_input_grad[at]:
-            gradients_by_input[at] = gradient
+    for index, gradient in zip(_GRADIENTS, gradients, strict=True):
+        if ctx.needs_input_grad[index]:
+            gradients_by_input[index] = gradient
     return tuple(gradients_by_input)
 
 

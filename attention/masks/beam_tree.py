@@ -48,9 +48,9 @@ class BeamTreeRule:
         beam = offset.clamp_min(0) % self.width
         tree = geometry.sequence_T if len(ancestor_BLLW) > 1 else torch.zeros_like(geometry.sequence_T)
         slots = [(torch.zeros_like(p), (p + 1).clamp_max(h))]  # type: ignore[arg-type]
-        for above in range(self.levels):
-            key = h + above * self.width + ancestor_BLLW[tree, level, above, beam]
-            slots.append((key, torch.where(inside & (level >= above), key + 1, key)))
+        for ancestor_level in range(self.levels):
+            key = h + ancestor_level * self.width + ancestor_BLLW[tree, level, ancestor_level, beam]
+            slots.append((key, torch.where(inside & (level >= ancestor_level), key + 1, key)))
         return MaskRows(tuple(slots))
 
     def _compute_ancestors(self, at: PackedGeometry) -> Tensor:

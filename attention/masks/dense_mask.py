@@ -28,12 +28,12 @@ def compute_visible(
         slots: Index of the slots that are used; all by default.
     """
     start_KQ1, stop_KQ1 = table.start[slots][:, query, None], table.stop[slots][:, query, None]
-    seen = ((place >= start_KQ1) & (place < stop_KQ1)).any(0)
+    visible = ((place >= start_KQ1) & (place < stop_KQ1)).any(0)
     if table.column_start is not None and table.column_stop is not None:
-        seen &= (row[:, None] >= table.column_start[key]) & (row[:, None] < table.column_stop[key])
+        visible &= (row[:, None] >= table.column_start[key]) & (row[:, None] < table.column_stop[key])
     if table.sees is not None and table.word is not None:
-        seen &= (table.sees[query, None] & table.word[key]) != 0
-    return seen
+        visible &= (table.sees[query, None] & table.word[key]) != 0
+    return visible
 
 
 def to_dense(table: IntervalTable) -> Tensor:
@@ -122,15 +122,15 @@ def make_mask_mod(tensors: dict[str, Tensor]) -> Any:
     words = (tensors["sees"], tensors["word"]) if "sees" in tensors else None
 
     def evaluate_mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        seen = (place[k] >= start[0][q]) & (place[k] < stop[0][q])
+        visible = (place[k] >= start[0][q]) & (place[k] < stop[0][q])
         for j in range(1, len(start)):
-            seen = seen | ((place[k] >= start[j][q]) & (place[k] < stop[j][q]))
-        seen = seen & (sequence_q[q] + 1 == sequence_k[k])
+            visible = visible | ((place[k] >= start[j][q]) & (place[k] < stop[j][q]))
+        visible = visible & (sequence_q[q] + 1 == sequence_k[k])
         if columns is not None:
-            seen = seen & (row[q] >= columns[0][k]) & (row[q] < columns[1][k])
+            visible = visible & (row[q] >= columns[0][k]) & (row[q] < columns[1][k])
         if words is not None:
-            seen = seen & ((words[0][q] & words[1][k]) != 0)
-        return seen
+            visible = visible & ((words[0][q] & words[1][k]) != 0)
+        return visible
 
     return evaluate_mask
 

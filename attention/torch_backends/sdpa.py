@@ -202,9 +202,9 @@ def _compute_scores(piece: MaskPiece, q: Tensor, k: Tensor, call: AttentionCall)
     query = torch.arange(piece.q0, piece.q1, device=q.device)
     key = torch.arange(piece.k0, piece.k1, device=q.device)
     slots: Any = list(piece.slots)
-    seen = compute_visible(table, query, key, query - begin_q, key - begin_k, slots)
+    visible = compute_visible(table, query, key, query - begin_q, key - begin_k, slots)
     score = (q.transpose(0, 1) @ k.transpose(0, 1).mT).to(_get_sum_dtype(q)).mul_(call.scale)
-    return score.masked_fill_(~seen, -torch.inf)
+    return score.masked_fill_(~visible, -torch.inf)
 
 
 def _merge_piece(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

@@ -130,11 +130,11 @@ def join_rows(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
 
     def join_column(name: str) -> np.ndarray | None:
         values_of = [getattr(part, name) for part in parts]
-        known = [values for values in values_of if values is not None]
-        if not known:
+        present = [values for values in values_of if values is not None]
+        if not present:
             return None
         filled = [
-            np.zeros(len(part.key), known[0].dtype) if values is None else values
+            np.zeros(len(part.key), present[0].dtype) if values is None else values
             for part, values in zip(parts, values_of, strict=True)
         ]
         return np.concatenate(filled)

@@ -33,7 +33,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SAMPLE = 32  # Number of random candidates per row to evict, in large caches.
 _AGE = 16  # Use counts are halved after this many uses per row of capacity.
 _PINNED = np.iinfo(np.int64).max  # Priority of rows that must not be evicted.
-_FORESEEN = 1 << 62  # Minus the step of the next use: priority of rows that an announced batch needs.
+_FORESEEN = 1 << 62  # Rows that an announced batch needs have this priority minus the step of their next use.
 
 
 def count_device_row_bytes(spec: TableSpec) -> int:
@@ -85,6 +85,8 @@ class DeviceCache:
         """Remove every row and every announced batch."""
         capacity = self.capacity
         self._index, self._ahead = SlotIndex("device-cache"), LookAhead()
+        # For each slot: its key, the step of its last update, its use count and the clock of its last use; the step of its
+        # next announced use; the number of its pins; whether it contains a row, and whether that row has changed.
         self._key, self._step, self._uses, self._last = (np.zeros(capacity, np.int64) for _ in range(4))
         self._next = np.full(capacity, NEVER)
         self._pins = np.zeros(capacity, np.int32)
@@ -121,23 +123,26 @@ class DeviceCache:
             lr: The learning rate.
         """
         slots, inverse = np.unique(self._index.find(keys), return_inverse=True)
-        at, spec = self._to_device(slots), self.spec
+        device_slots, spec = self._to_device(slots), self.spec
         grads = grads.detach().to(self.device, torch.float32)
         total = sum_gradients(grads, self._to_device(inverse.astype(np.int64)), len(slots))
-        rows, state = self._rows.index_select(0, at).float(), self._state.index_select(0, at)
-        numbers = TableOptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
-        apply_step(self._optimizer, rows, state, total, numbers)
-        self._rows.index_copy_(0, at, rows.to(self._rows.dtype))
-        self._state.index_copy_(0, at, state)
+        rows, state = (
+            self._rows.index_select(0, device_slots).float(),
+            self._state.index_select(0, device_slots),
+        )
+        settings = TableOptimizerSettings(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        apply_step(self._optimizer, rows, state, total, settings)
+        self._rows.index_copy_(0, device_slots, rows.to(self._rows.dtype))
+        self._state.index_copy_(0, device_slots, state)
         self._dirty[slots], self._step[slots] = True, step
 
     def admit(self, rows: RowColumns) -> RowColumns:
         """Add rows of distinct keys that are not cached, the first ones if not all fit; return the evicted changed rows."""
         slots, evicted = self._make_room(len(rows.key))
-        fresh = slice(0, len(slots))
-        self._write_rows(slots, rows.row[fresh], rows.state[fresh])
-        self._index.put(rows.key[fresh], slots)
-        self._key[slots], self._step[slots] = rows.key[fresh], rows.step[fresh]
+        admitted = slice(0, len(slots))
+        self._write_rows(slots, rows.row[admitted], rows.state[admitted])
+        self._index.put(rows.key[admitted], slots)
+        self._key[slots], self._step[slots] = rows.key[admitted], rows.step[admitted]
         self._held[slots], self._dirty[slots], self._pins[slots] = True, False, 0
         self._uses[slots], self._last[slots], self._next[slots] = 1, self._clock, NEVER
         return evicted
@@ -196,8 +201,8 @@ class DeviceCache:
 
     def _make_room(self, count: int) -> tuple[np.ndarray, RowColumns]:
         """Take up to `count` slots, evicting rows if necessary; return the slots and the changed rows that were evicted."""
-        short = count - self._free_count
-        victims = self._select_victims(short) if short > 0 else np.empty(0, np.int64)
+        missing_slots = count - self._free_count
+        victims = self._select_victims(missing_slots) if missing_slots > 0 else np.empty(0, np.int64)
         evicted = self._copy_rows(victims[self._dirty[victims]])
         self._release_slots(victims)
         count = min(count, self._free_count)
@@ -243,9 +248,9 @@ class DeviceCache:
     def _copy_rows(self, slots: np.ndarray) -> RowColumns:
         """Copy the rows in these slots to the host and mark them as unchanged."""
         self._dirty[slots] = False
-        at = self._to_device(slots)
+        device_slots = self._to_device(slots)
         row, state = (
-            tensor.index_select(0, at).float().cpu().numpy() for tensor in (self._rows, self._state)
+            tensor.index_select(0, device_slots).float().cpu().numpy() for tensor in (self._rows, self._state)
         )
         return RowColumns(self._key[slots], row, state, self._step[slots], np.zeros(len(slots), bool))
 
@@ -258,10 +263,10 @@ class DeviceCache:
         self._free_count += len(slots)
 
     def _write_rows(self, slots: np.ndarray, row: np.ndarray, state: np.ndarray) -> None:
-        at = self._to_device(slots)
+        device_slots = self._to_device(slots)
         for target, values in ((self._rows, row), (self._state, state)):
-            fresh = torch.from_numpy(np.require(values, requirements=["C", "W"]))
-            target.index_copy_(0, at, fresh.to(self.device).to(target.dtype))
+            source = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            target.index_copy_(0, device_slots, source.to(self.device).to(target.dtype))
 
     def _to_device(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)
@@ -301,7 +306,7 @@ class LookAhead:
     def pop_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Remove the batches up to `step`; return the keys of each batch and the step that uses each key next (or NEVER)."""
         batches = []
-        for past in [known for known in self._batches if known <= step]:
+        for past in [announced for announced in self._batches if announced <= step]:
             keys = self._batches.pop(past)
             next_steps, self._next = self._next[: len(keys)].copy(), self._next[len(keys) :]
             self._first += len(keys)

@@ -122,8 +122,8 @@ def _find_absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
     absent = np.ones(len(keys), dtype=bool)
     for other in others:
         if len(other) and len(keys):
-            at = np.minimum(np.searchsorted(other, keys), len(other) - 1)
-            absent &= other[at] != keys
+            index = np.minimum(np.searchsorted(other, keys), len(other) - 1)
+            absent &= other[index] != keys
     return absent
 
 

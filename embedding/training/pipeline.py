@@ -152,6 +152,7 @@ class _PipelineRun:
             for name, spec in world.specs.items()
             if pipeline.carries
         }
+        # Batches pass from the reading to the communication thread, to the computing thread, and back with their gradients.
         self._routed: queue.Queue = queue.Queue(pipeline.depth)
         self._ready: queue.Queue = queue.Queue()
         self._updates: queue.Queue = queue.Queue()

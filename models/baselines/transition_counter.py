@@ -89,10 +89,10 @@ class TransitionCounter:
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Compute the votes of the last events of each prompt; the popularity is the prior of all items."""
-        back = np.arange(1, _LAST + 1)
+        distances = np.arange(1, _LAST + 1)
         positions = count_visible_events(seq, users, positions)
-        prompt, age = np.nonzero(positions[:, None] >= back)
-        voter = seq.item[seq.offsets[users[prompt]] + positions[prompt] - back[age]]
+        prompt, age = np.nonzero(positions[:, None] >= distances)
+        voter = seq.item[seq.offsets[users[prompt]] + positions[prompt] - distances[age]]
         edge, offsets = expand_ranges(self._row[voter], self._row[voter + 1])
         lengths = np.diff(offsets)
         vote = self._count[edge] / np.sqrt(np.maximum(np.repeat(self.popularity[voter], lengths), 1))

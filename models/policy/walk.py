@@ -101,7 +101,7 @@ class TrieWalk:
             parent_UV = flat_UV // codes
             level_UVK = mass_UVK - mass_UV[..., None]
             chosen = [
-                each.flatten(1).gather(1, flat_UV) for each in (child_UVK, mass_UVK, own_UVK, level_UVK)
+                values.flatten(1).gather(1, flat_UV) for values in (child_UVK, mass_UVK, own_UVK, level_UVK)
             ]
             node_UV, mass_UV, own_UV = chosen[0].clamp_min(0), chosen[1], chosen[2]
             dead_UV = (
@@ -137,7 +137,7 @@ class TrieWalk:
         assert self._memory is not None
         votes, q_UX = self._memory.votes, self._memory.q.double()
         leaf_UX = votes.leaf.clamp_min(0).contiguous()
-        above_UX, below_UX = (self._trie.find_nodes(at, leaf_UX) for at in (level, level + 1))
+        above_UX, below_UX = (self._trie.find_nodes(depth, leaf_UX) for depth in (level, level + 1))
         code_UX = self._trie.get_tensor("code", level, self._device)[below_UX].long()
         is_below_UVX = (node_UV[:, :, None] == above_UX[:, None, :]) & (votes.leaf >= 0)[:, None, :]
         q_UVK = torch.zeros(child_UVK.shape, dtype=torch.float64, device=self._device)

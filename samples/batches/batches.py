@@ -149,14 +149,14 @@ def cut_windows(
     rows = np.asarray(rows, np.int64)
     total = seq.train_lengths[rows]
     first = np.minimum(total, history)
-    long = np.flatnonzero(total > history)
-    drawn = draw_first_integers(seed, (stage, "window", epoch), rows[long], history)
-    first[long] = np.where(drawn > 0, drawn, history)
+    long_indices = np.flatnonzero(total > history)
+    drawn = draw_first_integers(seed, (stage, "window", epoch), rows[long_indices], history)
+    first[long_indices] = np.where(drawn > 0, drawn, history)
     count = np.where(total > 0, 1 + -(-(total - first) // history), 0)
     nth, _ = expand_ranges(np.zeros(len(rows), np.int64), count)
-    lead, begin = np.repeat(first, count), np.repeat(seq.offsets[rows], count)
-    block = np.where(nth == 0, 0, lead + (nth - 1) * history)
-    stop = np.where(nth == 0, lead, np.minimum(block + history, np.repeat(total, count)))
+    first_length, begin = np.repeat(first, count), np.repeat(seq.offsets[rows], count)
+    block = np.where(nth == 0, 0, first_length + (nth - 1) * history)
+    stop = np.where(nth == 0, first_length, np.minimum(block + history, np.repeat(total, count)))
     return np.repeat(rows, count), begin + block, begin + stop
 
 

@@ -219,9 +219,9 @@ def _compute_drift(item: np.ndarray, time: np.ndarray) -> float:
     """Return the share of the newest tenth of events whose item does not occur in the older events."""
     ordered = item[np.argsort(time, kind="stable")]
     cut = len(ordered) - max(1, int(_DRIFT * len(ordered)))
-    known = np.zeros(int(item.max(initial=0)) + 1, bool)
-    known[ordered[:cut]] = True
-    return float((~known[ordered[cut:]]).mean())
+    is_old = np.zeros(int(item.max(initial=0)) + 1, bool)
+    is_old[ordered[:cut]] = True
+    return float((~is_old[ordered[cut:]]).mean())
 
 
 def _find_quantile(counts: np.ndarray, share: float) -> int:

@@ -87,7 +87,7 @@ class RlTargets:
         windows = self.cut_windows(self._users[picks[rank::world]])
         row, block, stop, _ = windows
         parts = split_by_size(count_window_positions(seq, (row, block, stop)), ask.chunk)
-        return [partial(self._make_batch, epoch, *(each[part] for each in windows)) for part in parts]
+        return [partial(self._make_batch, epoch, *(column[part] for column in windows)) for part in parts]
 
     def _make_batch(
         self, epoch: int, row: np.ndarray, block: np.ndarray, stop: np.ndarray, first: np.ndarray

@@ -29,7 +29,7 @@ from nonet.samples.tables import (
 )
 from nonet.suggest import join_names, suggest_sentence
 
-pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
+pc: Any = pyarrow.compute  # Its functions are generated at import time, so type checkers do not know them.
 _PART = 1 << 22  # Minimum number of rows per write, except for the last one.
 Progress = Callable[[int, int], None]
 
@@ -108,8 +108,8 @@ class StoreFiller:
                     )  # The unit is determined from the first part and used for all parts.
                 times, finer = self._convert_times(part[self.time], self.time, unit)
                 if finer is not None:
-                    kept = pa.array(_select_newest(keys, times, finer))
-                    keys, part, times = keys.take(kept), part.take(kept), times[kept.to_numpy()]
+                    newest = pa.array(_select_newest(keys, times, finer))
+                    keys, part, times = keys.take(newest), part.take(newest), times[newest.to_numpy()]
             store.put(keys, part.select(names), times)
             written += len(part)
             if progress is not None:
@@ -216,6 +216,6 @@ def get_rows(store: Store, keys: Sequence[str], as_of: int | None = None) -> lis
     values, offsets = store.multi_get(typed, None, None if as_of is None else [as_of] * len(keys))
     rows = values.to_pylist()
     return [
-        rows[at] if stop > at else None
-        for at, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        rows[start] if stop > start else None
+        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     ]
