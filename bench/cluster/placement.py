@@ -173,7 +173,7 @@ def _place_with_nonet() -> int:
                 )
             except PlacementError:
                 continue
-            workers = bound[-1].hosts["trainer"].ready()
+            workers = bound[-1].hosts["trainer"].wait_until_ready()
             started += gang and len({worker["node"] for worker in workers}) == 1
         return started
     finally:

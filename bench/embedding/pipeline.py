@@ -123,13 +123,13 @@ def _time_run(
 
 def _delay_exchanges(world: Any, seconds: float) -> None:
     """Delay every exchange of these tables."""
-    ask = world.wire.ask
+    ask = world.wire.exchange_keys
 
     def ask_slowly(*arguments: Any, **named: Any) -> Any:
         time.sleep(seconds)
         return ask(*arguments, **named)
 
-    world.wire.ask = ask_slowly
+    world.wire.exchange_keys = ask_slowly
 
 
 if __name__ == "__main__":

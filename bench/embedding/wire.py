@@ -244,7 +244,7 @@ def _fill(worlds: dict[str, Any], rank: int) -> None:
     """Create the rows of all keys at their owners before anything is timed."""
     every = scatter_ranks(np.arange(ROWS))
     for world in worlds.values():
-        for part in np.array_split(every[world.slices.owner(every) == rank], 64):
+        for part in np.array_split(every[world.slices.find_owners(every) == rank], 64):
             world.tables["item"].lookup(part, train=True)
 
 
@@ -254,7 +254,7 @@ class _Bare:
     def __init__(self, world: Any, keys: list[Any]):
         import torch
 
-        owners = [torch.from_numpy(world.slices.owner(batch.numpy())) for batch in keys]
+        owners = [torch.from_numpy(world.slices.find_owners(batch.numpy())) for batch in keys]
         self._order = [torch.argsort(owner, stable=True) for owner in owners]
         self._keys = [batch[order].contiguous() for batch, order in zip(keys, self._order, strict=True)]
         self._back = [torch.argsort(order) for order in self._order]

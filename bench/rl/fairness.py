@@ -128,7 +128,7 @@ class _RunWorld:
         for stage, name, options in list_reward_options(scenario):
             if stage == _STAGE:
                 use = files.make_absolute(options.use or name)
-                worker = RewardWorker(name, use, files.folder, options.options())
+                worker = RewardWorker(name, use, files.folder, options.get_options())
                 worker.setup()
                 worker.open(artifacts)
                 self.rewards[name] = worker

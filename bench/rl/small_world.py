@@ -74,7 +74,7 @@ class SmallWorld:
         self.rollout.open(artifact_dirs)
         seq = self.trainer.corpus.seq
         self.stages = make_stage_setups(loaded, len(seq), int(seq.count_events()["train"]))
-        self.draw = {"use": loaded.stages["rl"].rollout.use, **loaded.stages["rl"].rollout.options()}  # type: ignore[attr-defined]
+        self.draw = {"use": loaded.stages["rl"].rollout.use, **loaded.stages["rl"].rollout.get_options()}  # type: ignore[attr-defined]
         self._version = 0
         if commit is None:
             stage = self.stages["pretrain"]

@@ -241,7 +241,7 @@ def _list_legal_codes(trie: Any, sids: Any) -> list[Any]:
     sid_IL = torch.from_numpy(np.asarray(sids)).long()
     node_I, legal = torch.zeros(len(sid_IL), dtype=torch.int64), []
     for level in range(sid_IL.shape[1]):
-        child_IK = trie.children(level, node_I)
+        child_IK = trie.find_children(level, node_I)
         legal.append(child_IK >= 0)
         node_I = child_IK.gather(1, sid_IL[:, level, None]).squeeze(1)
     return legal

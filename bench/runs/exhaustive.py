@@ -73,17 +73,17 @@ def _score_all_codes(model: Any, cache: Any, trie: Any) -> Any:
         nodes = [torch.from_numpy(np.flatnonzero(np.diff(first) > 1)) for first in trie.first_child]
         few = max(1, _PAIRS // max(map(len, nodes)))
         for user in range(0, len(answer), few):
-            some = cache.part(user, min(user + few, len(answer)))
+            some = cache.select_prompts(user, min(user + few, len(answer)))
             logp = torch.zeros(len(some.state), 1)
             for level, chosen in enumerate(nodes):
-                logp = logp[:, torch.repeat_interleave(trie.tensor("first_child", level).diff())]
+                logp = logp[:, torch.repeat_interleave(trie.get_tensor("first_child", level).diff())]
                 for start in range(0, len(chosen), _PAIRS):
                     part = chosen[start : start + _PAIRS]
-                    child = trie.children(level, part)
-                    prefix = trie.prefixes(level, part).expand(len(some.state), -1, -1)
+                    child = trie.find_children(level, part)
+                    prefix = trie.decode_prefixes(level, part).expand(len(some.state), -1, -1)
                     logits = model.step(some, prefix, level).masked_fill(child < 0, -torch.inf)
                     logp.index_add_(1, child[child >= 0], logits.log_softmax(-1)[:, child >= 0])
-            answer[user : user + few] = logp[:, trie.tensor("leaf_of_item", 0)]
+            answer[user : user + few] = logp[:, trie.get_tensor("leaf_of_item", 0)]
     return answer
 
 

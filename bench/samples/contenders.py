@@ -68,13 +68,13 @@ def make_nonet_reader(
         stream = read([pack_beside(file) for file in files] if packed else files).prefetch(4)
         stream = stream if order == "files" else stream.shuffle(7, in_group=order == "rows")
         feed = stream.open(rows=ROWS)
-        account = feed.ledger() if ledger else None
-        for batch in feed.batches(
-            (s for step in range(feed.steps.an_epoch) for s in feed.slices(step)), account
+        account = feed.make_ledger() if ledger else None
+        for batch in feed.iterate_batches(
+            (s for step in range(feed.steps.an_epoch) for s in feed.get_slices(step)), account
         ):
             yield batch["items"].values, len(batch)
             if account is not None:
-                feed.done(batch, account)
+                feed.apply_batch(batch, account)
 
     return read_batches
 

@@ -63,7 +63,7 @@ def _measure_slices(folder: Path, size: int) -> dict[str, Any]:
         table = pa.table({"user_id": np.arange(count), "item_id": np.arange(count) % 7})
         pq.write_table(table, path, row_group_size=100_000)
     feed = read(str(path)).shuffle(7).prefetch(4).open(rows=size, step_rows=512)
-    seconds = _measure_cpu_s(lambda: [len(batch) for batch in feed.epoch(0)])
+    seconds = _measure_cpu_s(lambda: [len(batch) for batch in feed.iterate_epoch(0)])
     return {"cost": f"local engine, {size} rows a slice", "rows/s": feed.rows / seconds}
 
 

@@ -146,24 +146,24 @@ def _measure_resume(
 
     stream = read(files).shuffle(7, in_group=False)
     feed = stream.open(rows=4096)
-    ledger, at = feed.ledger(), int(0.99 * feed.steps.an_epoch)
+    ledger, at = feed.make_ledger(), int(0.99 * feed.steps.an_epoch)
     for step in range(at):
-        for part in feed.slices(step):
+        for part in feed.get_slices(step):
             ledger.lease(part)
         ledger.apply_step(step)
     commit = folder / "commit"
     write_snapshot(ledger.snapshot(), commit)
 
     def start() -> None:
-        next(stream.open(rows=4096).epoch(0))
+        next(stream.open(rows=4096).iterate_epoch(0))
 
     def resume() -> None:
         again = stream.open(rows=4096, manifest=SampleLedger.read_manifest(commit))
-        account = again.ledger()
+        account = again.make_ledger()
         account.load(commit)
-        part = again.slices(at)[0]
+        part = again.get_slices(at)[0]
         assert not account.is_done(part)
-        next(iter(again.batches([part], account)))
+        next(iter(again.iterate_batches([part], account)))
 
     seconds: dict[str, list[float]] = {"start": [], "resume": []}
     for _ in range(3 * rounds):

@@ -111,7 +111,7 @@ def bench_swaps(run: str, rounds: int) -> Result:
 def _publish_other(made: Any, registry: VersionRegistry, base: int, turn: int) -> Version:
     """Publish a version that is made from another, with slightly different rows."""
     commit, manifest = made.find_newest_commit()
-    contents = made.contents(commit, manifest)
+    contents = made.build_contents(commit, manifest)
     rows = {
         name: RowLayer(layer.key, layer.row * np.float32(1.05 + 0.05 * turn), layer.gone)
         for name, layer in contents.rows.items()

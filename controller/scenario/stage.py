@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -19,6 +19,9 @@ from nonet.controller.scenario.yaml import is_map
 from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.workers.roles import CHUNK_TOKENS
+
+if TYPE_CHECKING:
+    from nonet.samples.sequences import Sequences
 
 
 class Schedule(StrictModel):
@@ -292,7 +295,7 @@ class StageKind:
             ConfigError: The stage cannot run in them.
         """
 
-    def check_data(self, name: str, stage_options: Any, seq: Any) -> None:
+    def check_data(self, name: str, stage_options: Any, seq: Sequences) -> None:
         """Check that the data contain something to learn from in the stage.
 
         Args:

@@ -156,7 +156,7 @@ def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int
         session.commits.note(
             quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
         )
-        recorder.add_event("note", text=f"step {step} of {stage}: {each.text()}")
+        recorder.add_event("note", text=f"step {step} of {stage}: {each.describe()}")
 
 
 def compute_machine_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:

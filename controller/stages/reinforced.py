@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nonet.controller.plan import (
     StageWork,
@@ -20,6 +20,9 @@ from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
 from nonet.workers.roles import SceneSetup
+
+if TYPE_CHECKING:
+    from nonet.samples.sequences import Sequences
 
 _FORWARD, _TRAINED = 2.0, 6.0  # FLOPs per parameter and position: a forward pass, and a training step
 _BEAM_BYTES = 8  # per beam and level: the code and its log-probability
@@ -84,7 +87,7 @@ class ReinforcedKind(StageKind):
                 "trainer's live ones: set roles.rollout: {workers: 1} (and roles.embedding: {workers: 1}), or staleness: 0"
             )
 
-    def check_data(self, name: str, stage_options: Reinforced, seq: Any) -> None:
+    def check_data(self, name: str, stage_options: Reinforced, seq: Sequences) -> None:
         """Raise ConfigError if the data lack the feedback column, RL events or the values of scenes."""
         from nonet.samples.batches import find_rl_events
         from nonet.samples.sequences import RL

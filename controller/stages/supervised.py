@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,9 @@ from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageO
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.suggest import join_names, suggest_sentence
+
+if TYPE_CHECKING:
+    from nonet.samples.sequences import Sequences
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
 CHUNK_STEPS = 10
@@ -104,7 +107,7 @@ class SupervisedKind(StageKind):
             scenario, size
         )
 
-    def check_data(self, name: str, stage_options: Supervised, seq: Any) -> None:
+    def check_data(self, name: str, stage_options: Supervised, seq: Sequences) -> None:
         """Raise ConfigError if the data lack a kind of event that has a weight, or valid propensities."""
         for kind in stage_options.weight:
             if kind not in seq.event_names:
@@ -176,14 +179,14 @@ _OWN = set(Supervised.model_fields) - set(StageOptions.model_fields) - {"steps"}
 SPEC = SupervisedKind()
 
 
-def _check_propensity(path: str, column: str, seq: Any) -> None:
+def _check_propensity(path: str, column: str, seq: Sequences) -> None:
     """Raise ConfigError if the propensity column is missing or has values that are not probabilities."""
     if column not in seq.columns:
         known = f"it carries {join_names(seq.columns)}" if seq.columns else "it carries no columns"
         raise ConfigError(
             f"{path}.column: the data has no {column!r}; {known}.{suggest_sentence(column, seq.columns)}"
         )
-    for part in seq.parts():
+    for part in seq.iterate_parts():
         values = part.columns[column]
         if values.dtype.kind != "f" or bool(((values <= 0) | (values > 1)).any()):
             raise ConfigError(

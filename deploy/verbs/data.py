@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption
 from nonet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nonet.samples.stores import Store
 
 samples = typer.Typer(no_args_is_help=True, help="Show what stages read and what files contain.")
 store = typer.Typer(no_args_is_help=True, help="Write and read stores of features.")
@@ -181,12 +184,13 @@ def show_store_stats(use: UseArg, column: ColumnOption = None, option: StoreOpti
     columns = {field.name: str(field.type) for field in opened.schema}
     print(
         json.dumps(
-            {"store": opened.name, "versions": opened.versions, "columns": columns} | opened.stats(), indent=1
+            {"store": opened.name, "versions": opened.versions, "columns": columns} | opened.collect_stats(),
+            indent=1,
         )
     )
 
 
-def _open_store(use: str, columns: Any, options: dict[str, Any]) -> Any:
+def _open_store(use: str, columns: Any, options: dict[str, Any]) -> Store:
     from nonet.samples.stores import open_store
 
     return open_store(use, columns, **options)
@@ -220,8 +224,8 @@ def _print_progress(done: int, total: int) -> None:
     print(f"{done:,} of {total:,} rows", file=sys.stderr, flush=True)
 
 
-def _print_written(made: Any, rows: int) -> None:
+def _print_written(made: Store, rows: int) -> None:
     """Print how many rows were written, and close the store."""
-    facts = made.stats()
+    facts = made.collect_stats()
     print(f"{made.name}: wrote {rows:,} rows; it holds {facts['keys']:,} keys")
     made.close()

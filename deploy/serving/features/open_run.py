@@ -94,7 +94,7 @@ class ServedRun:
     def events(self) -> UserEvents | None:
         """The store of users' events that the scenario names (`data.sequences`), including appended events."""
         stored = self.setup.stored
-        return None if stored is None else stored.opened(self.folders, self.corpus.seq)
+        return None if stored is None else stored.open_events(self.folders, self.corpus.seq)
 
     def open_events(self, store: str) -> UserEvents:
         """Return the users' events in a store at an address; they are written there if missing."""

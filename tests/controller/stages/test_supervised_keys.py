@@ -12,7 +12,7 @@ from nonet.errors import ConfigError
 
 
 class Events(SimpleNamespace):
-    def parts(self):
+    def iterate_parts(self):
         return [self]
 
 
