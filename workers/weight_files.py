@@ -1,10 +1,11 @@
-"""Named tensors as files: safetensors, split into shards of bounded size with an index, named as Hugging Face names them.
+"""Reading and writing of named tensors as safetensors files, split into shards with an index as Hugging Face does.
 
-    model.safetensors                                   if it fits one shard
-    model-00001-of-00003.safetensors, ..., model.safetensors.index.json
+    model.safetensors                                   if all tensors fit into one shard
+    model-00001-of-00003.safetensors, ..., model.safetensors.index.json      otherwise
 
-Ranks that all hold the tensors write the shards in turn. A file is written piece by piece from the memory of its
-tensors, so writing needs no further host memory, and one bucket for tensors of a device. Nothing is pickled.
+If several ranks hold the tensors, each writes every n-th shard. A file is written piece by piece from the memory of its
+tensors. Writing needs no additional host memory for tensors on the host, and that of one bucket for tensors on a device.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SaveOptions:
     """How a state is saved.
 
     Attributes:
-        copy: Whether tensors that later steps change are copied first; False where no step runs until the files are
+        copy: Whether tensors that later steps change are copied first; False if no step runs until the files are
             written.
         shard_bytes: Largest size of a shard in bytes.
     """
@@ -41,11 +42,11 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class TensorShards:
-    """The names of tensors in each file of a set.
+    """The assignment of tensors to the files of a sharded safetensors checkpoint.
 
     Attributes:
         stem: Name of the files without number and extension.
-        names: Names of the tensors of each file.
+        names: Names of the tensors in each file.
     """
 
     stem: str
@@ -53,7 +54,7 @@ class TensorShards:
 
     @classmethod
     def from_tensors(cls, stem: str, tensors: Mapping[str, Tensor], max_bytes: int) -> TensorShards:
-        """Split tensors, ordered by name, into shards; a tensor that is larger than a shard has a file of its own.
+        """Split tensors, ordered by name, into shards; a tensor that is larger than a shard gets its own file.
 
         Args:
             stem: Name of the files without number and extension.
@@ -81,11 +82,11 @@ class TensorShards:
         return {self.get_file_name(at): names for at, names in enumerate(self.names) if at % ranks == rank}
 
     def write_index(self, folder: Path, total_bytes: int) -> list[Path]:
-        """Write the index if there is more than one shard.
+        """Write the index file if there is more than one shard.
 
         Args:
-            folder: Where the shards are.
-            total_bytes: Bytes of all tensors.
+            folder: The folder of the shards.
+            total_bytes: Total size of all tensors in bytes.
 
         Returns:
             The path of the index, or an empty list.
@@ -99,7 +100,7 @@ class TensorShards:
 
 
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
-    """Write tensors by name into one safetensors file, byte for byte as that library writes it."""
+    """Write tensors by name into one safetensors file, byte for byte as the safetensors library does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ordered = dict(sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0])))
     with path.open("wb") as file:
@@ -137,8 +138,8 @@ def merge_shards(path: Path, merged_path: Path) -> Path:
     """Return the file itself if it exists, else merge its shards into one file.
 
     Args:
-        path: The file, or the name that its shards belong to.
-        merged_path: Where the merged file is written.
+        path: The path of the unsharded file, from which the names of the shards are derived.
+        merged_path: The path of the merged file.
     """
     if path.exists():
         return path
@@ -146,7 +147,7 @@ def merge_shards(path: Path, merged_path: Path) -> Path:
     return merged_path
 
 
-BASE = "base.json"  # beside a checkpoint's weights: the SHA-256 of the base model's folder
+BASE = "base.json"  # a file next to a checkpoint's weights with the SHA-256 of the base model's folder
 
 
 def load_model(model: torch.nn.Module, folder: Path) -> None:
@@ -162,7 +163,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """Load the weights of a safetensors file, or of its shards, into a model.
 
     Raises:
-        CheckpointError: They do not fit, or belong to another base model than the one that was loaded.
+        CheckpointError: The weights do not fit the model, or belong to a base model other than the one that was loaded.
     """
     check_base(model, read_base(path.parent), str(path.parent))
     try:
@@ -182,13 +183,13 @@ def write_base(sha256: str, folder: Path) -> list[Path]:
 
 
 def read_base(dense: Path) -> str | None:
-    """Return the SHA-256 of the base model that a checkpoint's weights belong to, None where it names none."""
+    """Return the SHA-256 of the base model that a checkpoint's weights belong to, None if it names no base model."""
     file = dense / BASE
     return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.exists() else None
 
 
 def check_base(model: torch.nn.Module, base_sha256: str | None, location: str) -> None:
-    """Raise CheckpointError if weights belong to another base model; checkpoints of earlier versions name none."""
+    """Raise CheckpointError if weights belong to another base model; without a recorded SHA-256, nothing is checked."""
     check_base_sha256(getattr(model, "base_sha256", None), base_sha256, location)
 
 
@@ -197,8 +198,8 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
 
     Args:
         model_sha256: SHA-256 of the base folder that `model.path` names; None for a model without one.
-        checkpoint_sha256: SHA-256 that the checkpoint names; None for a version that named none.
-        location: Beginning of the error message.
+        checkpoint_sha256: SHA-256 that the checkpoint names; None if it was written by a version that did not record it.
+        location: The text that the error message begins with.
     """
     if model_sha256 is not None and checkpoint_sha256 is not None and checkpoint_sha256 != model_sha256:
         raise CheckpointError(
@@ -211,8 +212,8 @@ def check_base_sha256(model_sha256: str | None, checkpoint_sha256: str | None, l
 def _select_known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Select the tensors that a model has.
 
-    A memory and its voter by nearness can be added to a commit or removed from it, so their weights are taken only
-    where the model has them in the same shape.
+    A memory and its nearest-item voter can be added to a checkpoint or removed from it, so their weights are loaded only
+    if the model has them in the same shape.
     """
     own = model.state_dict()
     optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")

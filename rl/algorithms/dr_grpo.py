@@ -31,7 +31,7 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Compute the weighted sum of the rewards less its group's mean."""
+    """Compute the weighted sum of the rewards minus the mean of its group."""
     from nonet.rl import centre_groups, sum_rewards, weigh_advantages
 
     return weigh_advantages(centre_groups(sum_rewards(rewards, weights), valid_UW), draws, valid_UW)

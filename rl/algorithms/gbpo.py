@@ -1,6 +1,7 @@
-"""GBPO: no clip; gradients are bounded by those of a binary cross-entropy, so bad beams that became unlikely stay stable.
+"""GBPO: a policy loss without a clip, whose gradients are bounded by those of a binary cross-entropy.
 
-OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, max(old, 1 - sg(pi)) for bad ones, per level.
+OneRec-V2, arXiv 2508.20900: at each level, the denominator of the ratio is max(old, sg(pi)) for beams with an advantage >= 0
+and max(old, 1 - sg(pi)) for the others, where sg stops the gradient. Bad beams that have become unlikely thus stay stable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GRPO: advantages relative to a user's other beams, a clipped ratio per level, and a KL term to a reference.
 
 Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward separately (GDPO, arXiv 2601.05242), and is the
-default for several rewards: in a group where only one of them varies, dividing by the standard deviation of the sum cancels
-the weight of that reward. Without `kl` no reference is kept.
+default for several rewards: if only one of them varies in a group, division by the standard deviation of the sum would cancel
+the weight of that reward. If `kl` is 0, no reference policy is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Normalise the weighted sum, or each reward separately, in each user's group of beams."""
+    """Normalise the weighted sum of the rewards, or each reward separately, in each user's group of beams."""
     from nonet.rl import normalise_groups, normalise_objectives, sum_rewards, weigh_advantages
 
     how = options["normalise"] or ("gdpo" if len(rewards) > 1 else "group")
@@ -48,7 +48,7 @@ def compute_advantages(
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute the clipped loss with its KL term."""
+    """Compute the clipped loss per level, with the KL term."""
     return compute_clipped_loss(policy, options)
 
 

@@ -1,7 +1,7 @@
-"""PPO: a value head estimates the return of each prompt and prefix; advantages are relative to it, level by level.
+"""PPO: a value head estimates the return of each prompt and prefix; advantages are relative to it at each level.
 
-Schulman et al., arXiv 1707.06347, with generalised advantages (arXiv 1506.02438, no discount). The head reads the model's
-states without a gradient to them, and has its own learning rate. Its values start at 0, so the first steps have no baseline.
+Schulman et al., arXiv 1707.06347, with generalised advantage estimation (arXiv 1506.02438, no discount). The head reads the
+model's detached states and has its own learning rate. Its values start at 0, so the first steps have no baseline.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compute_advantages(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """Return the weighted sum of the rewards; the loss subtracts the values and weighs each beam by how it was drawn."""
+    """Return the weighted sum of the rewards; `compute_loss` subtracts the values and applies the weights of drawn beams."""
     import torch
 
     from nonet.rl import Advantages, centre_groups, sum_rewards
@@ -54,7 +54,7 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss of advantages per level, plus half the squared error of the values.
 
     Advantages and returns use the values from before the first pass over a rollout (Schulman et al., algorithm 1), so several
-    passes have the same targets. With weights of draws, each beam's advantage and error are multiplied by its weight.
+    passes have the same targets. If beams were sampled, the advantage and the error of a beam are multiplied by its weight.
     """
     from dataclasses import replace
 

@@ -1,10 +1,12 @@
 """RSFT combined with RL, as OneRec trains: ECPO's loss, and the next-event loss on the better sessions.
 
-OneRec, arXiv 2506.13695: the next events of the better half of the sessions keep the policy close to what users do, instead of
-a KL term. A session is a prompt here. `feedback` names a column of the interactions, such as a rating or a watch time: the
-next events of the `better` share of a step's prompts, ranked by that column, are learned; those with a missing value are not.
+OneRec, arXiv 2506.13695: instead of a KL term, the next-event loss on the better half of the sessions keeps the policy close to
+the users' behaviour. Here, a session is a prompt. `feedback` names a column of the interactions, such as a rating or a watch
+time, by which the prompts of a step are ranked. The next events of the best share `better` of them are learned. Prompts with a
+missing value are not.
 Without `feedback`, prompts are ranked by the mean reward of the model's own beams, which measures how easy the prompt is and
-not the quality of the logged session; ties are included, so if most groups have the same mean, all of these are learned.
+not the quality of the logged session; prompts that tie with the threshold are included, so if most
+groups have the same mean, all of them are learned.
 `rl: 0` leaves only rejection-sampled finetuning.
 """
 
@@ -51,7 +53,7 @@ def compute_advantages(
     draws: Draws | None = None,
     feedback_U: Tensor | None = None,
 ) -> Advantages:
-    """Compute GRPO's advantages, and select the better prompts of this rank's share."""
+    """Compute GRPO's advantages; `group_U` marks the better prompts among those of this rank."""
     import torch
 
     from nonet.rl import sum_rewards
@@ -69,7 +71,7 @@ def compute_advantages(
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Add the next-event loss to ECPO's; a prompt's next event has the weight of all of its beams together."""
+    """Compute ECPO's loss plus the next-event loss, in which a prompt is weighted by its number of valid beams."""
     from nonet.rl.algorithms.ecpo import compute_loss as of_items
 
     assert policy.group_U is not None

@@ -13,7 +13,7 @@ from nonet.types import Rollouts
 
 
 class ActorReward(Reward):
-    """Calls a Ray actor that runs outside of Nonet; `columns` are item columns to send along."""
+    """A reward that calls a Ray actor outside of Nonet; `columns` are item columns that are also sent."""
 
     url: ClassVar[str] = ""
 
@@ -35,7 +35,7 @@ class ActorReward(Reward):
         self._ask: Any = self._find_method()
 
     def _find_method(self) -> Any:
-        """Return the method of the actor that currently has the name."""
+        """Look up the actor by its name, and return the method that scores."""
         import ray
 
         try:
@@ -64,7 +64,7 @@ class ActorReward(Reward):
             raise Unreachable(f"{self.url} died: {' '.join(str(error).split())}") from None
 
     def _find_again(self) -> None:
-        """Switch to the actor that was restarted under the same name, if there is one."""
+        """Look up the actor again, since it may have been restarted under the same name; raise Unreachable if it was not."""
         try:
             self._ask = self._find_method()
         except ConfigError as error:

@@ -1,10 +1,10 @@
-"""The predicted click as a reward: the probability that a trained click model gives to every beam.
+"""The reward `ctr`: the click probability that a trained click model predicts for each beam.
 
     rewards: {click: {use: ctr, weight: 1.0, model: runs/<id>/checkpoints/step-000123}}
 
-`model` is a commit of a run of a click model, or the run's folder, whose newest commit is then used. A beam is scored given its
-user's history; labels of that history are only known for the events that the click model was trained on, so no held-out label
-leaks. The time of a beam is unknown, and so are items that the click model never saw: these get the mean click rate.
+`model` is a checkpoint of a run of a click model, or the run's folder, whose newest checkpoint is used. A beam is scored given
+its user's history. Only the labels of events that the click model was trained on are used, so no held-out label leaks. The
+model gets no time for a beam. An item that was not in its training data gets the mean click rate.
 """
 
 # Shapes: U users, W beams, P = U * W questions, I items.
@@ -25,19 +25,23 @@ _CHUNK = 8192
 
 
 class PredictedClick(Reward):
-    """Click probabilities [U, W] float32 from the click model in the folder `model`."""
+    """The reward whose scores are the click probabilities of a trained model.
+
+    Args:
+        model: Folder of a checkpoint, or of a run.
+    """
 
     def __init__(self, model: str):
         self.folder = _commit(Path(model))
 
     def setup(self) -> None:
-        """Load the weights, the rows and the training data."""
+        """Load the click model: its weights, sparse rows and training data."""
         from nonet.models.deepfm import ClickModel
 
         self.asked = ClickModel(self.folder)
 
     def score(self, r: Rollouts) -> Any:
-        """Return the probability that each user likes each beam; the mean rate for unknown items."""
+        """Return the click probability of each beam, or the mean click rate for unknown items; [U, W] float32."""
         known = self.asked.known
         item_UW = locate_ids(known.item_id, r.item_id)
         user_U = locate_ids(known.user_id, r.user_id)
@@ -92,10 +96,10 @@ class PredictedClick(Reward):
 
 
 def _commit(folder: Path) -> Path:
-    """Return the folder of a checkpoint, from itself or from its run.
+    """Return the newest checkpoint in the folder of a run, or the folder itself if it is a checkpoint.
 
     Raises:
-        ConfigError: There is no click model in it.
+        ConfigError: The folder has no click model.
     """
     commits = sorted((folder / "checkpoints").glob("step-*"))
     commit = commits[-1] if commits else folder

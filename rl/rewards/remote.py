@@ -1,13 +1,13 @@
-"""Rewards that live elsewhere: behind an address, or in a Ray actor that already runs.
+"""Rewards that are computed outside of Nonet: by an HTTP server, or by a Ray actor that is already running.
 
     rewards:
       fresh: {use: "http://scores:8080/fresh", columns: [price], token: FRESH_TOKEN}
       margin: {use: actor://pricing/margin, columns: [price]}
 
-Both are sent one message: `uid`, `user_id`, `scene` [U], `item_id`, `valid`, `logp` [U, W] (of whole items, nats), `history`
-and `target` (a list a user), `step`, and `columns` by name. They answer scores [U, W]: a server as JSON, `{"scores": [[...]]}`;
-an actor from its method `score` (or the one in `actor://namespace/name/method`), as anything a reward may return. A prompt that
-is asked again has the same `uid`.
+Both receive a message with `uid`, `user_id` and `scene` [U], `item_id`, `valid` and `logp` [U, W] (log-probabilities of items in
+nats), `history` and `target` (one list per user), `step`, and the requested item columns in `columns`. Both return scores [U, W]:
+a server as JSON, `{"scores": [[...]]}`, and an actor as any value that a reward may return. The actor's method is `score`, or the
+one named in `actor://namespace/name/method`. If a prompt is sent again, it has the same `uid`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ SCHEMES = {
     "https": "nonet.rl.rewards.remote:HttpReward",
     "actor": "nonet.rl.rewards.actor:ActorReward",
 }
-_GROUP = (
-    "nonet.reward_schemes"  # entry points of other packages: a scheme of addresses and a subclass of Reward
-)
-_BUSY = (429, 502, 503, 504)  # answers of a server that may answer later
-_SHOWN = 120  # characters of an answer that an error shows
+_GROUP = "nonet.reward_schemes"  # entry points of other packages: the name is a URL scheme, the value a subclass of Reward
+_BUSY = (429, 502, 503, 504)  # status codes after which a request is sent again later
+_SHOWN = 120  # number of characters of an answer that an error shows
 
 
 class HttpReward(Reward):
-    """Calls a server by POST; `columns` are item columns to send along, `token` the environment variable with a bearer token."""
+    """A reward that calls an HTTP server by POST.
+
+    Args:
+        columns: Item columns that are also sent.
+        token: Name of the environment variable with the bearer token.
+    """
 
     url: ClassVar[str] = ""
     concurrent = True
@@ -79,10 +82,10 @@ class HttpReward(Reward):
 
 
 def make_reward_class(use: str, title: str) -> type[Reward]:
-    """Return the class of rewards at an address, with the address as its attribute `url`.
+    """Create the reward class for an address; its attribute `url` is the address.
 
     Raises:
-        ConfigError: The scheme is unknown or taken twice, or the address or the class is malformed.
+        ConfigError: The scheme is unknown or registered twice, or the address or the class is invalid.
     """
     scheme = use.partition("://")[0]
     point = find_entry_point(scheme, _GROUP, f"reward scheme {scheme!r}", SCHEMES)
@@ -100,7 +103,7 @@ def make_reward_class(use: str, title: str) -> type[Reward]:
 
 
 def make_message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
-    """Build the message for rollouts: arrays with one row per user; ragged ones as a list of arrays."""
+    """Build the message for rollouts: arrays with one row per user, and ragged values as one list of arrays per user."""
     parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
     sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
     sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
@@ -137,10 +140,10 @@ def _parse_scores(url: str, body: bytes) -> Any:
             raise DataError(f"{url} answered without `scores`: {_shorten(body)}")
         answer = answer["scores"]
     wrong = DataError(f"{url} answered scores that are no numbers [users, beams]: {_shorten(body)}")
-    if not _are_numbers(answer):  # NumPy would take the text "1" for a number
+    if not _are_numbers(answer):  # NumPy would convert the text "1" to a number
         raise wrong
     try:
-        return np.array(answer, np.float64)  # null reads NaN
+        return np.array(answer, np.float64)  # null becomes NaN
     except (TypeError, ValueError, OverflowError):
         raise wrong from None
 

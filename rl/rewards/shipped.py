@@ -1,10 +1,10 @@
 """The shipped rewards.
 
-`hit` is 1 for a beam that is a target, else 0. `rank` is MiniOneRec's ranking reward (paper section 3.4, code
-`rl.py`): in a group with a hit every miss at position i loses (1 / log2(i + 2)) / sum_j (1 / log2(j + 2)), so
-confident misses lose most and a group without a hit says nothing. Their default reward is `hit` and `rank`
-together, weight 1 each. `ndcg` gives a hit what it adds to its list's NDCG, so a group's scores add up to that. `novelty` and
-the rewards that know items are one a beam (pointwise); `rank`, `ndcg` and `diversity` look at a whole list (listwise).
+`hit` is 1 for a beam that is a target, else 0. `rank` is MiniOneRec's ranking reward (paper section 3.4, code `rl.py`). In a
+group with a hit, the miss at position i scores -(1 / log2(i + 2)) / sum_j (1 / log2(j + 2)), so misses with a high probability
+cost most. In a group without a hit, all scores are 0. MiniOneRec's default is the sum of `hit` and `rank`. `ndcg` scores a hit
+by its contribution to the NDCG of its list, so the scores of a group add up to its NDCG. `rank`, `ndcg` and `diversity` depend
+on the other beams of the list (listwise). The other rewards score each beam by itself (pointwise).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nonet.types import Jagged, Rollouts
 
 # Shapes: U users, W beams, L levels, I items, T recent events, K words or categories.
 
-_WORDS = 4096  # hashed words of a text
+_WORDS = 4096  # number of buckets into which words are hashed
 
 
 @reward
@@ -33,7 +33,10 @@ def hit(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
 @reward
 def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
-    """Return 0 for a hit and a share of -1 by position for each miss, all 0 in a group without a hit; [U, W] float32."""
+    """Return 0 for each hit and a share of -1 for each miss, larger at earlier positions; [U, W] float32.
+
+    All scores of a group without a hit are 0.
+    """
     hits_UW = _find_hits(item_id, target, valid)
     gain_UW = np.where(valid, 1.0 / np.log2(np.arange(item_id.shape[1]) + 2.0), 0.0)
     share_UW = gain_UW / np.maximum(gain_UW.sum(1, keepdims=True), 1e-12)
@@ -43,7 +46,7 @@ def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
 @reward
 def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
-    """Return what each hit adds to the NDCG of its list, the most likely beam first; [U, W] float32.
+    """Return the contribution of each hit to the NDCG of its list, ordered by likelihood; [U, W] float32.
 
     The sum over a group is its NDCG.
     """
@@ -57,17 +60,17 @@ def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
 @reward
 def novelty(events: np.ndarray, *, half_life: Annotated[float, Field(gt=0)] = 30.0) -> np.ndarray:
-    """Return 1 for an item without an event in training, halved every `half_life` events; [U, W] float32."""
+    """Return 0.5 ** (training events of the item / `half_life`), which is 1 for an item without events; [U, W] float32."""
     if not half_life > 0:
         raise ConfigError(f"half_life is {half_life}; it is a number of events above 0")
     return (0.5 ** (events / half_life)).astype(np.float32)
 
 
 class Prefix(Reward):
-    """The share of leading levels that a beam's semantic id has in common with its nearest target's; [U, W]."""
+    """The reward `prefix`: the share of leading codes that a beam's semantic id has in common with the closest target's."""
 
     def open(self, run: RunData) -> None:
-        """Keep the run's semantic ids."""
+        """Store the run, whose semantic ids are compared."""
         self._run = run
 
     def score(self, r: Rollouts) -> np.ndarray:
@@ -85,16 +88,19 @@ class Prefix(Reward):
 
 
 class Diversity(Reward):
-    """How unlike the other beams of its list a beam is: 1 less the mean Jaccard overlap of their categories; [U, W].
+    """The reward `diversity`: 1 - the mean Jaccard similarity of a beam's categories with those of the list's other beams.
 
-    column: of the items; text, several joined by "|". A beam alone in its list scores 1.
+    A beam that is alone in its list scores 1.
+
+    Args:
+        column: Text column of the items with the categories, separated by "|".
     """
 
     def __init__(self, column: str = "categories"):
         self.columns = [column]
 
     def score(self, r: Rollouts) -> np.ndarray:
-        """Return 1 - the mean Jaccard similarity of a beam with the other beams of its prompt, [U, W]."""
+        """Return 1 - the mean Jaccard similarity of each beam with the other beams of its prompt, [U, W]."""
         has_UWK = _make_bags(r[self.columns[0]], r.valid)
         both_UWW = has_UWK @ has_UWK.transpose(0, 2, 1)
         size_UW = has_UWK.sum(-1)
@@ -107,16 +113,19 @@ class Diversity(Reward):
 
 
 class Cooccurrence(Reward):
-    """How often a beam's item came soon after one of the user's last events in training.
+    """The reward `cooccurrence`: how often a beam's item came soon after one of the user's last items in training.
 
-    The score [U, W] is the mean over the `last` events of count(event, item) / count(event).
+    The score is the mean of count(past item, item) / count(past item) over the user's last items.
+
+    Args:
+        last: Number of the user's last events.
     """
 
     def __init__(self, last: Annotated[int, Field(ge=1)] = 5):
         self.last = last
 
     def open(self, run: RunData) -> None:
-        """Keep the run's transitions."""
+        """Store the run's counted transitions between items."""
         pairs = self._pairs = run.transitions
         self._run, self._items = run, np.int64(len(pairs.occurs))
         of = np.repeat(np.arange(len(pairs.occurs), dtype=np.int64), np.diff(pairs.row))
@@ -136,16 +145,20 @@ class Cooccurrence(Reward):
 
 
 class TextSimilarity(Reward):
-    """Cosine of a beam's text with the mean of the user's `last` items' texts, words weighed by how rare they are; [U, W].
+    """The reward for similar texts: the cosine similarity of a beam's text with the mean text of the user's last items.
 
-    column: text of the items. Words are hashed into 4096 places.
+    Texts are TF-IDF vectors with binary term frequencies. Words are hashed into 4096 buckets.
+
+    Args:
+        column: Text column of the items.
+        last: Number of the user's last events.
     """
 
     def __init__(self, column: str = "title", last: Annotated[int, Field(ge=1)] = 5):
         self.column, self.last = column, last
 
     def open(self, run: RunData) -> None:
-        """Compute the words of the items' texts and their inverse document frequencies."""
+        """Hash the words of the items' texts, and compute the inverse document frequencies of the hashed words."""
         texts = run.column(self.column).astype(np.str_)
         words = [
             np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts
@@ -155,7 +168,7 @@ class TextSimilarity(Reward):
         self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
 
     def score(self, r: Rollouts) -> np.ndarray:
-        """Return the cosine similarity of each beam's item with the user's last events, [U, W]."""
+        """Return the cosine similarity of each beam's text with the mean text of the user's last items, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
         there, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
         vector_NK = np.zeros((len(there), _WORDS), np.float32)
@@ -176,7 +189,7 @@ def _place(word: str) -> int:
 
 
 def _select_recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
-    """Return the last items of each user [U, T] int64, -1 before the first."""
+    """Return the last items of each user [U, T] int64, newest first, padded with -1."""
     offsets = np.asarray(offsets, np.int64)
     at = offsets[1:, None] - 1 - np.arange(last)
     there = at >= offsets[:-1, None]
@@ -184,7 +197,7 @@ def _select_recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarr
 
 
 def _make_bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
-    """Return the categories of each beam [U, W, K] float32, none where it is not valid."""
+    """Return the categories of each beam as a multi-hot array [U, W, K] float32, all 0 for invalid beams."""
     texts, at = np.unique(texts_UW.astype(np.str_), return_inverse=True)
     parts = [[part for part in text.split("|") if part] for text in texts.tolist()]
     names = {name: place for place, name in enumerate(sorted({name for part in parts for name in part}))}

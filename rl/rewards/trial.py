@@ -1,7 +1,6 @@
-"""Trial of a reward on a few users before any run: scores, spread, correlation with other rewards, time and shape.
+"""Trial of a reward on a few users without a run: its scores, spread, correlation with other rewards, and duration.
 
-Beams stand in for those of a model: the user's next events, items that often followed the last ones, popular items, and some
-drawn by the seed. Nothing is trained and no process is started.
+The caller provides the rollouts, which need not come from a model. Nothing is trained and no process is started.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class RewardTrial:
         scores: Scores [U, W] of every reward.
         weights: Weight of each reward.
         seconds: Duration of one call.
-        troubles: Rows of the reward on trial without a score.
+        troubles: Prompts for which the reward on trial gave no score.
         rollouts: The rollouts that were scored.
     """
 
@@ -48,13 +47,13 @@ class RewardTrial:
         return [u for u in range(len(valid)) if len(np.unique(score[u][valid[u]])) < 2]
 
     def compute_correlation(self, other: str) -> float:
-        """Compute the correlation of two rewards' differences from their group's mean; NaN where either has none."""
+        """Compute the correlation of two rewards after each group's mean is subtracted; NaN if either does not vary."""
         mine, theirs = self._centre(self.name), self._centre(other)
         size = float(np.sqrt((mine**2).sum() * (theirs**2).sum()))
         return float((mine * theirs).sum() / size) if size > 0 else float("nan")
 
     def share(self, name: str) -> float:
-        """Return this reward's share of the spread inside groups of all weighted rewards."""
+        """Return a reward's share of the summed standard deviations of all weighted rewards inside groups."""
         spread = {
             each: abs(self.weights[each]) * float(np.sqrt((self._centre(each) ** 2).mean()))
             for each in self.scores
@@ -62,7 +61,7 @@ class RewardTrial:
         return spread[name] / total if (total := sum(spread.values())) else 0.0
 
     def count_decided(self) -> int:
-        """Count the groups whose best beam by all weighted rewards changes without this reward."""
+        """Count the groups whose best beam by the weighted sum changes if the reward on trial is left out."""
         whole = np.sum([self.weights[name] * score for name, score in self.scores.items()], axis=0)
         without = whole - self.weights[self.name] * self.scores[self.name]
         whole, without = (np.where(self.rollouts.valid, each, -np.inf) for each in (whole, without))
@@ -77,9 +76,9 @@ class RewardTrial:
 def run_trial(
     name: str, rewards: Mapping[str, Reward], weights: Mapping[str, float], rollouts: Rollouts
 ) -> RewardTrial:
-    """Try the reward `name` together with the others, all set up and opened.
+    """Score rollouts with the reward `name` and with the other rewards, all of which are set up and opened.
 
-    A wrong shape, an exception and NaN are reported as troubles; another reward that fails is left out.
+    Wrong shapes, exceptions and NaN of the reward on trial are reported as `troubles`. Other rewards that fail are left out.
     """
     attempt = RewardCalls(lambda: rewards[name], name, rewards[name].timeout_s)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Fsdp2: PyTorch's fully_shard over a shadow of the parameters; each rank holds and steps its part of the optimizer.
+"""Fsdp2: PyTorch's fully_shard over a copy of the parameters ("shadow"); each rank updates its part of the optimizer.
 
 Gradients are summed by a reduce-scatter, updated weights are returned by an all-gather. Muon gathers one matrix at a
 time.
@@ -25,7 +25,10 @@ from nonet.workers.runtime import Membership
 
 
 class Fsdp2(Ddp):
-    """FSDP2; on a single rank it is `Ddp`. A commit has the format of `Ddp`: any engine on any number of ranks can read it."""
+    """FSDP2, or `Ddp` on a single rank.
+
+    Its checkpoints have the format of `Ddp`: any engine on any number of ranks can read them.
+    """
 
     def change_process_group(self, member: Membership) -> None:
         """Continue in another process group with a new optimizer."""
@@ -45,13 +48,15 @@ class Fsdp2(Ddp):
         self._shadow: Any = fully_shard(Shadow(self._parameters), mesh=self._mesh)
         self._shadow.set_force_sum_reduction_for_comms(
             True
-        )  # a loss is divided by the count of all ranks already
+        )  # the loss is already divided by the number of targets on all ranks
         self._shadow.set_gradient_divide_factor(1.0)
         self._shards: list[Any] = list(self._shadow.parameters())
-        self._own = [torch.nn.Parameter(shard.to_local()) for shard in self._shards]  # share their memory
+        self._own = [
+            torch.nn.Parameter(shard.to_local()) for shard in self._shards
+        ]  # these share the memory of the shards
 
     def make_masters(self) -> list[torch.nn.Parameter]:
-        """Return the masters as `Ddp` does on a single rank; else the shadow has the fp32 copies."""
+        """Return the fp32 master weights as `Ddp` does on a single rank; otherwise the parameters, as the shadow is in fp32."""
         return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -80,7 +85,7 @@ class Fsdp2(Ddp):
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Update this rank's parts and gather the weights."""
+        """Update this rank's parts of the weights, and gather the weights from all ranks."""
         super().step(lr)
         if self.member.n_trainers == 1:
             return
@@ -90,7 +95,7 @@ class Fsdp2(Ddp):
                 p.grad.zero_()
 
     def snapshot(self, saving: SaveOptions = BESIDE) -> Callable[[Path], list[Path]]:
-        """Snapshot model and optimizer; moments are gathered one at a time, and a rank keeps those that it writes."""
+        """Snapshot model and optimizer; moments are gathered one at a time, and a rank keeps only those that it writes."""
         if self.member.n_trainers == 1:
             return super().snapshot(saving)
         state = self.optimizer.state_dict()
@@ -111,7 +116,7 @@ class Fsdp2(Ddp):
         return self.make_writer(shape, moments, state["param_groups"], saving, self._gather_masters(saving))
 
     def _gather_masters(self, saving: SaveOptions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the shapes of all fp32 copies, and those that this rank writes."""
+        """Return the shapes of all fp32 master weights, and the master weights that this rank writes."""
         places = {
             name: at
             for at, (name, parameter) in enumerate(self.model.named_parameters())
@@ -120,16 +125,18 @@ class Fsdp2(Ddp):
         shape = {name: torch.empty(self._shards[at].shape, device="meta") for name, at in places.items()}
         own, masters = self.list_own_names(MASTERS, shape, saving) if shape else set(), {}
         for name, at in places.items():
-            whole = self._gather_whole(self._own[at].detach(), at)  # every rank takes part
+            whole = self._gather_whole(
+                self._own[at].detach(), at
+            )  # a collective call, so it must run on every rank
             if name in own:
                 masters[name] = whole
         return shape, masters
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Read the weights of a commit, and its optimizer on request."""
+        """Load the weights of a checkpoint, and its optimizer state if `optimizer` is true."""
         super().load(folder, optimizer=False)
         if self.member.n_trainers > 1:
-            self._divide()  # of the weights that were read
+            self._divide()  # the shadow must have the weights that were loaded
             self.optimizer = self.make_optimizer()
         if optimizer:
             self.load_masters(folder)
@@ -137,7 +144,7 @@ class Fsdp2(Ddp):
 
     @torch.no_grad()
     def load_masters(self, folder: Path | None) -> None:
-        """Read this rank's parts of the masters of a checkpoint."""
+        """Load this rank's parts of the master weights of a checkpoint."""
         if self.member.n_trainers == 1:
             super().load_masters(folder)
             return
@@ -147,12 +154,12 @@ class Fsdp2(Ddp):
                 own.copy_(_shard_rows(kept[name].to(own.device), self._mesh))
 
     def device_tensors(self) -> Iterable[Tensor]:
-        """Return the tensors of `Ddp` and this rank's parts."""
+        """Return the tensors of `Ddp` and this rank's parts of the parameters."""
         copies = () if self.member.n_trainers == 1 else self._own
         return (*super().device_tensors(), *copies)
 
     def _list_positions(self) -> list[int]:
-        """Return the position among the parameters of each parameter of the optimizer, in the optimizer's order."""
+        """Return, for each parameter of the optimizer in its order, its position among the model's parameters."""
         place = {id(own): at for at, own in enumerate(self._own)}
         return [place[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
@@ -171,11 +178,11 @@ class Fsdp2(Ddp):
 
 
 class _DividedMuon(Muon):
-    """Muon over parts of matrices.
+    """Muon for matrices whose rows are divided among ranks.
 
     Args:
-        mesh: The ranks.
-        whole: Shape of each whole matrix, by the identity of this rank's part.
+        mesh: The device mesh of the ranks.
+        whole: Shape of each complete matrix, by the `id` of this rank's part.
         *parameters: Arguments of Muon.
         **options: Keyword arguments of Muon.
     """
@@ -185,7 +192,7 @@ class _DividedMuon(Muon):
         self._mesh, self._whole_shape = mesh, whole
 
     def _step_muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Step matrices: gather the momentum, orthogonalise it and apply this rank's rows."""
+        """Update matrices: gather the momentum, orthogonalise it and apply this rank's rows of the result."""
         rate = group["lr"] * group["speed"]
         for p in parameters:
             state, shape = self.state[p], self._whole_shape[id(p)]
@@ -193,7 +200,7 @@ class _DividedMuon(Muon):
                 state["momentum"] = torch.zeros_like(p)
             assert p.grad is not None
             state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-            ahead = p.grad.lerp(state["momentum"], group["momentum"])  # Nesterov
+            ahead = p.grad.lerp(state["momentum"], group["momentum"])  # Nesterov momentum
             stride = (shape[1], 1)
             parts = DTensor.from_local(
                 ahead, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
@@ -204,6 +211,6 @@ class _DividedMuon(Muon):
 
 
 def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return this rank's rows of a tensor that every rank has."""
+    """Return this rank's rows of a tensor that is equal on every rank."""
     everywhere = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return everywhere.redistribute(placements=[Shard(0)]).to_local()

@@ -58,12 +58,12 @@ class Rollout(DistributeWorker):
         self.run = run
         self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
-        self._within: dict[str, SubCatalogue | None] = {}  # By stage.
+        self._within: dict[str, SubCatalogue | None] = {}  # Sub-catalogues by stage.
         self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> None:
-        """Open the artifacts, and share a fused trainer's model and rows or build a model that `apply` fills."""
+        """Open the artifacts, and use the model and rows of a fused trainer or build a model whose weights `apply` loads."""
         trainer, shard = self.place.peers.get("trainer"), self.place.peers.get("embedding")
         corpus = self._corpus = trainer.corpus if trainer else self.run.open_corpus(folders)
         model = (
@@ -111,7 +111,8 @@ class Rollout(DistributeWorker):
             shards: Actors of the shards in rank order, if rows are read by key.
 
         Returns:
-            Number of positions that read the default row under the previous version; 0 for live tables, which count their own.
+            Number of positions that read the default row under the previous version; 0 for live tables, which count
+                them themselves.
 
         Raises:
             StaleVersion: Weights are missing. The previous version stays in use.
@@ -144,7 +145,7 @@ class Rollout(DistributeWorker):
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the prompts of an RL step as users and positions.
 
-        The prompts are a pure function of the step, and never belong to users held out from RL.
+        The prompts are a pure function of the step. Users that are held out from RL have none.
         """
         asked = stage, users
         if self._prompts is None or self._prompts[0] != asked:
@@ -153,7 +154,7 @@ class Rollout(DistributeWorker):
 
     @method(collect="first")
     def draw_held_out_prompts(self, max_prompts: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return RL events of the users that RL never trains on, as users and positions; rewards are compared on them.
+        """Return RL events of the users that RL never trains on, as users and positions, to measure rewards on them.
 
         Args:
             max_prompts: Maximum number of prompts, or None for all. They are drawn with the run's seed, so every call returns
@@ -184,7 +185,7 @@ class Rollout(DistributeWorker):
     def _draw_prompts(
         self, users: np.ndarray, positions: np.ndarray, max_prompts: int | None, word: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw at most `max_prompts` of the prompts with the run's seed and a word."""
+        """Draw at most `max_prompts` of the prompts with a generator that is seeded by the run's seed and a word."""
         if max_prompts is None or len(users) <= max_prompts:
             return users, positions
         drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:max_prompts])
@@ -237,11 +238,11 @@ class Rollout(DistributeWorker):
             beams: Candidates [U, C] as encoded by `to_wire`.
             scores: Scores [U, C] of each reward; a prompt without a score keeps its order.
             weights: Weight [U] of each reward for each prompt.
-            multiplier: Factor of the weighted sum of the rewards, in nats.
-            width: Number of items of a list.
+            multiplier: Factor that converts the weighted sum of the rewards into nats.
+            width: Number of items to keep per prompt.
 
         Returns:
-            Lists [U, width] as encoded by `to_wire`, with the targets.
+            Lists [U, width] as encoded by `to_wire`; `target` has the item of each prompt's event.
         """
         total_UC = np.where(beams["valid"], beams["logp"].sum(-1, dtype=np.float64), -np.inf)
         for name, score in scores.items():
@@ -266,7 +267,7 @@ class Rollout(DistributeWorker):
         scores: Mapping[str, np.ndarray],
         weights: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        """Return the spreads of log-probabilities and of weighted rewards among candidates.
+        """Return the standard deviations of log-probabilities and of weighted rewards among a prompt's candidates.
 
         Args:
             beams: Candidates [U, C] as encoded by `to_wire`.
@@ -274,7 +275,7 @@ class Rollout(DistributeWorker):
             weights: Weight [U] of each reward for each prompt.
 
         Returns:
-            The two standard deviations within a prompt, [2], summed over prompts.
+            Both standard deviations, each summed over the prompts, [2].
         """
         valid_UC = np.asarray(beams["valid"])
         reward_UC = np.zeros(valid_UC.shape)
@@ -296,7 +297,7 @@ class Rollout(DistributeWorker):
 
     @method(collect="concat", request=Replicate)
     def generate_step(self, size: int, request: RolloutRequest) -> dict[str, Any]:
-        """Generate beams for this rank's share of the `size` prompts of an RL step. Every rank can compute these prompts.
+        """Generate beams for this rank's share of the `size` prompts of an RL step. Every rank computes the same prompts.
 
         Raises:
             StaleVersion: As `generate`.
@@ -309,7 +310,7 @@ class Rollout(DistributeWorker):
 
         Args:
             size: Number of prompts of the step.
-            part: Index of the group and number of groups.
+            part: (index of the group, number of groups).
             request: Options of the rollout.
 
         Raises:

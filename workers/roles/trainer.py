@@ -1,7 +1,7 @@
 """Trainer: the role that trains the model. It owns the weights, their optimizer, process groups and checkpoints.
 
-A stage's samples and losses are in its learner (`StageLearner`): supervised steps from the sequences, RL steps from beams and
-scores.
+A stage's samples and losses are defined by its learner (`StageLearner`): supervised learners read the sequences, RL learners
+receive beams and scores.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Trainer(DistributeWorker):
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Set the times to live of tables, in steps. They are known once the data is read, before a process group is joined."""
+        """Set the times to live of tables, in steps, which depend on the data; call this before `join_process_group`."""
         own = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
         tables = {name: {**spec, **own.get(name, {})} for name, spec in self.run.tables.items()}
         self.run = replace(self.run, tables=tables)
@@ -87,13 +87,13 @@ class Trainer(DistributeWorker):
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
-        """Join the process group, before there is a model or between stages.
+        """Join the process group, either before the model is built or between stages.
 
         Shards that are fused with this process join with it.
         """
         claim(self.device)
         kind = get_device(self.device)
-        if rendezvous.trainers > 1:  # Gradients are reduced on the device.
+        if rendezvous.trainers > 1:  # Several trainers reduce gradients on the device.
             kind.check_collectives()
         self._member = join_process_group(
             rendezvous,
@@ -138,12 +138,12 @@ class Trainer(DistributeWorker):
 
         Args:
             request: Stage, step and weights of the rewards.
-            beams: Rollouts on the wire.
-            scores: Scores [U, W] by reward. A prompt whose row is NaN is left out.
+            beams: Rollouts as encoded by `to_wire`.
+            scores: Scores [U, W] by reward. A prompt whose row is NaN is not used.
 
         Returns:
-            The record of the step: loss, kl, clipped, ratio, what the algorithm reports besides, flat_groups, no_hit (share of
-            groups without what their user took next), prompts, exact entropy and kl_exact of a few prompts, the mean score per
+            The record of the step: loss, kl, clipped, ratio, the algorithm's own metrics, flat_groups, no_hit (share of
+            groups without their user's next item), prompts, exact entropy and kl_exact of a few prompts, the mean score per
             beam of each reward as `reward.<name>`, their weighted sum as `reward`, lr, norm and seconds.
         """
         return self.get_learner(request.stage).update(request, beams, scores)
@@ -158,7 +158,7 @@ class Trainer(DistributeWorker):
 
     @method()
     def fit_memory(self) -> None:
-        """Fit the memory's weights to validation events. All ranks must call this."""
+        """Fit the weights of the memory's voters to validation events. All ranks must call this method."""
         context = self._make_context()
         if context.voters is not None:
             context.read_items()
@@ -169,10 +169,10 @@ class Trainer(DistributeWorker):
 
     @method(collect="first", shards=Replicate)
     def reshard(self, shards: Sequence[int]) -> int:
-        """Move sparse rows between steps until the given shards hold all of them evenly.
+        """Move sparse rows until they are spread evenly over the given shards; no step may be running.
 
         Args:
-            shards: Ranks of the shards that hold rows afterwards.
+            shards: Ranks of the shards among which the rows are divided.
 
         Returns:
             The version of the slice map after the move.
@@ -187,9 +187,9 @@ class Trainer(DistributeWorker):
         """Return one bucket of the dense weights as bytes [B] from rank 0; empty on other ranks.
 
         Args:
-            bucket: Number of the bucket.
+            bucket: Index of the bucket.
             version: Version under which the weights are published.
-            base: Version that the readers have, if only changes since then are sent.
+            base: Version that the readers have, to send only the changes since then; None to send everything.
         """
         tensors = self.dense.gather_weights(self._outgoing.list_tensor_names(bucket))
         if self.rank:
@@ -200,8 +200,8 @@ class Trainer(DistributeWorker):
     def save(self, folder: str, wait: bool = True) -> Written | None:
         """Write the current state to a checkpoint: dense weights, the learner's state, and the state of the sample source.
 
-        If the caller does not wait, the state is copied to the host and written by a thread while later steps run. Otherwise it
-        is written directly.
+        If `wait` is false, the state is copied to the host, and a thread writes it while later steps run. Otherwise it is
+        written without a copy.
 
         Args:
             folder: Folder of the checkpoint.
@@ -235,7 +235,7 @@ class Trainer(DistributeWorker):
 
     @method(while_offloaded=True)
     def join_counts(self) -> dict[str, dict[str, float]]:
-        """Return the rows that were looked up and found since the last call, by join of `data.join`."""
+        """Return the numbers of rows that each join of `data.join` has looked up and found since the last call."""
         return self.corpus.joins.pop_counts() if self.corpus.joins else {}
 
     @method(stage=Replicate)
@@ -244,7 +244,7 @@ class Trainer(DistributeWorker):
 
         Args:
             folder: Folder of the checkpoint.
-            stage: Stage to continue, whose optimizer and learner are restored too; None to load only the weights.
+            stage: Stage to continue, whose optimizer and learner are also restored; None to load only the weights.
         """
         if stage is not None:
             self._restart_optimizer(stage)
@@ -265,7 +265,7 @@ class Trainer(DistributeWorker):
         leave_process_group(self._member)
 
     def _build_engine(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Create the engine of a model and the buckets in which its weights are published, and return the facts of `open`."""
+        """Create the engine of a model and the buckets in which its weights are published, and return the result of `open`."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
@@ -284,7 +284,7 @@ class Trainer(DistributeWorker):
 
     @property
     def dense(self) -> EngineRuntime:
-        """The model's dense part, which the engine steps."""
+        """The engine that holds and updates the dense weights."""
         assert self._engine is not None, "open comes first"
         return self._engine
 
@@ -295,7 +295,7 @@ class Trainer(DistributeWorker):
 
     @property
     def sparse(self) -> ShardedTables:
-        """This rank's part of the sparse tables: a fused shard's, or its own if the shards have processes of their own."""
+        """This rank's part of the sparse tables: those of a fused shard, or a client of shards in separate processes."""
         return self._sparse or self._shard.sparse
 
     @property
@@ -317,7 +317,7 @@ class Trainer(DistributeWorker):
         return self._learner
 
     def _make_learner(self, stage: StageSetup) -> StageLearner:
-        """Create the learner that the stage names, or the model's where it names none."""
+        """Create the learner that the stage names."""
         return load_heavy(stage.learner)(self._make_context(), stage)
 
     def _make_context(self) -> LearnerContext:

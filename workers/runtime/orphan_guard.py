@@ -1,7 +1,7 @@
-"""OrphanGuard: ends an orphaned worker, since detached actors outlive the process that started them.
+"""OrphanGuard: ends a worker whose controller is gone, because detached actors outlive the process that started them.
 
-A host that hears nothing from its controller for `timeout_s` removes the placement group that it is in, which kills
-all actors in it, and then itself, without a restart (docs/explanation/design.md, section 8).
+A worker that gets no heartbeat from its controller for `timeout_s` seconds removes its placement group, which kills all
+actors in that group, and then ends itself without a restart (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 
 
 class OrphanGuard:
-    """A watch for missing heartbeats.
+    """A thread that ends the process if heartbeats are missing.
 
     Args:
-        timeout_s: Seconds without a heartbeat after which the process ends; 0 disables the watch, for groups whose
-            owner Ray watches.
+        timeout_s: Seconds without a heartbeat after which the process ends; 0 disables the guard, for groups that Ray ends
+            together with their owner.
     """
 
     def __init__(self, timeout_s: float):
@@ -43,7 +43,7 @@ def end_orphan() -> None:
 
     group = ray.util.get_current_placement_group()
     me = ray.get_runtime_context().current_actor
-    with contextlib.suppress(Exception):  # another orphan may have removed it already
+    with contextlib.suppress(Exception):  # another orphaned worker may have removed it already
         if group is not None:
             remove_placement_group(group)
     with contextlib.suppress(Exception):

@@ -20,7 +20,7 @@ def make_click_setup(run: RunSetup) -> ClickSetup:
 
 
 class ClickData:
-    """Reads a run's artifacts for a click model. The events are opened at first use."""
+    """The artifacts of a run that a click model reads. The events are opened at first use."""
 
     def __init__(self, run: RunSetup, folders: Mapping[str, str]):
         self._run, self._folders = run, folders
@@ -34,7 +34,7 @@ class ClickData:
         return Sequences.load(self._folders["sequences"])
 
     def label_events(self, target: str | None) -> ClickRows:
-        """Return the events with the labels of a stage's target condition. They are made once per condition."""
+        """Return the events with the labels of a stage's target condition. The labels are computed once per condition."""
         if target not in self._clicks:
             features, history = list(self._run.features), self._run.history
             self._clicks[target] = ClickRows.from_target(self.seq, self.items, target, features, history)

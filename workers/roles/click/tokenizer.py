@@ -1,4 +1,4 @@
-"""ClickTokeniser: the tokenise stage of a click model, which has sequences and items but no semantic ids."""
+"""ClickTokeniser: the tokenise stage of a click model, which writes sequences and items but no semantic ids."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ClickTokeniser(DistributeWorker):
         """Write the sequences and items to run_folder/artifacts.
 
         Args:
-            data: The data and how they are read.
+            data: The location and format of the data.
             run_folder: Folder of the run.
 
         Returns:
-            As `Tokeniser.prepare`, with an empty "tokenizer".
+            The same as `Tokeniser.prepare`, with an empty "tokenizer".
         """
         if self.rank:
             return {}

@@ -1,6 +1,6 @@
 """ClickTrainer: the trainer of a click model, whose stages are trained by `ClickLearner`.
 
-Process group, optimizer, checkpoints and resuming are those of `Trainer`.
+Process groups, the optimizer, checkpoints and resuming are inherited from `Trainer`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClickTrainer(Trainer):
         return super()._make_learner(stage)
 
     def _list_checkpoint_parts(self, saving: SaveOptions) -> list[CheckpointPart]:
-        """Add the complete click model in folder/clicks/ to the checkpoint parts of rank 0."""
+        """Return the parts of `Trainer`; rank 0 also writes the complete click model to folder/clicks/."""
         parts = super()._list_checkpoint_parts(saving)
         if self.rank:
             return parts

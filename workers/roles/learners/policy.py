@@ -1,6 +1,7 @@
-"""PolicyLearner: trains an RL stage on one rank, from beams and scores.
+"""PolicyLearner: trains the policy of an RL stage on one rank, from beams and their scores.
 
-Sparse rows are frozen during RL unless the stage has a `sparse_lr`. Then the reference stores the rows that change, as they were.
+Sparse rows are frozen during RL unless the stage has a `sparse_lr`. In that case the reference keeps the original
+values of the rows that change.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nonet.workers.devices import claim, list_training_tensors
 from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup, UpdateRequest
 from nonet.workers.roles.learners.policy_update import PolicyUpdate
 
-_MAX_APART = 3  # Successive steps with too large a mismatch after which the run stops.
+_MAX_APART = 3  # The run stops after this many successive steps with too large a mismatch.
 _REFERENCE_ROWS = (
     "rows.safetensors"  # In a checkpoint: original values of the sparse rows that the stage has changed.
 )
@@ -42,8 +43,10 @@ class PolicyLearner(StageLearner):
         self.critic: Critic | None = None
         self._versions: dict[int, FrozenPolicy] = {}
         self._skipped = 0  # Successive steps that were skipped because a loss or gradient was not finite.
-        self._apart = 0  # Successive steps that were not used because rollouts differed too much.
-        self._items_are_read = False  # Whether the nearest-item voter has the current rows.
+        self._apart = (
+            0  # Successive steps that were not used because rollouts differed too much from the trainer.
+        )
+        self._items_are_read = False  # Whether the nearest-item voter has read the current rows.
 
     def begin(self) -> None:
         """Create the reference, a copy of the policy, and the value head, if the algorithm needs them."""
@@ -129,7 +132,7 @@ class PolicyLearner(StageLearner):
         """Count the successive steps whose rollouts differed too much from the trainer.
 
         Raises:
-            DataError: There were too many.
+            DataError: There were `_MAX_APART` such steps.
         """
         self._apart = self._apart + 1 if record.get("mismatch/stopped") else 0
         if self._apart >= _MAX_APART:

@@ -1,7 +1,8 @@
 """SupervisedLearner: trains a stage from batches on one rank.
 
-A step reads this rank's rows, which are a pure function of the step number, computes gradients in chunks of bounded size, steps
-the dense weights and pushes the gradients of the sparse rows. Losses are divided by the number of targets on all ranks.
+A step reads this rank's samples, which are a pure function of the step number. It computes gradients in chunks of bounded
+size, updates the dense weights and sends the gradients of the sparse rows to their shards. Losses are divided by the number
+of targets on all ranks.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ from nonet.workers.engines import (
 from nonet.workers.roles import CheckpointPart, LearnerContext, LearningRate, StageLearner, StageSetup
 from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 
-# Batches in flight if rows are exchanged between processes: with three, `bench embedding` overlaps 80 % of the shorter side.
+# Batches in flight if rows are exchanged between processes: with three, `bench embedding` overlaps 80 % of the
+# shorter of communication and computation.
 IN_FLIGHT = 3
-_PAGES_EVERY = 64  # Steps between two releases of mapped pages.
+_PAGES_EVERY = 64  # Number of steps between two releases of memory-mapped pages.
 
 # Shapes: M unique keys, D width.
 
@@ -113,7 +115,7 @@ class SupervisedLearner(StageLearner):
             rows: Sparse rows [M, D] of the batch's keys, by table.
 
         Returns:
-            The gradients of the rows, None where the step was skipped or the stage freezes rows, and the step's record.
+            The gradients of the rows (None if the step was skipped or the stage freezes rows), and the step's record.
         """
         self.context.model.train()
         with self.context.meter.time_section("dense"):
@@ -125,13 +127,13 @@ class SupervisedLearner(StageLearner):
         return None if self.stage.frozen_rows else grads, sums | record
 
     def add_gradients(self, step: int) -> dict[str, float]:
-        """Add gradients of a further loss to those of the batch, and return its values for the record."""
+        """Add the gradients of a further loss, which a subclass defines, and return its values for the step's record."""
         return {}
 
     def finish_step(
         self, step: int, loss: float, events: float, keys: Mapping[str, Tensor], grads: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
-        """Step the dense weights, unless a gradient is not finite or fp16 overflowed.
+        """Update the dense weights, unless a gradient is not finite or fp16 overflowed.
 
         Args:
             step: Number of the step in the stage.
@@ -141,13 +143,13 @@ class SupervisedLearner(StageLearner):
             grads: Gradients of their rows [M, D] by table.
 
         Returns:
-            The gradients of the rows, None where the step was skipped, and the step's record. Its seconds count from the record
-            before.
+            The gradients of the rows (None if the step was skipped), and the step's record, whose `seconds` are the time since
+            the previous record.
         """
         lr = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
         context, precision, scale = self.context, self.precision, {}
         if not are_all_finite([torch.tensor(loss), *grads.values()]):
-            # Poisoned dense gradients tell the other ranks to skip the step.
+            # Non-finite dense gradients make all ranks skip the step after the all-reduce.
             poison(list_gradients(context.dense))
         finite = precision.unscale_gradients(list_gradients(context.dense)) & precision.unscale_gradients(
             grads.values()
@@ -156,7 +158,9 @@ class SupervisedLearner(StageLearner):
         if precision.scales:
             scale = {"scale": precision.scale, "skipped": float(not moves)}
         precision.update_loss_scale(moves)
-        overflows = not moves and math.isfinite(loss) and precision.scale > 1  # A smaller scale may succeed.
+        overflows = (
+            not moves and math.isfinite(loss) and precision.scale > 1
+        )  # The step may succeed with a smaller scale.
         norm = self._clip(keys, grads) if moves else math.inf
         moves = math.isfinite(norm)
         if moves:
@@ -204,7 +208,7 @@ class SupervisedLearner(StageLearner):
         return self._opened
 
     def make_request(self) -> SampleRequest:
-        """Return the request that opens the source of the stage's samples: one row per user."""
+        """Return the request that opens the source of the stage's samples, with one sample per user."""
         corpus = self.context.corpus
         data = (lambda: corpus.seq, lambda: corpus.items, corpus.sids)
         return self._build_request("users", *data, joins=corpus.joins)
@@ -232,11 +236,11 @@ class SupervisedLearner(StageLearner):
 
     @property
     def _ledger(self) -> SampleLedger | None:
-        """The ledger of the samples; None before the first batch, or where the source keeps none."""
+        """The ledger of the samples; None before the first batch, or if the source keeps none."""
         return self._opened.ledger if isinstance(self._opened, CountedSource) else None
 
     def _build_request(self, unit: str, *data: Any, joins: Any = None) -> SampleRequest:
-        """Return a request for rows of `unit` ("users" or "events") with these data."""
+        """Return a sample request whose unit is "users" or "events"; `data` are its arguments after `features`."""
         run, stage = self.context.run, self.stage
         size, features = (stage.users, run.history), tuple(run.features)
         return SampleRequest(
@@ -244,7 +248,11 @@ class SupervisedLearner(StageLearner):
         )
 
     def _clip(self, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
-        """Clip the gradients, those of rows too where the stage says so, and return the norm before; inf or NaN if one is."""
+        """Clip the dense gradients, and those of rows if the optimizer has `clip_rows`.
+
+        Returns:
+            The norm before clipping; inf or NaN if a gradient is not finite.
+        """
         dense, learning = self.context.dense, self.context.dense.learning
         with self.context.meter.time_section("communication"):
             if not learning.clip_rows:
@@ -254,13 +262,13 @@ class SupervisedLearner(StageLearner):
             return norm
 
     def _measure(self) -> dict[str, float]:
-        """Return what the meter counted since the last record, sparse work included."""
+        """Return the measurements of the step meter since the last record, including the time of sparse work."""
         if self._pipeline is not None:
             self.context.meter.add_seconds("sparse", self._pipeline.sparse_s)
             self._pipeline.sparse_s = 0.0
         return self.context.measure(self.stage)
 
     def _compute_table_rate(self, step: int, table: str) -> float:
-        """Return the learning rate of a table at a step: it follows the schedule of the dense rate."""
+        """Return the learning rate of a table at a step: the table's own rate, scaled by the schedule of the dense rate."""
         dense_rate = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
         return self.context.run.tables[table]["lr"] * dense_rate / self.stage.base
