@@ -1,8 +1,8 @@
 """`nonet reward test`: try a reward on a few users of a scenario's data, without Ray, a model or a run.
 
-The lists are a substitute for a model's beams: the user's next item, frequent successors of the last items,
-popular items, and some random ones, with artificial semantic ids. Scores are exact for these lists; shares
-and correlations are rough estimates, as the lists are artificial.
+Artificial lists replace the beams of a model: the user's next item, frequent successors of the last items,
+popular items, and random ones, with artificial semantic ids. Scores are exact for these lists. Shares and
+correlations are rough estimates, because the beams of a model would differ.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TrialReport:
     """The result of a trial.
 
     Attributes:
-        trial: Scores of the reward and of the scenario's other rewards.
+        trial: The scores of the reward on trial and of the scenario's other rewards.
         titles: Titles of the items [U, W].
-        left_out: (name, reason) of the scenario's rewards that it was not compared with.
+        left_out: (name, reason) of each reward of the scenario that was not compared.
     """
 
     trial: RewardTrial
@@ -50,14 +50,14 @@ class TrialReport:
 def try_reward(
     source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int
 ) -> TrialReport:
-    """Try a reward beside those of a scenario.
+    """Try a reward together with the rewards of a scenario.
 
     Args:
         source: The scenario.
-        use: The reward as in a scenario, relative to the current directory.
+        use: The reward as `use` in a scenario names it; files are relative to the current directory.
         weight: The reward's weight.
         options: The reward's options.
-        users: Number of users with RL events.
+        users: Number of users with RL events to try it on.
 
     Raises:
         ConfigError: The reward or its options are wrong.
@@ -115,7 +115,7 @@ def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
 
 
 def format_trial(reward_trial: TrialReport) -> str:
-    """Format the results for readers."""
+    """Format the results as text for a terminal."""
     trial = reward_trial.trial
     users, width = trial.rollouts.valid.shape
     lines = [f"{trial.name} on {users} users, {width} items each (stand-ins for a model's beams)", ""]
@@ -151,7 +151,7 @@ def format_trial(reward_trial: TrialReport) -> str:
 
 
 class _UntrainedRun(RunData):
-    """The data of a run that was not tokenised."""
+    """The data of a scenario as rewards read it from a run, but with artificial semantic ids."""
 
     def __init__(self, seq: Sequences, items: pa.Table):
         self.seq = seq
@@ -180,7 +180,7 @@ class _UntrainedRun(RunData):
 
 
 def _resolve_target(use: str, folder: Path) -> tuple[Path | str, str]:
-    """Return what `use` names: a file by its absolute path, and the name in it."""
+    """Split `use` into a file (as an absolute path) or module, and the name in it."""
     where, _, attribute = use.partition(":")
     return ((folder / where).resolve() if where.endswith(".py") else where), attribute
 
@@ -198,8 +198,11 @@ def _open_reward(name: str, use: Any, folder: Path, options: dict[str, Any], run
 def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:
     """Make rollouts of the newest RL event of some users.
 
-    Returns the rollouts, with the likeliest item first, and the events' times [U]. Raises ConfigError if
-    there are no RL events.
+    Returns:
+        The rollouts, with the most likely item first, and the times of the events [U].
+
+    Raises:
+        ConfigError: There are no RL events.
     """
     seq, count = run.seq, run.items.num_rows
     events = find_rl_events(seq)

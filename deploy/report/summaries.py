@@ -1,4 +1,4 @@
-"""The end of a run as a few lines of text, and a suggested `nonet recommend` command.
+"""A summary of a finished run in a few lines of text, and a suggested `nonet recommend` command.
 
 The suggested command works on this run's data and is quoted for a shell.
 """
@@ -19,7 +19,7 @@ from nonet.deploy.report.verdicts import get_verdict
 def format_summary(report: Mapping[str, Any]) -> str:
     """Format the verdict and a table of baselines and stages by metric.
 
-    The metrics are of all held-out test events by full ranking.
+    The metrics are computed on all held-out test events by full ranking.
 
     Args:
         report: The contents of report.json.
@@ -58,8 +58,8 @@ def suggest_command(run: RunFolder) -> str:
         run: The run's folder.
 
     Returns:
-        The command with two popular titles, or with a user if items have no titles; "" if there is nothing
-        to recommend.
+        The command with two popular titles, or with a user if items have no titles. It is "" if the run cannot
+        recommend items.
     """
     artifacts = (run.read_facts() or {}).get("artifacts", {})
     if not {"sequences", "sids"} <= set(artifacts):

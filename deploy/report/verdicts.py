@@ -1,8 +1,8 @@
-"""The results of a run's report in sentences.
+"""The verdict of a report: sentences that describe the results of a run.
 
 A difference is called better or worse only if the 95 % interval of the paired bootstrap excludes 0.
-Otherwise it is called not significant, whatever its size. A reward without an interval is reported as a
-fact about its prompts only.
+Otherwise it is called not significant, whatever its size. The change of a reward without an interval is
+reported for the measured prompts only, without a claim of significance.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def _compare_subjects(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _select_pairs(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Select the comparisons that make up the verdict; the report's own section has the others.
+    """Select the comparisons for the verdict; the section on comparisons of the report lists all of them.
 
     Selected are: the last stage before RL against every baseline, every stage against the one before it,
-    and the last stage against the strongest baseline. Pairs that name other subjects come from the user and
-    are always included.
+    and the last stage against the strongest baseline. Pairs that name other subjects were requested by the
+    user and are always included.
     """
     stages, baselines = list(report.get("stages") or {}), list(report.get("baselines") or {})
     focus = next((name for name in reversed(stages) if name != "rl"), stages[-1])
@@ -99,7 +99,7 @@ def _select_pairs(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> li
 
 
 def find_strongest_baseline(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
-    """Return a list with the best-scoring baseline by the first headline metric, empty if there is none."""
+    """Return a list with the name of the best baseline by the first headline metric; empty if there is none."""
     metric = select_headline_metrics(report)[0]
     scores = {row.name: row.scores.get(metric, 0.0) for row in select_scores(report) if row.name in baselines}
     return [max(scores, key=lambda name: scores[name])] if scores else []
@@ -148,7 +148,7 @@ def _describe_significance(difference: Difference) -> str:
 
 
 def _list_scores(report: Mapping[str, Any]) -> Finding:
-    """List the scores of all stages when nothing was compared in pairs."""
+    """List the scores of all stages if no pairs were compared."""
     rows = select_scores(report)
     metric = next(iter(select_headline_metrics(report)), None)
     if metric is None:
@@ -221,7 +221,7 @@ def _describe_reranking(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _describe_left_out(report: Mapping[str, Any]) -> list[Finding]:
-    """Describe prompts without a score and the floors of rewards."""
+    """Describe the prompts that were left out because a reward gave no score, and the floors of rewards."""
     found = [
         Finding(
             f"Reward {name} gave no score to {each['prompts']:,} prompts in {each['steps']:,} steps, which were left out: "

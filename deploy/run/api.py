@@ -47,7 +47,7 @@ class ScenarioFile:
             value: The new value.
 
         Raises:
-            ConfigError: The key or the value is wrong.
+            ConfigError: The key does not exist, or the value is invalid.
         """
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         put_value(whole, path, value, f"set({path!r})")
@@ -59,7 +59,7 @@ class ScenarioFile:
         return replace(self, scenario=make_scenario(whole, self.scenario.name, PluginFiles(str(self.folder))))
 
     def plan(self, view: ClusterView | None = None) -> Plan:
-        """Plan the run on a cluster view, by default this machine; the plan's `show()` returns its text."""
+        """Plan the run on a cluster view, by default this machine; `show()` of the result returns its text."""
         return plan(self.scenario, view or read_local_view())
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,11 +74,11 @@ def scenario(
 
     Args:
         source: The name of a shipped scenario, or a path.
-        changes: Changes of keys, each "a.b=c".
-        stored: The scenario.yaml of the run that is continued with it; None for a new run.
+        changes: Overrides of scenario keys, each "a.b=c".
+        stored: The scenario.yaml of a run that is to be resumed with this scenario; None for a new run.
 
     Raises:
-        ConfigError: The scenario does not exist or is wrong.
+        ConfigError: The scenario does not exist, or it is invalid.
     """
     loaded, folder = load_scenario(find_scenario(source), changes, stored)
     return ScenarioFile(loaded, folder)
@@ -92,7 +92,7 @@ def start(
     Args:
         source: A scenario, the name of a shipped one, or a path.
         run_dir: The run's folder, by default a new one.
-        command: The command that starts the run, for the report.
+        command: The command line that the report shows.
 
     Returns:
         The run in progress.
@@ -115,7 +115,7 @@ def start_detached(
     Args:
         source: A scenario, the name of a shipped one, or a path.
         run_dir: The run's folder, by default a new one.
-        command: The command that starts the run, for the report.
+        command: The command line that the report shows.
 
     Returns:
         The run's folder.
@@ -141,13 +141,13 @@ def run(
         source: A scenario, the name of a shipped one, or a path.
         run_dir: The run's folder, by default a new one.
         panel: Where the progress is shown, by default standard error.
-        command: The command that starts the run, for the report.
+        command: The command line that the report shows.
 
     Returns:
         The finished run.
 
     Raises:
-        NonetError: The run failed, or its input is wrong.
+        NonetError: The run failed, or its input is invalid.
     """
     with panel or Panel() as shown:
         started = start(source, run_dir=run_dir, command=command)
@@ -171,7 +171,7 @@ def resume(
     environment.
 
     Args:
-        run_name: A folder, an id, a prefix, or `last`.
+        run_name: The run's folder, its id or a prefix of it, or `last` for the newest run.
         changes: Values of env.vars, each "a.b=c".
         scenario_file: The scenario that started the run.
         panel: Where the progress is shown, by default standard error.

@@ -1,4 +1,4 @@
-"""A typed client of a server; it uses only the standard library and one connection per thread."""
+"""A typed client of the recommendation server, with one connection per thread; it needs only the standard library."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ServerError(NonetError):
 
     Attributes:
         status: The HTTP status, 0 if the server could not be reached.
-        kind: The kind of error, for programs.
-        retry_s: Seconds after which to try again; None if the server did not say.
+        kind: The machine-readable kind of error.
+        retry_s: Seconds after which to try again; None if the server gave no number.
     """
 
     def __init__(self, message: str, status: int, kind: str, retry_s: float | None = None):
@@ -59,9 +59,9 @@ class Recommendation:
         items: Items, best first.
         version: The version that answered; None for a fallback.
         fallback: The fallback that answered; None if the model did.
-        reason: Why a fallback answered.
+        reason: The reason why a fallback answered; None if the model did.
         cold_start: Whether no event of the user is known.
-        unknown: Requested ids that no item has.
+        unknown: Ids in the request that belong to no item.
         scene: The request's scene.
         history: Titles of the user's newest events, if `explain` was requested.
     """
@@ -82,8 +82,8 @@ class Client:
     Args:
         url: The server's address, such as http://127.0.0.1:8000.
         token: The token to send, by default NONET_TOKEN, else NONET_READ_TOKEN.
-        caller: The client's name. With a token, rate limits count by it; without a user, shares of traffic
-            are assigned by it.
+        caller: The name of this client. If a token is used, rate limits apply per name. In requests without a
+            user, the name determines which version answers.
         timeout_s: Timeout of a request in seconds.
 
     Raises:
@@ -124,7 +124,7 @@ class Client:
             k: Number of items.
             exclude: Ids of items that must not be recommended.
             where: A condition over item columns, such as "price < 20".
-            scene: A name of the place of the recommendation, returned with the answer.
+            scene: The name of the place where the items are shown, which is returned with the answer.
             deadline_ms: Milliseconds after which a fallback answers; None for the server's default.
             explain: Whether to add titles, scores without votes and votes.
 
@@ -173,11 +173,11 @@ class Client:
         Args:
             user: The user's id.
             events: Item ids, or {"item", "time", "event", "values"}.
-            id: An id with which the post counts once however often it is sent. With an id, the client
-                retries when a connection breaks.
+            id: An idempotency key: a post with a known id is not stored again. Only with an id does the client
+                retry when a connection breaks.
 
         Returns:
-            The number of accepted events, unknown items, and whether the id was known.
+            The number of accepted events, the unknown items, and whether the id was known.
 
         Raises:
             ServerError: The server refused the request or did not answer.
@@ -188,7 +188,7 @@ class Client:
         )
 
     def get_versions(self) -> dict[str, Any]:
-        """Return which versions currently receive traffic. Raises ServerError."""
+        """Return the versions that currently receive traffic. Raises ServerError."""
         return self.call("GET", "/versions")
 
     def get_metrics(self) -> str:

@@ -1,4 +1,4 @@
-"""Commands that list and copy: shipped scenarios, runs, new scenarios, and `nonet import`."""
+"""Commands that list scenarios and runs, create scenarios (`nonet new`) and import tables (`nonet import`)."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def create_scenario(
     """Run `nonet new`: copy a scenario, or create one for the user's tables.
 
     Args:
-        names: The scenario to copy and the file to write; only the file with `data`.
-        data: The tables: a folder, or a file of interactions.
+        names: The scenario to copy and the file to write; with `data`, only the file to write.
+        data: The folder of the user's tables, or a file of interactions.
         items: The file of items.
-        columns: ROLE=NAME each.
+        columns: Assignments of columns, each "ROLE=NAME".
         missing: Texts that stand for a missing value; None for the default ones.
 
     Yields:
@@ -133,15 +133,15 @@ def import_tables(
     notes: list[str] | None = None,
     missing: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Import tables and count what they contain.
+    """Import tables and return counts of their contents.
 
     Args:
         form: The format's name.
         source: The files of that format.
         target: The folder for both Parquet tables.
-        columns: ROLE=NAME each; only for csv.
+        columns: Assignments of columns, each "ROLE=NAME"; only for csv.
         items: The file of items; only for csv.
-        notes: Receives notes about decisions.
+        notes: A list to which notes about decisions are appended.
         missing: Texts that stand for a missing value, None for the default ones; only for csv.
 
     Returns:
@@ -149,7 +149,7 @@ def import_tables(
 
     Raises:
         ConfigError: An option is wrong, or belongs to another format.
-        DataError: The files are wrong.
+        DataError: The files cannot be read, or their contents are invalid.
     """
     roles = _parse_roles(columns)
     extra: dict[str, Any] = {}

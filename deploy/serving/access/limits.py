@@ -1,7 +1,7 @@
 """Rate limits: requests per second of each caller, counted by a token bucket.
 
 A bucket has `burst` tokens and is refilled at `rate`; a request takes one token. Only the most recent
-callers have a bucket, so memory is bounded; the bucket of a caller that was idle for long is full again.
+callers have a bucket, so memory is bounded. A caller whose bucket was dropped starts with a full one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class RateLimiter:
     """Token buckets by caller.
 
     Args:
-        rate: Requests per second and caller; None for no limit.
-        burst: Requests at once, by default one second's.
+        rate: Requests per second of a caller; None for no limit.
+        burst: The largest number of requests at once, by default the number of one second.
     """
 
     def __init__(self, rate: float | None = None, burst: float | None = None):
@@ -26,11 +26,11 @@ class RateLimiter:
         self._burst = max(1.0, burst if burst is not None else rate or 1.0)
         self._buckets: OrderedDict[str, tuple[float, float]] = (
             OrderedDict()
-        )  # tokens, and the time at which they were counted
+        )  # by caller: the number of tokens, and the time at which it was computed
         self._lock = threading.Lock()
 
     def take_token(self, caller: str, now: float | None = None) -> float:
-        """Take a token of a caller.
+        """Take a token from the bucket of a caller.
 
         Args:
             caller: The caller's key.

@@ -1,7 +1,7 @@
-"""The versions of a run's catalogue that `nonet items add` creates, with added and withdrawn items.
+"""The versions of a run's catalogue; `nonet items add` creates a version by adding or withdrawing items.
 
-The dense index of a later version starts with that of the version before, so events and weights keep their
-meaning.
+A later version appends items to the dense index of the version before it, so the indices in events and weights
+stay valid.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CatalogueVersions:
         return self._first if corpus is None else corpus
 
     def _list_versions(self) -> list[tuple[str, dict[str, str]]]:
-        """Return version and artifact folders, oldest first; the file is read again when it changed."""
+        """Return (version, artifact folders) of all catalogues, oldest first; the file is reread if it has changed."""
         path = Path(self._folder.path) / CATALOGUES
         try:
             seen = path.stat().st_mtime_ns

@@ -1,9 +1,9 @@
-"""Histories: the events of users from the run's data, and those posted since.
+"""UserHistories: the events of users from the run's data, and the events that clients have posted since.
 
-Posted events are on disk before they are acknowledged (`journal.py`) and are read again when a process
-starts. Memory has each user's newest events that a model can read, and the items of older ones, which
-`repeats: mask` hides. Entries of the journal that this run cannot read are quarantined: they are listed in
-a file beside the journal and affect no answer.
+Posted events are on disk before they are acknowledged (`journal.py`) and are read again when a process starts. Memory
+has each user's newest posted events, as many as a model reads, and the items of older ones, which are not recommended
+again if `repeats` is `mask`. Entries of the journal that this run cannot read are quarantined: they are listed in a
+file next to the journal and affect no answer.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from nonet.samples.tables import as_numbers, compute_keys
 from nonet.samples.tokenised import UserEvents
 
 _KEPT_IDS = 1 << 17  # number of post ids that are remembered
-_SHOWN = 20  # number of newest events in an explained answer
+_SHOWN = 20  # number of newest events that an answer with `explain` shows
 _log = logging.getLogger(__name__)
 
 
 class UserHistories:
-    """The events of users of a corpus and of users with posted events.
+    """The events of all users of a corpus, and of all users with posted events.
 
     Args:
         corpus: The run's items and events.
         journal: The file of posted events; None to accept none.
-        usual: The default of each event column, by default derived from the corpus.
-        stored: A store of users' events, from which they are read by key instead of from the corpus.
+        usual: The value of each event column for events that lack it, by default derived from the corpus.
+        stored: A store from which the events of a user are read by key, instead of from the corpus.
         window: Number of events that a model reads; memory keeps that many posted events per user. None
             keeps all.
         n_items: Number of items of the newest catalogue, by default that of the corpus; posted events of
@@ -90,7 +90,7 @@ class UserHistories:
     def get_events(self, user: str) -> EventHistory:
         """Return a user's events in order of time; an unknown user has none.
 
-        `start` counts older posted events that memory does not keep because no model reads them.
+        `start` is the number of older posted events that memory does not keep because no model reads them.
         """
         row = self._rows.get(user)
         found = self._read_from_store(user)
@@ -120,7 +120,7 @@ class UserHistories:
         return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older, np.int64)]))
 
     def list_example_users(self, count: int) -> list[int | str]:
-        """Return a few users of the data, those with the most typical numbers of events."""
+        """Return the ids of a few users whose numbers of events are closest to the median."""
         if not len(self._seq):
             return []
         lengths = np.diff(self._seq.offsets)
@@ -128,7 +128,7 @@ class UserHistories:
         return self._seq.user_id[np.sort(near)].tolist()
 
     def get_facts(self) -> dict[str, Any]:
-        """Return what the journal has and how much of it could not be read; empty without a journal."""
+        """Return facts about the journal with the number of quarantined entries; empty without a journal."""
         return {} if self._journal is None else self._journal.get_facts() | {"quarantined": self.quarantined}
 
     def _read_from_store(self, user: str) -> dict[str, Any] | None:
@@ -142,8 +142,8 @@ class UserHistories:
         """Convert posted events to arrays.
 
         Args:
-            posted: {"item": dense index, "time": unix seconds, "event": kind or None, "values": values by
-                column} each.
+            posted: Events, each {"item": dense index, "time": unix seconds, "event": kind or None, "values":
+                values by column}.
         """
         count = len(posted)
         columns = {}
@@ -160,7 +160,7 @@ class UserHistories:
         )
 
     def post(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None = None) -> bool:
-        """Store events; when this returns, they are on disk and are used by the next answer.
+        """Store events of a user. When this method returns, they are on disk and the next answer uses them.
 
         Args:
             user: The user's id.
@@ -190,7 +190,7 @@ class UserHistories:
             self._journal.close()
 
     def _remember(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
-        """Add events to a user's events in memory; concurrent readers see the events before or after."""
+        """Add events to those of a user in memory, atomically for concurrent readers."""
         before = self._posted.get(user) or PostedEvents([])
         after = before.extend([dict(event) for event in events], self._kept)
         if not self._masks:

@@ -1,4 +1,4 @@
-"""The interface of exporters: what they know of a version of a run, and the folder that they write."""
+"""The interface of exporters, which read a version of a run (`VersionToExport`) and write a folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class VersionToExport:
 
     Attributes:
         run: The run, with its folder, scenario, setup and registry.
-        version: The version.
-        published: Its entry in the registry.
-        corpus: Items, semantic ids and sequences of its catalogue.
+        version: The number of the version.
+        published: The manifest of the version in the registry.
+        corpus: Items, semantic ids and sequences of the version's catalogue.
         dense: File of the dense weights (safetensors).
-        counts: Files of the counted transitions, by name.
+        counts: Files of the transition counts, by array name.
     """
 
     run: ServedRun
@@ -41,7 +41,7 @@ class VersionToExport:
 
     @classmethod
     def open(cls, run: str, version: int | None = None) -> VersionToExport:
-        """Open a version of a run, by default the served one.
+        """Open a version of a run, by default the one that is served, else the newest checkpoint.
 
         Raises:
             ConfigError: The run has no catalogue of this version.
@@ -80,10 +80,10 @@ class VersionToExport:
 
 @dataclass(frozen=True)
 class Exporter:
-    """One form of exports.
+    """An export format.
 
     Attributes:
-        write: (version, folder) -> None, or the dotted path of that function; it writes into a new, empty folder.
+        write: A function (version, folder) that writes into a new, empty folder, or its dotted path.
     """
 
     write: str | Callable[[VersionToExport, Path], None]
