@@ -180,11 +180,13 @@ def _select_newest(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.n
     """Return the indices of the rows to write, without those that a newer row of the same key and second replaces."""
     code = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.lexsort((finer, times, code))
-    ahead, behind = order[1:], order[:-1]
-    replaced = (
-        (code[ahead] == code[behind]) & (times[ahead] == times[behind]) & (finer[ahead] > finer[behind])
-    )
-    return np.sort(order[np.append(~replaced, True)]) if len(order) else order
+    if not len(order):
+        return order
+    # The last row of each run of equal key and second has the newest raw time; rows with an older one are replaced.
+    changes = (np.diff(code[order]) != 0) | (np.diff(times[order]) != 0)
+    last = np.append(np.flatnonzero(changes), len(order) - 1)
+    newest = np.repeat(finer[order][last], np.diff(last, prepend=-1))
+    return np.sort(order[finer[order] == newest])
 
 
 def _get_local_folder(use: str) -> Path | None:

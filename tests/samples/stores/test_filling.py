@@ -54,3 +54,13 @@ def test_what_cannot_be_packed_is_one_line(rows, tmp_path):
     StoreFiller(rows, "item_id", "at_ms").pack(str(tmp_path / "s"))
     with pytest.raises(DataError, match="keys are whole numbers, got seven"):
         get_rows(open_store(str(tmp_path / "s")), ["seven"])
+
+
+@pytest.mark.parametrize("use", ["{}/s", "lmdb:{}/s"])
+def test_of_several_rows_within_a_second_the_newest_one_stays(tmp_path, use):
+    use, prices = use.format(tmp_path), [52.0, 51.0, 50.0, 7.0]
+    rows = pa.table({"item_id": [1, 1, 1, 2], "price": prices, "at_ms": [5200, 5100, 5100, 5100]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    _, written = StoreFiller(tmp_path / "rows.parquet", "item_id", "at_ms").pack(use)
+    assert written == 2
+    assert get_rows(open_store(use), ["1", "2"]) == [{"price": 52.0}, {"price": 7.0}]
