@@ -93,9 +93,11 @@ class TensorShards:
         """
         if len(self.names) == 1:
             return []
-        where = {name: self.get_file_name(at) for at, names in enumerate(self.names) for name in names}
+        file_by_name = {name: self.get_file_name(at) for at, names in enumerate(self.names) for name in names}
         path = folder / f"{self.stem}.safetensors.index.json"
-        path.write_text(json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": where}, indent=1))
+        path.write_text(
+            json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": file_by_name}, indent=1)
+        )
         return [path]
 
 
@@ -123,13 +125,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     index = path.with_name(f"{path.name}.index.json")
     if path.exists() or not index.exists():
         return load_file(path)
-    where = json.loads(index.read_text())["weight_map"]
+    file_by_name = json.loads(index.read_text())["weight_map"]
     tensors: dict[str, Tensor] = {}
-    for file in sorted(set(where.values())):
+    for file in sorted(set(file_by_name.values())):
         if not (path.parent / file).exists():
             raise CheckpointError(f"{index} names {file}, which is not there")
         tensors |= load_file(path.parent / file)
-    if missing := sorted(where.keys() - tensors.keys()):
+    if missing := sorted(file_by_name.keys() - tensors.keys()):
         raise CheckpointError(f"{path.parent}: the shards lack {missing[0]}, which {index.name} names")
     return tensors
 
@@ -215,11 +217,15 @@ def _select_known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[st
     A memory and its nearest-item voter can be added to a checkpoint or removed from it, so their weights are loaded only
     if the model has them in the same shape.
     """
-    own = model.state_dict()
+    model_tensors = model.state_dict()
     optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")
     kept = {name: tensor for name, tensor in tensors.items() if name not in optional}
     for name in optional:
-        if name in own:
-            given = tensors.get(name)
-            kept[name] = given if given is not None and given.shape == own[name].shape else own[name]
+        if name in model_tensors:
+            loaded = tensors.get(name)
+            kept[name] = (
+                loaded
+                if loaded is not None and loaded.shape == model_tensors[name].shape
+                else model_tensors[name]
+            )
     return kept

@@ -138,9 +138,9 @@ def reap_run(run: str) -> int:
 def reap() -> list[str]:
     """Remove the actors and placement groups of runs that have no controller, and return the ids of these runs."""
     names = list(_list_actor_names())
-    conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
+    controlled_runs = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
     runs = {name.rsplit("/", 1)[0] for name in (*names, *_list_placement_groups()) if "/" in name}
-    return [run for run in sorted(runs - conducted) if reap_run(run)]
+    return [run for run in sorted(runs - controlled_runs) if reap_run(run)]
 
 
 def _list_actor_names() -> Iterator[str]:

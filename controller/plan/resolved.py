@@ -76,14 +76,14 @@ def _fill_roles(scenario: Scenario, named: Mapping[str, Role]) -> dict[str, Role
 
 def derive_model_size(scenario: Scenario) -> ModelSize:
     """Return the shape of the scenario's model, computed by the model's spec."""
-    tokens = scenario.tokenizer.get_options()
-    around = ModelContext(
-        int(tokens.get("levels", 3)),
-        int(tokens.get("codes", 64)),
+    tokenizer_options = scenario.tokenizer.get_options()
+    context = ModelContext(
+        int(tokenizer_options.get("levels", 3)),
+        int(tokenizer_options.get("codes", 64)),
         scenario.data.history,
         get_feature_dims(scenario),
     )
-    return scenario.model.spec.size(scenario.model.get_options(), around)
+    return scenario.model.spec.size(scenario.model.get_options(), context)
 
 
 def get_feature_dims(scenario: Scenario) -> dict[str, int]:

@@ -135,15 +135,15 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
             "give roles.evaluator a pool with devices"
         )
     reinforced = [name for name, kind in run.kinds.items() if kind.rolls_out]
-    resting = [name for name in scenario.stages if name not in reinforced]
+    supervised = [name for name in scenario.stages if name not in reinforced]
     for group in groups:
         if (
             group.resource != "CPU"
             and not group.shares
-            and resting
+            and supervised
             and not {"trainer", "embedding", "evaluator"} & set(group.roles)
         ):
-            stages = ", ".join(resting)
+            stages = ", ".join(supervised)
             yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} are idle during {stages}"
 
 
@@ -201,20 +201,20 @@ def _list_unknowns(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     )
     if unknown:
         yield f"not known: memory of {', '.join(unknown)} devices (devices: in the view); nothing was checked against it"
-    free = [name for name, size in run.table_budgets.items() if size is None]
-    if free and run.budgeted_bytes:
-        yield f"not counted: rows of {', '.join(free)} (no budget: they grow with the data)"
-    own = [g.name for g in groups if not g.threads and g.resource != "CPU"]
-    if own:
-        yield f"not counted: what {', '.join(own)} keep on their devices (your own code)"
-    unread = [name for name, body in scenario.stages.items() if getattr(body, "epochs", None)]
-    if unread and any(g.resource != "CPU" for g in groups):
-        yield f"not known: steps of {', '.join(unread)} (epochs over data that planning does not read)"
+    unbudgeted = [name for name, size in run.table_budgets.items() if size is None]
+    if unbudgeted and run.budgeted_bytes:
+        yield f"not counted: rows of {', '.join(unbudgeted)} (no budget: they grow with the data)"
+    user_groups = [g.name for g in groups if not g.threads and g.resource != "CPU"]
+    if user_groups:
+        yield f"not counted: what {', '.join(user_groups)} keep on their devices (your own code)"
+    epoch_stages = [name for name, body in scenario.stages.items() if getattr(body, "epochs", None)]
+    if epoch_stages and any(g.resource != "CPU" for g in groups):
+        yield f"not known: steps of {', '.join(epoch_stages)} (epochs over data that planning does not read)"
     if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
         yield "CPU shares below 1 are what Ray reserves and no limit: a worker computes with the threads in its row"
     if any(kind.rolls_out for kind in run.kinds.values()):
-        apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
-        if len(apart) > 1:
+        devices = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
+        if len(devices) > 1:
             yield "weights are sent from trainer to rollout through host memory as safetensors bytes (different devices)"
 
 

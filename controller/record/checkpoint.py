@@ -123,10 +123,10 @@ class Checkpoints:
         """Return the newest complete checkpoint that ends a stage, or None if no stage has ended."""
         for path in reversed(self._list_folders()):
             try:
-                ends = read_manifest(path).last
+                ends_stage = read_manifest(path).last
             except CheckpointError:
                 continue
-            if ends and (manifest := self._read_if_complete(path)) is not None:
+            if ends_stage and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
         return None
 
@@ -139,8 +139,8 @@ class Checkpoints:
         for path in self._list_folders():
             if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
-        there = ", ".join(str(_parse_step(path)) for path in self._list_folders()) or "none"
-        raise ConfigError(f"there is no whole commit after step {step}; there are: {there}")
+        steps = ", ".join(str(_parse_step(path)) for path in self._list_folders()) or "none"
+        raise ConfigError(f"there is no whole commit after step {step}; there are: {steps}")
 
     def mark_last(self, step: int) -> tuple[Path, Manifest]:
         """Mark the checkpoint of a global step as the one that ends its stage.
@@ -163,15 +163,15 @@ class Checkpoints:
             keep_last: The number of newest other checkpoints to keep.
             kept_steps: The global steps whose checkpoints are kept in any case.
         """
-        there = {
+        complete_paths = {
             _parse_step(path): path for path in self._list_folders() if (path / "manifest.json").exists()
         }
-        put_aside = set(self.root.glob("step-*.old-*")) - set(there.values())
-        for path in (*self.root.glob("tmp-*"), *put_aside):
+        replaced_paths = set(self.root.glob("step-*.old-*")) - set(complete_paths.values())
+        for path in (*self.root.glob("tmp-*"), *replaced_paths):
             shutil.rmtree(path, ignore_errors=True)
-        whole = [(path, read_manifest(path)) for _, path in sorted(there.items())]
-        passing = [path for path, manifest in whole if not manifest.last]
-        for path in passing[:-keep_last]:
+        manifests = [(path, read_manifest(path)) for _, path in sorted(complete_paths.items())]
+        unselected_paths = [path for path, manifest in manifests if not manifest.last]
+        for path in unselected_paths[:-keep_last]:
             if _parse_step(path) in kept_steps:
                 continue
             shutil.rmtree(path, ignore_errors=True)
@@ -205,10 +205,10 @@ class Checkpoints:
         """Return the manifest of a directory, or None if the directory is not a complete checkpoint."""
         try:
             manifest = read_manifest(path)
-            right = all(_find_digest(path / name) == digest for name, digest in manifest.files.items())
+            is_intact = all(_find_digest(path / name) == digest for name, digest in manifest.files.items())
         except (OSError, CheckpointError):
             return None
-        return manifest if right else None
+        return manifest if is_intact else None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -218,8 +218,8 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: The manifest is missing, damaged or of another format.
     """
     try:
-        body: dict[str, Any] = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        manifest = Manifest(**body)
+        fields: dict[str, Any] = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = Manifest(**fields)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is no whole commit: {type(error).__name__}: {error}") from None
     if manifest.format != FORMAT:
@@ -254,14 +254,15 @@ def _parse_step(path: Path) -> int:
 
 def _check_written(folder: Path, written: Written) -> None:
     """Raise CheckpointError if a directory does not hold exactly the reported files with the reported sizes."""
-    there = {
+    actual_sizes = {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
-    said = {name: size for name, (_, size) in written.items()}
-    for name in sorted(there.keys() | said.keys()):
-        if there.get(name) != said.get(name):
+    reported_sizes = {name: size for name, (_, size) in written.items()}
+    for name in sorted(actual_sizes.keys() | reported_sizes.keys()):
+        if actual_sizes.get(name) != reported_sizes.get(name):
             raise CheckpointError(
-                f"{folder / name}: {_format_size(there.get(name))}, but its writer says {_format_size(said.get(name))}; "
+                f"{folder / name}: {_format_size(actual_sizes.get(name))}, but its writer says "
+                f"{_format_size(reported_sizes.get(name))}; "
                 "does every node see the same run folder, and does nothing else write there?"
             )
 

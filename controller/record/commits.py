@@ -142,8 +142,8 @@ class CommitLog:
         Returns:
             The directory of the checkpoint.
         """
-        aside, manifest = self._begun
-        path = self.checkpoints.commit(aside, manifest, written)
+        staging_dir, manifest = self._begun
+        path = self.checkpoints.commit(staging_dir, manifest, written)
         self.note(committed=manifest.step, stage=manifest.stage)
         self.checkpoints.prune(self._keep_last, self.spared)
         self.newest = path, manifest

@@ -49,9 +49,9 @@ class ValidationRecord:
         """
         entry = {"step": step, **results}
         if str(step) in self.rewards:
-            found_then = self.rewards[str(step)]
-            entry["reward"] = found_then["reward"]
-            entry |= {"missing": found_then["missing"]} if found_then["missing"] else {}
+            rewards = self.rewards[str(step)]
+            entry["reward"] = rewards["reward"]
+            entry |= {"missing": rewards["missing"]} if rewards["missing"] else {}
         self.history.append(entry)
         self._write()
         return entry
@@ -115,9 +115,9 @@ class ValidationRecord:
         self._write()
 
     def _write(self) -> None:
-        more = {"start": self.start} if self.start else {}
-        more |= {"rewards": self.rewards} if self.rewards else {}
-        self._run.write_json(self._name, {"history": self.history, "end": self.end, **more})
+        optional_fields = {"start": self.start} if self.start else {}
+        optional_fields |= {"rewards": self.rewards} if self.rewards else {}
+        self._run.write_json(self._name, {"history": self.history, "end": self.end, **optional_fields})
 
 
 def _as_record(stored: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
         summary: The summary that `ValidationRecord.close` recorded, and the "history".
     """
     best, metric, guard = summary["best"], summary["metric"], summary.get("guard")
-    entry = next((each for each in summary["history"] if each["step"] == best), None)
+    entry = next((validation for validation in summary["history"] if validation["step"] == best), None)
     if guard is not None and not guard["kept"]:
         text = (
             f"{stage}: no step passed the guard, {guard['least']:.0%} of {guard['metric']} of validation "
@@ -144,27 +144,29 @@ def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:
             f"{summary['steps']} was best ({guard['value']:.4f}"
         )
         rewards = [
-            (each["reward"], each["step"]) for each in summary["history"] if each.get("reward") is not None
+            (validation["reward"], validation["step"])
+            for validation in summary["history"]
+            if validation.get("reward") is not None
         ]
         if entry is not None and entry.get("reward") is not None:
-            highest, at = max(rewards)
-            text += f"; its reward is {entry['reward']:.4f}, the highest {highest:.4f} at step {at}"
+            highest, highest_step = max(rewards)
+            text += f"; its reward is {entry['reward']:.4f}, the highest {highest:.4f} at step {highest_step}"
         text += ")"
     else:
         value = None if entry is None else _get_value(entry, metric)
-        shown = "" if value is None else f" ({value:.4f})"
-        text = f"{stage} was best at step {best} of {summary['steps']} by {metric} of validation{shown}"
+        value_text = "" if value is None else f" ({value:.4f})"
+        text = f"{stage} was best at step {best} of {summary['steps']} by {metric} of validation{value_text}"
     if summary["ran"] < summary["steps"]:
         text += f"; stopped after {summary['ran']}"
     if summary.get("start"):
         loss = summary.get("loss")
-        why = (
+        reason = (
             f"the best step loses significantly on validation ({loss['diff']:+.4f}, 95 % interval {loss['low']:+.4f} to "
             f"{loss['high']:+.4f})"
             if loss
             else "no step has more of the trained reward"
         )
-        text += f"; the checkpoint that the stage began from was selected, for {why}. `best: {{by: last}}` keeps the last step"
+        text += f"; the checkpoint that the stage began from was selected, for {reason}. `best: {{by: last}}` keeps the last step"
     elif best < summary["ran"]:
         text += f"; its last {summary['ran'] - best} steps are not used"
     return text

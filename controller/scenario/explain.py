@@ -127,11 +127,11 @@ def _list_uses_with_key(key: str, model: type[BaseModel] | None) -> list[str]:
 
 def _list_keys(loc: list[Any], model: type[BaseModel], document: Any, files: PluginFiles) -> list[str]:
     """Return the keys that a document may have at a path, for suggestions."""
-    found = _find_class(loc, model, document, files)
-    if found is None:
+    model_class = _find_class(loc, model, document, files)
+    if model_class is None:
         return []
-    names = [field.alias or name for name, field in found.model_fields.items() if name != "use"]
-    shipped = found.list_option_classes() if issubclass(found, Replaceable) else {}
+    names = [field.alias or name for name, field in model_class.model_fields.items() if name != "use"]
+    shipped = model_class.list_option_classes() if issubclass(model_class, Replaceable) else {}
     return sorted(
         {
             *names,

@@ -222,11 +222,11 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     if _needs_user_data(str(data["interactions"]), files):
         return {**document, "settings": {}}
     for key, part in (("model", Model), ("tokenizer", Tokenizer)):
-        named: Any = document.get(key)
-        use = named.get("use", part.default) if yaml.is_map(named) else named or part.default
-        if use != part.default:
+        options: Any = document.get(key)
+        kind_name = options.get("use", part.default) if yaml.is_map(options) else options or part.default
+        if kind_name != part.default:
             raise ConfigError(
-                f"{source}: settings: data supports only {key}.use: {part.default}, got {use!r}; leave `settings` out and "
+                f"{source}: settings: data supports only {key}.use: {part.default}, got {kind_name!r}; leave `settings` out and "
                 "give the keys"
             )
     filled = deepcopy(document)
@@ -235,10 +235,10 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     if yaml.is_map(stored) and yaml.is_map(stored.get("settings")):
         return filled | {"settings": take_stored_settings(filled, stored, _put_setting)}
     kinds = {name: find_kind(body, files) for name, body in filled["stages"].items()}
-    wanted = StageSummary(
+    summary = StageSummary(
         [name for name, kind in kinds.items() if not kind.rolls_out], any(k.rolls_out for k in kinds.values())
     )
-    return filled | {"settings": fill_settings(filled, Path(files.folder), wanted, _put_setting)}
+    return filled | {"settings": fill_settings(filled, Path(files.folder), summary, _put_setting)}
 
 
 def _needs_user_data(interactions: str, files: PluginFiles) -> bool:
@@ -340,13 +340,13 @@ def put_value(document: dict[str, Any], path: str, value: Any, source: str) -> N
         ConfigError: A key on the path has a value without keys.
     """
     *parents, last = path.split(".")
-    place = document
+    parent = document
     for depth, part in enumerate(parents):
-        there: Any = place.get(part)
-        if there is None:  # a key without a value, such as `pretrain:`
-            there = place[part] = {}
-        if not yaml.is_map(there):
-            value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
+        child: Any = parent.get(part)
+        if child is None:  # a key without a value, such as `pretrain:`
+            child = parent[part] = {}
+        if not yaml.is_map(child):
+            value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(child)
             raise ConfigError(f"{source}: {part} holds {value_text}, which has no keys")
-        place = there
-    place[last] = value
+        parent = child
+    parent[last] = value

@@ -78,11 +78,11 @@ def check_tables(scenario: Scenario) -> None:
                 )
             readers[feature] = name
     _check_nearest(scenario, readers)
-    untaught = all(body.kind.rolls_out for body in scenario.stages.values())
-    timed = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
-    if timed and untaught:
+    has_only_rl = all(body.kind.rolls_out for body in scenario.stages.values())
+    ttl_tables = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
+    if ttl_tables and has_only_rl:
         raise ConfigError(
-            f"sparse.tables.{timed[0]}.evict.ttl is counted in steps of the first supervised stage, and there is none: "
+            f"sparse.tables.{ttl_tables[0]}.evict.ttl is counted in steps of the first supervised stage, and there is none: "
             "give ttl_steps, or leave it out"
         )
 
@@ -150,18 +150,18 @@ def compute_ttl_steps(
     Raises:
         ConfigError: Rows would be evicted before the next epoch reads them.
     """
-    timed = {
+    ttl_by_table = {
         name: table.evict.ttl
         for name, table in scenario.sparse.tables.items()
         if table.evict and table.evict.ttl
     }
-    if not timed:
+    if not ttl_by_table:
         return {}
     name, stage = next((name, body) for name, body in scenario.stages.items() if not body.kind.rolls_out)
     span_s, epochs = max(1.0, float(data["train_span_s"])), float(getattr(stage, "epochs", None) or 1)
     return {
         table: _compute_lifetime_steps(table, ttl, span_s, steps[name] / epochs, epochs)
-        for table, ttl in timed.items()
+        for table, ttl in ttl_by_table.items()
     }
 
 

@@ -51,8 +51,11 @@ class RewardObjectives:
 
     def compute_weights(self, step: int) -> dict[str, float]:
         """Return the weight of each reward at a step, including multipliers."""
-        more = self.compute_multipliers(step)
-        return {name: each.compute_weight(step) + more.get(name, 0.0) for name, each in self.rewards.items()}
+        multipliers = self.compute_multipliers(step)
+        return {
+            name: options.compute_weight(step) + multipliers.get(name, 0.0)
+            for name, options in self.rewards.items()
+        }
 
     def compute_multipliers(self, step: int) -> dict[str, float]:
         """Return the multiplier of each reward that has a floor."""
@@ -145,7 +148,11 @@ class RewardObjectives:
     def _compute_unit(self, name: str, step: int) -> float:
         """Return the total weight of the other rewards at a step, or 1 if it is zero."""
         return (
-            sum(abs(each.compute_weight(step)) for other, each in self.rewards.items() if other != name)
+            sum(
+                abs(options.compute_weight(step))
+                for other_name, options in self.rewards.items()
+                if other_name != name
+            )
             or 1.0
         )
 

@@ -94,9 +94,9 @@ class ReinforcedKind(StageKind):
 
         column = stage_options.algorithm.spec.feedback_column(stage_options.algorithm.get_options())
         if column is not None and column not in seq.columns:
-            there = ", ".join(seq.columns) or "none"
+            columns = ", ".join(seq.columns) or "none"
             raise ConfigError(
-                f"stages.{name}.algorithm.feedback is {column!r}; it must be a numeric column of the interactions: {there}"
+                f"stages.{name}.algorithm.feedback is {column!r}; it must be a numeric column of the interactions: {columns}"
             )
         if not (seq.split == RL).any():
             raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
@@ -127,9 +127,9 @@ class ReinforcedKind(StageKind):
 
         A stage without scenes whose rollout has a catalogue gets one scene for all prompts. A stage with neither gets None.
         """
-        everywhere, scenes = stage_options.rollout.get_options().get("catalogue"), stage_options.scenes
+        default_catalogue, scenes = stage_options.rollout.get_options().get("catalogue"), stage_options.scenes
         if scenes is None:
-            return SceneSetup("", (), (everywhere,), ()) if everywhere else None
+            return SceneSetup("", (), (default_catalogue,), ()) if default_catalogue else None
         weights = [
             dict.fromkeys(
                 set(stage_options.rewards)
@@ -139,7 +139,10 @@ class ReinforcedKind(StageKind):
             | scene.weights
             for scene in scenes.of.values()
         ]
-        catalogues = (*(scene.catalogue or everywhere for scene in scenes.of.values()), everywhere)
+        catalogues = (
+            *(scene.catalogue or default_catalogue for scene in scenes.of.values()),
+            default_catalogue,
+        )
         return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
     def needs_reference(self, stage_options: Reinforced) -> bool:
@@ -155,14 +158,14 @@ class ReinforcedKind(StageKind):
         """Return the number of steps for which trainers keep the original values of the sparse rows that were changed."""
         if stage_options.sparse_lr is None:
             return 0
-        moving = stage_options.algorithm.get_options().get("reference")
-        every = moving.get("every") if isinstance(moving, dict) else None
-        kept = (
+        reference = stage_options.algorithm.get_options().get("reference")
+        every = reference.get("every") if isinstance(reference, dict) else None
+        reference_steps = (
             min(stage_options.steps, every or stage_options.steps)
             if self.needs_reference(stage_options)
             else 0
         )
-        return kept + sum(
+        return reference_steps + sum(
             range(self.count_old_versions(stage_options))
         )  # the newest version is the policy itself
 
@@ -210,8 +213,8 @@ class ReinforcedKind(StageKind):
             self.count_step_tokens(scenario, stage_options, size),
             _count_prompts(stage_options) * count_history_positions(scenario, size),
         )
-        looked_at = _FORWARD if self.needs_reference(stage_options) else 0.0
-        update = (_TRAINED + looked_at) * size.parameters * tokens
+        reference_flops = _FORWARD if self.needs_reference(stage_options) else 0.0
+        update = (_TRAINED + reference_flops) * size.parameters * tokens
         decode = _FORWARD * size.parameters * tokens
         fused = rollout.name == trainer.name
         flops = (

@@ -84,8 +84,8 @@ def try_reward(
     columns = sorted({column for reward in rewards.values() for column in reward.columns})
     beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
     if looked_up := [each for each in columns if each in joined.names and each not in items.column_names]:
-        asked = beams.item_id, beams.valid, beams.user_id, times
-        beams = replace(beams, columns=beams.columns | joined.read_beam_columns(looked_up, *asked))
+        keys = beams.item_id, beams.valid, beams.user_id, times
+        beams = replace(beams, columns=beams.columns | joined.read_beam_columns(looked_up, *keys))
     missing = [column for column in rewards[name].columns if column not in beams.columns]
     if missing:
         known = ", ".join([*items.column_names, *joined.names])
@@ -220,15 +220,15 @@ def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np
     item = np.full((len(rows), width), -1, np.int64)
     for user in range(len(rows)):
         past = history[user]
-        near = [np.asarray(pairs.item[pairs.row[x] : pairs.row[x + 1]])[:3] for x in past[-3:]]
+        successors = [np.asarray(pairs.item[pairs.row[x] : pairs.row[x + 1]])[:3] for x in past[-3:]]
         known = np.concatenate(
-            [*near, seq.item[at[user : user + 1]], popular, draw.permutation(count)[: 4 * _WIDTH]]
+            [*successors, seq.item[at[user : user + 1]], popular, draw.permutation(count)[: 4 * _WIDTH]]
         )
         chosen = list(dict.fromkeys(int(x) for x in known if x not in set(past.tolist())))
-        few = draw.permutation(chosen[: 2 * width])[:width]
-        if seq.item[at[user]] not in few and len(few):
-            few[draw.integers(len(few))] = seq.item[at[user]]
-        item[user, : len(few)] = few
+        beams = draw.permutation(chosen[: 2 * width])[:width]
+        if seq.item[at[user]] not in beams and len(beams):
+            beams[draw.integers(len(beams))] = seq.item[at[user]]
+        item[user, : len(beams)] = beams
     ids = run.item_id
     rollouts = Rollouts(
         uid=np.array([f"test/0/{row}" for row in rows], np.str_),

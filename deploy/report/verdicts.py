@@ -52,7 +52,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
     comparisons = _compare_subjects(report) or [_list_scores(report)]
-    validations = [Finding(*told) for told in describe_validations(report)]
+    validations = [Finding(*fields) for fields in describe_validations(report)]
     return (
         comparisons
         + _describe_rewards(report)
@@ -175,7 +175,7 @@ def _describe_rewards(report: Mapping[str, Any]) -> list[Finding]:
 
 def _find_reward_hacking(report: Mapping[str, Any]) -> list[Finding]:
     """Find stages whose trained reward rose while their held-out metrics fell, which is reward hacking."""
-    found, stages = [], list(report.get("stages") or {})
+    findings, stages = [], list(report.get("stages") or {})
     for name, part in (report.get("stage_rewards") or {}).items():
         total = list((part.get("rewards") or {}).get("total") or [])
         before = stages[stages.index(name) - 1] if name in stages and stages.index(name) else None
@@ -189,20 +189,20 @@ def _find_reward_hacking(report: Mapping[str, Any]) -> list[Finding]:
             and d.metric in select_headline_metrics(report)
         ]
         if worse:
-            told = "; ".join(f"{d.metric} {_format_interval(d)}" for d in worse)
-            found.append(
+            evidence = "; ".join(f"{d.metric} {_format_interval(d)}" for d in worse)
+            findings.append(
                 Finding(
                     f"Reward hacking in {format_name(name)}: the trained reward {_describe_change(total)} "
-                    f"while held-out metrics fell against {format_name(before)}: {told}.",
+                    f"while held-out metrics fell against {format_name(before)}: {evidence}.",
                     -1,
                 )
             )
-    return found
+    return findings
 
 
 def _describe_reranking(report: Mapping[str, Any]) -> list[Finding]:
     """Describe how re-ranking the start of an RL stage by its rewards compares with training."""
-    found = []
+    findings = []
     metric = next(iter(select_headline_metrics(report)), None)
     baselines, stages = report.get("baselines") or {}, report.get("stages") or {}
     for name, part in (report.get("stage_rewards") or {}).items():
@@ -216,13 +216,13 @@ def _describe_reranking(report: Mapping[str, Any]) -> list[Finding]:
         if metric in lists and metric in stages.get(name, {}):
             stage_score = format_number(stages[name][metric])
             text += f"; {metric} {format_number(lists[metric])} against {stage_score} of {format_name(name)}"
-        found.append(Finding(f"{text}.", 0))
-    return found
+        findings.append(Finding(f"{text}.", 0))
+    return findings
 
 
 def _describe_left_out(report: Mapping[str, Any]) -> list[Finding]:
     """Describe the prompts that were left out because a reward gave no score, and the floors of rewards."""
-    found = [
+    findings = [
         Finding(
             f"Reward {name} gave no score to {each['prompts']:,} prompts in {each['steps']:,} steps, which were left out: "
             f"{each['why']}",
@@ -236,14 +236,14 @@ def _describe_left_out(report: Mapping[str, Any]) -> list[Finding]:
         shown = f"{format_number(each['mean'])} in the last {each['steps']} steps"
         if after is not None:
             shown = f"{format_number(after)} for users that RL never trained on ({format_number(before)} before), {shown}"
-        found.append(
+        findings.append(
             Finding(
                 f"The floor of {name} {words}: at least {format_number(each['at_least'])}; {shown} (multiplier "
                 f"{format_number(each['multiplier'])}).",
                 1 if each["held"] else -1,
             )
         )
-    return found
+    return findings
 
 
 def _find_data_limits(report: Mapping[str, Any]) -> list[Finding]:

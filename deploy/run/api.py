@@ -49,14 +49,16 @@ class ScenarioFile:
         Raises:
             ConfigError: The key does not exist, or the value is invalid.
         """
-        whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
-        put_value(whole, path, value, f"set({path!r})")
-        chosen = whole.get("settings")
-        if isinstance(chosen, dict):  # a key that is set here is no longer derived from the data
-            whole["settings"] = {
-                key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
+        document = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+        put_value(document, path, value, f"set({path!r})")
+        reasons = document.get("settings")
+        if isinstance(reasons, dict):  # a key that is set here is no longer derived from the data
+            document["settings"] = {
+                key: reason for key, reason in reasons.items() if not f"{path}.".startswith(f"{key}.")
             }
-        return replace(self, scenario=make_scenario(whole, self.scenario.name, PluginFiles(str(self.folder))))
+        return replace(
+            self, scenario=make_scenario(document, self.scenario.name, PluginFiles(str(self.folder)))
+        )
 
     def plan(self, view: ClusterView | None = None) -> Plan:
         """Plan the run on a cluster view, by default this machine; `show()` of the result returns its text."""
@@ -192,8 +194,8 @@ def resume(
     stored, _ = load_scenario(folder.scenario, changes)
     if scenario_file is not None:
         stored = stored.model_copy(update={"deadlines": scenario_file.scenario.deadlines})
-    loaded, taken = restore_values(stored, scenario_file and scenario_file.scenario)
+    loaded, restored_keys = restore_values(stored, scenario_file and scenario_file.scenario)
     with panel or Panel() as shown:
-        if taken:
-            shown.print_note(f"env.vars from this process's environment: {', '.join(taken)}")
+        if restored_keys:
+            shown.print_note(f"env.vars from this process's environment: {', '.join(restored_keys)}")
         return _start(loaded, folder.sources, folder, resume=True).wait(shown)

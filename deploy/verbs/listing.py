@@ -58,14 +58,18 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
     if target.suffix not in (".yaml", ".yml"):
         target = target / f"{origin.stem}.yaml"
     scenario, folder = load_scenario(origin)
-    named = {
+    reward_files = {
         str(options.use).split(":", 1)[0]
         for _, _, options in list_reward_options(scenario)
         if options.use and ".py" in str(options.use)
     }
     pairs = [
         (origin, target),
-        *((folder / name, target.parent / name) for name in sorted(named) if (folder / name).is_file()),
+        *(
+            (folder / name, target.parent / name)
+            for name in sorted(reward_files)
+            if (folder / name).is_file()
+        ),
     ]
     for _, copy in pairs:
         if copy.exists():

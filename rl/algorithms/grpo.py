@@ -39,8 +39,8 @@ def compute_advantages(
     """Normalise the weighted sum of the rewards, or each reward separately, in each user's group of beams."""
     from nonet.rl import normalise_groups, normalise_objectives, sum_rewards, weigh_advantages
 
-    how = options["normalise"] or ("gdpo" if len(rewards) > 1 else "group")
-    if how == "gdpo":
+    normalise = options["normalise"] or ("gdpo" if len(rewards) > 1 else "group")
+    if normalise == "gdpo":
         return weigh_advantages(
             normalise_objectives(rewards, weights, valid_UW, reduce=reduce), draws, valid_UW
         )

@@ -46,8 +46,10 @@ def compute_advantages(
     from nonet.rl import Advantages, centre_groups, sum_rewards
 
     reward_UW = sum_rewards(rewards, weights)
-    seen = centre_groups(reward_UW, valid_UW)
-    return Advantages(torch.where(valid_UW, reward_UW, 0.0).float(), seen.small_groups, seen.flat_groups)
+    centred = centre_groups(reward_UW, valid_UW)
+    return Advantages(
+        torch.where(valid_UW, reward_UW, 0.0).float(), centred.small_groups, centred.flat_groups
+    )
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
@@ -72,9 +74,9 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     if policy.weight_UW is not None:
         weight_UW1 = policy.weight_UW.to(error.dtype).unsqueeze(-1)
         advantage_UWL, error = advantage_UWL * weight_UW1, error * weight_UW1
-    found = compute_clipped_loss(replace(policy, advantage_UW=advantage_UWL), options)
+    clipped = compute_clipped_loss(replace(policy, advantage_UW=advantage_UWL), options)
     error = torch.where(policy.valid_UW.unsqueeze(-1), error, 0.0).sum()
-    return replace(found, loss=found.loss + error, more={"value_error": error.detach()})
+    return replace(clipped, loss=clipped.loss + error, more={"value_error": error.detach()})
 
 
 SPEC = Algorithm(

@@ -57,30 +57,30 @@ def compute_advantages(
     import torch
 
     from nonet.rl import sum_rewards
-    from nonet.rl.algorithms.grpo import compute_advantages as of_group
+    from nonet.rl.algorithms.grpo import compute_advantages as compute_group_advantages
 
-    found = of_group(rewards, weights, valid_UW, options, reduce, draws)
+    advantages = compute_group_advantages(rewards, weights, valid_UW, options, reduce, draws)
     if feedback_U is None:
         reward_UW = torch.where(valid_UW, sum_rewards(rewards, weights), 0.0)
         rank_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
     else:
         rank_U = feedback_U
     known_U = ~rank_U.isnan()
-    least = rank_U[known_U].quantile(1 - options["better"]) if known_U.any() else 0.0
-    return replace(found, group_U=(known_U & (rank_U >= least)).float())
+    threshold = rank_U[known_U].quantile(1 - options["better"]) if known_U.any() else 0.0
+    return replace(advantages, group_U=(known_U & (rank_U >= threshold)).float())
 
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute ECPO's loss plus the next-event loss, in which a prompt is weighted by its number of valid beams."""
-    from nonet.rl.algorithms.ecpo import compute_loss as of_items
+    from nonet.rl.algorithms.ecpo import compute_loss as compute_ecpo_loss
 
     assert policy.group_U is not None
     assert policy.target_UL is not None
-    found = of_items(policy, options)
+    ecpo = compute_ecpo_loss(policy, options)
     beams_U = policy.valid_UW.sum(1) * policy.group_U.to(policy.target_UL.device)
     nats = -(policy.target_UL.sum(-1) * beams_U).sum()
-    whole = options["rl"] * found.loss + options["weight"] * nats
-    return replace(found, loss=whole, more={"next_event": nats.detach()})
+    total = options["rl"] * ecpo.loss + options["weight"] * nats
+    return replace(ecpo, loss=total, more={"next_event": nats.detach()})
 
 
 SPEC = Algorithm(

@@ -74,11 +74,11 @@ class HttpReward(Reward):
         except TimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
-            why = getattr(error, "reason", error)
-            late = isinstance(why, TimeoutError)
-            if late:
+            reason = getattr(error, "reason", error)
+            is_timeout = isinstance(reason, TimeoutError)
+            if is_timeout:
                 raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
-            raise Unreachable(f"{self.url} cannot be asked: {why}") from None
+            raise Unreachable(f"{self.url} cannot be asked: {reason}") from None
 
 
 def make_reward_class(use: str, title: str) -> type[Reward]:
@@ -139,13 +139,13 @@ def _parse_scores(url: str, body: bytes) -> Any:
         if "scores" not in answer:
             raise DataError(f"{url} answered without `scores`: {_shorten(body)}")
         answer = answer["scores"]
-    wrong = DataError(f"{url} answered scores that are no numbers [users, beams]: {_shorten(body)}")
+    invalid = DataError(f"{url} answered scores that are no numbers [users, beams]: {_shorten(body)}")
     if not _are_numbers(answer):  # NumPy would convert the text "1" to a number
-        raise wrong
+        raise invalid
     try:
         return np.array(answer, np.float64)  # null becomes NaN
     except (TypeError, ValueError, OverflowError):
-        raise wrong from None
+        raise invalid from None
 
 
 def _are_numbers(answer: Any) -> bool:

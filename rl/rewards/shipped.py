@@ -77,13 +77,13 @@ class Prefix(Reward):
         """Return the largest share of leading codes that a beam has in common with a target, [U, W]."""
         share_UW = np.zeros(r.item_id.shape, np.float32)
         target, counts = self._run.index(r.target.values), np.diff(r.target.offsets)
-        for nth in range(int(counts.max(initial=0))):
-            has = np.flatnonzero(counts > nth)
-            item = target[np.asarray(r.target.offsets)[has] + nth]
-            has, item = has[item >= 0], item[item >= 0]
-            same_NWL = r.sid[has] == self._run.sid[item][:, None]
+        for position in range(int(counts.max(initial=0))):
+            rows = np.flatnonzero(counts > position)
+            item = target[np.asarray(r.target.offsets)[rows] + position]
+            rows, item = rows[item >= 0], item[item >= 0]
+            same_NWL = r.sid[rows] == self._run.sid[item][:, None]
             shared_NW = np.logical_and.accumulate(same_NWL, -1).mean(-1)
-            share_UW[has] = np.maximum(share_UW[has], shared_NW)
+            share_UW[rows] = np.maximum(share_UW[rows], shared_NW)
         return share_UW
 
 
@@ -128,19 +128,19 @@ class Cooccurrence(Reward):
         """Store the run's counted transitions between items."""
         pairs = self._pairs = run.transitions
         self._run, self._items = run, np.int64(len(pairs.occurs))
-        of = np.repeat(np.arange(len(pairs.occurs), dtype=np.int64), np.diff(pairs.row))
-        self._keys = of * self._items + pairs.item
+        source = np.repeat(np.arange(len(pairs.occurs), dtype=np.int64), np.diff(pairs.row))
+        self._keys = source * self._items + pairs.item
 
     def score(self, r: Rollouts) -> np.ndarray:
         """Return the mean conditional frequency of each beam's item after the user's last events, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
-        asked_UTW = past_UT[:, :, None] * self._items + r.item[:, None]
+        key_UTW = past_UT[:, :, None] * self._items + r.item[:, None]
         known_UTW = (past_UT >= 0)[:, :, None] & (r.item >= 0)[:, None]
-        at = np.minimum(np.searchsorted(self._keys, asked_UTW), max(len(self._keys) - 1, 0))
-        there_UTW = known_UTW & (self._keys[at] == asked_UTW) if len(self._keys) else np.zeros_like(known_UTW)
-        often_UT = np.maximum(self._pairs.occurs[np.maximum(past_UT, 0)], 1)
-        share_UTW = np.where(there_UTW, np.asarray(self._pairs.count)[at] if len(self._keys) else 0, 0)
-        share_UTW = share_UTW / often_UT[:, :, None]
+        at = np.minimum(np.searchsorted(self._keys, key_UTW), max(len(self._keys) - 1, 0))
+        found_UTW = known_UTW & (self._keys[at] == key_UTW) if len(self._keys) else np.zeros_like(known_UTW)
+        occurs_UT = np.maximum(self._pairs.occurs[np.maximum(past_UT, 0)], 1)
+        share_UTW = np.where(found_UTW, np.asarray(self._pairs.count)[at] if len(self._keys) else 0, 0)
+        share_UTW = share_UTW / occurs_UT[:, :, None]
         return (share_UTW.sum(1) / np.maximum((past_UT >= 0).sum(1), 1)[:, None]).astype(np.float32)
 
 
@@ -163,16 +163,16 @@ class TextSimilarity(Reward):
         words = [
             np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts
         ]
-        self._run, self._words = run, [each.astype(np.int64) for each in words]
+        self._run, self._words = run, [places.astype(np.int64) for places in words]
         count = np.bincount(np.concatenate([*self._words, np.zeros(0, np.int64)]), minlength=_WORDS)
         self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
 
     def score(self, r: Rollouts) -> np.ndarray:
         """Return the cosine similarity of each beam's text with the mean text of the user's last items, [U, W]."""
         past_UT = _select_recent(self._run.index(r.history.values), r.history.offsets, self.last)
-        there, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
-        vector_NK = np.zeros((len(there), _WORDS), np.float32)
-        for row, item in enumerate(there):
+        items, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
+        vector_NK = np.zeros((len(items), _WORDS), np.float32)
+        for row, item in enumerate(items):
             if item >= 0:
                 vector_NK[row, self._words[item]] = self._rare[self._words[item]]
         vector_NK /= np.maximum(np.linalg.norm(vector_NK, axis=1, keepdims=True), 1e-12)
@@ -192,8 +192,8 @@ def _select_recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarr
     """Return the last items of each user [U, T] int64, newest first, padded with -1."""
     offsets = np.asarray(offsets, np.int64)
     at = offsets[1:, None] - 1 - np.arange(last)
-    there = at >= offsets[:-1, None]
-    return np.where(there, past[np.maximum(at, 0)] if len(past) else -1, -1)
+    exists = at >= offsets[:-1, None]
+    return np.where(exists, past[np.maximum(at, 0)] if len(past) else -1, -1)
 
 
 def _make_bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
@@ -211,7 +211,7 @@ def _find_hits(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.nda
     """Return a mask [U, W] of the valid beams that are a target of their user."""
     counts = np.diff(target.offsets)
     hits_UW = np.zeros(item_id.shape, bool)
-    for nth in range(int(counts.max(initial=0))):
-        has = np.flatnonzero(counts > nth)
-        hits_UW[has] |= item_id[has] == target.values[target.offsets[has] + nth][:, None]
+    for position in range(int(counts.max(initial=0))):
+        rows = np.flatnonzero(counts > position)
+        hits_UW[rows] |= item_id[rows] == target.values[target.offsets[rows] + position][:, None]
     return hits_UW & valid

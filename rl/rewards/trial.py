@@ -55,17 +55,17 @@ class RewardTrial:
     def share(self, name: str) -> float:
         """Return a reward's share of the summed standard deviations of all weighted rewards inside groups."""
         spread = {
-            each: abs(self.weights[each]) * float(np.sqrt((self._centre(each) ** 2).mean()))
-            for each in self.scores
+            reward: abs(self.weights[reward]) * float(np.sqrt((self._centre(reward) ** 2).mean()))
+            for reward in self.scores
         }
         return spread[name] / total if (total := sum(spread.values())) else 0.0
 
     def count_decided(self) -> int:
         """Count the groups whose best beam by the weighted sum changes if the reward on trial is left out."""
-        whole = np.sum([self.weights[name] * score for name, score in self.scores.items()], axis=0)
-        without = whole - self.weights[self.name] * self.scores[self.name]
-        whole, without = (np.where(self.rollouts.valid, each, -np.inf) for each in (whole, without))
-        return int((whole.argmax(1) != without.argmax(1)).sum())
+        total = np.sum([self.weights[name] * score for name, score in self.scores.items()], axis=0)
+        without = total - self.weights[self.name] * self.scores[self.name]
+        total, without = (np.where(self.rollouts.valid, scores, -np.inf) for scores in (total, without))
+        return int((total.argmax(1) != without.argmax(1)).sum())
 
     def _centre(self, name: str) -> np.ndarray:
         valid, score = self.rollouts.valid, np.nan_to_num(np.asarray(self.scores[name], np.float64))

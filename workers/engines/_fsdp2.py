@@ -66,8 +66,10 @@ class Fsdp2(Ddp):
         hidden = self.find_hidden_positions()
         matrices = [self._own[at] for at in hidden]
         others = [own for at, own in enumerate(self._own) if at not in set(hidden)]
-        whole = {id(self._own[at]): self._shards[at].shape for at in hidden}
-        return _DividedMuon(self._mesh, whole, matrices, others, weight_decay=self.learning.weight_decay)
+        shape_by_id = {id(self._own[at]): self._shards[at].shape for at in hidden}
+        return _DividedMuon(
+            self._mesh, shape_by_id, matrices, others, weight_decay=self.learning.weight_decay
+        )
 
     def clip(self, sparse_norm: float = 0.0) -> float:
         """Sum the gradients of all ranks into this rank's parts and clip them. Returns their norm before clipping."""
@@ -110,9 +112,9 @@ class Fsdp2(Ddp):
         }
         own, moments = self.list_own_names("optimizer", shape, saving), {}
         for name, (part, at) in parts.items():
-            whole = self._gather_whole(part, at) if part.ndim else part
+            full_tensor = self._gather_whole(part, at) if part.ndim else part
             if name in own:
-                moments[name] = whole
+                moments[name] = full_tensor
         return self.make_writer(shape, moments, state["param_groups"], saving, self._gather_masters(saving))
 
     def _gather_masters(self, saving: SaveOptions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -125,11 +127,11 @@ class Fsdp2(Ddp):
         shape = {name: torch.empty(self._shards[at].shape, device="meta") for name, at in places.items()}
         own, masters = self.list_own_names(MASTERS, shape, saving) if shape else set(), {}
         for name, at in places.items():
-            whole = self._gather_whole(
+            full_tensor = self._gather_whole(
                 self._own[at].detach(), at
             )  # a collective call, so it must run on every rank
             if name in own:
-                masters[name] = whole
+                masters[name] = full_tensor
         return shape, masters
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
@@ -148,15 +150,15 @@ class Fsdp2(Ddp):
         if self.member.n_trainers == 1:
             super().load_masters(folder)
             return
-        kept = {} if folder is None else read_masters(folder)
+        masters = {} if folder is None else read_masters(folder)
         for (name, _), own in zip(self.model.named_parameters(), self._own, strict=True):
-            if name in kept:
-                own.copy_(_shard_rows(kept[name].to(own.device), self._mesh))
+            if name in masters:
+                own.copy_(_shard_rows(masters[name].to(own.device), self._mesh))
 
     def device_tensors(self) -> Iterable[Tensor]:
         """Return the tensors of `Ddp` and this rank's parts of the parameters."""
-        copies = () if self.member.n_trainers == 1 else self._own
-        return (*super().device_tensors(), *copies)
+        parts = () if self.member.n_trainers == 1 else self._own
+        return (*super().device_tensors(), *parts)
 
     def _list_positions(self) -> list[int]:
         """Return, for each parameter of the optimizer in its order, its position among the model's parameters."""
@@ -200,17 +202,17 @@ class _DividedMuon(Muon):
                 state["momentum"] = torch.zeros_like(p)
             assert p.grad is not None
             state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-            ahead = p.grad.lerp(state["momentum"], group["momentum"])  # Nesterov momentum
+            nesterov = p.grad.lerp(state["momentum"], group["momentum"])  # Nesterov momentum
             stride = (shape[1], 1)
             parts = DTensor.from_local(
-                ahead, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+                nesterov, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
             )
-            move = orthogonalise(parts.full_tensor()[None])[0]
+            update = orthogonalise(parts.full_tensor()[None])[0]
             p.mul_(1 - rate * group["weight_decay"])
-            p.add_(_shard_rows(move, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
+            p.add_(_shard_rows(update, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
 
 
 def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return this rank's rows of a tensor that is equal on every rank."""
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
-    return everywhere.redistribute(placements=[Shard(0)]).to_local()
+    replicated = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    return replicated.redistribute(placements=[Shard(0)]).to_local()

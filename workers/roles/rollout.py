@@ -147,9 +147,9 @@ class Rollout(DistributeWorker):
 
         The prompts are a pure function of the step. Users that are held out from RL have none.
         """
-        asked = stage, users
-        if self._prompts is None or self._prompts[0] != asked:
-            self._prompts = asked, RlPrompts(self._corpus.seq, self.run.seed, *asked)
+        stage_users = stage, users
+        if self._prompts is None or self._prompts[0] != stage_users:
+            self._prompts = stage_users, RlPrompts(self._corpus.seq, self.run.seed, *stage_users)
         return self._prompts[1].get_step_prompts(step)
 
     @method(collect="first")
@@ -257,8 +257,8 @@ class Rollout(DistributeWorker):
             )
         corpus = self._corpus
         events = locate_events(corpus.seq, beams["user"], beams["position"])
-        taken = corpus.item_id[corpus.seq.item[events]]
-        return lists | {"target": Jagged(taken, np.arange(len(taken) + 1))}
+        target_ids = corpus.item_id[corpus.seq.item[events]]
+        return lists | {"target": Jagged(target_ids, np.arange(len(target_ids) + 1))}
 
     @method(collect="sum", beams=Shard, scores=Shard, weights=Shard)
     def sum_spreads(
@@ -281,18 +281,21 @@ class Rollout(DistributeWorker):
         reward_UC = np.zeros(valid_UC.shape)
         for name, score in scores.items():
             reward_UC = reward_UC + weights[name][:, None] * np.nan_to_num(score)
-        some_U = valid_UC.any(1)
+        has_valid_U = valid_UC.any(1)
         values = [np.asarray(beams["logp"]).sum(-1, dtype=np.float64), reward_UC]
         return np.array(
-            [np.nanstd(np.where(valid_UC, each, np.nan)[some_U], axis=1).sum() for each in values]
+            [
+                np.nanstd(np.where(valid_UC, value_UC, np.nan)[has_valid_U], axis=1).sum()
+                for value_UC in values
+            ]
         )
 
     @method(collect="concat", lists=Shard)
     def find_target_ranks(self, lists: Mapping[str, Any]) -> np.ndarray:
         """Return the rank of each user's target in their list, [U] int64 from 0; `MISSED` if it is not in the list."""
         corpus = self._corpus
-        taken = corpus.seq.item[locate_events(corpus.seq, lists["user"], lists["position"])]
-        hit_UW = (lists["item"] == taken[:, None]) & lists["valid"]
+        target = corpus.seq.item[locate_events(corpus.seq, lists["user"], lists["position"])]
+        hit_UW = (lists["item"] == target[:, None]) & lists["valid"]
         return np.where(hit_UW.any(1), hit_UW.argmax(1), MISSED)
 
     @method(collect="concat", request=Replicate)
@@ -348,8 +351,8 @@ class Rollout(DistributeWorker):
             step=request.step,
             **drawn,
         )
-        asked = {"user": np.asarray(users), "position": np.asarray(positions)}
-        return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
+        prompts = {"user": np.asarray(users), "position": np.asarray(positions)}
+        return to_wire(rollouts) | prompts | {"time": np.asarray(corpus.seq.time[events])}
 
     def _select_scene_catalogues(
         self, stage: str, events: np.ndarray

@@ -73,8 +73,8 @@ class Trainer(DistributeWorker):
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
         """Set the times to live of tables, in steps, which depend on the data; call this before `join_process_group`."""
-        own = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
-        tables = {name: {**spec, **own.get(name, {})} for name, spec in self.run.tables.items()}
+        changes = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
+        tables = {name: {**spec, **changes.get(name, {})} for name, spec in self.run.tables.items()}
         self.run = replace(self.run, tables=tables)
 
     @method(collect="first")
@@ -269,16 +269,20 @@ class Trainer(DistributeWorker):
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
-        how = self.run.weights
-        block = how["block"] if how.get("publish") == "delta" else 0
+        publishing = self.run.weights
+        block = publishing["block"] if publishing.get("publish") == "delta" else 0
         self._outgoing = OutgoingWeights(
-            self._engine.describe_weights(), how.get("bucket", BUCKET_BYTES), block
+            self._engine.describe_weights(), publishing.get("bucket", BUCKET_BYTES), block
         )
         built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
-        slow = getattr(model, "no_cache", None)
+        no_cache_reason = getattr(model, "no_cache", None)
         return built | (
-            {"notes": [f"the model computes the whole history again for each code of a beam: {slow}"]}
-            if slow
+            {
+                "notes": [
+                    f"the model computes the whole history again for each code of a beam: {no_cache_reason}"
+                ]
+            }
+            if no_cache_reason
             else {}
         )
 

@@ -93,9 +93,11 @@ class UserHistories:
         `start` is the number of older posted events that memory does not keep because no model reads them.
         """
         row = self._rows.get(user)
-        found = self._read_from_store(user)
-        if found is not None:
-            own = _sort_events(EventHistory(found["item"], found["time"], found["event"], found["columns"]))
+        stored = self._read_from_store(user)
+        if stored is not None:
+            own = _sort_events(
+                EventHistory(stored["item"], stored["time"], stored["event"], stored["columns"])
+            )
         elif row is None:
             own = self.make_events([])
         else:
@@ -203,7 +205,7 @@ class UserHistories:
 
     def _replay(self, journal: EventJournal, n_items: int, read_only: bool) -> None:
         """Read the journal; lines and events that do not fit this run are quarantined."""
-        refused: list[dict[str, Any]] = []
+        quarantined: list[dict[str, Any]] = []
         for place, line in journal.iterate_lines():
             try:
                 body = json.loads(line)
@@ -213,7 +215,7 @@ class UserHistories:
                 user.encode()
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 text = line.decode(errors="replace")
-                refused.append({"place": place, "reason": f"not a post: {error}", "line": text})
+                quarantined.append({"place": place, "reason": f"not a post: {error}", "line": text})
                 continue
             readable = []
             for event in events:
@@ -221,17 +223,22 @@ class UserHistories:
                 if problem is None:
                     readable.append(event)
                 else:
-                    refused.append({"place": place, "user": user, "reason": problem, "event": event})
+                    quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
             if readable or id is not None:
                 self._remember(user, readable, id)
-        self.quarantined = len(refused)
-        if refused:
-            at = journal.path.with_suffix(".quarantined.jsonl")
+        self.quarantined = len(quarantined)
+        if quarantined:
+            quarantine_path = journal.path.with_suffix(".quarantined.jsonl")
             _log.warning(
-                "%s: %d posted lines or events cannot be read; see %s", journal.path, len(refused), at.name
+                "%s: %d posted lines or events cannot be read; see %s",
+                journal.path,
+                len(quarantined),
+                quarantine_path.name,
             )
             if not read_only:
-                write_whole(at, "".join(f"{json.dumps(each)}\n" for each in refused).encode())
+                write_whole(
+                    quarantine_path, "".join(f"{json.dumps(entry)}\n" for entry in quarantined).encode()
+                )
 
 
 def _explain_unreadable(

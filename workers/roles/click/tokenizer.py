@@ -40,14 +40,18 @@ class ClickTokeniser(DistributeWorker):
 def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     train = np.asarray(seq.split) == TRAIN
-    found: dict[str, float] = {}
+    auc_by_column: dict[str, float] = {}
     for name, condition in data.targets.items():
         if name not in seq.targets:
             continue
-        told = find_columns(condition)
-        columns = {key: np.asarray(values)[train] for key, values in seq.columns.items() if key not in told}
-        found |= find_separating_columns(columns, np.asarray(seq.targets[name])[train])
-    if not found:
+        condition_columns = find_columns(condition)
+        columns = {
+            key: np.asarray(values)[train]
+            for key, values in seq.columns.items()
+            if key not in condition_columns
+        }
+        auc_by_column |= find_separating_columns(columns, np.asarray(seq.targets[name])[train])
+    if not auc_by_column:
         return ""
-    named = ", ".join(f"{name} (AUC {value:.4f})" for name, value in found.items())
-    return f"columns that separate the training labels: {named}; as a feature such a column is the label, known before its time"
+    texts = ", ".join(f"{name} (AUC {value:.4f})" for name, value in auc_by_column.items())
+    return f"columns that separate the training labels: {texts}; as a feature such a column is the label, known before its time"

@@ -147,10 +147,10 @@ class PolicyLearner(StageLearner):
 
     def _renew_reference(self, step: int) -> None:
         """Replace the reference by the current policy every `reference.every` steps, if the algorithm has this option."""
-        how = self.stage.algorithm.get("reference")
-        if self.reference is None or not isinstance(how, Mapping):
+        options = self.stage.algorithm.get("reference")
+        if self.reference is None or not isinstance(options, Mapping):
             return
-        if how.get("every") and (step + 1) % how["every"] == 0:
+        if options.get("every") and (step + 1) % options["every"] == 0:
             self.reference = self._freeze_policy()
 
     def _load_reference_rows(self, reference: FrozenPolicy, folder: Path) -> None:

@@ -99,9 +99,9 @@ class SupervisedLearner(StageLearner):
 
     def read_batch(self, step: int) -> Any:
         """Read this rank's part of a step, with the sparse keys that it needs (`keys` by table)."""
-        makes = self.samples.batch(step, self.context.rank, self.context.world)
+        samples = self.samples.batch(step, self.context.rank, self.context.world)
         return StepShare(
-            makes, self.context.run.features, self.context.device, self.loss.draw_negatives(step)
+            samples, self.context.run.features, self.context.device, self.loss.draw_negatives(step)
         )
 
     def take_step(
@@ -154,38 +154,38 @@ class SupervisedLearner(StageLearner):
         finite = precision.unscale_gradients(list_gradients(context.dense)) & precision.unscale_gradients(
             grads.values()
         )
-        moves = not precision.scales or context.member.sum_over_trainers(float(not finite))[0] == 0.0
+        is_applied = not precision.scales or context.member.sum_over_trainers(float(not finite))[0] == 0.0
         if precision.scales:
-            scale = {"scale": precision.scale, "skipped": float(not moves)}
-        precision.update_loss_scale(moves)
+            scale = {"scale": precision.scale, "skipped": float(not is_applied)}
+        precision.update_loss_scale(is_applied)
         overflows = (
-            not moves and math.isfinite(loss) and precision.scale > 1
+            not is_applied and math.isfinite(loss) and precision.scale > 1
         )  # The step may succeed with a smaller scale.
-        norm = self._clip(keys, grads) if moves else math.inf
-        moves = math.isfinite(norm)
-        if moves:
+        norm = self._clip(keys, grads) if is_applied else math.inf
+        is_applied = math.isfinite(norm)
+        if is_applied:
             with context.meter.time_section("optimizer"):
                 context.dense.step(lr)
         else:
             skip_step(context.dense)
             scale |= {"skipped": 1.0}
-        self._skipped = 0 if moves or overflows else self._skipped + 1
+        self._skipped = 0 if is_applied or overflows else self._skipped + 1
         if self._skipped:
             scale["skipped_in_a_row"] = float(self._skipped)
         if self._ledger is not None:
             self._ledger.apply_step(step)
-        before, self._last_record_at = self._last_record_at, time.perf_counter()
+        previous_at, self._last_record_at = self._last_record_at, time.perf_counter()
         record = {
             "loss": loss,
             "events": events,
             "lr": lr,
-            "norm": norm if moves else 0.0,
+            "norm": norm if is_applied else 0.0,
             **scale,
-            "seconds": self._last_record_at - before,
+            "seconds": self._last_record_at - previous_at,
             "waited": self._pipeline.waited_s if self._pipeline else 0.0,
             **self._measure(),
         }
-        return grads if moves else None, record
+        return grads if is_applied else None, record
 
     def seed_dropout(self, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""
