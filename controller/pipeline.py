@@ -112,12 +112,12 @@ class Pipeline:
             self.recorder.add_event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
 
     def _list_done_stages(self, restored: Manifest | None) -> list[str]:
-        """Stages that ended before the one the commit is in."""
+        """Return the stages before the stage of the restored checkpoint, all of which have ended."""
         names = list(self.session.stages)
         return [] if restored is None else names[: names.index(restored.stage)]
 
     def _list_open_stages(self, restored: Manifest | None) -> list[str]:
-        """Stages from the one the commit is in; when the commit ends a stage, that one is only evaluated."""
+        """Return the stages from that of the restored checkpoint on; if it ends its stage, that stage is only evaluated."""
         names = list(self.session.stages)
         return names if restored is None else names[names.index(restored.stage) :]
 
@@ -164,7 +164,7 @@ class Pipeline:
         return True
 
     def _rerank(self, name: str) -> None:
-        """Re-rank the lists of before an RL stage by its rewards, where that is not done yet."""
+        """Re-rank the lists of the policy before an RL stage by its rewards, unless that is done or not requested."""
         subject = make_rerank_name(name)
         control = getattr(self.session.scenario.stages[name], "control", False)
         if control and getattr(control, "rerank", None) is not False:
@@ -176,7 +176,7 @@ class Pipeline:
             self._add_seconds(subject, time.time() - began)
 
     def _evaluate_aside(self, subject: str) -> None:
-        """Rank a checkpoint that nothing goes on from: a stage's control, or its best step where its start was selected."""
+        """Evaluate a checkpoint from which no stage continues: a control, or the best step if the start was selected."""
         folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
         known = self.session.run.read_json(f"results/{subject}.json") is not None
         if known or len(folders) == 1:  # the training of a control keeps the best one alone

@@ -100,7 +100,7 @@ def _read_data(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _collect_parts(results: Mapping[str, Any]) -> dict[str, Any]:
-    """By subject: what its lists are like, a memory's weights and gain, what drawn users leave open. Of all: the segments."""
+    """Collect further parts of the results by part and subject, and the segments, which are the same for all subjects."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
         for part in ("lists", "memory", "segments", "sampled")
@@ -198,7 +198,7 @@ def _compare_stage_rewards(run: RunFolder, stage: str, seed: int) -> dict[str, A
 
 
 def _count_quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """By reward: how many prompts had no score of it, in how many steps, the first users, and why of the first."""
+    """Return, by reward, the number of prompts without a score, of steps with such prompts, the first users and a reason."""
     found: dict[str, dict[str, Any]] = {}
     for record in read_journal(run.journal):
         if "quarantined" not in record:
@@ -218,7 +218,7 @@ def _check_floors(
     """Return the state of each floor by `stage.reward`.
 
     An entry has the floor, the mean over the last fifth of steps, the last multiplier, [before, after] of users that RL
-    never trains on, and whether it held within 2 %, for those users if there are some.
+    never trains on, and whether it was met within 2 %, measured on those users if there are any.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
     for record in _read_records(run):
@@ -254,7 +254,7 @@ def _check_floors(
 
 
 def _read_validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
-    """By validated stage: metric, best, ran, steps, and the history, each with the mean training loss since the one before."""
+    """Return the validation results by stage; entries of the history have the mean training loss since the previous one."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for record in _read_records(run):
         if record["role"] == "trainer" and record["name"] in ("loss", "events"):
@@ -284,7 +284,7 @@ def _join_users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list
 
 
 def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
-    """Rows that each table holds, and what it admitted, refused, evicted and read as default over the whole run."""
+    """Return, by table, the current number of rows and the counts of the whole run, such as admitted and evicted rows."""
     counts_by_table: dict[str, dict[str, int]] = {
         name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
     }
@@ -300,7 +300,7 @@ def _count_sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int
 
 
 def _count_absent_reads(run: RunFolder) -> int:
-    """Positions for which rollouts with copies of the tables, or without, read the default row."""
+    """Return the number of positions for which rollouts with a replica or remote reader read the default row."""
     reads = {(r["stage"], r["step"]): int(r["value"]) for r in _read_records(run) if r["role"] == "rollout"}
     return sum(reads.values())
 
@@ -314,7 +314,7 @@ def _read_records(run: RunFolder) -> Iterator[dict[str, Any]]:
 
 
 def _count_rows(run: RunFolder) -> dict[str, int]:
-    """Trained events by stage, from the metrics; a step written twice by a resume counts once."""
+    """Return the number of trained events by stage; a step that a resume wrote twice counts once."""
     events: dict[tuple[str, int], float] = {}
     for record in _read_records(run):
         if record["name"] in ("events", "prompts"):

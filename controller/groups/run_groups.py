@@ -289,7 +289,7 @@ class RunGroups:
         self.trainer.gather(self._epoch)
 
     def _list_training_groups(self) -> set[str]:
-        """Names of the groups that train together."""
+        """Return the names of the groups that train together."""
         return {group.name for group in self.binding.groups if get_gang_roles() & set(group.roles)}
 
     def _make_reward_handles(self) -> dict[str, RewardHandles]:

@@ -49,14 +49,14 @@ def run_asynchronous(session: Session, name: str, recorder: Recorder, stopped: S
 
 
 class _Scoring:
-    """Turns at the rewards: any number of groups are scored together, and rewards change while none is."""
+    """A shared/exclusive lock on the rewards: groups are scored concurrently, and rewards change while no group is scored."""
 
     def __init__(self) -> None:
         self._turn, self._active, self._changing = Condition(), 0, False
 
     @contextmanager
     def score_together(self) -> Iterator[None]:
-        """Score a group beside others; wait while rewards change."""
+        """Hold the lock for scoring, concurrently with other groups; wait while rewards change."""
         with self._turn:
             self._turn.wait_for(lambda: not self._changing)
             self._active += 1
@@ -69,7 +69,7 @@ class _Scoring:
 
     @contextmanager
     def change_alone(self) -> Iterator[None]:
-        """Change rewards; groups that begin to be scored wait, and those under way are waited for."""
+        """Hold the lock exclusively to change rewards, after all groups that are being scored are done."""
         with self._turn:
             self._turn.wait_for(lambda: not self._changing)
             self._changing = True
@@ -136,9 +136,9 @@ class _Asynchronous:
         return shown
 
     def ask(self, slot: int, number: int, version: int) -> tuple[Future[GroupFuture], Future[Answer]]:
-        """Have one rollout answer a group under the published version, and the rewards score what it says.
+        """Generate a group on one rollout with the published version, and score its beams.
 
-        The rollout is free for another group as soon as its beams are there.
+        The first future completes when the beams are generated, and the rollout can then take another group.
         """
         step, part = divmod(number, self.parts)
         prompts = PromptRequest(self.name, step, self.stage.users)
@@ -147,7 +147,7 @@ class _Asynchronous:
         return given, self.threads.submit(self._score_group, step, given)
 
     def _score_group(self, step: int, given: Future[GroupFuture]) -> Answer:
-        """Return beams that are there and what the rewards say of them; several groups are scored at once."""
+        """Wait for the beams of a group, and return them with their scores; several groups are scored concurrently."""
         beams = given.result()
         with self._scoring.score_together():
             scores = self.session.reward.score(beams, step=step)
@@ -157,10 +157,10 @@ class _Asynchronous:
     def learn(
         self, step: int, groups: Sequence[tuple[int, int]], answers: Sequence[Answer]
     ) -> Future[dict[str, float]]:
-        """Have the trainers learn from answers, in the order of their numbers."""
+        """Start an RL step on the beams and scores of groups, which are ordered by their numbers."""
         trainer = self.session.trainer
         if self.session.steering.has_commands(step):
-            with self._scoring.change_alone():  # rewards change while none of them is scoring
+            with self._scoring.change_alone():  # rewards may only change while no group is being scored
                 self.session.enter_step(step)
         else:
             self.session.enter_step(step)
@@ -172,7 +172,7 @@ class _Asynchronous:
         return self.threads.submit(trainer.update, self.stage, step, beams, scores)
 
     def _match_current_rewards(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
-        """Return an answer with the scores of the current rewards: new rewards are asked, removed ones are left out."""
+        """Return beams with the scores of the current rewards: new rewards score them, and removed rewards are left out."""
         there = self.session.reward.groups
         missing = there.keys() - scores.keys()
         if missing:
@@ -183,7 +183,7 @@ class _Asynchronous:
         return beams, {name: scores[name] for name in there}
 
     def note(self, what: str, number: int, version: int) -> None:
-        """One line of the journal."""
+        """Write what happened to a group to the journal."""
         self.session.commits.note(group=what, stage=self.name, number=number, version=version, of=self.parts)
 
 
@@ -193,7 +193,7 @@ def count_groups_per_step(users: int, slots: int) -> int:
 
 
 def _find_open_groups(log: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Return the groups that were begun and not ended, {number: version}."""
+    """Return the groups in the journal that were begun and have not ended, {number: version}."""
     left: dict[int, int] = {}
     for record in log:
         if record["group"] == "begun":

@@ -1,9 +1,9 @@
-"""The controls of an RL stage: finetuning that goes on, from the same checkpoint, with the events that RL learns from.
+"""The controls of an RL stage: continued finetuning from the same checkpoint on the events that RL learns from.
 
-There are two: one takes as many passes over these events as RL does, the other computes as much as RL did. Both have the rate
-that the scenario states (`control: {lr}`), and move sparse rows where RL does. Each is validated as finetuning is, the
-checkpoint that it began from among its candidates, and its best one is ranked beside RL's. So what RL gains by seeing more
-events is not taken for what it gains by learning from rewards. They lie in RUN/controls, and no later stage goes on from them.
+There are two. One makes as many passes over these events as RL does, the other uses as much computation as RL did. Both have
+the learning rate of the scenario (`control: {lr}`), and train sparse rows if RL does. Each is validated like finetuning, with
+its first checkpoint as a candidate, and its best checkpoint is evaluated like that of RL. The comparison separates the gain
+from more events from the gain from rewards. The checkpoints are in RUN/controls, and no later stage continues from them.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ class _Judged:
         self._asked.append((step, folder, self._session.evaluator.validate(name, str(folder))))
 
     def is_over(self) -> bool:
-        """Whether nothing has become better, by all answers but the newest: that one may still be under way."""
+        """Return whether the control should stop, by all results but the newest, which may not be available yet."""
         self._settle(len(self._asked) - 1)
         return self._rule.should_stop(self._values)
 
     def find_best(self) -> tuple[int, Path, float]:
-        """(step, folder, value) of the best one; waits for all."""
+        """Wait for all validations, and return (step, folder, value) of the best checkpoint."""
         self._settle(len(self._asked))
         index = self._rule.find_best(self._values) or 0
         return *self._asked[index][:2], self._values[index]

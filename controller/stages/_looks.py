@@ -60,14 +60,14 @@ def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
 def compute_prompt_weights(
     session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None, count: int
 ) -> dict[str, np.ndarray]:
-    """Return what each reward in force counts for each prompt [P], by its scene where the stage has some.
+    """Return the current weight of each reward for each prompt [P], which depends on the scene if the stage has scenes.
 
     Args:
         session: The session; its rewards may have been attached, detached or set since the stage began.
         stage: The RL stage.
         users: User of each prompt.
         positions: Position of each prompt in its user's sequence.
-        count: How many prompts there are.
+        count: The number of prompts.
     """
     setup, scene = _find_scenes(session, stage, users, positions)
     return {
@@ -144,16 +144,16 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
 def score_served(
     session: Session, stage: str, step: int, names: Collection[str] | None = None
 ) -> dict[str, list[float]]:
-    """Score the lists that validation prompts would be served after a step, and keep nothing but sums.
+    """Score the lists that would be served for validation prompts after a step, and return sums by scene.
 
     Args:
         session: The session, whose validation holds the lists of the step.
         stage: The RL stage.
-        step: Step of the stage that the lists are of.
-        names: Rewards to be asked; by default all that are in force.
+        step: The step of the stage after which the lists were generated.
+        names: The names of the rewards to compute; by default all current rewards.
 
     Returns:
-        What each scene's lists contribute to the mean of each reward.
+        The contribution of each scene's lists to the mean of each reward.
     """
     assert session.validation is not None
     rewards, means = session.reward, {}
@@ -169,9 +169,9 @@ def score_served(
 
 
 def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None:
-    """Have rewards that were attached since score the lists of earlier candidates, and judge all by what is in force now.
+    """Score the lists of earlier candidates with rewards that were attached later, and recompute all trained rewards.
 
-    A candidate whose lists are gone, since the run was resumed after it, cannot be selected while such a reward counts.
+    The lists of a candidate are lost if the run was resumed after it. It cannot be selected while such a reward has a weight.
     """
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or not validation.kept.rewards:
@@ -224,10 +224,10 @@ def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequ
 def end_if_diverged(
     session: Session, recorder: Recorder, name: str, records: Sequence[Mapping[str, float]]
 ) -> bool:
-    """Say which steps were skipped, and end the stage where there were too many in a row.
+    """Report which steps were skipped, and end the stage if too many were skipped in succession.
 
     Returns:
-        Whether the stage has ended; then what goes on is its last complete checkpoint, or an earlier one that it selects.
+        Whether the stage has ended; it then ends with its last complete checkpoint, or with an earlier one that is selected.
 
     Raises:
         DataError: The stage has no checkpoint to end at.

@@ -69,7 +69,7 @@ def run_supervised(session: Session, name: str, recorder: Recorder, stopped: Sto
 def _report_call(
     first: int, done: int, all_records: Sequence[Mapping[str, float]], seconds: float
 ) -> StepReport:
-    """Return the report of the supervised steps [first, done), which one call took in so many seconds."""
+    """Return the report of the supervised steps [first, done), which one call took in `seconds`."""
     records = [record for record in all_records if not record.get("skipped")]
     events = sum(record["events"] for record in records)  # a skipped step's loss may be no number
     shown = {
@@ -138,11 +138,11 @@ def try_rewards(session: Session) -> None:
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     """Score the lists that users whom RL never trains on would be served.
 
-    No more prompts are asked at once than in a step, so that what is enough for a step is enough here.
+    A call has at most as many prompts as a step, so memory that suffices for a step suffices here.
 
     Returns:
-        Arrays [P] by reward, their mean score of a beam; "weight.<name>", what each reward counts now; "total", the trained
-        reward; "user"; and "of", how many prompts these were drawn from.
+        Arrays [P] by reward, their mean score of a beam; "weight.<name>", the current weight of each reward; "total", the trained
+        reward; "user"; and "of", the number of prompts that these were drawn from.
     """
     session.publish(name)
     rewards, parts, users, positions = session.get_rewards(name), [], [], []

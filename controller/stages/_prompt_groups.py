@@ -1,13 +1,14 @@
-"""Decides which prompts are asked, what happens to their answers, and what is trained, under a bound on staleness.
+"""PromptGroups: decides which prompts are sent to rollouts and which beams are trained on, with bounded staleness.
 
-The class uses no clock, no Ray and no thread. A group is a part of a step's prompts that is asked, answered and trained
-as one. It is identified by its number in the stage's order of prompts: group n belongs to step n // batch if nothing is
-asked again.
+The class uses no clock, no Ray and no thread. A group is a part of a step's prompts that is generated and trained as a
+unit. It is identified by its number in the stage's order of prompts: group n belongs to step n // batch if no group is
+generated again.
 
     accepted + running <= (staleness + step + 1) x batch
 
-`step` counts updates, and a version is the step whose weights it holds. A group that is not overtaken is therefore never
-too old. A group that was overtaken may be; then it is aborted when it arrives, and asked again under the newest version.
+`step` counts updates, and a version is the step whose weights it holds. A group is therefore never too old, unless groups
+that started later are trained before it. A group that is too old when its beams arrive is aborted, and is generated again
+with the newest version.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class PromptGroups:
     Attributes:
         batch: The number of groups in a step.
         steps: The number of steps of the stage.
-        staleness: The number of updates that may lie between the version of an answer and its own update.
+        staleness: The largest number of updates between the version that generated a group and the update that uses it.
         step: The number of updates so far.
-        running: The version under which each running group was asked, by number.
+        running: The version that generates each running group, by the number of the group.
     """
 
     def __init__(
         self, batch: int, steps: int, staleness: int, *, step: int = 0, trained: Collection[int] = ()
     ):
         self.batch, self.steps, self.staleness, self.step = batch, steps, staleness, step
-        self.running: dict[int, int] = {}  # number: the version it was asked under
+        self.running: dict[int, int] = {}  # number of the group: version that generates it
         self.aborted = self.dropped = 0
         self._trained = set(trained)
         self._left = [n for n in range(batch * steps) if n not in self._trained]
@@ -78,13 +79,13 @@ class PromptGroups:
         return "accepted"
 
     def cancel_group(self, number: int) -> None:
-        """Abort a running group, which will be asked again."""
+        """Abort a running group, which will be generated again."""
         del self.running[number]
         self.aborted += 1
         heapq.heappush(self._left, number)
 
     def take(self) -> list[tuple[int, int]] | None:
-        """Return (number, version) of the groups of the next update, or None while there are too few."""
+        """Remove and return the groups of the next update as (number, version); None while too few are accepted."""
         if len(self._ready) < self.batch:
             return None
         batch = [self._ready.popleft() for _ in range(self.batch)]

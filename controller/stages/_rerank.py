@@ -38,9 +38,9 @@ Candidates = tuple[PromptRequest, GroupFuture, dict[str, GroupFuture], dict[str,
 
 
 def rerank(session: Session, stage: str, recorder: Recorder) -> None:
-    """Re-rank the lists of the policy as it is now, and keep what came of it among the run's results.
+    """Re-rank the lists of the current policy by the rewards of a stage, and write the results.
 
-    Kept are `<stage>_rerank` as a subject of its own, and in `<stage>.rewards.rerank.npz` what rewards say of held-out users.
+    The results are the subject `<stage>_rerank`, and the rewards of held-out users in `<stage>.rewards.rerank.npz`.
     """
     if not hasattr(session.evaluator, "rank_lists"):
         return
@@ -88,7 +88,7 @@ def choose_list_metric(scenario: Scenario) -> str:
 
 
 def _is_quick(session: Session, stage: str, seconds: float, validated: int, recorder: Recorder) -> bool:
-    """Return whether to go on, from the seconds that candidates of the validation prompts took; say so where not."""
+    """Return whether to re-rank: if requested, or fast enough by the time of the validation prompts; else report it."""
     test, _ = session.evaluator.test_prompts().get(session.deadlines.evaluate)
     expected_s = seconds * (len(test) / validated + len(_SHARES) / _CANDIDATES)
     asked = getattr(session.scenario.stages[stage], "control", None)
@@ -156,7 +156,7 @@ def _rank_test(session: Session, stage: str, multiplier: float) -> None:
 
 
 def _keep_rewards(session: Session, stage: str, multiplier: float) -> None:
-    """Keep what the rewards say of the lists of users whom RL never trains on."""
+    """Write the rewards of the re-ranked lists of users whom RL never trains on."""
     rewards, parts = session.get_rewards(stage), []
     for prompts in probe_prompts(session, stage, max(_AT_ONCE, session.stages[stage].users)):
         if prompts.users is None or prompts.positions is None or not len(prompts.users):
