@@ -146,7 +146,7 @@ class SingleController:
         return newest[0] if newest else None
 
     def _clear_away(self) -> bool:
-        """Remove what is left of a broken part of the run, and clear the journal if there is no checkpoint.
+        """Remove the processes of a failed attempt, and clear the journal if there is no checkpoint.
 
         Returns:
             Whether there is a checkpoint to continue from.
@@ -159,7 +159,7 @@ class SingleController:
         return False
 
     def _check_lease(self) -> None:
-        """Stop the run with a checkpoint when the lease has ended, and end everything if that takes another time-out."""
+        """Stop the run with a checkpoint when the lease has expired; end all processes if that takes another timeout."""
         if not self._lease.over:
             return
         if self._over_since is None:
@@ -169,7 +169,7 @@ class SingleController:
             self._leave()
 
     def _leave(self) -> None:
-        """Remove what is left of the run, and end this actor for good."""
+        """Remove the processes of the run, and end this actor without a restart."""
         self._watch.stop()
         reap_run(self._run.id)
         ray.kill(self._me, no_restart=True)

@@ -69,8 +69,7 @@ class GroupBinding:
     Args:
         plan: The plan.
         specs: The specs of the roles, by role.
-        life: How long the processes live; those of a run that outlives its maker are detached, as are the placement
-            groups.
+        life: The lifetime of the processes and placement groups; they are detached if the run outlives its creator.
         envs: The environment of each pool: {python | image | pip, vars}.
         stage: The stage whose groups are started; by default those that the plan begins with.
         deadlines: The deadlines of the start and of waits among ranks.

@@ -30,9 +30,9 @@ class PromptRequest:
         size: The maximum number of prompts.
         users: Rows of users [U], for explicit prompts.
         positions: Positions [U] in the sequences of the users, for explicit prompts.
-        served: Whether to return what would be recommended, the most likely items, however the stage samples.
+        served: Whether to return the most likely items, which would be recommended, even if the stage samples.
         width: The number of items for each prompt; by default that of the stage.
-        blind: Whether the beams omit what the user took next, as it is unknown where lists are served.
+        blind: Whether to omit the users' next items from the beams, since they are unknown in serving.
     """
 
     stage: str

@@ -49,11 +49,11 @@ class QuarantinedPrompts:
 
 
 class RewardScores(dict[str, GroupFuture]):
-    """Scores by reward, as futures that are there.
+    """Scores by reward, as futures that are complete.
 
     Attributes:
         quarantined: Prompts that have no score of some reward.
-        retried: How many prompts were asked about twice.
+        retried: The number of prompts that were scored again.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class RewardHandles:
     Attributes:
         step: The step of the stage that scores are for; "steps without any score" are counted by it.
         quarantined: Prompts without a score of the newest `score`.
-        retried: Prompts of the newest `score` that were asked about twice.
+        retried: The number of prompts of the newest `score` that were scored again.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class RewardHandles:
         names: Collection[str] | None = None,
         step: int | None = None,
     ) -> RewardScores:
-        """Have the rewards score beams. A worker that died is restarted and asked once more.
+        """Score beams with the rewards. If a worker dies, it is restarted and its call is repeated once.
 
-        All rewards work at once, but their time counts from when the beams are there.
+        All rewards run concurrently. Their timeouts start when the beams are available.
 
         Args:
-            beams: Rollouts on the wire, which may be still under way.
-            strict: Whether a prompt without a score raises what was wrong.
-            names: The rewards that are asked; by default all.
+            beams: Rollouts as encoded by `to_wire`, which may not be available yet.
+            strict: Whether a prompt without a score raises the error that caused it.
+            names: The names of the rewards to compute; by default all.
             step: The step that the scores are for, by default the current one. Scores of which a step is learned from count
                 towards three barren steps; those of any other call should give -1, for they do not.
 
@@ -146,7 +146,7 @@ class RewardHandles:
         *,
         strict: bool,
     ) -> RewardScores:
-        """Have rewards score beams; `before`: how many calls each one was asked before this and has not ended."""
+        """Score beams with rewards; `before` is the number of earlier calls of each reward that have not ended."""
         found = RewardScores()
         calls = {name: secrets.token_hex(8) for name in groups}
         futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
@@ -241,7 +241,7 @@ class RewardHandles:
 
 
 class _RewardCall:
-    """One reward's part of a call: what is asked again of prompts without a score, until `until` (monotonic seconds)."""
+    """The calls of one reward that repeat the prompts without a score, until `until` (monotonic seconds)."""
 
     def __init__(
         self, handles: RewardHandles, name: str, group: WorkerGroup, beams: GroupFuture, until: float
@@ -253,7 +253,7 @@ class _RewardCall:
     def retry_missing(
         self, scores: GroupFuture, told: GroupFuture, call: str, found: RewardScores, step: int
     ) -> GroupFuture:
-        """Return scores in which prompts that had none were scored once more; those that still have none are noted."""
+        """Return scores in which prompts without a score were scored again; prompts that still have none are recorded."""
         troubles = self._fetch_troubles(scores, told, call)
         if not any(troubles):
             self._handles.note_barren(self._name, step, None)

@@ -191,7 +191,7 @@ class RunGroups:
         return GroupChange(stops, starts, other)
 
     def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:
-        """Carry out a change and load a checkpoint; if that fails, no process of the run is left."""
+        """Stop and start groups as a change says, and load a checkpoint; if that fails, all processes of the run are ended."""
         started, before = {group.name for group in due.starts}, self._list_training_groups()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)

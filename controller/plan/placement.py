@@ -188,7 +188,7 @@ def _choose_threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
-    """Groups that are stopped and started before a stage with roles of its own.
+    """The groups that are stopped and started before a stage that changes roles.
 
     Attributes:
         stage: The name of the stage.
@@ -234,10 +234,10 @@ def replan(
 def make_changes(
     run: ResolvedRun, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
 ) -> tuple[tuple[StageChange, ...], dict[str, tuple[GroupPlan, ...]]]:
-    """Plan the changes between stages that have roles of their own, and back after them.
+    """Plan the changes of groups before stages that change roles, and the changes back after them.
 
     Args:
-        run: The scenario with everything that follows from it.
+        run: The scenario with the values derived from it.
         groups: The groups at the start of the run.
         capacity: Free resources, updated by the changes.
         view: The cluster.

@@ -500,7 +500,7 @@ class Evaluate(StrictModel):
     @field_validator("metrics")
     @classmethod
     def _locate_metrics(cls, metrics: list[str], info: ValidationInfo) -> list[str]:
-        """Keep the address of each metric in a file beside its name."""
+        """Store the absolute path of each metric in a user's file next to its name."""
         return [
             LocatedName(name, get_files(info).make_absolute(name)) if parse_file(name) else name
             for name in map(str, metrics)

@@ -15,7 +15,7 @@ from nonet.units import Bytes, Seconds
 
 
 def _locate_optimizer(use: str, info: ValidationInfo) -> str:
-    """Check the optimizer, and keep the address of one in a file beside its name."""
+    """Check the optimizer, and store the absolute path of an optimizer in a user's file next to its name."""
     files = get_files(info)
     try:
         OPTIMIZERS.get(str(use), files)

@@ -424,7 +424,7 @@ class Session:
         return manifest.stage_step
 
     def _select_start(self, stage: StageSetup, step: int, best: int) -> None:
-        """Save the checkpoint that the stage began from as the one after `step` steps, and copy the stage's own best one."""
+        """Select the start of a stage: write it as the checkpoint after `step` steps, and copy the best of the stage's own."""
         start, unselected = self.find_start(stage.name), self.commits.find_at_step(stage.first + best)
         assert start is not None
         aside = self.run.path / "controls" / make_unselected_name(stage.name)

@@ -251,7 +251,7 @@ def make_stage_setups(
         scenario: The scenario.
         users: The number of rows of the sequences.
         events: The number of training events.
-        chunks: What a trainer computes at once, by stage, as planned; by default what the scenario says.
+        chunks: The planned chunk size of a trainer, by stage; by default that of the scenario.
         first: The global step at which the run starts: that of the checkpoint from which it continues.
     """
     setups: dict[str, StageSetup] = {}

@@ -36,7 +36,7 @@ class AppliedUpdate:
 
 
 Ask = Callable[[int, int, int], tuple[Future[Any], Future[Any]]]
-"""(slot, group, version) -> what is done when the slot is free again, and the answer, which may come later"""
+"""(slot, group, version) -> a future that is done when the slot is free again, and a future of the answer"""
 Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
 """(step, groups, answers) -> a record"""
 Note = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)

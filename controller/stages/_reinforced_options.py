@@ -1,4 +1,4 @@
-"""What a scenario may say of a reinforced stage: its algorithm, rollout, rewards, and what is kept of it."""
+"""The scenario options of a reinforced stage: its algorithm, rollout, rewards and checkpoint selection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""StepReport: what the loop of a stage found in its newest steps, and the one place that records it.
+"""StepReport: the results of the newest steps of a stage, and the functions that record them.
 
-Recording means, in this order: the counts of the sparse tables, the metrics of the machine, the metrics that are shown, the
-checkpoint where one is due, and the validations that the evaluator has answered.
+In this order, they record the counts of the sparse tables, the metrics of the machine, the displayed metrics, a checkpoint if
+one is due, and the validations that the evaluator has finished.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = {
 _COUNTED = ("flops", "positions", "peak", *PARTS)
 
 Stopped = Callable[[], bool]
-"""Returns whether the user has asked the run to stop."""
+"""A function that returns whether the user has requested that the run stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,18 @@ def probe_policy(session: Session, stage: str, done: int) -> dict[str, float]:
 def record_report(
     session: Session, recorder: Recorder, stage: str, report: StepReport, stopped: Stopped | None = None
 ) -> Literal["running", "stopped", "ended"]:
-    """Record the newest steps of a stage, and commit them.
+    """Record the newest steps of a stage, and write a checkpoint if one is due.
 
     Args:
         session: The session.
         recorder: Takes metrics and notes.
         stage: The stage.
         report: The newest steps.
-        stopped: Returns whether the user has asked to stop; then the steps are committed at once. By default nobody asks.
+        stopped: A function that returns whether the user has requested a stop, in which case a checkpoint is written at once.
+            By default, no stop is requested.
 
     Returns:
-        `stopped` where the user has asked to stop before the end of the stage; `ended` where too many steps were skipped, which
+        `stopped` if the user has requested a stop before the end of the stage; `ended` if too many steps were skipped, which
         ends the stage early; else `running`.
     """
     done, steps = report.done, session.stages[stage].steps
@@ -129,7 +130,7 @@ def record_report(
 
 
 def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) -> None:
-    """End a stage after `step` steps, and show which of its checkpoints goes on.
+    """End a stage after `step` steps, and show which of its checkpoints was selected.
 
     The last checkpoint of a stage has ended it already, unless the run was killed between the two.
     """
@@ -194,7 +195,7 @@ def drop_machine_entries(record: Mapping[str, float]) -> dict[str, float]:
 
 
 def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) -> dict[str, float]:
-    """Record what the sparse tables counted; return what is shown of it, where tables refuse or evict rows."""
+    """Record the counts of the sparse tables, and return those to display; none if no table refuses or evicts rows."""
     counts = session.trainer.pop_table_counts()
     recorder.record_tables(stage, done, counts)
     if not has_policy(session.scenario):
