@@ -26,7 +26,7 @@ class WorkerMemory:
     """Memory that one worker needs in a stage, in bytes by part.
 
     Attributes:
-        fixed: Bytes that are held for the whole life of the worker.
+        fixed: Bytes that the worker holds during its whole lifetime.
         working: Bytes that are held only while the worker's phase runs.
         chunks: By role, how much is computed at once: positions of a supervised step, or prompts of an RL step.
     """

@@ -68,7 +68,7 @@ def place_groups(
 
     Args:
         requests: The groups, in the order in which they are returned.
-        capacity: Free resources; what is placed is taken from it.
+        capacity: Free resources, from which those of placed groups are subtracted.
         view: The cluster, for messages.
         kept_groups: Groups that stay where they are.
 
@@ -221,7 +221,7 @@ def replan(
 
     Args:
         run: The scenario with everything that follows from it.
-        view: The cluster, with what is free beside the running groups.
+        view: The cluster, with the resources that the running groups leave free.
         stage: The name of the stage; None for the roles of the whole run.
         groups: The groups that run now.
 

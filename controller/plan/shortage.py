@@ -1,4 +1,4 @@
-"""Messages that say why a group does not fit: what it needs, what is free, who holds the rest, and what to change.
+"""Messages that explain why a group does not fit: its request, the free resources, their other users, and a remedy.
 
 The same text is used at plan time, against a view, and at bind time, if resources were taken in between.
 """

@@ -1,4 +1,4 @@
-"""Notes of a plan: what does not run, what is idle, what is assumed or unknown, and what looks wrong."""
+"""Notes of a plan: warnings, unsupported features, idle workers, assumptions and unknown values."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def make_rerank_name(stage: str) -> str:
 
 
 def list_subjects_beside(stage: str) -> tuple[str, ...]:
-    """Return the names of all models and lists that are ranked beside a stage."""
+    """Return the names of all further models and lists that are evaluated with a stage."""
     return (
         make_control_name(stage),
         make_passes_name(stage),

@@ -448,6 +448,6 @@ def _read_shard_rows(
 
 
 def _map_to_item_ids(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Return the original ids of dense item indices; -1 or "" where there is no item."""
+    """Return the original ids of dense item indices; -1 or "" for an index below 0."""
     none = "" if item_id.dtype.kind == "U" else -1
     return np.where(item >= 0, item_id[np.maximum(item, 0)], none)

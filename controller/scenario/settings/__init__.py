@@ -1,4 +1,4 @@
-"""Settings: what a scenario that says `settings: data` leaves out, from a profile of its data."""
+"""Settings: the values of missing keys of a scenario with `settings: data`, derived from a profile of its data."""
 
 import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
 
