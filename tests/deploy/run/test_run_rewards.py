@@ -231,7 +231,7 @@ def test_a_run_that_nobody_runs_takes_no_command(tmp_path):
 
 def _stop(session, name, how):
     """Send the first process of a reward a signal."""
-    pid = session.groups.hosts[f"rl.reward.{name}"].ready()[0]["pid"]
+    pid = session.groups.hosts[f"rl.reward.{name}"].wait_until_ready()[0]["pid"]
     os.kill(pid, how)
 
 
