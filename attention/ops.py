@@ -146,6 +146,7 @@ def _import_triton_backend() -> Any:
 
 
 def _infer_output_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Return empty tensors with the shapes of the output [T, H, E] and the logsumexp [H, T]; 0 tokens without softmax."""
     activation = rest[-3]
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse_tokens = q.shape[0] if activation == "softmax" else 0
