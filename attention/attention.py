@@ -62,8 +62,7 @@ def uni_attention(
         soft_cap: Scores become cap * tanh(score / cap), before the bias.
         return_lse: Whether to return the log-sum-exp too, [H, T] ([B, H, N] dense), without gradient.
         backend: "auto" selects "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, or "reference" for what the last
-            two do
-            not support.
+            two do not support.
     """
     if q.ndim == 4:
         return _attend_dense(

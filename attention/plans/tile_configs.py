@@ -46,8 +46,7 @@ def select_config(
         dtype: The dtype of the inputs.
         capability: The compute capability; of 80, 90 and 100 the nearest below is used.
         rich: Whether features other than the plain mask need registers: more than two slots, columns, classes, a
-            soft cap or
-            a bias.
+            soft cap or a bias.
         silu: Whether the activation is SiLU instead of softmax.
     """
     if not 1 <= width <= WIDEST:

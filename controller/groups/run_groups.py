@@ -179,7 +179,7 @@ class RunGroups:
         self._open(folders, {group.name for group in self.binding.groups})
 
     def find_due_change(self, stage: str) -> GroupChange:
-        """Return what must change before a stage; falsy if its groups are already there."""
+        """Return the groups to stop and to start before a stage; falsy if all of its groups are already running."""
         planned = {group.name: group for group in self.plan.list_groups(stage)}
         there = {group.name: group for group in self.binding.groups}
         staying = {

@@ -163,7 +163,7 @@ class RewardObjectives:
         """Apply a validated command: attach or detach a reward, or set its weight or floor.
 
         Args:
-            command: The command as `Commands` records it.
+            command: The command as `CommandQueue` records it.
 
         Raises:
             ValidationError: The value cannot be set.

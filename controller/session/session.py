@@ -1,7 +1,7 @@
 """A session holds a run's groups, artifacts and checkpoints, for a training loop of your own. The shipped stages are such loops.
 
     with nonet.Session("quickstart") as s:
-        for step, prompts in s.prompts("rl"):
+        for step, prompts in s.iterate_prompts("rl"):
             beams = s.rollout.generate(prompts)      # references: the data do not pass through this process
             s.trainer.update(s.stage, step, beams, s.reward.score(beams))
             s.publish()

@@ -142,8 +142,7 @@ class LocalWire:
 
         Args:
             counts: The number of bytes for each rank [W] in the memory that `get_outgoing` returned last, 0 for
-                this rank. `publish_bytes`
-                reports when they are written.
+                this rank. `publish_bytes` reports when they are written.
         """
         self._post(counts, False)
 

@@ -42,8 +42,7 @@ class BaseTable(ABC):
     Attributes:
         evicted: The number of rows that the table's own policy has removed.
         step: The last step applied. Steps count over the whole run and never decrease, because `export(since=...)`
-            relies
-            on them.
+            relies on them.
     """
 
     def __init__(self, name: str, dim: int, *, seed: int, **settings):

@@ -1,8 +1,7 @@
 """Every event of the sequences as a row of a click model: user, item, time, and whether the item was liked.
 
 The features of a row depend only on earlier events, and on labels that were known by then, so a held-out row never sees its
-own
-label or a later one. Each feature has one bag of ids per row:
+own label or a later one. Each feature has one bag of ids per row:
 
     user, item                   indices in the sequences and the item table
     categories, year             of the item; the year is the number at the end of its title, "Toy Story (1995)"
@@ -13,8 +12,7 @@ label or a later one. Each feature has one bag of ids per row:
     <column>                     any column of the interactions: integers and text as ids, other numbers rounded
 
 Keys are hashes of a feature's value in a space of its own (`samples/tables/keys.py`), so they mean the same in every data
-set. Keys
-of different features never collide, except those of item, liked and disliked, so features may share a table.
+set. Keys of different features never collide, except those of item, liked and disliked, so features may share a table.
 """
 
 # Shapes: N events, P rows of a batch, C categories, I items.

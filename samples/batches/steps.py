@@ -1,10 +1,8 @@
 """Selects the rows and prompts of a global step as a pure function of (seed, stage, step).
 
 Each epoch is one seeded order (`nonet.samples.ledger`) that is cut into consecutive steps. The last step of an epoch may be
-short:
-a step never spans two epochs, so each row is read exactly once per epoch. Ranks slice what a step returns; the order does
-not
-depend on the number of ranks.
+short: a step never spans two epochs, so each row is read exactly once per epoch. Ranks slice what a step returns; the order
+does not depend on the number of ranks.
 """
 
 from __future__ import annotations

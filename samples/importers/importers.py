@@ -1,8 +1,7 @@
 """`nonet import FORMAT SRC DST`: converts files of other formats to the two Parquet tables that every scenario reads.
 
 An importer checks its output by the same rules as a run, so imported data can be read. Both tables are written under
-temporary
-names and renamed together at the end, so an error leaves no partial output.
+temporary names and renamed together at the end, so an error leaves no partial output.
 """
 
 from __future__ import annotations

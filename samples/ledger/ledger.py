@@ -1,10 +1,9 @@
 """Records which places of the seeded order a model has learned from; it is saved in the model's checkpoint.
 
 A place is leased before it is read, and done when the optimizer step that used it is complete; leased places that are not
-done are
-returned. Places are stored as roaring bitmaps of ranges, one per epoch: 0.2 MB for 1e9 rows in order, 1.3 MB for 10 M rows
-of
-which a random half is done. A place that is leased or done cannot be leased again, so no row counts twice unnoticed.
+done are returned. Places are stored as roaring bitmaps of ranges, one per epoch: 0.2 MB for 1e9 rows in order, 1.3 MB for
+10 M rows of which a random half is done. A place that is leased or done cannot be leased again, so no row counts twice
+unnoticed.
 """
 
 from __future__ import annotations

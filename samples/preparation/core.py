@@ -1,10 +1,8 @@
 """Computes the k-core: the largest set of events in which every item and every user has enough events.
 
 Each pass over the sorted partitions removes the events of items and users that have too few, and subtracts them from the
-counts.
-The first pass that removes nothing is the last one. The result does not depend on the order of removal. Memory holds one
-count
-per item and one partition.
+counts. The first pass that removes nothing is the last one. The result does not depend on the order of removal. Memory
+holds one count per item and one partition.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Gathers one partition from all runs and sorts it by user and time; ties keep the order of the log.
 
 User, time and position are packed into one integer if 63 bits hold them, because sorting integers is ten times as fast as
-an
-argsort of two columns.
+an argsort of two columns.
 """
 
 from __future__ import annotations

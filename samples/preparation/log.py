@@ -1,8 +1,7 @@
 """Provides the interactions behind a path as slices of row groups that are checked when they are read.
 
 Opening a log reads only file footers: the schema of all files, the rows of each row group, and, from statistics, the unit
-of
-numeric times. A slice consists of whole row groups of one file and has about two million rows.
+of numeric times. A slice consists of whole row groups of one file and has about two million rows.
 """
 
 from __future__ import annotations

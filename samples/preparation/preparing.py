@@ -6,10 +6,9 @@
     write    the kept events -> memory-mapped flat files
 
 Each step writes complete files to a working folder and skips files that exist, so a preparation that was killed continues
-where
-it stopped. A slice and a partition have about two million rows each; memory holds one of them per thread, and the items.
-The
-disk needs about twice the events at 20 to 40 bytes per row while the preparation runs; this is checked before it begins.
+where it stopped. A slice and a partition have about two million rows each; memory holds one of them per thread, and the
+items. The disk needs about twice the events at 20 to 40 bytes per row while the preparation runs; this is checked before it
+begins.
 """
 
 from __future__ import annotations
@@ -360,6 +359,7 @@ def _list_item_files(items: str | None) -> Any:
 
 
 def _hash_facts(facts: Any) -> str:
+    """Return the SHA-256 of facts as JSON with sorted keys, in hexadecimal."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,12 +1,9 @@
 """Scatters slices of events to runs on disk, each cut by ranges of users.
 
 A run is the output of one slice: one file per column, with rows in the order of partitions, and within a partition in the
-order
-of the log. A partition is a range of user ids whose bounds are drawn from a sample of the log, so consecutive partitions
-hold
-the users in the order of their ids. A run is written to a temporary folder that is renamed, so an existing run is complete
-and
-is not written again.
+order of the log. A partition is a range of user ids whose bounds are drawn from a sample of the log, so consecutive
+partitions hold the users in the order of their ids. A run is written to a temporary folder that is renamed, so an existing
+run is complete and is not written again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reads profiles of tables: only the needed columns, and only once per process while the files do not change.
 
 Above five million events, the profile is computed for a sample of the users, drawn by a hash of their ids, and counts are
-scaled
-up; occurrences of items are counted over all events. Memory does not grow with the events.
+scaled up; occurrences of items are counted over all events. Memory does not grow with the events.
 """
 
 from __future__ import annotations

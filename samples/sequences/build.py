@@ -2,10 +2,8 @@
 
 All steps are vectorised over events; 90,000 of them take 0.05 s. The `keep` filter is repeated until every kept item has
 `item_events` events and every kept user `user_events` (the k-core), so both hold at once. The dense item index is the row
-in the
-given items table without the dropped items; users are in the order of their ids. The result does not depend on the order of
-the
-interaction rows, except that events of one user in the same second keep theirs.
+in the given items table without the dropped items; users are in the order of their ids. The result does not depend on the
+order of the interaction rows, except that events of one user in the same second keep theirs.
 """
 
 from __future__ import annotations

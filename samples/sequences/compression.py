@@ -1,15 +1,11 @@
 """Fixed-period compression: repeated events of a user with one item (or category) within a period become one event.
 
 The first event is kept. It stores the number of rows that it stands for (`count`), the seconds from the first to the last
-of them
-(`span`) and their kinds (`kinds`). All three depend on the time of reading: a sample counts the repeats that are older than
-itself, including those after other events of the user, and never a later one. `FoldedRepeats` computes them for any time.
-The
-columns of the compressed log hold the values as of the user's next event, because every target after a window of training
-events
-reads it. `expand_log` restores the checked log row by row. Periods are those of the clock: with 1d, days in UTC. Count and span
-are
-int32, eight bytes per event. Samples are strict: they see no event of their own second.
+of them (`span`) and their kinds (`kinds`). All three depend on the time of reading: a sample counts the repeats that are
+older than itself, including those after other events of the user, and never a later one. `FoldedRepeats` computes them for
+any time. The columns of the compressed log hold the values as of the user's next event, because every target after a window
+of training events reads it. `expand_log` restores the checked log row by row. Periods are those of the clock: with 1d, days
+in UTC. Count and span are int32, eight bytes per event. Samples are strict: they see no event of their own second.
 """
 
 # Shapes: R rows of the log, H events that stay, F rows of the log in the order of their events, U users, n events looked at.

@@ -1,10 +1,9 @@
 """Flat files: the fields of sequences as one memory-mapped .npy file each (format 4).
 
 Ranges of users are written in any order to files whose space is reserved first, so a full disk is an error before the first
-byte
-and not a signal in a mapping. meta.json is written last; a folder without it holds no sequences. Text ids of users are a
-mapped
-Arrow file. An artifact of 100 M events takes 1.4 to 1.8 GB on disk; a process holds only the pages that it has read.
+byte and not a signal in a mapping. meta.json is written last; a folder without it holds no sequences. Text ids of users are
+a mapped Arrow file. An artifact of 100 M events takes 1.4 to 1.8 GB on disk; a process holds only the pages that it has
+read.
 """
 
 from __future__ import annotations

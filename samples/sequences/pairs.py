@@ -1,10 +1,8 @@
 """Counts co-occurrences of items, one range of source items at a time, so that memory does not grow with the events.
 
 For each part of the users, every pair is packed into one int64 (source, other, distance) and assigned to a range of its
-source:
-in memory if there are few, in files otherwise. A range is then sorted and equal codes are counted. Terms are summed by
-distance,
-then in the order of events, so the result is bit-identical for any number of ranges.
+source: in memory if there are few, in files otherwise. A range is then sorted and equal codes are counted. Terms are summed
+by distance, then in the order of events, so the result is bit-identical for any number of ranges.
 """
 
 from __future__ import annotations

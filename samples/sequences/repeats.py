@@ -1,10 +1,8 @@
 """Finds events that return to an item, and decides how a data set treats them.
 
 `allow`: items that were seen may be recommended; nothing is masked. `mask`: they are never recommended; a held-out event
-that
-returns to one is always a miss and is not an RL prompt. Code that ranks or recommends calls `prompts.masked`; code that
-leases
-RL prompts calls `find_rl_events`.
+that returns to one is always a miss and is not an RL prompt. Code that ranks or recommends calls `gather_masked_items`; code
+that leases RL prompts calls `find_rl_events`.
 """
 
 from __future__ import annotations

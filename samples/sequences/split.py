@@ -1,14 +1,12 @@
 """Assigns events of a user to training, RL, validation and test.
 
 Invariant: within a user, in time order, the codes never decrease: TRAIN, then RL, then VALID, then TEST. So the history of
-a
-held-out event never contains an event that is held out after it, and TRAIN is a prefix of every user.
+a held-out event never contains an event that is held out after it, and TRAIN is a prefix of every user.
 
 `leave_last_out` takes a user's newest `test` events, the `valid` events before them and the `rl` events before those; a
-user with
-no event left for training is used for training only. `time` cuts all users at the same times: test from `test:` on,
-validation
-during `valid` before it, RL during `rl` before that. The first gives every long user a test; the second matches production.
+user with no event left for training is used for training only. `time` cuts all users at the same times: test from `test:`
+on, validation during `valid` before it, RL during `rl` before that. The first gives every long user a test; the second
+matches production.
 """
 
 from __future__ import annotations

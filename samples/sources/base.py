@@ -122,8 +122,7 @@ class Samples(Protocol):
         """Return functions that make the batches, at least one, of a rank's share of a step of the stage (from 0).
 
         They return a `SampleBatch`, or a `ClickBatch` if the unit is events. A batch may be empty, is made on demand, and
-        may be made
-        twice. Steps are requested in order, each once, from where `restore` continues.
+        may be made twice. Steps are requested in order, each once, from where `restore` continues.
         """
         ...
 
@@ -141,8 +140,7 @@ class CountedSource(Protocol):
     """A source that counts its rows.
 
     `batch` leases the rows of a step for all ranks, and the reader calls `ledger.apply_step` after the optimizer step. The
-    ledger is
-    saved in checkpoints.
+    ledger is saved in checkpoints.
     """
 
     @property

@@ -5,10 +5,8 @@
       engine: local        # or ray; by default chosen by the size of the files
 
 Items are those of the run's own catalogue (`data.items`), which provides semantic ids and keys. Every event of a row is
-trained on,
-in windows of the run's history. Steps, ledger and checkpoints work as for every source; any number of trainers may continue
-from
-a checkpoint.
+trained on, in windows of the run's history. Steps, ledger and checkpoints work as for every source; any number of trainers
+may continue from a checkpoint.
 """
 
 # Shapes: B rows, N events.

@@ -4,10 +4,8 @@
     values, offsets = store.multi_get([7, 7, 9], ["price"], as_of=[100, 200, 200])
 
 The row of key i is `values[offsets[i]:offsets[i + 1]]`: one row, or none if the store has no value of that key. A missing
-key is
-missing, never zero. `as_of` gives the newest version strictly before a time, so an event does not see a value that was
-written in
-the same second.
+key is missing, never zero. `as_of` gives the newest version strictly before a time, so an event does not see a value that
+was written in the same second.
 """
 
 # Shapes: K keys asked for, R rows that were found, U distinct keys.
@@ -48,8 +46,7 @@ class Store(ABC):
     """Base class of stores.
 
     Every method raises ConfigError or DataError for invalid arguments, and StoreError if the store cannot be reached or
-    does not
-    respond in time; each message is one line that names the store.
+    does not respond in time; each message is one line that names the store.
 
     Attributes:
         name: Name of the store in messages.

@@ -3,10 +3,8 @@
     open_store("hbase://hb-1:9090/items", {"price": "d:price float64", "shop": "d:shop"})
 
 Distinct keys are read in batches over a few connections. As of a time, the newest cells of all keys are read first, one
-call per
-batch; older versions are read in batches too (`hbase_versions.py`). HBase's cells have times of their own, so each column
-is read
-as of the time separately; a row without any cell before the time is missing.
+call per batch; older versions are read in batches too (`hbase_versions.py`). HBase's cells have times of their own, so each
+column is read as of the time separately; a row without any cell before the time is missing.
 """
 
 # Shapes: K keys asked for, U distinct ones.

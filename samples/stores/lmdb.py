@@ -3,8 +3,7 @@
     open_store("lmdb:/data/users.lmdb")
 
 The row of a key is one value. With versions, the key ends in its time (eight bytes), so the newest version before a time is
-one
-step back. Install with `pip install 'nonet[stores]'`. See https://lmdb.readthedocs.io.
+one step back. Install with `pip install 'nonet[stores]'`. See https://lmdb.readthedocs.io.
 """
 
 # Shapes: K keys asked for, U distinct ones.

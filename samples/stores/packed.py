@@ -1,12 +1,9 @@
 """A store of immutable segments in memory-mapped files; a later segment takes precedence over an earlier one.
 
 A segment is sorted by key, then time: `keys.npy` [U] holds distinct keys, `first.npy` [U + 1] the first row of each,
-`times.npy`
-[R] the times if there are versions, and `rows.arrow` one Arrow batch that is never copied. A read is one binary search and
-one
-gather, without a Python object per key. With more than eight segments, `put` merges all of them. There may be one writer at
-a
-time; readers see complete segments.
+`times.npy` [R] the times if there are versions, and `rows.arrow` one Arrow batch that is never copied. A read is one binary
+search and one gather, without a Python object per key. With more than eight segments, `put` merges all of them. There may
+be one writer at a time; readers see complete segments.
 """
 
 # Shapes: K keys asked for, U distinct keys of a segment, R its rows.

@@ -1,8 +1,7 @@
 """Encodes whole rows as bytes, for stores that keep one value per key.
 
 A row consists of the byte lengths of its columns (int32, -1 for null) and their values, concatenated and little-endian. All
-rows
-are converted at once; no Python object is created per value.
+rows are converted at once; no Python object is created per value.
 """
 
 # Shapes: R rows, C columns, B bytes of all rows.

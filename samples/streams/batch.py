@@ -1,9 +1,8 @@
 """A batch of a stream: tensors without padding, and the slice of the order that they came from.
 
 A column of numbers becomes a tensor [B], a list column a `Jagged` (values [N], offsets [B + 1] int64), and text stays an
-Arrow
-array. Values are views of the decoded Arrow buffers where possible; they are not padded or copied and must not be written
-to.
+Arrow array. Values are views of the decoded Arrow buffers where possible; they are not padded or copied and must not be
+written to.
 """
 
 # Shapes: B rows, N values of a list column, L semantic-id levels.

@@ -1,8 +1,8 @@
 """An opened stream: the order of its rows, and batches from any place of the order, with either engine.
 
     feed = stream.open(rows=4096, step_rows=65536)
-    ledger = feed.ledger()
-    for batch in feed.batches(feed.slices(step, rank, world), ledger):
+    ledger = feed.make_ledger()
+    for batch in feed.iterate_batches(feed.get_slices(step, rank, world), ledger):
         ...
         ledger.apply_step(step)
 

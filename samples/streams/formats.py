@@ -1,14 +1,10 @@
 """The file formats of streams, their row groups, and how to read one: Parquet, packed Arrow, CSV, and one user per line.
 
 Parquet has row groups of its own; the fingerprint is a hash of the footer. Packed Arrow (`nonet pack SRC FOLDER`, or any
-Arrow IPC
-file) has record batches as groups; a local file is memory-mapped and its values are not copied. A mapped file must not be
-written
-in place: replace it by a rename, as `nonet pack` does. Text is cut at the ends of lines into groups of about 8 MiB, once,
-when the
-file is inspected (1 GB/s); its fingerprint is a hash of the cuts and of both ends. A line `user item item ...` is a row
-with the
-columns user_id and item_id (a list); both are integers if all of the first group are.
+Arrow IPC file) has record batches as groups; a local file is memory-mapped and its values are not copied. A mapped file
+must not be written in place: replace it by a rename, as `nonet pack` does. Text is cut at the ends of lines into groups of
+about 8 MiB, once, when the file is inspected (1 GB/s); its fingerprint is a hash of the cuts and of both ends. A line `user
+item item ...` is a row with the columns user_id and item_id (a list); both are integers if all of the first group are.
 """
 
 from __future__ import annotations

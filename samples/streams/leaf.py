@@ -1,8 +1,7 @@
 """The files of a stream after inspection: their manifest, the order of their rows, and their row groups.
 
 A row group is decoded once for all slices that it holds. A row is bad if an id is missing or above 2^63. With `on_bad_rows:
-fail`
-the first one raises an error; with `skip`, bad rows and groups that cannot be read are left out and counted.
+fail` the first one raises an error; with `skip`, bad rows and groups that cannot be read are left out and counted.
 """
 
 # Shapes: G row groups, N rows of a group.

@@ -1,8 +1,7 @@
 """The local engine: reader threads in the trainer's process, without an object store.
 
 Two threads decode the current row group and the next ones. If slices need work, `workers` threads process them `ahead` of
-the
-reader; otherwise the reader takes views directly. Memory holds a few row groups. Slices are returned in order.
+the reader; otherwise the reader takes views directly. Memory holds a few row groups. Slices are returned in order.
 """
 
 from __future__ import annotations

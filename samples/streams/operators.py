@@ -173,8 +173,7 @@ class JoinOperator:
         on: The column of ids.
         columns: Names, or name -> name in the store.
         as_of: The column of times; each row or list element gets the latest value written strictly before its time.
-            None for the
-            latest value.
+            None for the latest value.
     """
 
     store: Any

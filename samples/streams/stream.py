@@ -107,8 +107,7 @@ class Stream:
         """Mix rows of several streams by their shares, rounded to thousandths.
 
         This stream gets the remaining share unless it is in `shares`. Each stream starts over when it ends; an epoch of the
-        mixture ends
-        when the stream that lasts longest was read once.
+        mixture ends when the stream that lasts longest was read once.
 
         Raises:
             ConfigError: If shares are invalid, or a stream is itself mixed or packed.

@@ -1,8 +1,7 @@
 """Guesses which column has which role by its name, or by its type if no name fits.
 
 Names are compared without case, blanks, underscores and RecBole's `:type` suffixes. `NAMES` is in the order of preference:
-the
-first existing name is used, so `user_id` takes precedence over `session_id`.
+the first existing name is used, so `user_id` takes precedence over `session_id`.
 """
 
 from __future__ import annotations

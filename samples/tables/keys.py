@@ -1,12 +1,9 @@
 """Sparse keys: 64-bit hashes of ids that name a row of an embedding table in every data set.
 
 An id is first converted to an integer: an integer stays as it is, a text such as "42" becomes that integer, and any other
-text
-becomes its hash (`nonet.embedding.modules.features.hash_text`). The key mixes this integer with the *space* of the id
-(item,
-user, or the name of a column), so two features may share a table. Within a space, integers never collide because the mixing
-is
-a bijection. Texts collide with the probability of 64-bit hashes: 3e-6 for any pair among 10 million.
+text becomes its hash (`nonet.embedding.modules.features.hash_text`). The key mixes this integer with the *space* of the id
+(item, user, or the name of a column), so two features may share a table. Within a space, integers never collide because the
+mixing is a bijection. Texts collide with the probability of 64-bit hashes: 3e-6 for any pair among 10 million.
 """
 
 # Shapes: N ids.

@@ -1,8 +1,7 @@
 """Retries reads while a disk, a network or an object store does not respond, but never for corrupt data.
 
 Corrupt data stay corrupt, so they are reported at once. Any other OSError of Arrow is retried four times within about two
-seconds
-and then raised as UnreachableDataError, which no reader may skip as a bad row.
+seconds and then raised as UnreachableDataError, which no reader may skip as a bad row.
 """
 
 from __future__ import annotations

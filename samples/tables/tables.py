@@ -3,8 +3,7 @@
 interactions: user_id, item_id (int64 or text), timestamp (int64 unix seconds), optionally event and rating, any other
 column.
 items: item_id (unique), optionally title and categories (list of text), any other column. Invalid files are reported here,
-before
-a worker starts, as one line that says what the table has, what is expected and what to do.
+before a worker starts, as one line that says what the table has, what is expected and what to do.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Unifies the schemas of a table's files: harmless differences between writers are reconciled, others are errors.
 
 Files of one table differ in types for harmless reasons: a part without rows has whatever type its writer guessed, pandas
-writes
-categories as dictionaries, one writer uses large_string and another string, and a later day needs a wider number. A column
-that a
-file lacks is missing in its rows. Any other difference is an error that names both files.
+writes categories as dictionaries, one writer uses large_string and another string, and a later day needs a wider number. A
+column that a file lacks is missing in its rows. Any other difference is an error that names both files.
 """
 
 from __future__ import annotations

@@ -96,8 +96,7 @@ class PluginRegistry(Generic[T]):
         package: The package whose modules are the shipped specs. Modules whose name starts with an underscore do
             not count.
         module: The module that contains the spec, for specs that are subpackages: "spec" for models/<name>/spec.py.
-            An empty
-            string means that the spec is in the module itself.
+            An empty string means that the spec is in the module itself.
         contract: What attributes of a spec must be, see `nonet.contracts.check_spec`; or a dotted path of it.
         page: The page of the documentation that shows how to write one.
     """

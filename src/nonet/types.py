@@ -89,14 +89,12 @@ class Rollouts:
         step: The training step.
         columns: Item columns joined to [U, W] and user columns [U], by name; `r["price"]` reads one.
         weight: [U, W] float32 for sampled beams: the weights with which the sum over a group is the expectation
-            under the
-            policy (`nonet.rl.Draws`); None for plain beam search.
+            under the policy (`nonet.rl.Draws`); None for plain beam search.
         chance: [U, W] float32 for sampled beams: the probability that a beam is in its group; None for plain beam
             search.
         sampling_logp: [U, W, L] float32 log-probabilities that beams were sampled with, if they differ from logp.
         added: [U, W] bool, beams that were added to their group because the user chose them next (`with_target`);
-            None if
-            there are none.
+            None if there are none.
     """
 
     uid: np.ndarray
