@@ -208,13 +208,30 @@ class ActorGroup:
         try:
             return future.get(self._deadlines.start)
         except DeadlineExceeded:
+            raise PlacementError(self._explain_late_start()) from None
+
+    def _explain_late_start(self) -> str:
+        """Explain which ranks are not set up yet: what a started process is doing, or the resources that others wait for."""
+        built, _ = ray.wait(self._built, num_returns=self.world, timeout=0, fetch_local=False)
+        late = [
+            one for one, ref in zip(self.describe_activities(), self._built, strict=True) if ref not in built
+        ]
+        busy = [
+            f"{one.who} is in {one.call or 'no call'} for {one.for_s:.0f} s"
+            + (f" at {one.at}" if one.at else "")
+            for one in late
+            if not one.silent
+        ]
+        if unplaced := [one.who for one in late if one.silent]:
             total, free = ray.cluster_resources(), ray.available_resources()
-            raise PlacementError(
-                f"group {self.name!r}: {self.world} workers did not start within {self._deadlines.start:g} s; "
-                f"the cluster has {_format_resources(total)}, free are {_format_resources(free)}. "
-                f"Ask for fewer workers or cpus, or add a node"
-                f"{suggest_longer_deadline(self._deadlines.start)}."
-            ) from None
+            busy.append(
+                f"{', '.join(unplaced)} has no process that answers; the cluster has {_format_resources(total)}, "
+                f"free are {_format_resources(free)}. Ask for fewer workers or cpus, or add a node"
+            )
+        return (
+            f"group {self.name!r}: {len(late)} of {self.world} workers did not start within {self._deadlines.start:g} s: "
+            f"{'; '.join(busy)}{suggest_longer_deadline(self._deadlines.start)}."
+        )
 
     def call_control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
         """Call a control method (such as ping or take_spans) on every rank; it is answered even while the rank works."""
@@ -406,6 +423,7 @@ def _is_well(ref: Any) -> bool:
 
 
 def _format_resources(resources: Mapping[str, float]) -> str:
-    """Format resources for a message."""
-    shown = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
+    """Format resources for a message, without nodes, memory and the shares of placement groups."""
+    hidden = (":", "memory", "_group_")
+    shown = {key: value for key, value in resources.items() if not any(part in key for part in hidden)}
     return ", ".join(f"{key} {value:g}" for key, value in sorted(shown.items())) or "nothing"

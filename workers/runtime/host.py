@@ -101,6 +101,11 @@ class WorkerActor:
         Returns:
             Node, process id and name of the worker.
         """
+        self._busy, self._since, self._thread = (
+            f"{self._place.role}.build",
+            time.time(),
+            threading.get_ident(),
+        )
         if self._place.threads:
             _make_deterministic(self._place.threads)
         neighbours = [rank for rank, other in enumerate(everyone) if other.node == self._where.node]

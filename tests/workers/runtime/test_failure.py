@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import nonet
-from nonet.errors import ConfigError, DeadlineExceeded, StaleVersion, WorkerFailed, WorkerLost
-from nonet.workers.runtime.actors import ActorGroup
+from nonet.deadlines import Deadlines
+from nonet.errors import ConfigError, DeadlineExceeded, PlacementError, StaleVersion, WorkerFailed, WorkerLost
+from nonet.workers.runtime.actors import ActorGroup, WorkerResources
 from nonet.workers.runtime.worker import RoleSpec
 
 
@@ -112,6 +113,36 @@ def test_a_worker_that_cannot_be_made_says_why_and_is_not_taken_for_a_dead_one(r
             assert hosts.find_dead_ranks() == []
         finally:
             hosts.kill()
+
+
+class Slow(nonet.DistributeWorker):
+    def setup(self):
+        time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "said"),
+    [
+        (
+            0.1,
+            r"1 of 1 workers did not start within 0.5 s: role-0@.* is in role.setup for \d+ s at .*test_failure.py:\d+",
+        ),
+        (99.0, r"role-0 has no process that answers; the cluster has CPU 4, free are CPU 4\. Ask for fewer"),
+    ],
+)
+def test_a_late_start_says_what_the_process_is_doing_or_what_it_waits_for(ray_local, cpus, said):
+    deadlines = Deadlines.from_seconds({"start": 0.5})
+    hosts = ActorGroup(
+        {"role": RoleSpec(Slow)}, name="role", seat=WorkerResources(cpus=cpus, threads=0), deadlines=deadlines
+    )
+    try:
+        until = time.monotonic() + 60
+        while cpus < 1 and hosts.describe_activities()[0].call != "role.setup" and time.monotonic() < until:
+            time.sleep(0.05)
+        with pytest.raises(PlacementError, match=said):
+            hosts.wait_until_ready()
+    finally:
+        hosts.kill()
 
 
 def test_lost_worker_is_restarted_and_told_again_what_it_knew(ray_local, tmp_path):
