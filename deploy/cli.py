@@ -138,22 +138,20 @@ def resume(
 @app.command()
 def tune(
     scenario: ScenarioArg,
-    space: Annotated[
-        Path, typer.Option(help="YAML file with keys of the scenario and the values that each may take.")
-    ],
+    space: Annotated[Path, typer.Option(help="YAML file with the keys and the values that each may take.")],
     trials: Annotated[
         int, typer.Option(min=1, help="Number of trials; the better half continues with longer training.")
     ] = 12,
     change: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The search's folder; an existing search in it continues.")
+        Path | None, typer.Option(help="The folder of the search; a search in it continues.")
     ] = None,
     parallel: Annotated[
         int, typer.Option(min=1, help="Number of trials at a time, if the cluster has room.")
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Search keys of a scenario for the best validation; the same command with the same --run-dir continues."""
+    """Search keys of a scenario for the best validation metric."""
     from nonet.deploy.tune import format_search_result, tune_scenario
 
     found = tune_scenario(
@@ -216,7 +214,7 @@ def stop(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the run's id on that cluster.",
+            help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the id on that cluster.",
         ),
     ],
 ) -> None:
@@ -259,7 +257,7 @@ MissingOption = Annotated[
     typer.Option(
         "--missing",
         metavar="TEXT",
-        help="A text that means a missing value, instead of NA, nan, None, null ...; '' for an empty text; may be repeated.",
+        help="A text that means a missing value, instead of NA, null ...; '' for an empty text; may be repeated.",
     ),
 ]
 
@@ -274,10 +272,12 @@ def import_(
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--column", metavar="ROLE=NAME", help="csv: user=uid, item=sku, time=ts ...; may be repeated."
+            "--column",
+            metavar="ROLE=NAME",
+            help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
         ),
     ] = None,
-    items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
+    items: Annotated[Path | None, typer.Option(help="The file of items.")] = None,
     missing: MissingOption = None,
 ) -> None:
     """Convert another format to the two Parquet tables."""
@@ -308,17 +308,19 @@ def new(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SCENARIO] FILE", help="The scenario to copy (none with --data), and the file to write."
+            metavar="[SCENARIO] FILE", help="The scenario to copy (not with --data), and the file to write."
         ),
     ],
     data: Annotated[
         Path | None, typer.Option(help="Your tables: a folder, or a file of interactions.")
     ] = None,
-    items: Annotated[Path | None, typer.Option(help="--data: the file of items.")] = None,
+    items: Annotated[Path | None, typer.Option(help="The file of items.")] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--column", metavar="ROLE=NAME", help="--data: user=uid, item=sku, time=ts ...; may be repeated."
+            "--column",
+            metavar="ROLE=NAME",
+            help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
         ),
     ] = None,
     missing: MissingOption = None,
@@ -388,9 +390,7 @@ app.add_typer(data.store, name="store")
 
 @app.command()
 def bench(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A bench; without it, the benches are listed.")
-    ] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a bench.")] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
@@ -401,7 +401,7 @@ def bench(
         typer.Option("--set", metavar="NAME=VALUE", help="An option of the bench; may be repeated."),
     ] = None,
 ) -> None:
-    """List the benches, or run one and print its figures."""
+    """Run a bench and print its figures; without NAME, list the benches."""
     load_heavy("nonet.bench:run_bench")(name, json_file, _parse_seeds(seeds), device, change or [])
 
 

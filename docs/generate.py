@@ -16,6 +16,8 @@ from nonet import errors, plug
 from nonet.deploy.cli import app
 
 FOLDER = Path(__file__).parent / "reference"
+_RETURNED = ("GroupFuture", "Rollouts")  # classes that users do not construct
+_JSON = "--json"  # almost every command has it
 _COMMON = 2  # commands that must share a parameter and its help for it to be described once
 
 
@@ -28,22 +30,32 @@ def write_commands() -> str:
     ]
     counts = Counter(parameter for _, _, parameters in commands for parameter in parameters)
     common = dict(p for p, count in reversed(counts.most_common()) if count >= _COMMON)  # one text per label
+    without_json = [
+        f"`{name.removeprefix('nonet ')}`"
+        for name, _, parameters in commands
+        if _JSON not in dict(parameters)
+    ]
+    common[_JSON] = f"Print JSON. Not for {', '.join(without_json)}."
     lines = [
         "# Commands",
         "",
-        "This page is generated from the help of the commands. Options with `...` may be repeated. These mean the same in "
-        "several commands:",
+        "These are the commands of `nonet`, as `nonet COMMAND --help` prints them. Options with `...` may be repeated. "
+        "These mean the same in several commands:",
         "",
         *(f"- `{label}`: {text}" for label, text in sorted(common.items())),
         "",
     ]
     for name, text, parameters in commands:
         arguments = [label for label, _ in parameters if not label.startswith("--")]
-        own = [f"- `{label}`: {text}" for label, text in parameters if common.get(label) != text]
+        own = [
+            f"- `{label}`: {text}"
+            for label, text in parameters
+            if common.get(label) != text and (label, text) != (_JSON, "Print JSON.")
+        ]
         shared = [
             f"`{label}`" for label, text in parameters if common.get(label) == text and label.startswith("--")
         ]
-        lines += [f"## {' '.join((name, *arguments))}", "", text, ""]
+        lines += [f"## {' '.join((name.removeprefix('nonet '), *arguments))}", "", text, ""]
         lines += [*own, *([f"- {', '.join(shared)}"] if shared else []), *([""] if own or shared else [])]
     return "\n".join(lines)
 
@@ -100,18 +112,18 @@ def write_names() -> str:
     lines = [
         "# Python names",
         "",
-        "Everything public is a name of one of these modules. Other modules are private and change without notice.",
+        "The names of these modules are public. Other modules are private and change without notice.",
         "",
         "## nonet",
         "",
         *(
-            f"- `{name}{_shorten(value)}`: {_summarise(value)}"
+            f"- `{name}{'' if name in _RETURNED else _shorten(value)}`: {_summarise(value)}"
             for name, value in ((name, getattr(nonet, name)) for name in sorted(nonet.__all__))
         ),
         "",
         "## nonet.plug",
         "",
-        "What [plug-ins](../how-to/extend.md) import: the names of `nonet` that they need, and these.",
+        "[Plug-ins](../how-to/extend.md) import from this module: the names of `nonet` that they need, and these.",
         "",
         *(f"- `{name}`: {_summarise(value)}" for name, value in own_classes.items()),
         f"- Types of options, constants and [errors](errors.md): {', '.join(f'`{n}`' for n in extra if n not in own_classes)}.",

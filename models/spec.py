@@ -39,7 +39,7 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The size of a model.
+    """The size of a model, from which a plan computes memory and operations.
 
     Attributes:
         parameters: Number of parameters.
@@ -92,7 +92,7 @@ class ModelSize:
 
 
 class ModelSpec:
-    """Spec of a model; by default one that recommends by semantic ids with the shipped roles.
+    """A kind of model; by default one that recommends by semantic ids.
 
     Attributes:
         options: Its keys in a scenario.

@@ -25,7 +25,7 @@ from nonet.renamed import keep_old_name
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Advantages of the beams of a batch.
+    """The advantages of a batch of beams.
 
     Attributes:
         value: Advantages [U, W] float32, 0 where a beam is invalid.

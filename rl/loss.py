@@ -30,7 +30,7 @@ _MAX_LOG = 20.0  # exp(20) = 5e8: beyond it the gradient is cut rather than over
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Sums of a loss and of its statistics over one micro-batch.
+    """The result of a loss: sums over one micro-batch.
 
     Attributes:
         loss: Sum of the loss, with a gradient; divide it and the other sums by `count`.

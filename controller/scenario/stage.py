@@ -216,7 +216,9 @@ class PlannedGroup(Protocol):
 
 
 class StageKind:
-    """A kind of stage. By default trainers learn from batches, and rollouts are idle.
+    """A kind of stage: its keys, loop and learner.
+
+    By default, trainers learn from batches, and rollouts are idle.
 
     Attributes:
         plan_name: The name of the kind in plans.

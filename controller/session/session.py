@@ -78,7 +78,7 @@ from nonet.workers.runtime import WorkerGroup, ensure_ray
 
 
 class Session:
-    """A run with its worker groups, artifacts and checkpoints.
+    """A run for a loop of your own, with its worker groups, artifacts and checkpoints.
 
     Args:
         scenario: A Scenario, a path or the name of a shipped scenario.

@@ -38,7 +38,7 @@ class Propensity(StrictModel):
 
 
 class Supervised(StageOptions):
-    """The options of a supervised stage."""
+    """The keys of a supervised stage."""
 
     kind_name: ClassVar[str] = "supervised"
     epochs: Positive | None = None
@@ -87,7 +87,7 @@ class Supervised(StageOptions):
 
 
 class SupervisedKind(StageKind):
-    """Steps over the training events, in epochs or by tokens."""
+    """The kind of supervised stages, measured in epochs, tokens or steps."""
 
     options: ClassVar[type[StageOptions]] = Supervised
     loop: ClassVar[str] = "nonet.controller.stages._loops:run_supervised"

@@ -77,7 +77,7 @@ class Recommendation:
 
 
 class Client:
-    """The client of one server.
+    """A client of a server's HTTP interface.
 
     Args:
         url: The server's address, such as http://127.0.0.1:8000.

@@ -78,7 +78,7 @@ def show_stats(
     where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read files once and print rows, bad rows, what each column has, and rows/s."""
+    """Read files once and print rows, bad rows, a summary of each column, and rows/s."""
     from nonet.deploy.run import format_stats
 
     text, facts = format_stats(data, form, where)
@@ -90,16 +90,13 @@ def pack(
     use: UseArg,
     key: Annotated[
         str | None,
-        typer.Option(help="The column of keys; without it, samples are packed instead of features."),
+        typer.Option(help="The column of keys."),
     ] = None,
     time: TimeOption = None,
     column: ColumnOption = None,
     option: StoreOption = None,
 ) -> None:
-    """Write Parquet rows to a store by --key, or as packed Arrow files of samples without --key.
-
-    With --time, each row is a version of its key.
-    """
+    """Write Parquet rows to a store by --key, or without --key as packed Arrow files of samples."""
     if key is None:
         if time or column or option:
             raise ConfigError("--time, --column and --set only apply to a store; give its --key")
@@ -141,13 +138,11 @@ def append(
     ],
     store: Annotated[
         str | None,
-        typer.Option(
-            help="The store that serving reads (services.features.store), by default the run's data.sequences."
-        ),
+        typer.Option(help="The store of services.features.store, by default the run's data.sequences."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Append events to their users' events in the store of a run's sequences; serving and recommend use them immediately."""
+    """Append events to the store of a run's sequences, for serving and `nonet recommend`."""
     from nonet.deploy.serving.features import append_events
 
     done = append_events(run, events, store)

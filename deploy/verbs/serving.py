@@ -31,7 +31,7 @@ def serve(
     manifest: Annotated[
         Path | None,
         typer.Option(
-            help="Only write a KubeRay RayService into this file; RUN is the run's path in the pods, under /runs."
+            help="Only write a KubeRay RayService into this file; RUN is a path in the pods, under /runs."
         ),
     ] = None,
     image: Annotated[str | None, typer.Option(help="--manifest: image of the pods.")] = None,
@@ -109,26 +109,24 @@ def rollback(
     to: Annotated[
         int | None,
         typer.Option(
-            help="Version to go back to. By default, versions with a share are refused, or else the version before is served."
+            help="Version to serve; by default the served one if another version has a share, else the one before it."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to an earlier version; versions that were served or had a share, and versions based on them, are refused."""
+    """Go back to an earlier version, and refuse the versions that this replaces."""
     from nonet.deploy.serving import rollback_version
 
     _print_state(rollback_version(run, to), as_json)
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its id, a prefix, or `last`.")],
+    run: RunArg,
     target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     version: Annotated[int | None, typer.Option(help="Version to export, by default the served one.")] = None,
     form: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Exporter: folder, or file.py:NAME or package.module:NAME of your own."
-        ),
+        typer.Option(metavar="NAME", help="Exporter: folder, file.py:NAME or package.module:NAME."),
     ] = "folder",
     as_json: JsonOption = False,
 ) -> None:

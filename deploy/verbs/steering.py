@@ -8,19 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs.questions import JsonOption
+from nonet.deploy.verbs.questions import JsonOption, RunArg
 from nonet.errors import ConfigError
 
-_Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run in progress: a folder, an id, a prefix, or `last`.")
+_Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="Name of the reward in the run, as by --name.")
 ]
-_Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Name in the run, as by --name.")]
 _Stage = Annotated[str | None, typer.Option(help="RL stage, by default the one in progress.")]
 _Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's answer.")]
 
 
 def attach(
-    run: _Run,
+    run: RunArg,
     reward: Annotated[
         str,
         typer.Option(
@@ -29,7 +28,8 @@ def attach(
     ],
     title: _Name = None,
     name: Annotated[
-        str | None, typer.Option(help="Name in the run, by default the name of its function or class.")
+        str | None,
+        typer.Option(help="Name of the reward in the run, by default that of its function or class."),
     ] = None,
     weight: Annotated[float, typer.Option(help="Weight of the reward.")] = 1.0,
     option: Annotated[
@@ -55,9 +55,9 @@ def attach(
 
 
 def detach(
-    run: _Run,
+    run: RunArg,
     title: _Name = None,
-    name: Annotated[str | None, typer.Option(help="Name in the run.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the reward in the run.")] = None,
     stage: _Stage = None,
     wait: _Wait = 60.0,
     as_json: JsonOption = False,
@@ -72,7 +72,7 @@ def detach(
 
 
 def set_value(
-    run: _Run,
+    run: RunArg,
     change: Annotated[
         str,
         typer.Argument(
@@ -110,7 +110,7 @@ def try_out_reward(
     users: Annotated[int, typer.Option(min=1, help="Number of users to score.")] = 8,
     as_json: JsonOption = False,
 ) -> None:
-    """Test a reward on a few users without a run: scores, spread, correlation with other rewards, time of a call."""
+    """Test a reward without a run: print scores, spread, correlation with other rewards, and time of a call."""
     from nonet.deploy.after import format_trial, summarise_trial, try_reward
     from nonet.deploy.run import api
 

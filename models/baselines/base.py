@@ -74,7 +74,7 @@ class Baseline(Protocol):
 
 @dataclass(frozen=True)
 class BaselineSpec:
-    """Description of one kind of baseline.
+    """A kind of baseline.
 
     Attributes:
         build: Its class, or the dotted path of the class.

@@ -42,7 +42,10 @@ _LATEST = 2**31 - 1  # Maximum seconds since a sequence's first event in HSTU's 
 
 
 class SidDecoder(nn.Module):
-    """See nonet.models.protocol.SidModel for the calls and their shapes."""
+    """The shipped model: a transformer over events and a decoder of codes.
+
+    `nonet.models.protocol.SidModel` describes the methods and their shapes.
+    """
 
     def __init__(
         self,

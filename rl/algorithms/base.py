@@ -101,7 +101,7 @@ def count_beams(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Facts about one algorithm.
+    """A kind of RL algorithm: its advantages, loss and options.
 
     Attributes:
         options: Its keys in a scenario; trainers read those of `RolloutPasses` and `PolicyGradient`.
@@ -137,7 +137,7 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Inputs of a loss, with U users, W beams and L levels.
+    """The input of a loss: log-probabilities and advantages of U users, W beams and L levels.
 
     Attributes:
         logp_UWL: Log-probabilities in nats over legal codes under the model that is trained, with a gradient.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Reward:
-    """A reward with state: `columns` are joined to the rollouts before `score`, options are passed to `__init__`."""
+    """Base class of rewards with state. `columns` are joined to the input of `score`; options are passed to `__init__`."""
 
     columns: Sequence[str] = ()
     device: str = "cpu"

@@ -49,7 +49,7 @@ def _explain_nothing(options: Options, seed: int, engine: str | None) -> list[st
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Describes one source.
+    """A kind of source of samples.
 
     Attributes:
         open: (request, options) -> Samples, or the dotted path of that function.
@@ -79,7 +79,7 @@ class SampleSource:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """What a stage requests from its source.
+    """The input of a source: the stage, the rows of a step, and the prepared data.
 
     Attributes:
         stage: Name of the stage; random draws depend on it, on the seed and on the step.

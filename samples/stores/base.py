@@ -43,7 +43,7 @@ class StoreRows(NamedTuple):
 
 
 class Store(ABC):
-    """Base class of stores.
+    """Base class of stores, which hold columns of items or users by key.
 
     Every method raises ConfigError or DataError for invalid arguments, and StoreError if the store cannot be reached or
     does not respond in time; each message is one line that names the store.

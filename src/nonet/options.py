@@ -14,7 +14,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")]
 
 
 class StrictModel(BaseModel):
-    """Base class of all options: unknown keys are errors, values are frozen and finite, and types are not coerced."""
+    """Base class of all options: refuses unknown keys, other types and infinite numbers; instances are frozen."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False

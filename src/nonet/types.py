@@ -69,8 +69,9 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class Rollouts:
-    """The input of a reward: NumPy arrays, read-only by convention. A group is the set of beams of one user.
+    """The input of a reward: read-only NumPy arrays of users and beams.
 
+    A group is the set of beams of one user.
     The beams of a group are ordered by log-probability, most likely first, however they were drawn.
 
     Attributes:

@@ -43,7 +43,7 @@ MASTERS = "master"
 
 
 class Ddp:
-    """A model with its optimizer. `model` is shared by reference with fused roles."""
+    """The default train engine: the whole model and optimizer on every rank."""
 
     def __init__(
         self,

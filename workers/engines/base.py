@@ -173,7 +173,7 @@ def _keep_on_device(options: Options) -> bool:
 
 @dataclass(frozen=True)
 class TrainEngine:
-    """The facts of one engine.
+    """A kind of train engine.
 
     Attributes:
         cls: The EngineRuntime, or its dotted path `package.module:Name`.

@@ -50,7 +50,7 @@ class RankActors(Protocol):
 
 
 class GroupFuture:
-    """The results of `role.method` on every rank.
+    """The pending results of a group call, one per rank.
 
     Args:
         refs: The reference to the result of each rank.

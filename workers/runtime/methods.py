@@ -23,14 +23,14 @@ CALL_OPTIONS = ("timeout_s", "retries")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Split a value along rows into contiguous chunks of nearly equal size, one for each rank, in rank order."""
+    """Split the rows of a value into contiguous chunks of nearly equal size, one for each rank."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Send the same value to every rank; a large one is put once."""
+    """Send the same value to every rank; a large value is stored once for all ranks."""
 
     value: Any
 
@@ -76,7 +76,7 @@ def method(
     concurrent: bool = False,
     **markers: Marker,
 ) -> Callable[[_F], _F]:
-    """Declare a group method.
+    """Declare a method that a `WorkerGroup` calls on its ranks.
 
     Args:
         collect: concat, list, first, sum, mean, or stream for a method that yields.

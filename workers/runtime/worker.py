@@ -47,10 +47,7 @@ class Place:
 
 
 class DistributeWorker:
-    """Base class of workers.
-
-    Subclass it, mark methods with `@nonet.method`, and call them through a `WorkerGroup`.
-    """
+    """Base class of workers. Mark methods with `@nonet.method` and call them through a `WorkerGroup`."""
 
     place: Place = Place()
 

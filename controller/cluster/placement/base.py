@@ -15,7 +15,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NodeSlots:
-    """A node and how many workers of a group fit on it.
+    """A node and the number of workers of a group that fit on it.
 
     Attributes:
         node: The node (`nonet.controller.cluster.Node`), with labels, devices, total and free resources.
@@ -34,7 +34,7 @@ class NodeSlots:
 
 @dataclass(frozen=True)
 class PlacementPolicy:
-    """One policy.
+    """A kind of placement policy, which chooses nodes for workers.
 
     Attributes:
         pack: (slots, count, gang, options) -> the chosen slots and the number of workers on each, `count` together. The

@@ -49,7 +49,7 @@ Rule = Callable[[np.ndarray, np.ndarray, np.ndarray, TableOptimizerSettings], No
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """An update rule and the size of its state.
+    """A kind of optimizer of sparse rows: its update rule and the size of its state.
 
     Attributes:
         rule: The function that updates rows and state in place, on NumPy arrays.

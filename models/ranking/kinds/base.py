@@ -22,7 +22,7 @@ MISSED = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ListCatalogue:
-    """What metrics of lists know about the items.
+    """The input of a list metric: numbers of events and categories of the items.
 
     Attributes:
         occurs_I: Number of events of each item.
@@ -56,7 +56,7 @@ class RankingMetric:
 
 @dataclass(frozen=True)
 class EventMetric(RankingMetric):
-    """A metric that each held-out event has by itself, so that two models can be compared event by event.
+    """A metric with a value for each held-out event.
 
     Attributes:
         compute: (ranks [P], k) -> the value of each event [P] float64. The best rank is 0, and `MISSED` is the rank of

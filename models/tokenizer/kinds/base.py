@@ -38,7 +38,7 @@ class TokenisedItems:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """What a tokenizer works on.
+    """The input of a tokenizer: the items, the prepared events and the seed.
 
     Attributes:
         items: The table of the items [I], in the order of the result.
@@ -61,7 +61,7 @@ def _accept_items(items: pa.Table, options: Options, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """One kind of tokenizer.
+    """A kind of tokenizer.
 
     Attributes:
         encode: (request, options) -> codes [I, L] of integers from 0, or the dotted path of that function. Items with

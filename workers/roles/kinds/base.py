@@ -16,7 +16,7 @@ from nonet.plugins import PluginRegistry
 
 @dataclass(frozen=True)
 class RoleKind:
-    """Description of one kind of role.
+    """A kind of role.
 
     Attributes:
         cls: Class of a worker, or its dotted path `package.module:Name`.

@@ -56,7 +56,7 @@ _PAGES_EVERY = 64  # Number of steps between two releases of memory-mapped pages
 
 
 class SupervisedLearner(StageLearner):
-    """Trains a stage on batches of histories."""
+    """The learner of supervised stages: trains on batches of histories."""
 
     def __init__(self, context: LearnerContext, stage: StageSetup):
         super().__init__(context, stage)

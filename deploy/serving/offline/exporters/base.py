@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VersionToExport:
-    """A published version of a run.
+    """The input of an exporter: a published version of a run.
 
     Attributes:
         run: The run, with its folder, scenario, setup and registry.
@@ -80,7 +80,7 @@ class VersionToExport:
 
 @dataclass(frozen=True)
 class Exporter:
-    """An export format.
+    """A kind of exporter, which writes a published version.
 
     Attributes:
         write: A function (version, folder) that writes into a new, empty folder, or its dotted path.
