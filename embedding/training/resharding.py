@@ -8,7 +8,7 @@ shard that had the row when their version was published until the next version i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from nonet.errors import ConfigError, NonetError
 
 if TYPE_CHECKING:
     from nonet.embedding.tables import BaseTable
-    from nonet.embedding.training.sharded_tables import ShardedTables
     from nonet.embedding.versions import TableHistory
 
 _WORDS = 4
@@ -37,7 +36,17 @@ def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
     return SliceMap(slices.shards, owners, slices.version)
 
 
-def reshard(world: ShardedTables, shards: Sequence[int], max_slices: int = 2048) -> Iterator[int]:
+class MovableShards(Protocol):
+    """Tables whose slices move between shards, such as `ShardedTables`."""
+
+    slices: SliceMap
+
+    def move(self, moves: Sequence[SliceMove]) -> None:
+        """Move slices between shards."""
+        ...
+
+
+def reshard(world: MovableShards, shards: Sequence[int], max_slices: int = 2048) -> Iterator[int]:
     """Move slices between steps until the given shards have all rows evenly; every trainer calls it.
 
     Train and read between the rounds.

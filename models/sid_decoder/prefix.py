@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nonet.models.sid_decoder.beam_cache import DecoderCache
 from nonet.models.sid_decoder.blocks import PastKeyValues, compute_rotary
 from nonet.types import SampleBatch
-
-if TYPE_CHECKING:
-    from nonet.models.sid_decoder.decoder import SidDecoder
 
 # Shapes: B sequences, N new events, T new positions, S kept positions, n of one sequence, J blocks, D width, H heads, E = D / H.
 
@@ -37,8 +34,35 @@ class CachedPrefix:
         return self.kv.nbytes + self.states.nbytes
 
 
+class PrefixModel(Protocol):
+    """What `extend` needs of a decoder."""
+
+    head_width: int
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks, in order."""
+        ...
+
+    @property
+    def norm(self) -> nn.Module:
+        """The norm after the last block."""
+        ...
+
+    @property
+    def depth(self) -> Any:
+        """The depth decoder, which caches states."""
+        ...
+
+    def embed_inputs(
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], before_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Embed events [N, D] and start positions [B, D]."""
+        ...
+
+
 def extend(
-    model: SidDecoder, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[CachedPrefix | None]
+    model: PrefixModel, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[CachedPrefix | None]
 ) -> tuple[DecoderCache, list[CachedPrefix]]:
     """Compute the prefill of stored prefixes together with new events, and the longer prefixes.
 
@@ -82,7 +106,7 @@ def extend(
 
 
 def _run_blocks(
-    model: SidDecoder,
+    model: PrefixModel,
     batch: SampleBatch,
     rows: Mapping[str, Tensor],
     fresh_B: Tensor,

@@ -15,98 +15,50 @@ order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import DataManifest, EpochSteps, OrderSlice, RowOrder, SampleLedger, StepRange
+from nonet.errors import ConfigError
+from nonet.samples.ledger import DataManifest, OrderSlice, RowOrder, SampleLedger, StepRange
 from nonet.samples.streams.batch import StreamBatch, to_tensors
-from nonet.samples.streams.leaf import DecodedGroup, StreamLeaf
-from nonet.samples.streams.operators import Operator, list_row_changes
-from nonet.samples.streams.stream import Stream, schedule_turns
-from nonet.types import RowRange
+from nonet.samples.streams.leaf import StreamLeaf
+from nonet.samples.streams.local_engine import read_locally
+from nonet.samples.streams.operators import describe_operators, list_row_changes
+from nonet.samples.streams.plan import StreamPlan
+from nonet.samples.streams.slices import RawSlice, SliceReader
+from nonet.suggest import join_names
 
 RAY_BYTES = 64 << 30
 """Files of more bytes go through Ray Data where nothing else is said."""
 ENGINES = ("local", "ray")
 
-Worked = Callable[[pa.RecordBatch], pa.RecordBatch]
-ReadGroup = Callable[[int, int], DecodedGroup]  # (leaf, row group) -> decoded group
 
+class StreamFeed(SliceReader):
+    """An opened stream, made by `Stream.open`; see the module.
 
-@dataclass(frozen=True)
-class GroupPart:
-    """Places [first, last) of a row group's own order, in one leaf.
-
-    Attributes:
-        leaf: Index of the leaf.
-        epoch: Epoch of the leaf.
-        group: Index of the row group among those of the leaf that are read.
-        first: First place in the group.
-        last: Place past the last one.
-        places: Places of these rows in the stream's order [B].
+    Args:
+        stream: The stream.
+        rows: Rows of a slice.
+        step_rows: Rows of a global step.
+        engine: "local" or "ray"; None to choose by the size of the files.
+        manifest: The files as an earlier opening found them; None to inspect them.
+        name: What the order is drawn for beside the seed, such as a stage.
     """
-
-    leaf: int
-    epoch: int
-    group: int
-    first: int
-    last: int
-    places: np.ndarray
-
-
-@dataclass(frozen=True)
-class RawSlice:
-    """The rows of a slice before the stream's operators, with their counts."""
-
-    slice: OrderSlice
-    rows: pa.RecordBatch
-    ranges: tuple[RowRange, ...] = ()
-    read: int = 0
-    skipped: tuple[int, ...] = ()
-
-
-class StreamFeed:
-    """An opened stream, made by `Stream.open`; see the module."""
 
     def __init__(
         self,
-        stream: Stream,
+        stream: StreamPlan,
         rows: int,
         step_rows: int,
         engine: str | None,
         manifest: DataManifest | None,
         name: str = "",
     ):
-        self.stream = stream
-        streams = [part for part, _ in stream.mixed] or [stream]
-        if manifest is not None and len(streams) > 1:
-            raise ConfigError("open: a manifest belongs to one stream; a mixture finds its own files")
-        drawn_for = f"{name} samples" if name else "samples"
-        self.leaves = [
-            StreamLeaf(each, f"{drawn_for} {number}", manifest) for number, each in enumerate(streams)
-        ]
-        self._turns = schedule_turns([share for _, share in stream.mixed]) if stream.mixed else None
-        whole = self._count_epoch_rows()
-        self.rows = whole if stream.most is None else min(whole, stream.most)
-        self.steps = EpochSteps(self.rows, step_rows, rows)
+        super().__init__(stream, rows, step_rows, manifest, name)
         self.engine = self._choose_engine(engine)
-
-    @cached_property
-    def manifest(self) -> DataManifest:
-        """The files of all streams, in the order of the streams."""
-        return DataManifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
-
-    @cached_property
-    def works(self) -> bool:
-        """Whether a slice is more than a view of its row group: operators, filters or a shuffle within groups apply."""
-        leaves = (leaf.stream.operators or leaf.files.where or leaf.order.permutes for leaf in self.leaves)
-        return bool(self.stream.operators) or len(self.leaves) > 1 or any(leaves)
 
     @cached_property
     def order(self) -> str:
@@ -181,8 +133,6 @@ class StreamFeed:
 
             made: Iterator[RawSlice] = read_on_ray(self, slices)
         else:
-            from nonet.samples.streams.local_engine import read_locally
-
             made = read_locally(self, slices, shared)
         for raw in made:
             if ledger is not None:
@@ -193,98 +143,6 @@ class StreamFeed:
         """Record that the optimizer step that used a batch is complete; the last batch of a slice marks the slice as done."""
         if batch.last:
             ledger.apply(batch.slice, filtered=batch.filtered, skipped=batch.skipped)
-
-    def compute_row_ids(self, part: OrderSlice) -> np.ndarray:
-        """Return the 64-bit ids [B] of a slice's rows in the order of their places."""
-        ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for each in self.locate_parts(part):
-            leaf = self.leaves[each.leaf]
-            group = int(leaf.groups[each.group]) + self._get_first_group(each.leaf)
-            ids.append(self.manifest.compute_row_ids(group, self._get_part_rows(each)))
-            places.append(each.places)
-        return np.concatenate(ids)[np.argsort(np.concatenate(places), kind="stable")]
-
-    def read_group(self, leaf: int, group: int, shared: bool = False) -> DecodedGroup:
-        """Return a decoded row group of a leaf; a `shared` one is decoded once on this machine. Raises DataError."""
-        from nonet.samples.streams.node_groups import get_node_groups
-
-        each = self.leaves[leaf]
-        groups = get_node_groups(each.digest) if shared else None
-        if groups is None:
-            return each.read(group)
-        return groups.read(str(int(each.groups[group])), lambda: each.read(group))
-
-    # --- what a slice is ----------------------------------------------------------------------------------------------
-
-    def locate_parts(self, part: OrderSlice) -> list[GroupPart]:
-        """Return where the rows of a slice are."""
-        if self._turns is None:
-            return list(self._iterate_leaf_parts(0, part.epoch, part.start, np.arange(part.start, part.stop)))
-        first = part.epoch * self.rows + part.start
-        places = np.arange(first, first + part.stop - part.start)
-        turns = self._turns[places % len(self._turns)]
-        found: list[GroupPart] = []
-        for number, leaf in enumerate(self.leaves):
-            mine = places[turns == number] - part.epoch * self.rows
-            start, size = self._count_rows_before(number, first), leaf.order.rows
-            while len(mine):
-                epoch, at = divmod(start, size)
-                now = min(len(mine), size - at)
-                found += self._iterate_leaf_parts(number, epoch, at, mine[:now])
-                mine, start = mine[now:], start + now
-        return found
-
-    def read_slice(self, part: OrderSlice, read: ReadGroup) -> RawSlice:
-        """Read a slice's rows, before the operators of the whole stream.
-
-        Args:
-            part: The slice.
-            read: Returns a decoded row group, given leaf and group.
-
-        Raises:
-            DataError: If rows cannot be read, or mixed streams have different columns.
-        """
-        tables, skipped, count = [], [], 0
-        for each in self.locate_parts(part):
-            group = read(each.leaf, each.group)
-            rows = self._get_part_rows(each) if group.keep is not None or self._is_shuffled(each) else None
-            count += each.last - each.first
-            if group.bad is not None and rows is not None:
-                skipped += each.places[group.bad[rows]].tolist()
-            if group.rows is None:
-                continue
-            tables.append(self._apply_leaf_operators(each.leaf, _pick_rows(group, each, rows)))
-        if not tables:
-            leaf = self.leaves[0]
-            tables = [
-                pa.RecordBatch.from_pylist(
-                    [], leaf.schema if leaf.files.columns is None else _select_schema(leaf)
-                )
-            ]
-        try:
-            rows_of_slice = tables[0] if len(tables) == 1 else pa.concat_batches(tables)
-        except pa.ArrowException as error:
-            raise DataError(f"the mixed streams have unlike columns: {str(error).splitlines()[0]}") from None
-        return RawSlice(part, rows_of_slice, self.get_row_ranges(part), count, tuple(skipped))
-
-    def get_row_ranges(self, part: OrderSlice) -> tuple[RowRange, ...]:
-        """Return a slice as ranges of physical rows; empty if rows are shuffled within groups, see `compute_row_ids`."""
-        parts = self.locate_parts(part)
-        return (
-            ()
-            if any(self._is_shuffled(each) for each in parts)
-            else tuple(self._get_row_range(each) for each in parts)
-        )
-
-    def apply_operators(self, raw: RawSlice, work: Worked) -> RawSlice:
-        """Apply the stream's operators to a slice. Raises DataError that names the rows."""
-        try:
-            return RawSlice(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
-        except DataError as error:
-            first = int(self.compute_row_ids(raw.slice)[0])
-            raise DataError(
-                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.describe_row(first)}"
-            ) from error
 
     def cut_batches(self, raw: RawSlice) -> list[StreamBatch]:
         """Cut a slice into batches; more than one only if the stream packs."""
@@ -302,82 +160,63 @@ class StreamFeed:
             for number, piece in enumerate(pieces)
         ]
 
-    def _count_epoch_rows(self) -> int:
-        """Return the rows of an epoch; a mixture's epoch ends when its longest stream was read once."""
-        if self._turns is None:
-            return self.leaves[0].order.rows
-        return max(
-            round(leaf.order.rows / share)
-            for leaf, (_, share) in zip(self.leaves, self.stream.mixed, strict=True)
+    def explain(self) -> str:
+        """Describe the plan in lines: files, columns, order, engine and operators."""
+        lines = [line for leaf in self.leaves for line in _explain_leaf(leaf)]
+        if self.stream.mixed:
+            lines.append(
+                "mix: "
+                + ", ".join(f"{share:.3g} of stream {at}" for at, (_, share) in enumerate(self.stream.mixed))
+            )
+            lines += [
+                f"  {line}" for leaf in self.leaves for line in describe_operators(leaf.stream.operators)
+            ]
+        lines += describe_operators(self.stream.operators)
+        lines += [f"take the first {self.stream.most:,} rows of each epoch"] if self.stream.most else []
+        lines += (
+            [f"pack {self.stream.tokens[1]:,} of {self.stream.tokens[0]} a batch"]
+            if self.stream.tokens
+            else []
         )
+        lines.append(
+            f"an epoch: {self.rows:,} rows in {self.steps.an_epoch:,} slices of {self.steps.slice_rows:,}"
+        )
+        where = "threads of the trainer" if self.engine == "local" else "Ray Data"
+        lines.append(f"engine {self.engine}: {where}, {self.stream.ahead} slices ahead")
+        lines.append(f"manifest {self.manifest.digest}")
+        return "\n".join(lines)
 
     def _choose_engine(self, said: str | None) -> str:
         if said is not None and said not in ENGINES:
             raise ConfigError(f"data.engine: {said!r}; there are local and ray")
         return said or ("ray" if sum(leaf.bytes for leaf in self.leaves) > RAY_BYTES else "local")
 
-    def _iterate_leaf_parts(
-        self, leaf: int, epoch: int, start: int, places: np.ndarray
-    ) -> Iterator[GroupPart]:
-        at = 0
-        for group, first, last in self.leaves[leaf].order.iterate_parts(epoch, start, start + len(places)):
-            yield GroupPart(leaf, epoch, group, first, last, places[at : at + last - first])
-            at += last - first
-
-    def _count_rows_before(self, leaf: int, place: int) -> int:
-        """Count the rows of a leaf before a place of the endless mixture."""
-        assert self._turns is not None
-        rounds, rest = divmod(place, len(self._turns))
-        mine = self._turns == leaf
-        return rounds * int(mine.sum()) + int(mine[:rest].sum())
-
-    def _is_shuffled(self, part: GroupPart) -> bool:
-        return self.leaves[part.leaf].order.permutes
-
-    def _get_part_rows(self, part: GroupPart) -> np.ndarray:
-        """Return the rows of the group that a part reads."""
-        within = self.leaves[part.leaf].order.get_group_order(part.epoch, part.group)
-        return np.arange(part.first, part.last) if within is None else within[part.first : part.last]
-
-    def _apply_leaf_operators(self, leaf: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Apply a mixed stream's own operators."""
-        if self._turns is None:
-            return rows
-        return compose_operators(self.leaves[leaf].stream.operators)(rows)
-
-    def _get_first_group(self, leaf: int) -> int:
-        return sum(len(each.manifest.group_rows) for each in self.leaves[:leaf])
-
-    def _get_row_range(self, part: GroupPart) -> RowRange:
-        group = int(self.leaves[part.leaf].groups[part.group]) + self._get_first_group(part.leaf)
-        return self.manifest.get_row_range(group, part.first, part.last, part.epoch)
-
 
 def _hash_facts(facts: Any) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def compose_operators(operators: Iterable[Operator]) -> Worked:
-    """Compose operators to one function, for one worker."""
-    works = [operator.build() for operator in operators]
+def _explain_leaf(leaf: StreamLeaf) -> list[str]:
+    """Describe the files of one leaf."""
+    files, kept = leaf.manifest.files, len(leaf.groups)
+    total = len(leaf.manifest.group_rows)
+    lines = [
+        f"read {leaf.form}: {len(files)} files, {_format_bytes(leaf.bytes)}, {leaf.manifest.rows:,} rows in {total} groups"
+    ]
+    names = leaf.files.columns or leaf.schema.names
+    lines.append("  columns: " + ", ".join(f"{name} {leaf.schema.field(name).type}" for name in names))
+    left_out = [name for name in leaf.schema.names if name not in names]
+    lines += [f"  not read: {join_names(left_out)}"] if left_out else []
+    if leaf.files.where:
+        ruled_out = (
+            f"; statistics rule out {total - kept} groups ({leaf.pruned_rows:,} rows)" if kept < total else ""
+        )
+        lines.append(f"  where {leaf.files.where}{ruled_out}")
+    lines += ["  rows that are no good are skipped and counted"] if leaf.files.on_bad_rows == "skip" else []
+    order = "the files' own" if leaf.order.seed is None else f"row groups shuffled by seed {leaf.order.seed}"
+    inside = ", and rows inside each" if leaf.order.seed is not None and leaf.order.in_group else ""
+    return [*lines, f"  order: {order}{inside}"]
 
-    def work(rows: pa.RecordBatch) -> pa.RecordBatch:
-        for each in works:
-            rows = each(rows)
-        return rows
 
-    return work
-
-
-def _pick_rows(group: DecodedGroup, part: GroupPart, rows: np.ndarray | None) -> pa.RecordBatch:
-    """Select the rows of a part from its group, without those that a filter removed."""
-    assert group.rows is not None
-    if rows is None:
-        return group.rows.slice(part.first, part.last - part.first)
-    if group.keep is not None:
-        rows = rows[group.keep[rows]]
-    return group.rows.take(pa.array(rows))
-
-
-def _select_schema(leaf: StreamLeaf) -> pa.Schema:
-    return pa.schema([leaf.schema.field(name) for name in leaf.files.columns or ()])
+def _format_bytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataFile, DataManifest, RowOrder
 from nonet.samples.streams.formats import FOLDER_ENDINGS, OpenedFile, detect_format, inspect_file, read_group
-from nonet.samples.streams.stream import Stream
+from nonet.samples.streams.plan import StreamPlan
 from nonet.samples.tables import (
     CorruptDataError,
     FolderColumns,
@@ -69,7 +69,7 @@ class StreamLeaf:
         manifest: The files as an earlier opening found them; their sizes must be the same. None to inspect the files.
     """
 
-    def __init__(self, stream: Stream, name: str, manifest: DataManifest | None = None):
+    def __init__(self, stream: StreamPlan, name: str, manifest: DataManifest | None = None):
         assert stream.files is not None
         self.stream, self.files = stream, stream.files
         self._places = [place for path in self.files.paths for place in _find_places(path, self.files.format)]

@@ -13,9 +13,9 @@ from itertools import tee
 from threading import local
 
 from nonet.samples.ledger import OrderSlice
-from nonet.samples.streams.feed import RawSlice, StreamFeed, compose_operators
 from nonet.samples.streams.leaf import DecodedGroup
-from nonet.samples.streams.operators import MapOperator
+from nonet.samples.streams.operators import MapOperator, compose_operators
+from nonet.samples.streams.slices import RawSlice, SliceReader
 
 _READERS = 2
 _GROUPS = 2  # groups that are decoded ahead of the current slices
@@ -23,7 +23,7 @@ _GROUPS = 2  # groups that are decoded ahead of the current slices
 Key = tuple[int, int, int]  # leaf, epoch, row group
 
 
-def read_locally(feed: StreamFeed, slices: Iterable[OrderSlice], shared: bool = False) -> Iterator[RawSlice]:
+def read_locally(feed: SliceReader, slices: Iterable[OrderSlice], shared: bool = False) -> Iterator[RawSlice]:
     """Read slices in order, ahead of the reader in threads, or in the caller's thread if the stream has `prefetch(0)`.
 
     Args:
@@ -84,7 +84,7 @@ def _take_next(waiting: deque[tuple[OrderSlice, Future[RawSlice]]], groups: _Gro
 class _GroupCache:
     """Decoded row groups, each kept as long as a planned slice needs it."""
 
-    def __init__(self, feed: StreamFeed, readers: ThreadPoolExecutor, shared: bool):
+    def __init__(self, feed: SliceReader, readers: ThreadPoolExecutor, shared: bool):
         self._feed, self._readers, self._shared = feed, readers, shared
         self._decoded: dict[Key, Future[DecodedGroup]] = {}
         self._uses: dict[Key, int] = {}
@@ -117,7 +117,9 @@ class _GroupCache:
                 del self._uses[key], self._decoded[key]
 
 
-def _read_without_threads(feed: StreamFeed, slices: Iterable[OrderSlice], shared: bool) -> Iterator[RawSlice]:
+def _read_without_threads(
+    feed: SliceReader, slices: Iterable[OrderSlice], shared: bool
+) -> Iterator[RawSlice]:
     """Read slices without threads, keeping the newest group of each leaf."""
     kept: dict[int, tuple[int, DecodedGroup]] = {}
     work = compose_operators(feed.stream.operators)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ from nonet.samples.stores import JoinSetup, StoreJoin
 from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
+
+ComposedOperators = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True)
@@ -288,3 +290,15 @@ def _get_qualified_name(function: Any) -> str:
 
 def _get_name(function: Any) -> str:
     return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
+
+
+def compose_operators(operators: Iterable[Operator]) -> ComposedOperators:
+    """Compose operators to one function, for one worker."""
+    works = [operator.build() for operator in operators]
+
+    def work(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for each in works:
+            rows = each(rows)
+        return rows
+
+    return work

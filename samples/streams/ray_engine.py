@@ -28,14 +28,14 @@ from ray.data.block import BlockMetadata
 
 from nonet.errors import DataError
 from nonet.samples.ledger import OrderSlice, StepRange
-from nonet.samples.streams.feed import RawSlice, StreamFeed, compose_operators
 from nonet.samples.streams.leaf import DecodedGroup
-from nonet.samples.streams.operators import MapOperator
+from nonet.samples.streams.operators import MapOperator, compose_operators
+from nonet.samples.streams.slices import RawSlice, SliceReader
 
 _CPUS = 0.5  # CPUs per task or actor; the rest is left to the run's own roles
 
 
-def read_on_ray(feed: StreamFeed, slices: Iterable[OrderSlice]) -> Iterator[RawSlice]:
+def read_on_ray(feed: SliceReader, slices: Iterable[OrderSlice]) -> Iterator[RawSlice]:
     """Yield the slices in their order; a data set per epoch."""
     if not ray.is_initialized():
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
@@ -47,7 +47,7 @@ def read_on_ray(feed: StreamFeed, slices: Iterable[OrderSlice]) -> Iterator[RawS
         yield from _read_epoch(feed, list(_stop_at_epoch_end(feed, every)))
 
 
-def _read_epoch(feed: StreamFeed, slices: StepRange | list[OrderSlice]) -> Iterator[RawSlice]:
+def _read_epoch(feed: SliceReader, slices: StepRange | list[OrderSlice]) -> Iterator[RawSlice]:
     """Read the slices of one epoch with one Ray data set."""
     there = ray.put(feed)
     tasks = plan_tasks(feed, slices)
@@ -83,7 +83,7 @@ def _read_epoch(feed: StreamFeed, slices: StepRange | list[OrderSlice]) -> Itera
 
 
 def plan_tasks(
-    feed: StreamFeed, slices: StepRange | list[OrderSlice]
+    feed: SliceReader, slices: StepRange | list[OrderSlice]
 ) -> list[Callable[[], Iterable[OrderSlice]]]:
     """Return what each read task asks for its slices: the row groups of a range, or runs of a list that share a row group."""
     if isinstance(slices, StepRange) and len(feed.leaves) == 1:
@@ -104,7 +104,7 @@ def _to_nonet_error(error: Exception) -> Exception:
     return DataError(said[-1]) if said else error
 
 
-def _stop_at_epoch_end(feed: StreamFeed, slices: Iterable[OrderSlice]) -> Iterator[OrderSlice]:
+def _stop_at_epoch_end(feed: SliceReader, slices: Iterable[OrderSlice]) -> Iterator[OrderSlice]:
     """Yield slices up to the end of the epoch."""
     for part in slices:
         yield part
@@ -115,7 +115,7 @@ def _stop_at_epoch_end(feed: StreamFeed, slices: Iterable[OrderSlice]) -> Iterat
 class _SliceDatasource(Datasource):
     """A Ray data source whose read tasks produce slices."""
 
-    def __init__(self, there: Any, feed: StreamFeed, tasks: list[Callable[[], Iterable[OrderSlice]]]):
+    def __init__(self, there: Any, feed: SliceReader, tasks: list[Callable[[], Iterable[OrderSlice]]]):
         self._there, self._tasks = there, tasks
         self._bytes = sum(leaf.bytes for leaf in feed.leaves)
 
@@ -131,7 +131,7 @@ def _make_read_function(there: Any, slices: Callable[[], Iterable[OrderSlice]]) 
     """Return the function of a read task."""
 
     def read() -> Iterator[pa.Table]:
-        feed: StreamFeed = ray.get(there)
+        feed: SliceReader = ray.get(there)
         kept: dict[int, tuple[int, DecodedGroup]] = {}
 
         def group_of(leaf: int, group: int) -> DecodedGroup:
@@ -155,7 +155,7 @@ def _make_read_function(there: Any, slices: Callable[[], Iterable[OrderSlice]]) 
 class _OperatorActor:
     """An actor of the pool; applies the stream's operators."""
 
-    def __init__(self, feed: StreamFeed):
+    def __init__(self, feed: SliceReader):
         self._feed, self._work = feed, compose_operators(feed.stream.operators)
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -181,7 +181,7 @@ def _as_bytes(rows: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _unpack_slice(feed: StreamFeed, table: pa.Table, at: int) -> RawSlice:
+def _unpack_slice(feed: SliceReader, table: pa.Table, at: int) -> RawSlice:
     """Return a slice of rows from one row of a packed table."""
     part = OrderSlice(*table["slice"][at].as_py())
     with pa.ipc.open_stream(table["rows"][at].as_buffer()) as reader:
@@ -191,7 +191,7 @@ def _unpack_slice(feed: StreamFeed, table: pa.Table, at: int) -> RawSlice:
     )
 
 
-def _group_runs(feed: StreamFeed, slices: list[OrderSlice]) -> list[list[OrderSlice]]:
+def _group_runs(feed: SliceReader, slices: list[OrderSlice]) -> list[list[OrderSlice]]:
     """Return slices in runs that begin in the same row group."""
     runs: list[list[OrderSlice]] = []
     last: Any = None

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from nonet.errors import ConfigError
 from nonet.samples.ledger import DataManifest
 from nonet.samples.streams.batch import StreamBatch
+from nonet.samples.streams.feed import StreamFeed
 from nonet.samples.streams.operators import (
     FilterOperator,
     JoinOperator,
@@ -30,6 +29,7 @@ from nonet.samples.streams.operators import (
     Operator,
     TokenizeOperator,
 )
+from nonet.samples.streams.plan import StreamFiles, StreamPlan
 
 ROWS = 4096
 """Rows of a slice, and of a batch that nothing else cuts."""
@@ -37,41 +37,9 @@ ROWS = 4096
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-@dataclass(frozen=True)
-class StreamFiles:
-    """The files to read.
-
-    Attributes:
-        paths: Paths, globs, folders or URIs, in order.
-        format: Format of the files; None to detect it.
-        columns: Columns to read; None for all.
-        where: Condition on the rows.
-        on_bad_rows: "fail" or "skip".
-        ids: Columns without nulls and numbers above 2^63; None for every integer column that is read.
-        present_ids: As `ids`, for columns that the files may lack because a map adds them.
-    """
-
-    paths: tuple[str, ...]
-    format: str | None = None
-    columns: tuple[str, ...] | None = None
-    where: str | None = None
-    on_bad_rows: str = "fail"
-    ids: tuple[str, ...] | None = None
-    present_ids: tuple[str, ...] | None = None
-
-
 @dataclass(frozen=True, eq=False)
-class Stream:
+class Stream(StreamPlan):
     """A lazy chain of operations on files of rows; reads `files`, or the `mixed` streams by their shares. See the module."""
-
-    files: StreamFiles | None = None
-    mixed: tuple[tuple[Stream, float], ...] = ()
-    operators: tuple[Operator, ...] = ()
-    seed: int | None = None
-    in_group: bool = True
-    tokens: tuple[str, int] | None = None
-    ahead: int = 4
-    most: int | None = None
 
     def map(self, function: Any, *, batch: int = ROWS, workers: int = 1) -> Stream:
         """Change batches of at most `batch` rows, `workers` at once (`operators.MapOperator`). The number of rows may change."""
@@ -139,7 +107,7 @@ class Stream:
         engine: str | None = None,
         manifest: DataManifest | None = None,
         name: str = "",
-    ) -> Any:
+    ) -> StreamFeed:
         """Inspect the files and return a `StreamFeed`.
 
         Args:
@@ -154,8 +122,6 @@ class Stream:
             DataError: If files cannot be read.
             ConfigError: If an option is invalid.
         """
-        from nonet.samples.streams.feed import StreamFeed
-
         return StreamFeed(self, rows, step_rows or rows, engine, manifest, name)
 
     def __iter__(self) -> Iterator[StreamBatch]:
@@ -164,9 +130,7 @@ class Stream:
 
     def explain(self, engine: str | None = None) -> str:
         """Describe the plan in lines: files, order, engine and operators."""
-        from nonet.samples.streams.explain import explain_stream
-
-        return explain_stream(self, engine)
+        return self.open(engine=engine).explain()
 
     def _append_operator(self, operator: Operator) -> Stream:
         if self.tokens:
@@ -203,14 +167,3 @@ def read(
         raise ConfigError("read: no path was given")
     wanted = None if columns is None else tuple(columns)
     return Stream(StreamFiles(names, format, wanted, where, on_bad_rows, None if ids is None else tuple(ids)))
-
-
-def schedule_turns(shares: Sequence[float]) -> np.ndarray:
-    """Return which stream provides each of 1,000 rows of a mixture [1000], evenly spread."""
-    counts = np.floor(np.cumsum(shares) * 1000 + 0.5).astype(int)
-    counts = np.diff(np.concatenate([[0], counts]))
-    if (counts == 0).any():
-        raise ConfigError("mix: a share below 0.0005 is zero in a thousand rows")
-    due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner[np.argsort(due, kind="stable")]
