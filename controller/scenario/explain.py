@@ -1,33 +1,22 @@
 """One-line messages for an invalid scenario: the path of the key, the value that was given, and what is allowed.
 
-Pydantic's paths contain the names of union members, which no user wrote. They are left out of the path, and the message is
-about the union member that the user most likely intended.
+Pydantic's paths contain the names of union members, which no user wrote. `_list_keys_in_document` removes them, and the
+message is about the union member that the user most likely intended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from nonet.controller.scenario.hidden import is_hidden
 from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.stage import StageOptions, find_kind
+from nonet.controller.scenario.yaml import is_map
 from nonet.plugins import PluginFiles
 from nonet.suggest import suggest_inline
-
-# Names of union members as they appear in pydantic's paths.
-_WORDLESS = {
-    "Schedule",
-    "Elastic",
-    "Stop",
-    "int",
-    "float",
-    "constrained-int",
-    "constrained-float",
-    "str",
-}
 
 
 def explain(error: ValidationError, model: type[BaseModel], document: Any, files: PluginFiles) -> str:
@@ -40,9 +29,9 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
         files: The user's own files, for stage kinds that a file defines.
     """
     problems = error.errors(include_url=False)
-    first = _choose_problem(problems)
-    loc = list(first["loc"])
-    path = ".".join(str(part) for part in loc if not _is_arm(part))
+    first = _choose_problem(problems, document)
+    loc = _list_keys_in_document(first["loc"], document, is_missing=first["type"] == "missing")
+    path = ".".join(map(str, loc))
     kind, value = first["type"], _HiddenValue() if is_hidden(loc) else first.get("input")
     if kind == "extra_forbidden":
         known = _list_keys(loc[:-1], model, document, files)
@@ -65,7 +54,8 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     else:
         message = first["msg"][:1].lower() + first["msg"][1:]
         text = f"{message}, got {value!r}"
-    others = {str(problem["loc"][: len(loc) - 1]) for problem in problems[1:]} - {str(first["loc"][:-1])}
+    parent = first["loc"][:-1]
+    others = {str(problem["loc"][: len(parent)]) for problem in problems[1:]} - {str(parent)}
     more = f" (and {len(others)} more)" if others else ""
     return f"{path}: {text}{more}" if path else f"{text}{more}"
 
@@ -77,7 +67,7 @@ class _HiddenValue:
         return "a value that is not shown"
 
 
-def _choose_problem(problems: Sequence[Any]) -> Any:
+def _choose_problem(problems: Sequence[Any], document: Any) -> Any:
     """Return the problem to report.
 
     This is the first problem. If a map or list was given for a union such as `float | Schedule`, it is the most deeply nested
@@ -85,15 +75,38 @@ def _choose_problem(problems: Sequence[Any]) -> Any:
     """
     first = problems[0]
     loc = first["loc"]
-    if not isinstance(first.get("input"), dict | list) or not loc or not _is_arm(loc[-1]):
+    of_union = _list_keys_in_document(loc, document) == _list_keys_in_document(loc[:-1], document)
+    if not isinstance(first.get("input"), dict | list) or not loc or not of_union:
         return first
     others = [p for p in problems if p["loc"][: len(loc) - 1] == loc[:-1] and not p["type"].endswith("_type")]
     return max(others, key=lambda p: len(p["loc"]), default=first)
 
 
-def _is_arm(part: Any) -> bool:
-    """Return whether a part of a path is the name of a union member, which pydantic adds."""
-    return str(part) in _WORDLESS or "[" in str(part)
+def _list_keys_in_document(loc: Sequence[Any], document: Any, *, is_missing: bool = False) -> list[Any]:
+    """Return the keys and list indices of a pydantic path that the user knows.
+
+    Parts that are not in the document are names of union members, which pydantic adds. The exceptions are a missing key, and
+    `use` where a word stands for `{use: word}`.
+
+    Args:
+        loc: The path that pydantic reports.
+        document: The document as it was read.
+        is_missing: Whether the last part is a key that the document lacks.
+    """
+    keys: list[Any] = []
+    value: Any = document
+    for index, part in enumerate(loc):
+        is_last = index == len(loc) - 1
+        if is_map(value) and part in value:
+            keys.append(part)
+            value = value[part]
+        elif isinstance(part, int):
+            keys.append(part)
+            items = cast("list[Any]", value) if isinstance(value, list) else []
+            value = items[part] if part < len(items) else None
+        elif (is_missing and is_last) or (part == "use" and isinstance(value, str)):
+            keys.append(part)
+    return keys
 
 
 def _find_class(
@@ -108,8 +121,6 @@ def _find_class(
             own_name = False
             if model is StageOptions:
                 model = find_kind(document["stages"][part], files).options
-            continue
-        if _is_arm(part):
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         inside, own_name = _find_model(annotation), get_origin(annotation) is dict

@@ -97,6 +97,31 @@ def test_a_map_where_a_number_may_stand_is_judged_as_a_map():
     assert "tokenizer.vectors: input should be a valid list, got 3" in wrong("tokenizer.vectors=3")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("stages.rl.best={least: 2}", "stages.rl.best.least: input should be less than or equal to 1, got 2"),
+        ("stages.rl.best={leest: 1}", "stages.rl.best.leest: unknown key (did you mean 'least'?)"),
+        ("stages.rl.control={lr: -1}", "stages.rl.control.lr: input should be greater than 0, got -1"),
+        ("model.memory={width: 0}", "model.memory.width: input should be greater than 0, got 0"),
+        ("model.memory={voters: [nearest]}", "model.memory.voters: voters must be transitions, or"),
+        (
+            "stages.rl.rewards={hit: {weight: {start: 0, end: 1}}}",
+            "stages.rl.rewards.hit.weight.steps: is required",
+        ),
+        ("stages.rl.rewards={float: {weight: {star: 0}}}", "stages.rl.rewards.float.weight."),
+        ("stages.rl.optimizer=muonn", "stages.rl.optimizer.use: input should be 'muon' or 'adamw'"),
+        ("roles={trainer: {workers: {min: 3}}}", "roles.trainer.workers.max: is required and missing"),
+        (
+            "data.join={item: {use: a, columns: [1]}}",
+            "data.join.item.columns.0: input should be a valid string",
+        ),
+    ],
+)
+def test_a_message_has_the_path_of_the_key_without_names_of_classes(change, told):
+    assert told in wrong(change)
+
+
 def test_what_wants_a_map_names_its_keys():
     assert "stages.rl.rewards.hit: wanted a map, got nothing; its keys: at_least, pool" in wrong(
         "stages.rl.rewards.hit="
