@@ -213,7 +213,7 @@ def _run_all() -> None:
 
 def _parse_options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
     """Parse the NAME=VALUE options of a bench."""
-    from nonet.controller.scenario import yaml
+    from nonet import yaml
 
     options = {}
     for change in changes:

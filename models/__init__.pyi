@@ -4,6 +4,7 @@ from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel
 from .spec import MODELS as MODELS
 from .spec import NATS as NATS
+from .spec import Model as Model
 from .spec import ModelContext as ModelContext
 from .spec import ModelSize as ModelSize
 from .spec import ModelSpec as ModelSpec

@@ -9,10 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from nonet.options import StrictModel
+from pydantic import Field, field_validator
+
+from nonet.options import Positive, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
+from nonet.replaceable import Replaceable
+from nonet.units import Seconds
 
 Options = Mapping[str, Any]
 
@@ -195,3 +199,84 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
         row_width = features["item"] if "nearest" in memory else None
         load_heavy("nonet.models.generation:attach")(model, seed, row_width)
     return model
+
+
+class Memory(StrictModel):
+    """A memory of items that voters vote for, mixed with the model's scores (`nonet.models.generation.memory`)."""
+
+    voters: Annotated[
+        list[Literal["transitions", "nearest"]],
+        Field(
+            description="transitions: items that follow a user's events; nearest: items whose rows are nearest to the "
+            "user's state"
+        ),
+    ] = ["transitions"]
+    width: Annotated[
+        Positive,
+        Field(description="the number of items with most votes that a user's memory keeps per voter"),
+    ] = 64
+    last: Annotated[Positive, Field(description="the number of a user's newest events that vote")] = 5
+    fade: Annotated[
+        float,
+        Field(gt=0, le=1, description="decay: the vote of an event relative to that of the next newer one"),
+    ] = 0.6
+    reach: Annotated[
+        Positive,
+        Field(description="the largest distance between a pair of events; a pair weighs 1 / distance"),
+    ] = 3
+    neighbours: Annotated[
+        Positive, Field(description="the number of most frequent transitions that are kept per item")
+    ] = 100
+    events: Annotated[
+        list[str], Field(description="kinds of events that are counted and that vote; all by default")
+    ] = []
+    half_life: Annotated[
+        Seconds | None, Field(gt=0, description="age at which a pair has half its weight")
+    ] = None
+
+    @field_validator("voters")
+    @classmethod
+    def _check_voters(cls, voters: list[str]) -> list[str]:
+        """Check that transitions are among the voters, and that no voter is listed twice."""
+        if "transitions" not in voters or len(set(voters)) < len(voters):
+            raise ValueError("voters must be transitions, or transitions and nearest, each once")
+        return voters
+
+
+class Model(Replaceable):
+    """The model and its memory of transitions."""
+
+    default: ClassVar[str] = "sid_decoder"
+    registry: ClassVar[PluginRegistry[Any] | None] = MODELS
+    memory: Annotated[
+        Literal["on", "off"] | Memory,
+        Field(
+            description="a memory of transitions over the catalogue, whose weight is fitted to validation after every "
+            "supervised stage"
+        ),
+    ] = "off"
+
+    def make_count_options(self) -> dict[str, Any]:
+        """Return the options by which transitions are counted."""
+        memory = self._get_memory() or Memory()
+        counted = {"reach", "neighbours", "events"}
+        return {**memory.model_dump(include=counted), "half_life_s": memory.half_life}
+
+    def make_vote_options(self) -> dict[str, Any] | None:
+        """Return the options by which the memory votes; None without a memory."""
+        memory = self._get_memory()
+        return memory and {
+            **memory.model_dump(include={"width", "last", "fade"}),
+            "nearest": "nearest" in memory.voters,
+        }
+
+    def list_voters(self) -> list[str]:
+        """Return the names of the memory's voters; none without a memory."""
+        memory = self._get_memory()
+        return list(memory.voters) if memory else []
+
+    def _get_memory(self) -> Memory | None:
+        """Return the options of the memory; None if it is off."""
+        if isinstance(self.memory, str):
+            return Memory() if self.memory == "on" else None
+        return self.memory

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import typer
 
+from nonet import yaml
 from nonet.bench.run import BENCHES
 from nonet.controller.cluster import read_view
 from nonet.controller.scenario import (
@@ -23,7 +24,6 @@ from nonet.controller.scenario import (
     list_shipped_scenarios,
     load_scenario,
     make_scenario,
-    yaml,
 )
 from nonet.deploy.cli import app
 from nonet.errors import ConfigError

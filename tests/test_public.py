@@ -75,9 +75,9 @@ ROOMS = {
         *(
             "record",
             "cluster/placement",
+            "cluster",
             "scenario/settings",
             "scenario",
-            "cluster",
             "plan",
             "search",
             "setup",

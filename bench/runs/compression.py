@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from nonet import yaml
 from nonet.bench.timing import run_scenario
 from nonet.controller.record import find_run
-from nonet.controller.scenario import yaml
 from nonet.deploy.after import TestedRun
 from nonet.models.ranking import compare_paired, compute_per_event
 from nonet.random import rng

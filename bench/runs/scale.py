@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
+from nonet import yaml
 from nonet.bench.runs.scale_log import write_log
-from nonet.controller.scenario import yaml
 from nonet.samples.preparation import BuildOptions, prepare_sequences
 
 _PHASES = ("tokenise", "train", "evaluate")

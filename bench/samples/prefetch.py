@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nonet import yaml
 from nonet.bench.timing import run_scenario
-from nonet.controller.scenario import yaml
 from nonet.samples.stores import open_store
 from nonet.samples.tables import read_items
 

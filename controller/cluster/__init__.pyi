@@ -1,7 +1,10 @@
 from .live import read_live_view as read_live_view
 from .live import wait_for_settled_view as wait_for_settled_view
+from .pools import Elastic as Elastic
+from .pools import Pool as Pool
 from .topology import ANYWHERE as ANYWHERE
 from .topology import Domain as Domain
+from .topology import Topology as Topology
 from .topology import find_domain as find_domain
 from .topology import list_levels as list_levels
 from .topology import make_place_key as make_place_key

@@ -8,15 +8,24 @@ has a `host` label.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 from nonet.controller.cluster.view import Node
-from nonet.controller.scenario import Topology
+from nonet.options import StrictModel
 
-LEVELS = ("device_domain", "host", "rack", "zone")
+Level = Literal["device_domain", "host", "rack", "zone"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 _LABELS = {"host": ("host",), "rack": ("rack",), "zone": ("zone", "ray.io/availability-zone")}
 ANYWHERE = ""
 
 Domain = tuple[str, ...]
+
+
+class Topology(StrictModel):
+    """Topology levels that a role's workers must or should share."""
+
+    require: list[Level] = []
+    prefer: list[Level] = []
 
 
 def find_domain(node: Node, level: str) -> Domain | None:

@@ -20,7 +20,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ValidationError
 
-from nonet.controller.scenario import yaml
+from nonet import yaml
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, StrictModel
 from nonet.units import Bytes, parse_bytes

@@ -27,7 +27,6 @@ from nonet.controller.setup import (
     list_between_roles,
     list_reward_options,
     make_baseline_options,
-    make_deadlines,
     make_reward_spec,
     make_role_specs,
     make_rollout_options,
@@ -81,7 +80,7 @@ class RunGroups:
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = make_role_specs(scenario, run, evaluate_setup)
-        self.deadlines = make_deadlines(scenario)
+        self.deadlines = scenario.deadlines
         self._life = GroupLifetime(run.id, life_s)
         self.binding = GroupBinding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts

@@ -16,12 +16,12 @@ from nonet.controller.cluster import (
     ClusterView,
     Domain,
     Node,
+    Topology,
     find_domain,
     list_levels,
     make_place_key,
 )
-from nonet.controller.cluster.placement import NodeSlots, pack_workers
-from nonet.controller.scenario import Placement, Topology
+from nonet.controller.cluster.placement import NodeSlots, Placement, pack_workers
 
 _TINY = 1e-6
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
+from nonet.controller.cluster import Elastic, Pool, Topology
 from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.scenario import Elastic, Pool, Role, Scenario, Topology
+from nonet.controller.scenario import Role, Scenario
 from nonet.errors import ConfigError
 from nonet.workers.devices import get_device
 

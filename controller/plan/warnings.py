@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from nonet.controller.cluster import MEMORY, ClusterView
+from nonet.controller.cluster import MEMORY, ClusterView, Elastic
 from nonet.controller.plan.memory_ledger import format_bytes
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.resolved import ResolvedRun
 from nonet.controller.scenario import (
-    Elastic,
     Scenario,
     check_runnable,
     list_joined_features,

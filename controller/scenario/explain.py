@@ -12,11 +12,11 @@ from typing import Any, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nonet.controller.scenario.hidden import is_hidden
-from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.stage import StageOptions, find_kind
-from nonet.controller.scenario.yaml import is_map
 from nonet.plugins import PluginFiles
+from nonet.replaceable import Replaceable
 from nonet.suggest import suggest_inline
+from nonet.yaml import is_map
 
 
 def explain(error: ValidationError, model: type[BaseModel], document: Any, files: PluginFiles) -> str:

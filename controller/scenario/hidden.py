@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
-from nonet.controller.scenario import yaml
+from nonet import yaml
 from nonet.errors import ConfigError
 
 HIDDEN = "(not stored)"

@@ -24,30 +24,27 @@ from pydantic import (
     model_validator,
 )
 
+from nonet import yaml
+from nonet.controller.cluster import Pool
+from nonet.controller.cluster.placement import Placement
 from nonet.controller.record import Checkpoint
-from nonet.controller.scenario import yaml
 from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.hidden import hide, is_hidden
-from nonet.controller.scenario.options import (
-    Data,
-    DeadlineOptions,
-    Evaluate,
-    Init,
-    Model,
-    Placement,
-    Pool,
-    Role,
-    Tokenizer,
-    Weights,
-)
-from nonet.controller.scenario.replaceable import get_files
+from nonet.controller.scenario.options import Data, Init
+from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
 from nonet.controller.scenario.sparse import Sparse
 from nonet.controller.scenario.stage import StageOptions, find_kind, parse_stage
+from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
+from nonet.models import Model
+from nonet.models.tokenizer.kinds import Tokenizer
 from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, PluginFiles
+from nonet.replaceable import get_files
 from nonet.suggest import suggest_inline
+from nonet.workers.roles import Weights
+from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.kinds import get_shipped_roles
 
 SOURCES = "sources.json"  # lists the copies of the user's own files in a run's folder
@@ -77,7 +74,7 @@ class Scenario(StrictModel):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     weights: Weights = Weights()
-    deadlines: DeadlineOptions = DeadlineOptions()
+    deadlines: Deadlines = Deadlines()
     settings: Annotated[
         Literal["data"] | dict[str, str] | None,
         Field(

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
-from nonet.controller.scenario.replaceable import get_files
 from nonet.embedding.tables.optimizers import OPTIMIZERS
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, StrictModel, Word
 from nonet.plugins import LocatedName, parse_file
+from nonet.replaceable import get_files
 from nonet.units import Bytes, Seconds
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
-from nonet.controller.scenario.options import Role
-from nonet.controller.scenario.replaceable import get_files
-from nonet.controller.scenario.yaml import is_map
+from nonet.controller.scenario.roles import Role
 from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
+from nonet.replaceable import get_files
 from nonet.workers.roles import CHUNK_TOKENS
+from nonet.yaml import is_map
 
 if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences

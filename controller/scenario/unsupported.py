@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nonet.controller.scenario.options import Elastic, Model, Pool, Role, Weights
+from nonet.controller.cluster import Elastic, Pool
+from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
+from nonet.models import Model
 from nonet.suggest import suggest_sentence
+from nonet.workers.roles import Weights
 from nonet.workers.roles.kinds import get_shipped_roles
 
 

@@ -61,7 +61,6 @@ from nonet.controller.session.steering import RewardSteering
 from nonet.controller.setup import (
     find_warm_start,
     make_data_setup,
-    make_deadlines,
     make_stage_setups,
     read_copies,
     renumber_stages,
@@ -118,7 +117,7 @@ class Session:
                 set_initial_run(loaded, from_run, stage) if from_run is not None else resolve_sources(loaded)
             )
         self.scenario, self.folder = restore_values(loaded)[0], folder or beside
-        self.deadlines = make_deadlines(loaded)
+        self.deadlines = loaded.deadlines
         self.run = run or create_run(loaded.name)
         self.resume = resume
         self._life_s = life_s

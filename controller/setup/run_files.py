@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_fixed_keys, to_document, yaml
+from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_fixed_keys, to_document
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import get_stored_sequences, get_targets
 from nonet.errors import ConfigError

@@ -17,7 +17,6 @@ from nonet.controller.scenario import (
     make_tier_arguments,
 )
 from nonet.controller.setup.own_files import read_copies
-from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import ModelContext
 from nonet.plugins import OWN, PluginFiles, load_heavy, load_reference
@@ -49,7 +48,7 @@ def make_run_setup(scenario: Scenario) -> RunSetup:
         tiers={
             name: make_tier_arguments(table.tiers) for name, table in sparse.tables.items() if table.tiers
         },
-        deadlines=make_deadlines(scenario),
+        deadlines=scenario.deadlines,
         wire=sparse.wire,
         engine=_make_engine_options(scenario),
         source=make_source_options(scenario),
@@ -91,11 +90,6 @@ def _make_engine_options(scenario: Scenario) -> dict[str, Any]:
     role = scenario.roles.get("trainer")
     engine = role.engine if role else None
     return {"use": engine.address, **engine.get_options()} if engine else {}
-
-
-def make_deadlines(scenario: Scenario) -> Deadlines:
-    """Return the timeouts of a run's waits."""
-    return Deadlines.from_seconds(scenario.deadlines.model_dump())
 
 
 def make_model_options(scenario: Scenario) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, ValidationRecord, create_run, find_run
 from nonet.controller.scenario import (
@@ -24,7 +25,6 @@ from nonet.controller.scenario import (
     make_scenario,
     make_validation_rule,
     put_value,
-    yaml,
 )
 from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from nonet import yaml
 from nonet.atomic import write_whole
-from nonet.controller.scenario import make_scenario, yaml
+from nonet.controller.scenario import make_scenario
 from nonet.deploy.new.scenario_page import render_reward, render_scenario
 from nonet.deploy.new.sources import DataSource, find_source
 from nonet.errors import ConfigError

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nonet.controller.cluster import Pool
 from nonet.controller.record import Checkpoints, find_run
-from nonet.controller.scenario import Pool, Scenario
+from nonet.controller.scenario import Scenario
 from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
 from nonet.deploy.parity.compare import ParityResult, compare, get_limits
 from nonet.deploy.run import ScenarioFile

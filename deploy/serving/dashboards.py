@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nonet import yaml
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.scenario import yaml
 
 _PANELS = (
     ("Requests per second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.scenario import yaml
+from nonet import yaml
 from nonet.errors import ConfigError
 from nonet.suggest import suggest_sentence
 

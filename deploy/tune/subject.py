@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nonet import yaml
 from nonet.controller.record import RunFolder, ValidationRecord
 from nonet.controller.scenario import (
     Scenario,
@@ -27,7 +28,6 @@ from nonet.controller.scenario import (
     make_validation_rule,
     put_value,
     to_document,
-    yaml,
 )
 from nonet.controller.setup import list_named_files, preflight, resolve_sources
 from nonet.deploy.run import ScenarioFile

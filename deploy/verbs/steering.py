@@ -83,7 +83,7 @@ def set_value(
     as_json: JsonOption = False,
 ) -> None:
     """Change a reward's weight or floor in a run in progress."""
-    from nonet.controller.scenario import yaml
+    from nonet import yaml
     from nonet.deploy.run import steer
 
     path, equals, text = change.partition("=")
@@ -129,7 +129,7 @@ def _choose_name(title: str | None, name: str | None) -> str | None:
 
 def _parse_options(changes: list[str] | None) -> dict[str, Any]:
     """Parse the options of a reward from A=B. Raises ConfigError."""
-    from nonet.controller.scenario import yaml
+    from nonet import yaml
 
     options: dict[str, Any] = {}
     for change in changes or []:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
-from pydantic import create_model
+from pydantic import Field, create_model
 
 from nonet.errors import ConfigError
-from nonet.options import StrictModel
+from nonet.options import StrictModel, Word
 from nonet.plugins import PluginRegistry, load_heavy
+from nonet.replaceable import Replaceable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,6 +104,20 @@ BASELINES = _BaselineRegistry(
     contract={"build": Baseline},
     page="docs/how-to/baselines.md",
 )
+
+
+class BaselineOptions(Replaceable):
+    """A baseline that stages are compared with."""
+
+    registry: ClassVar[PluginRegistry[Any] | None] = BASELINES
+    name: Annotated[
+        Word | None, Field(description="the name in the report; by default the last word of `use`")
+    ] = None
+
+    @property
+    def title(self) -> str:
+        """The name in results, such as "sasrec", or "Nearest" for mine.py:Nearest."""
+        return self.name or str(self.use).rpartition(":")[2]
 
 
 def make_baseline(

@@ -40,9 +40,8 @@ from .split import RL as RL
 from .split import TEST as TEST
 from .split import TRAIN as TRAIN
 from .split import VALID as VALID
-from .split import LeaveLastOut as LeaveLastOut
+from .split import Split as Split
 from .split import SplitFacts as SplitFacts
-from .split import TimeSplit as TimeSplit
 from .split import check_split as check_split
 from .split import compute_split_codes as compute_split_codes
 from .split import get_training_end as get_training_end

@@ -15,12 +15,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from nonet.errors import ConfigError, DataError
 from nonet.options import Count, Positive, StrictModel
+from nonet.replaceable import Replaceable
 from nonet.suggest import join_names, suggest_sentence
 from nonet.units import Seconds
 
@@ -76,6 +77,13 @@ class TimeSplit(StrictModel):
     test: str
     valid: Seconds | None = None
     rl: Seconds | None = None
+
+
+class Split(Replaceable):
+    """The split of events into training, validation, test and RL events."""
+
+    default: ClassVar[str] = "leave_last_out"
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
 
 
 @dataclass(frozen=True, slots=True)

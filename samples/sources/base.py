@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
+from nonet.replaceable import Replaceable
 from nonet.suggest import join_names, suggest_sentence
 
 if TYPE_CHECKING:
@@ -150,6 +151,13 @@ class CountedSource(Protocol):
 
 
 SOURCES = PluginRegistry("source", SampleSource, "nonet.samples.sources", contract={"open": Samples})
+
+
+class Source(Replaceable):
+    """The source of the trainers' samples."""
+
+    default: ClassVar[str] = "shuffled"
+    registry: ClassVar[PluginRegistry[Any] | None] = SOURCES
 
 
 def open_source(config: Options, request: SampleRequest) -> Samples:

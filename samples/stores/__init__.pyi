@@ -6,6 +6,7 @@ from .base import Store as Store
 from .base import StoreNotFoundError as StoreNotFoundError
 from .filling import StoreFiller as StoreFiller
 from .filling import get_rows as get_rows
+from .join import Join as Join
 from .join import JoinSetup as JoinSetup
 from .join import StoreJoin as StoreJoin
 from .join import StoreJoins as StoreJoins

@@ -13,17 +13,69 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field, field_validator
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.addresses import open_store
+from nonet.options import StrictModel
+from nonet.samples.stores.addresses import check_address, open_store
 from nonet.samples.stores.base import Store, simplify_type
 from nonet.samples.tables import as_numbers
 
 ITEM, USER = "item", "user"
+
+
+def _check_address(use: str) -> None:
+    """Raise ValueError if the address of a store is invalid or contains a password."""
+    try:
+        check_address(use)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+class Join(StrictModel):
+    """Columns of a store that are added to samples and rollouts as they are read (`nonet.samples.stores`)."""
+
+    use: Annotated[
+        str,
+        Field(
+            description="a folder of packed segments, lmdb:FOLDER, redis://HOST:PORT/NAME or hbase://HOST:PORT/TABLE; passwords "
+            "are read from the environment"
+        ),
+    ]
+    columns: Annotated[
+        list[str] | dict[str, str],
+        Field(
+            min_length=1,
+            description="names, or a mapping from names to those in the store; for HBase to `family:qualifier type`",
+        ),
+    ]
+    on: Annotated[
+        Literal["item", "user"] | None,
+        Field(description="which ids are the keys of the store; by default the name of the join"),
+    ] = None
+    as_of: Annotated[
+        Literal["time", "newest"] | None,
+        Field(
+            description="time: the newest version before the event; newest: the current version. By default time if the store "
+            "has versions"
+        ),
+    ] = None
+    options: Annotated[
+        dict[str, Any],
+        Field(
+            description="options of the store: timeout, attempts, and those that docs/how-to/stores.md lists"
+        ),
+    ] = {}
+
+    @field_validator("use")
+    @classmethod
+    def _check_use(cls, use: str) -> str:
+        _check_address(use)
+        return use
 
 
 @dataclass(frozen=True, slots=True)

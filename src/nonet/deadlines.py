@@ -6,8 +6,12 @@ The wait itself reports who is late; the deadline reports which key to raise. `D
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer, ValidationInfo
+
+from nonet.options import StrictModel
+from nonet.units import Seconds
 
 
 class Deadline(float):
@@ -43,32 +47,34 @@ BARE = Deadline(
 )  # the default of waits without a deadline: one day
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """The deadlines of a run.
+def _to_deadline(seconds: float, info: ValidationInfo) -> Deadline:
+    """Return the value of a field of `Deadlines` as a deadline that names the key of the field."""
+    return Deadline(seconds, f"deadlines.{info.field_name}")
 
-    Attributes:
-        start: Starting the processes of a group, their environment and the setup of their roles.
-        step: A training step, a rollout and every short call. Collectives of process groups wait twice as long.
-        open: Opening the artifacts of a run, or loading a checkpoint, in every role.
-        save: Saving a checkpoint.
-        tokenise: Reading, splitting and tokenising the tables.
-        evaluate: Ranking one evaluation subject.
-        reshard: Moving the rows of all sparse tables.
-    """
 
-    start: Deadline = Deadline(120.0, "deadlines.start")
-    step: Deadline = Deadline(120.0, "deadlines.step")
-    open: Deadline = Deadline(300.0, "deadlines.open")
-    save: Deadline = Deadline(300.0, "deadlines.save")
-    tokenise: Deadline = Deadline(3600.0, "deadlines.tokenise")
-    evaluate: Deadline = Deadline(1800.0, "deadlines.evaluate")
-    reshard: Deadline = Deadline(3600.0, "deadlines.reshard")
+_Wait = Annotated[
+    Deadline,
+    GetPydanticSchema(lambda _, handler: handler(Annotated[Seconds, Field(gt=0)])),
+    AfterValidator(_to_deadline),
+    PlainSerializer(float),
+]
 
-    @classmethod
-    def from_seconds(cls, seconds: Mapping[str, float]) -> Deadlines:
-        """Build deadlines from the section `deadlines:` of a scenario; keys that are left out keep their defaults."""
-        return cls(**{name: Deadline(value, f"deadlines.{name}") for name, value in seconds.items()})
+
+def _make_field(seconds: float, description: str) -> Any:
+    """Return a field whose default is a deadline too."""
+    return Field(default=seconds, validate_default=True, description=description)
+
+
+class Deadlines(StrictModel):
+    """Timeouts of a run's waits, in seconds."""
+
+    start: _Wait = _make_field(120.0, "the start of a group's processes, including their environment")
+    step: _Wait = _make_field(120.0, "a training step or a rollout; ranks wait twice as long for each other")
+    open: _Wait = _make_field(300.0, "the opening of the artifacts, or of a checkpoint, in every role")
+    save: _Wait = _make_field(300.0, "the writing of a checkpoint")
+    tokenise: _Wait = _make_field(3600.0, "the reading and tokenising of the tables")
+    evaluate: _Wait = _make_field(1800.0, "the ranking of one stage or baseline")
+    reshard: _Wait = _make_field(3600.0, "the moving of all tables' rows")
 
 
 DEFAULTS = Deadlines()

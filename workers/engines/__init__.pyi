@@ -11,6 +11,7 @@ from ._precision import skip_step as skip_step
 from ._precision import write_precision as write_precision
 from ._rows import compute_sparse_norm as compute_sparse_norm
 from .base import ENGINES as ENGINES
+from .base import Engine as Engine
 from .base import EngineRuntime as EngineRuntime
 from .base import OptimizerSettings as OptimizerSettings
 from .base import TrainEngine as TrainEngine

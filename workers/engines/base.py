@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field
 
 from nonet.contracts import mark_optional
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
+from nonet.replaceable import Replaceable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,6 +206,13 @@ class TrainEngine:
 
 
 ENGINES = PluginRegistry("engine", TrainEngine, "nonet.workers.engines", contract={"cls": EngineRuntime})
+
+
+class Engine(Replaceable):
+    """The engine that steps the trainers' dense weights."""
+
+    default: ClassVar[str] = "ddp"
+    registry: ClassVar[PluginRegistry[Any] | None] = ENGINES
 
 
 def make_engine(

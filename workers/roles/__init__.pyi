@@ -12,6 +12,7 @@ from .settings import RunSetup as RunSetup
 from .settings import SceneSetup as SceneSetup
 from .settings import StageSetup as StageSetup
 from .settings import UpdateRequest as UpdateRequest
+from .settings import Weights as Weights
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser

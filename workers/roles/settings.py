@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import ConfigError
+from nonet.options import StrictModel
+from nonet.units import Bytes
 
 if TYPE_CHECKING:
     from nonet.models.generation import Corpus
@@ -104,6 +107,24 @@ def _match_items(items: Any, text: str | None) -> np.ndarray:
         values = items[text].to_numpy(zero_copy_only=False)
         return np.array([bool(value) and value == value for value in values], bool)
     return match_rows(text, items, name="catalogue")
+
+
+class Weights(StrictModel):
+    """How dense weights are sent to rollouts and written into checkpoints."""
+
+    publish: Annotated[
+        Literal["full", "delta"],
+        Field(
+            description="what is sent to rollouts in other processes: all weights, or only the blocks that changed"
+        ),
+    ] = "full"
+    bucket: Annotated[Bytes, Field(ge=4096, description="weights that are sent to rollouts at once")] = (
+        64 << 20
+    )
+    block: Annotated[Bytes, Field(ge=64, description="the size of the blocks of a delta")] = 65536
+    shard: Annotated[
+        Bytes, Field(ge=4096, description="the size of one weights or optimizer file of a checkpoint")
+    ] = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry
+from nonet.replaceable import Replaceable
 
 Options = Mapping[str, Any]
 
@@ -54,6 +55,13 @@ def _pack(slots: Any, count: Any, gang: Any, options: Any) -> Any:
 PLACEMENTS = PluginRegistry(
     "placement", PlacementPolicy, "nonet.controller.cluster.placement", contract={"pack": _pack}
 )
+
+
+class Placement(Replaceable):
+    """The policy that chooses nodes for the workers of a group."""
+
+    default: ClassVar[str] = "best_fit"
+    registry: ClassVar[PluginRegistry[Any] | None] = PLACEMENTS
 
 
 def pack_workers(

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.scenario import yaml
+from nonet import yaml
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig, ServicesConfig
 from nonet.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from nonet.controller.scenario import yaml
+from nonet import yaml
 from nonet.deploy.serving.access import CallerResolver
 from nonet.errors import ConfigError
 from nonet.options import StrictModel

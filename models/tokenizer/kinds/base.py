@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nonet.options import StrictModel
 from nonet.plugins import PluginRegistry
+from nonet.replaceable import Replaceable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,3 +90,10 @@ TOKENIZERS = PluginRegistry(
     "nonet.models.tokenizer.kinds",
     contract={"encode": _encode_items, "check": _accept_items},
 )
+
+
+class Tokenizer(Replaceable):
+    """The tokenizer that gives items their semantic ids."""
+
+    default: ClassVar[str] = "rq_kmeans"
+    registry: ClassVar[PluginRegistry[Any] | None] = TOKENIZERS

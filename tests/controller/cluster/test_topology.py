@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from nonet.controller.cluster import Topology
 from nonet.controller.cluster.topology import find_domain, list_levels
 from nonet.controller.cluster.view import Node
-from nonet.controller.scenario.options import Topology
 
 
 def levels(**keys: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
 
-DEADLINES = Deadlines.from_seconds({"step": 50.0})
+DEADLINES = Deadlines(step=50.0)
 
 
 class Future:

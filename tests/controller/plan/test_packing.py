@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from views import gpu_nodes, node
 
+from nonet.controller.cluster import Topology
+from nonet.controller.cluster.placement import Placement
 from nonet.controller.cluster.view import ClusterView
 from nonet.controller.plan.packing import Capacity, PlacementRequest
-from nonet.controller.scenario import Placement
-from nonet.controller.scenario.options import Topology
 from nonet.errors import ConfigError
 from nonet.random import rng
 

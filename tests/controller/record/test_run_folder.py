@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
+from nonet import yaml
 from nonet.controller.record.run_folder import create_run, find_run, list_runs, lock_run
-from nonet.controller.scenario import yaml
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run

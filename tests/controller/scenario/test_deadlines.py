@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 from views import scenario
 
-from nonet.controller.setup.worker_setup import make_deadlines, make_run_setup
+from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines, suggest_longer_deadline
 from nonet.errors import ConfigError
 
-LONGER = {name: f"{minutes}min" for minutes, name in enumerate(Deadlines.__slots__, 11)}
+LONGER = {name: f"{minutes}min" for minutes, name in enumerate(Deadlines.model_fields, 11)}
 
 
 def test_every_deadline_is_a_key_of_the_scenario_with_todays_default():
-    assert make_deadlines(scenario()) == DEFAULTS
-    told = make_deadlines(scenario(deadlines=LONGER))
+    assert scenario().deadlines == DEFAULTS
+    told = scenario(deadlines=LONGER).deadlines
     assert [getattr(told, name) for name in LONGER] == [60.0 * n for n in range(11, 11 + len(LONGER))]
     assert [getattr(told, name).key for name in LONGER] == [f"deadlines.{name}" for name in LONGER]
 
@@ -63,7 +63,7 @@ def test_the_controllers_waits_are_as_long_as_the_scenario_says():
     from nonet.controller.groups.handles import TrainerHandle
     from nonet.workers.roles.settings import StageSetup
 
-    told = make_deadlines(scenario(deadlines={"step": "7s", "reshard": "3h"}))
+    told = scenario(deadlines={"step": "7s", "reshard": "3h"}).deadlines
     waits: list = []
     group = Never(waits)
     handle = TrainerHandle(group, group, deadlines=told)  # type: ignore[arg-type]

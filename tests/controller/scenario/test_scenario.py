@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from nonet import yaml
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
-from nonet.controller.scenario import yaml
 from nonet.controller.scenario.scenario import (
     list_shipped_scenarios,
     load_scenario,

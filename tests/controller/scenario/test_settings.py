@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nonet import yaml
 from nonet.controller.cluster import read_local_view
 from nonet.controller.plan import plan
-from nonet.controller.scenario import load_scenario, make_scenario, to_document, yaml
+from nonet.controller.scenario import load_scenario, make_scenario, to_document
 from nonet.controller.scenario.settings import list_data_warnings, rule
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import PluginFiles

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nonet import yaml
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario import yaml
 from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
 from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
 from nonet.errors import ConfigError

@@ -16,10 +16,10 @@ import pytest
 from tests_ring import make_ring
 
 import nonet
+from nonet import yaml
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario import yaml
 from nonet.controller.scenario.scenario import to_document
 from nonet.controller.session import session as sessions
 from nonet.deploy.run import api

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nonet.controller.scenario import yaml
+from nonet import yaml
 from nonet.deploy.serving import write_monitoring
 from nonet.deploy.serving.service import ServerMetrics
 from nonet.deploy.serving.top import compute_figures, parse_metrics

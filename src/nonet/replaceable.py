@@ -5,24 +5,21 @@ The other keys are the options of what `use` names. Its own class validates them
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
-from nonet.controller.scenario.yaml import is_map
 from nonet.errors import ConfigError
-from nonet.options import Count, Positive, Rate, StrictModel
+from nonet.options import StrictModel
 from nonet.plugins import HERE, PluginFiles, PluginRegistry, is_reference
 from nonet.suggest import suggest_inline
+from nonet.yaml import is_map
 
 
 def get_files(info: ValidationInfo[Any]) -> PluginFiles:
     """Return the user's own files of the scenario that is being validated."""
     context: dict[str, PluginFiles] = info.context or {}
     return context.get("files", HERE)
-
-
-_TOLERANCE = 0.02  # share of a floor by which a mean may be below it
 
 
 class Replaceable(BaseModel):
@@ -97,64 +94,3 @@ class Replaceable(BaseModel):
                 "nor file.py[:Name] nor package.module:Name"
             )
         return self.shipped.get(self.use)
-
-
-class Ramp(StrictModel):
-    """A weight that changes linearly from one value to another and then stays constant."""
-
-    start: float
-    end: float
-    steps: Annotated[Positive, Field(description="steps of the stage from start to end")]
-    after: Annotated[Count, Field(description="steps before the weight begins to change")] = 0
-
-    def compute_weight(self, step: int) -> float:
-        """Return the weight at a step of the stage, counted from 0."""
-        share = min(1.0, max(0.0, (step - self.after) / self.steps))
-        return self.start + share * (self.end - self.start)
-
-
-class RewardOptions(BaseModel):
-    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
-
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
-    )
-    use: Any = None
-    weight: Annotated[
-        float | Ramp, Field(description="the weight in the sum of rewards, or {start, end, steps, after}")
-    ] = 1.0
-    at_least: Annotated[
-        float | None,
-        Field(
-            description="a floor of its mean per beam; while the mean is lower, a multiplier adds to its weight"
-        ),
-    ] = None
-    timeout_s: Rate = 60.0
-    pool: str | None = None
-    workers: Positive = 1
-
-    def get_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of the reward itself."""
-        return dict(self.model_extra or {})
-
-    def compute_weight(self, step: int) -> float:
-        """Return the reward's weight at a step of its stage, without the multiplier of a floor."""
-        return self.weight.compute_weight(step) if isinstance(self.weight, Ramp) else self.weight
-
-
-def is_above_floor(mean: float, floor: float) -> bool:
-    """Return whether a mean reward is above a floor, within 2 % of the floor."""
-    return mean >= floor - _TOLERANCE * abs(floor)
-
-
-class BetweenStep(BaseModel):
-    """A worker of the user's own between rollout and rewards: `use`, where it runs, and its own keyword arguments."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
-    use: Any
-    pool: str | None = None
-    workers: Positive = 1
-
-    def get_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of the worker."""
-        return dict(self.model_extra or {})

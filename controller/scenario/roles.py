@@ -1,0 +1,76 @@
+"""Options of roles: pool, number of workers, topology and engine, and the own options of a user's role."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
+
+from nonet.controller.cluster import Elastic, Topology
+from nonet.options import Positive, StrictModel
+from nonet.plugins import HERE, PluginFiles
+from nonet.replaceable import get_files
+from nonet.suggest import suggest_inline
+from nonet.workers.engines import Engine
+from nonet.workers.roles.kinds import ROLES, RoleKind
+
+
+class Role(StrictModel):
+    """The placement of a role's workers; for a role of the user's own also its kind and that kind's options."""
+
+    model_config = ConfigDict(extra="allow")
+    use: Annotated[str | None, Field(description="the kind of role, unless its name is that of a kind")] = (
+        None
+    )
+    pool: str | None = None
+    workers: Positive | Elastic = 1
+    topology: Topology = Topology()
+    engine: Engine | None = None
+    fuse: str | None = None
+    collocate: str | None = None
+
+    _files: PluginFiles = PrivateAttr(default=HERE)
+
+    @model_validator(mode="after")
+    def _check_own_options(self, info: ValidationInfo) -> Role:
+        """Validate the options of a role that names its kind; reject unknown keys of other roles."""
+        self._files = get_files(info)
+        own = self.model_extra or {}
+        if self.use is None:
+            if own:
+                known = [name for name in type(self).model_fields if name != "use"]
+                key = next(iter(own))
+                raise ValueError(
+                    f"{key}: unknown key{suggest_inline(key, known)}; known keys: {', '.join(sorted(known))}"
+                )
+            return self
+        filled = self.find_kind("").options.model_validate(own).model_dump()
+        object.__setattr__(self, "__pydantic_extra__", filled)
+        return self
+
+    def find_kind(self, name: str) -> RoleKind:
+        """Return the kind of a role.
+
+        Args:
+            name: The name of the role in the scenario.
+
+        Returns:
+            The kind that `use` names, else the shipped kind of that name, else an empty kind that can only be planned.
+        """
+        if self.use is None and name not in ROLES.list_shipped():
+            return RoleKind("")
+        return ROLES.get(self.use or name, self._files)
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """Keyword arguments of the class of its workers."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _check_sharing(self) -> Role:
+        """Check that the role does not both fuse and collocate."""
+        if self.fuse and self.collocate:
+            raise ValueError(
+                "has both fuse and collocate; fuse shares the process, collocate only the device: choose one"
+            )
+        return self

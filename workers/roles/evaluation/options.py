@@ -1,0 +1,83 @@
+"""Options of evaluations: metrics, users and baselines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
+
+from nonet.models.baselines import BaselineOptions
+from nonet.options import Positive, StrictModel
+from nonet.plugins import LocatedName, parse_file
+from nonet.replaceable import get_files
+
+
+class Evaluate(StrictModel):
+    """Metrics, users and baselines of evaluations."""
+
+    metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
+    width: Annotated[int, Field(ge=1)] = 20
+    users: Annotated[
+        Positive | Literal["all"],
+        Field(
+            description="the number of users whose held-out events are ranked, drawn by the seed if there are more; with 20,000 "
+            "users, a recall of 0.1 is known to 0.004"
+        ),
+    ] = 20_000
+    exhaustive: Annotated[
+        Literal["on", "off"] | None,
+        Field(
+            description="whether a model scores every item; off: beam search only. By default on for up to 25,000 items"
+        ),
+    ] = None
+    every: Annotated[
+        Positive | None,
+        Field(
+            description="steps between validations of a supervised stage, whose end is validated too. By default once per "
+            "epoch, but 4 to 20 times per stage and at least 50 steps apart; on up to 2,000 validation users"
+        ),
+    ] = None
+    baselines: Annotated[
+        list[BaselineOptions] | None,
+        Field(
+            description="baselines that stages are compared with: popularity, transition_counter, sasrec, or a class of your "
+            "own; by default the model's"
+        ),
+    ] = None
+
+    shuffle_ties: Annotated[
+        bool,
+        Field(
+            description="rank test events once more with a user's events of equal time in a random order, drawn by the seed; "
+            "training does not change"
+        ),
+    ] = False
+
+    @property
+    def most_users(self) -> int | None:
+        """The largest number of users that are ranked; None for all."""
+        return None if self.users == "all" else int(self.users)
+
+    @field_validator("metrics")
+    @classmethod
+    def _locate_metrics(cls, metrics: list[str], info: ValidationInfo) -> list[str]:
+        """Store the absolute path of each metric in a user's file next to its name."""
+        return [
+            LocatedName(name, get_files(info).make_absolute(name)) if parse_file(name) else name
+            for name in map(str, metrics)
+        ]
+
+    @field_serializer("metrics")
+    def _write_metrics(self, metrics: list[str]) -> list[str]:
+        return [str(name) for name in metrics]
+
+    @model_validator(mode="after")
+    def _check_titles(self) -> Evaluate:
+        """Check that baselines have different names."""
+        titles = [each.title for each in self.baselines or ()]
+        twice = next((title for title in titles if titles.count(title) > 1), None)
+        if twice:
+            raise ValueError(
+                f"baselines: {titles.count(twice)} are named {twice!r}; give each a different name:"
+            )
+        return self
