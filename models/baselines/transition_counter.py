@@ -13,7 +13,8 @@ import numpy as np
 
 from nonet.models.baselines.base import BaselineSpec, SparseVotes
 from nonet.models.baselines.popularity import Popularity
-from nonet.samples.batches import count_visible_events, expand_ranges, locate_events
+from nonet.ranges import expand_ranges
+from nonet.samples.batches import count_visible_events, locate_events
 from nonet.samples.sequences import TRAIN, CountOptions, PairCounter, Transitions
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from nonet.models.generation.nearest import ItemRows, NearestItems
 from nonet.models.generation.trie import Trie
-from nonet.samples.batches import count_visible_events, expand_ranges, gather_masked_items
+from nonet.ranges import expand_ranges
+from nonet.samples.batches import count_visible_events, gather_masked_items
 from nonet.samples.sequences import Sequences, Transitions, compute_decay, select_kinds
 from nonet.types import Jagged
 

@@ -68,7 +68,8 @@ class PredictedClick(Reward):
     ) -> np.ndarray:
         """Predict the probabilities of (user, item) pairs given the users' past events."""
         from nonet.models.deepfm import get_missing_value
-        from nonet.samples.batches import ClickQuestions, expand_ranges, make_bags, select_values
+        from nonet.ranges import expand_ranges
+        from nonet.samples.batches import ClickQuestions, make_bags, select_values
 
         setup, known = self.asked.setup, self.asked.known
         begin, end = offsets[row], offsets[row + 1]

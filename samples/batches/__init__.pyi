@@ -13,7 +13,6 @@ from .clicks import SparseKeys as SparseKeys
 from .clicks import make_bags as make_bags
 from .clicks import select_values as select_values
 from .prompt_rows import count_visible_events as count_visible_events
-from .prompt_rows import expand_ranges as expand_ranges
 from .prompt_rows import find_recommendable_events as find_recommendable_events
 from .prompt_rows import find_rl_events as find_rl_events
 from .prompt_rows import gather_masked_items as gather_masked_items

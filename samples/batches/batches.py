@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from nonet.random import draw_first_integers
+from nonet.ranges import expand_ranges
 from nonet.renamed import keep_old_name
 from nonet.samples.batches.chunks import split_by_size
-from nonet.samples.batches.prompt_rows import count_visible_events, expand_ranges, locate_events
+from nonet.samples.batches.prompt_rows import count_visible_events, locate_events
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 

@@ -30,7 +30,7 @@ import torch
 
 from nonet.errors import ConfigError
 from nonet.random import hash_words
-from nonet.samples.batches.prompt_rows import expand_ranges
+from nonet.ranges import expand_ranges
 from nonet.samples.sequences import NEVER, TRAIN, Sequences
 from nonet.samples.tables import NONE, as_numbers, compute_keys
 from nonet.suggest import join_names, suggest_sentence

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from nonet.random import rng
+from nonet.ranges import expand_ranges
 from nonet.samples.batches.chunks import split_by_size
 from nonet.samples.sequences import ALLOW, RL, Sequences
 from nonet.types import Jagged
@@ -115,10 +116,3 @@ def gather_masked_items(seq: Sequences, users: np.ndarray, positions: np.ndarray
     if seq.repeats == ALLOW:
         return Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
     return gather_seen_items(seq, users, positions)
-
-
-def expand_ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the concatenated indices starts[i]:stops[i] [M], and offsets [P + 1]."""
-    lengths = stops - starts
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets

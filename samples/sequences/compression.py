@@ -23,6 +23,7 @@ from pydantic import Field
 
 from nonet.errors import DataError
 from nonet.options import StrictModel
+from nonet.ranges import expand_ranges
 from nonet.samples.tables import as_numbers
 from nonet.units import Seconds
 
@@ -96,9 +97,7 @@ class FoldedRepeats:
 
     def take(self, index: np.ndarray) -> FoldedRepeats:
         """Return the repeats of events [n], in their order."""
-        starts, lengths = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        rows, offsets = expand_ranges(self.offsets[index], self.offsets[index + 1])
         return FoldedRepeats(offsets, self.time[rows], None if self.kinds is None else self.kinds[rows])
 
     def slice_events(self, start: int, stop: int) -> FoldedRepeats:

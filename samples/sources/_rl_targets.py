@@ -95,7 +95,8 @@ class RlTargets:
         """Build a batch of windows; targets of the previous window are history in this one."""
         import torch
 
-        from nonet.samples.batches import expand_ranges, make_window_batch
+        from nonet.ranges import expand_ranges
+        from nonet.samples.batches import make_window_batch
 
         ask, seq = self.ask, self.ask.events()
         assert ask.sids_IL is not None  # Every model that generates rollouts has semantic ids.

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import DataError
+from nonet.ranges import expand_ranges
 
 _LENGTH = np.dtype("<i4")
 KINDS = "whole numbers, floats, text, bytes, and lists of numbers"
@@ -40,7 +41,8 @@ class RowCodec:
         out[place_R[:, None] + np.arange(head)] = length_RC.view(np.uint8).reshape(len(rows), head)
         place_R = place_R + head
         for flat, sizes, _ in columns:
-            out[_expand_ranges(place_R, sizes)] = flat
+            place_B, _ = expand_ranges(place_R, place_R + sizes)
+            out[place_B] = flat
             place_R = place_R + sizes
         whole = out.tobytes()
         return [whole[end - size : end] for end, size in zip(end_R.tolist(), size_R.tolist(), strict=True)]
@@ -61,7 +63,8 @@ class RowCodec:
         arrays = []
         for name in columns:
             at = self.schema.get_field_index(name)
-            flat = buffer[_expand_ranges(start_RC[:, at], filled_RC[:, at])]
+            place_B, _ = expand_ranges(start_RC[:, at], start_RC[:, at] + filled_RC[:, at])
+            flat = buffer[place_B]
             kind = self.schema.field(at).type
             arrays.append(self._make_array(name, kind, flat, filled_RC[:, at], length_RC[:, at] >= 0))
         return pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -141,10 +144,3 @@ def _flatten_column(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarra
     sizes = np.zeros(len(column), np.int64)
     sizes[valid] = np.fromiter(map(len, there.to_pylist()), np.int64, len(there))
     return joined, sizes, valid
-
-
-def _expand_ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return every index in [start, start + size) of each range, concatenated."""
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - ends + sizes, sizes)

@@ -27,6 +27,7 @@ from pydantic import Field, field_validator
 
 from nonet.errors import ConfigError, DataError
 from nonet.options import StrictModel
+from nonet.ranges import expand_ranges
 from nonet.samples.sequences import FlatFiles, Sequences
 from nonet.samples.stores import (
     Store,
@@ -261,8 +262,8 @@ class UserEvents:
             )
         keep = None
         if (sizes > lengths).any():  # appended since
-            ends = np.cumsum(lengths)
-            keep = np.arange(ends[-1]) + np.repeat(bounds[:-1] - bounds[0] - ends + lengths, lengths)
+            starts = bounds[:-1] - bounds[0]
+            keep, _ = expand_ranges(starts, starts + lengths)
         found = {}
         for name in self._columns:
             flat = values.column(name).flatten().to_numpy(zero_copy_only=False)

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from nonet.ranges import expand_ranges
+
 pc: Any = pyarrow.compute  # Its functions are generated at import time, so type checkers do not know them.
 
 _MOST = 256  # Maximum number of categories; the most frequent ones are kept.
@@ -60,10 +62,8 @@ class ItemCategories:
         The shares of an item without categories are 0.
         """
         flat = items.reshape(-1)
-        lengths = self.first[flat + 1] - self.first[flat]
-        row = np.repeat(np.arange(len(flat)), lengths)
-        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(flat) else lengths
-        place = np.arange(len(row)) - begins[row] + self.first[flat][row]
+        place, offsets = expand_ranges(self.first[flat], self.first[flat + 1])
+        row = np.repeat(np.arange(len(flat)), np.diff(offsets))
         share = np.zeros((len(flat), self.count), np.float32)
         share[row, self.code[place]] = 1
         share /= np.maximum(share.sum(1, keepdims=True), 1)

@@ -1,0 +1,20 @@
+"""Index ranges of ragged arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def expand_ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of all ranges, concatenated.
+
+    Args:
+        starts: First index of each range [P].
+        stops: Index past the last one of each range [P].
+
+    Returns:
+        The indices starts[i]:stops[i] [M], and the offsets of the ranges in them [P + 1] int64.
+    """
+    lengths = stops - starts
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets
