@@ -17,10 +17,11 @@ from nonet.controller.record import Checkpoints, RunFolder, find_run, read_manif
 from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
+from nonet.plugins import parse_file
 from nonet.samples.sequences import load_item_keys
 from nonet.workers.roles import KnownRun
 
-_FREE = ("dropout",)  # options that do not change the shape of any weight
+_FREE = ("dropout", "use")  # options that do not change the shape of any weight; `use` is compared by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +177,30 @@ def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
 def _list_shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
     """Return (key, value here, value in the source) for everything that must be equal."""
     ours, theirs = make_run_setup(scenario), make_run_setup(source)
-    pairs = [("model.use", ours.model["use"], theirs.model["use"])]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("model.use", _drop_folder(scenario.model.use), _drop_folder(source.model.use))
+    ]
     pairs += _list_pairs("model", _select_shape_options(ours.model), _select_shape_options(theirs.model))
     pairs += _list_pairs("sparse feature", ours.features, theirs.features)
     for table in ours.tables:
         mine, other = ours.make_table_specs()[table], theirs.make_table_specs().get(table)
         for key in ("dim", "optimizer", "dtype") if other is not None else ():
-            pairs.append((f"sparse.tables.{table}.{key}", getattr(mine, key), getattr(other, key)))
+            value, had = getattr(mine, key), getattr(other, key)
+            if key == "optimizer":
+                value, had = _drop_folder(value), _drop_folder(had)
+            pairs.append((f"sparse.tables.{table}.{key}", value, had))
     if scenario.model.spec.makes_lists:
-        pairs.append(("tokenizer.use", scenario.tokenizer.use, source.tokenizer.use))
+        uses = _drop_folder(scenario.tokenizer.use), _drop_folder(source.tokenizer.use)
+        pairs.append(("tokenizer.use", *uses))
         for key in ("levels", "codes"):
             value, had = scenario.tokenizer.get_options().get(key), source.tokenizer.get_options().get(key)
             pairs.append((f"tokenizer.{key}", value, had))
     return pairs
+
+
+def _drop_folder(use: str) -> str:
+    """Return a `use` without the folder of the user's own file, which is another one in the run's copy."""
+    return use.rpartition("/")[2] if parse_file(use) else use
 
 
 def _select_shape_options(model: Mapping[str, Any]) -> dict[str, Any]:

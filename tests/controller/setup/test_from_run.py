@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,8 +12,9 @@ import pytest
 from nonet import yaml
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
+from nonet.controller.scenario.scenario import find_scenario, load_scenario, make_scenario, to_document
 from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
+from nonet.controller.setup.own_files import keep_copies
 from nonet.errors import ConfigError
 
 
@@ -21,11 +24,11 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=True):
+def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=True, scenario=None):
     """Make a run's folder with what another run reads of it."""
     run = RunFolder(runs / name)
     (run.path / "sequences").mkdir(parents=True)
-    run.scenario.write_text(yaml.dump(to_document(load_scenario("quickstart")[0])))
+    run.scenario.write_text(yaml.dump(to_document(scenario or quickstart())))
     if keyed:
         np.save(run.path / "sequences" / "item_keys.npy", np.arange(3))
     artifacts = {kind: {"path": str(run.path / kind)} for kind in ("sequences", "sids")}
@@ -104,6 +107,26 @@ def test_what_would_not_fit_is_named_with_what_it_was(runs, change, says):
     finished(runs)
     with pytest.raises(ConfigError, match=says):
         find_warm_start(quickstart("init.from=last", change))
+
+
+def test_a_run_with_the_same_own_optimizer_can_be_continued_from_its_copies(runs, tmp_path_factory):
+    """The copy in the run's folder has another path than the original."""
+    folder = tmp_path_factory.mktemp("mine") / "quickstart"
+    shutil.copytree(find_scenario("quickstart").parent, folder)
+    own = folder / "own.py"
+    own.write_text(
+        "from nonet.plug import RowOptimizer\n\n\ndef climb(rows, state, grads, step):\n    rows += grads\n\n\n"
+        "CLIMB = RowOptimizer(climb, extra=1)\n"
+    )
+    source = str(folder / find_scenario("quickstart").name)
+    change = "sparse.tables.user.optimizer='own.py:CLIMB'"
+    run = finished(runs, scenario=load_scenario(source, [change])[0])
+    keep_copies(*load_scenario(source, [change]), run)
+    again, _ = load_scenario(source, [change, "init.from=last"])
+    assert find_warm_start(again).step == 200
+    other, _ = load_scenario(source, ["init.from=last"])
+    with pytest.raises(ConfigError, match=r"user.optimizer is 'rowwise_adagrad' here and was 'own.py:CLIMB'"):
+        find_warm_start(other)
 
 
 def test_dropout_may_differ(runs):
