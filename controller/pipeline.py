@@ -54,7 +54,7 @@ class Pipeline:
         Returns:
             False if the run was stopped before its end; it can be resumed then.
         """
-        self.session.told = lambda text: self.recorder.add_event("note", text=text)
+        self.session.add_note = lambda text: self.recorder.add_event("note", text=text)
         with self.session as session:
             for name, seconds in session.seconds.items():
                 self._add_seconds(name, seconds)

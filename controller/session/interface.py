@@ -1,15 +1,18 @@
-"""RunningSession: the part of a session that its commands and validations use."""
+"""RunningSession: the part of a session that the other files of this folder use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nonet.controller.groups import RewardHandles, RolloutHandle, RunGroups
-from nonet.controller.record import CommitLog, RunFolder
+from nonet.controller.groups import RewardHandles, RolloutHandle, RunGroups, TrainerHandle
+from nonet.controller.record import CommitLog, Manifest, RunFolder
 from nonet.controller.scenario import Scenario
+from nonet.controller.session.objectives import RewardObjectives
+from nonet.controller.session.stage_validation import StageValidation
 from nonet.deadlines import Deadlines
 from nonet.workers.roles import StageSetup
+from nonet.workers.runtime import WorkerGroup
 
 
 class RunningSession(Protocol):
@@ -18,20 +21,30 @@ class RunningSession(Protocol):
     run: RunFolder
     scenario: Scenario
     stages: dict[str, StageSetup]
+    step: int
+    version: int
+    restored: Manifest | None
     commits: CommitLog
     deadlines: Deadlines
     groups: RunGroups
     facts: Any
-    told: Callable[[str], None]
+    validation: StageValidation | None
+    objectives: RewardObjectives | None
+    add_note: Callable[[str], None]
 
     @property
     def stage(self) -> StageSetup:
-        """The stage under way."""
+        """The current stage."""
+        ...
+
+    @property
+    def trainer(self) -> TrainerHandle:
+        """The trainers."""
         ...
 
     @property
     def reward(self) -> RewardHandles:
-        """The rewards of the stage under way."""
+        """The rewards of the current stage."""
         ...
 
     @property
@@ -40,6 +53,10 @@ class RunningSession(Protocol):
         ...
 
     @property
-    def evaluator(self) -> Any:
+    def evaluator(self) -> WorkerGroup:
         """The evaluator."""
+        ...
+
+    def list_artifact_hashes(self) -> dict[str, str]:
+        """Return the hashes of the artifacts, by kind."""
         ...

@@ -13,14 +13,12 @@ loop that was killed resumes from the newest complete checkpoint.
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nonet.atomic import make_folder
 from nonet.controller.groups import (
     EmbeddingHandle,
     GroupChange,
@@ -34,18 +32,14 @@ from nonet.controller.groups import (
 )
 from nonet.controller.record import (
     CONTROLLER,
-    CommandQueue,
     CommitLog,
     Manifest,
     RunFolder,
     create_run,
     lock_run,
-    make_unselected_name,
     open_trace,
-    read_journal,
 )
 from nonet.controller.scenario import (
-    REWARD,
     Scenario,
     check_runnable,
     check_validation_interval,
@@ -53,23 +47,28 @@ from nonet.controller.scenario import (
     load_scenario,
     restore_values,
 )
+from nonet.controller.session.artifacts import make_artifacts
+from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.objectives import RewardObjectives
-from nonet.controller.session.open_commit import OpenCommit
-from nonet.controller.session.preparation_progress import wait_for_tokenise
-from nonet.controller.session.stage_validation import StageValidation, make_stage_validation
-from nonet.controller.session.steering import RewardSteering
+from nonet.controller.session.stage_checkpoints import (
+    end_stage,
+    end_stage_at_last_checkpoint,
+    find_stage_start,
+    load_initial_checkpoint,
+    make_stage_validation,
+    restore_newest_checkpoint,
+)
+from nonet.controller.session.stage_validation import StageValidation
+from nonet.controller.session.steering import begin_steering, replay_weights
 from nonet.controller.setup import (
-    find_warm_start,
-    make_data_setup,
     make_stage_setups,
     read_copies,
-    renumber_stages,
     resolve_sources,
     restore_sources,
     set_initial_run,
     write_run,
 )
-from nonet.errors import CheckpointError, ConfigError, WorkerLost
+from nonet.errors import ConfigError, WorkerLost
 from nonet.renamed import keep_old_name
 from nonet.workers import check_ray_environment
 from nonet.workers.roles import StageSetup
@@ -124,13 +123,13 @@ class Session:
         self.version = 0
         self.restored: Manifest | None = None
         self.seconds: dict[str, float] = {}
-        self.dead: list[str] = []
-        self.told: Callable[[str], None] = lambda text: None
+        self.dead_workers: list[str] = []
+        self.add_note: Callable[[str], None] = lambda text: None
         self._stage: str | None = None
-        self._step = 0  # the most recently entered step of the stage
+        self.step = 0  # the most recently entered step of the stage
         self.validation: StageValidation | None = None
         self.objectives: RewardObjectives | None = None
-        self._open_commit: OpenCommit | None = None
+        self.checkpoint_writer = CheckpointWriter(self)
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
 
@@ -152,18 +151,18 @@ class Session:
         well = False
         try:
             if value is None:
-                self._finish_commit(wait=True)
+                self.checkpoint_writer.finish(wait=True)
                 well = True
         finally:
             if not well and hasattr(self, "groups"):
-                self.dead = self.groups.binding.list_dead_workers()
-            self.close(at_once=bool(self.dead))
+                self.dead_workers = self.groups.binding.list_dead_workers()
+            self.close(at_once=bool(self.dead_workers))
 
     def bind(self) -> None:
         """Write the folder of the run, plan on the live cluster, and start the processes of the first stage."""
         check_ray_environment()
         if not self._life_s:
-            self._held = lock_run(self.run)
+            self._lock = lock_run(self.run)
             if not self.resume:
                 self.run.clear_records()
         ensure_ray()
@@ -189,14 +188,14 @@ class Session:
         if hasattr(self, "commits"):
             self.commits.close()
             self.trace.close()
-        if hasattr(self, "_held"):
-            self._held.close()
+        if hasattr(self, "_lock"):
+            self._lock.close()
 
     def describe_loss(self, error: Exception) -> str | None:
         """Describe a failure that a lost worker caused, or return None if all workers are alive."""
         if isinstance(error, WorkerLost):
             return str(error)
-        dead = self.dead
+        dead = self.dead_workers
         return f"{', '.join(dead)} died: {error}" if dead else None
 
     # --- artifacts --------------------------------------------------------------------------------------------------
@@ -205,17 +204,8 @@ class Session:
         """Make the sequences, semantic ids and catalogue, once in a run, and return the facts about them."""
         self.facts = self.run.read_facts()
         if self.facts is None:
-            start = find_warm_start(self.scenario)
-            data = make_data_setup(self.scenario, self.folder, start and start.known)
-            group = self.groups.group("tokenise")
-            group.hosts.wait_until_ready()
-            facts = wait_for_tokenise(
-                group.prepare(data, str(self.run.path)), self.run, self.deadlines.tokenise, self.told
-            )
-            if start is not None:
-                facts["init"] = start.as_dict() | facts.get("init", {})
-            self.run.write_facts(facts)
-            self.facts = facts
+            self.facts = make_artifacts(self, self.folder)
+            self.run.write_facts(self.facts)
         return self.facts
 
     def open(self) -> None:
@@ -316,10 +306,10 @@ class Session:
         due = self.find_due_change(name)
         if due:
             with self.trace.record_span("rebind", stage=name, what=due.describe()):
-                self._finish_commit(wait=True)
+                self.checkpoint_writer.finish(wait=True)
                 if self.commits.open_step is not None:
                     stage, step = self.commits.open_step
-                    self._commit(stage, step + 1, wait=True)
+                    self.checkpoint_writer.write(stage, step + 1, wait=True)
                 self.groups.change(due, self._folders, self.commits.newest and self.commits.newest[0])
                 self.commits.note(
                     rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
@@ -338,37 +328,23 @@ class Session:
         if name not in self.stages:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
-        self._finish_commit(wait=True)
+        self.checkpoint_writer.finish(wait=True)
         self._stage = name
         self.validation = make_stage_validation(self)
         if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
-        if self.restored is not None and self.restored.stage == name:
-            if self.validation is not None:
-                self.validation.begin(self.find_start(name))
-            return self.restored.stage_step
+        resumed = self.restored if self.restored and self.restored.stage == name else None
         if self.validation is not None:
-            self.validation.kept.cut(0)
-            self.validation.begin(self.find_start(name))
+            if resumed is None:
+                self.validation.kept.cut(0)
+            self.validation.begin(find_stage_start(self, name))
+        if resumed is not None:
+            return resumed.stage_step
         self.trainer.begin(self.stage)
         return 0
 
-    def find_start(self, name: str) -> Path | None:
-        """Return the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
-
-        Returns:
-            The folder, or None if there is none, as in a loop that leaves earlier stages out.
-        """
-        names = list(self.stages)
-        if index := names.index(name):
-            try:
-                return self.commits.find_stage_end(names[index - 1])
-            except CheckpointError:
-                return None
-        return Path(self.facts["init"]["commit"]) if "init" in self.facts else None
-
     def end(self, step: int) -> Path | None:
-        """End the current stage after `step` committed steps; the trainer continues with the selected checkpoint.
+        """End the current stage after `step` applied steps; the trainer continues with the selected checkpoint.
 
         Waits for all validations. If the stage selects the checkpoint that it began from, that becomes its last
         checkpoint, and its own best one is kept in RUN/controls and ranked beside it.
@@ -377,28 +353,7 @@ class Session:
             The folder of the checkpoint that ends the stage, or None if the stage is not validated and has ended with its
                 last one.
         """
-        validation, stage = self.validation, self.stage
-        if validation is None or self.commits.has_ended(stage.name):
-            return None
-        self._finish_commit(wait=True)
-        validation.settle(step)
-        self.recompute_rewards()
-        selected = validation.select()
-        best = selected.best["step"] if selected.best else step
-        fell_back = selected.guard is not None and not selected.guard["kept"]
-        metric = REWARD if validation.rule.reward and not fell_back else validation.rule.metric
-        facts = {"guard": selected.guard, "start": selected.start, "loss": selected.loss}
-        facts = {name: value for name, value in facts.items() if value}
-        ends = step if selected.start else best
-        if selected.start:
-            self._select_start(stage, step, best)
-        validation.kept.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
-        path, manifest = self.commits.end(stage, ends)
-        if ends != step:
-            self.trainer.ensure_on_device(stage)
-            self.groups.load(path, None)
-        self.stages = renumber_stages(self.stages, manifest)
-        return path
+        return end_stage(self, self.checkpoint_writer, step)
 
     def end_at_last_checkpoint(self) -> int | None:
         """End the current stage at its newest complete checkpoint, or at an earlier one that it selects, and load it.
@@ -406,63 +361,18 @@ class Session:
         Returns:
             The number of steps of that checkpoint, or None if the stage has none.
         """
-        self._finish_commit(wait=True)
-        newest, stage = self.commits.newest, self.stage
-        if newest is None or newest[1].stage != stage.name or not newest[1].stage_step:
-            return None
-        done = newest[1].stage_step
-        if self.validation is not None and not self.commits.has_ended(stage.name):
-            self.end(done)
-        elif not self.commits.has_ended(stage.name):
-            _, manifest = self.commits.end(stage, done)
-            self.stages = renumber_stages(self.stages, manifest)
-        assert self.commits.newest is not None
-        path, manifest = self.commits.newest
-        self.trainer.ensure_on_device(stage)
-        self.groups.load(path, None)  # later steps may have changed the weights before the first skipped step
-        return manifest.stage_step
-
-    def _select_start(self, stage: StageSetup, step: int, best: int) -> None:
-        """Select the start of a stage: write it as the checkpoint after `step` steps, and copy the best of the stage's own."""
-        start, unselected = self.find_start(stage.name), self.commits.find_at_step(stage.first + best)
-        assert start is not None
-        aside = self.run.path / "controls" / make_unselected_name(stage.name)
-        shutil.rmtree(aside, ignore_errors=True)
-        if unselected is not None:
-            make_folder(aside)
-            shutil.copytree(unselected, aside / unselected.name)
-        self.trainer.ensure_on_device(stage)
-        self.groups.load(start, None)
-        self._commit(stage, step, wait=True, as_loaded=True)
+        return end_stage_at_last_checkpoint(self, self.checkpoint_writer)
 
     def compute_current_weights(self, stage: str) -> dict[str, float]:
         """Return the current weight of each reward of an RL stage, without multipliers.
 
-        For a stage that is not running, these are the weights of the scenario with the commands that were taken in the
+        For a stage that is not running, these are the weights of the scenario with the commands that were applied in the
         stage.
         """
-        objectives, at = self.objectives, self._step
+        objectives, step = self.objectives, self.step
         if objectives is None or self._stage != stage:
-            objectives, at = RewardObjectives(getattr(self.scenario.stages[stage], "rewards", {})), 0
-            for command in CommandQueue(self.run).list_taken():
-                if command.get("stage") == stage and "refused" not in command:
-                    at = max(at, command["step"])
-                    objectives.apply(command)
-        return {name: options.compute_weight(at) for name, options in objectives.rewards.items()}
-
-    def recompute_rewards(self) -> None:
-        """Recompute the rewards of all candidates with the current rewards and weights."""
-        validation, objectives = self.validation, self.objectives
-        if validation is None or objectives is None or not self.stage.rolls_out:
-            return
-        body = self.scenario.stages[self.stage.name]
-        scenes, at = body.kind.make_scenes(body), self._step
-
-        def judge(parts: Mapping[str, Sequence[float]]) -> tuple[float | None, float]:
-            means = {name: float(sum(values)) for name, values in parts.items()}
-            return objectives.compute_total(parts, at, scenes), objectives.compute_shortfall(means)
-
-        validation.kept.recompute_rewards(judge)
+            objectives, step = replay_weights(self, stage)
+        return {name: options.compute_weight(step) for name, options in objectives.rewards.items()}
 
     def iterate_prompts(self, name: str) -> Iterator[tuple[int, PromptRequest]]:
         """Iterate over the remaining steps of an RL stage as pairs (step, prompts)."""
@@ -478,27 +388,17 @@ class Session:
         """Enter an RL stage, publish its first version, and return its next step."""
         start = self.begin(name)
         self.publish()
-        self._begin_objectives(name)
+        self.steering = begin_steering(self, name)
+        self.objectives = self.steering.objectives
         return start
 
     def enter_step(self, step: int) -> None:
         """Apply pending commands, and make `step` the step of the next update."""
         self.steering.apply_commands(step)
-        self._step = step
+        self.step = step
         if self.stage.name in self.groups.rewards:
             self.reward.step = step
         self.trainer.objectives = self.objectives
-
-    def _begin_objectives(self, name: str) -> None:
-        """Create the objectives of a stage, restore them from the journal, and replay the commands."""
-        self.objectives = RewardObjectives(getattr(self.scenario.stages[name], "rewards", {}))
-        self.steering = RewardSteering(self, name, self.objectives)
-        if self.restored is None or self.restored.stage != name:
-            return
-        self.steering.replay(self.restored.stage_step - 1)
-        for record in read_journal(self.run.journal):
-            if record.get("stage") == name and "floors" in record:
-                self.objectives.restore(record)
 
     def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
         """Publish the trainer's weights and rows to rollout, which then serves this version only.
@@ -539,77 +439,20 @@ class Session:
         self.commits.note_applied(
             stage, step, **(self.objectives.state() if stage.rolls_out and self.objectives else {})
         )
-        self._finish_commit(wait=False)
+        self.checkpoint_writer.finish(wait=False)
         last = done == stage.steps
         due = last or done % self.scenario.checkpoint.every == 0 or (validation and done in validation.points)
         if not (now or due):
             return None
         wait = now or last or not self.scenario.checkpoint.background
         with self.trace.record_span("commit", step=stage.first + done):
-            path = self._commit(stage, done, wait=wait)
+            path = self.checkpoint_writer.write(stage, done, wait=wait)
             return (self.end(done) or path) if last else path
 
     def wait_for_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, or None before the first; wait for one that is being written."""
-        self._finish_commit(wait=True)
+        self.checkpoint_writer.finish(wait=True)
         return self.commits.newest and self.commits.newest[0]
-
-    def _commit(self, stage: StageSetup, done: int, *, wait: bool, as_loaded: bool = False) -> Path | None:
-        """Write a checkpoint after `done` steps.
-
-        Args:
-            stage: The stage.
-            done: The number of applied steps of the stage.
-            wait: Whether to wait until it is complete.
-            as_loaded: Whether the weights were loaded from another checkpoint, whose memory is fitted already.
-
-        Returns:
-            The folder of the checkpoint, or None if it is still being written.
-        """
-        self._finish_commit(wait=True)
-        trainer = self.trainer
-        worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
-        trainer.ensure_on_device(stage)
-        if self.scenario.model.make_vote_options() is not None and not stage.rolls_out and not as_loaded:
-            trainer.fit_memory()
-        last = {"last": False} if self.validation is not None and stage == self.stage else {}
-        aside = self.commits.begin(stage, done, self.version, self._list_artifact_hashes(), worlds, **last)
-        groups = [trainer.group, trainer.shards]
-        self._open_commit, self._opened_at = OpenCommit(aside, groups, self.deadlines.save, wait=wait), done
-        return self._finish_commit(wait=True) if wait else None
-
-    def save_aside(self, folder: Path) -> Path:
-        """Save trainers and shards to a folder that is not a checkpoint of the run and cannot be resumed from."""
-        trainer = self.trainer
-        if self.scenario.model.make_vote_options() is not None:
-            trainer.fit_memory()
-        make_folder(folder)
-        OpenCommit(folder, [trainer.group, trainer.shards], self.deadlines.save, wait=True).collect_written(
-            wait=True
-        )
-        return folder
-
-    def _finish_commit(self, *, wait: bool) -> Path | None:
-        """Complete the open checkpoint if all of it is written.
-
-        Args:
-            wait: Whether to wait for the ranks that are still writing.
-
-        Returns:
-            The folder, or None if there is no open checkpoint or it is not complete yet.
-        """
-        if self._open_commit is None:
-            return None
-        written = self._open_commit.collect_written(wait=wait)
-        if written is None:
-            return None
-        self._open_commit = None
-        if self.validation is None:
-            return self.commits.finish(written)
-        self.commits.spared = self.validation.list_spared_steps()
-        path = self.commits.finish(written)
-        self.validation.ask(self._opened_at)
-        return path
 
     def restore(self) -> Manifest | None:
         """Load the newest complete checkpoint when resuming, else the checkpoint that `init` names.
@@ -620,21 +463,13 @@ class Session:
         Raises:
             CheckpointError: The checkpoint was trained from other artifacts.
         """
-        if not self.resume:
-            if "init" in self.facts:
-                self.trainer.ensure_on_device(next(iter(self.stages.values())))
-                self.groups.load(Path(self.facts["init"]["commit"]), None)
-            return None
-        path, manifest = self.commits.find()
-        if manifest.artifacts != self._list_artifact_hashes():
-            raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
-        self.stages = renumber_stages(self.stages, manifest)
-        stage = self.stages[manifest.stage]
-        self.trainer.ensure_on_device(stage)
-        self.groups.load(path, None if manifest.last else stage)
-        self.commits.forget_after(manifest, list(self.stages))
-        self.version, self.restored = manifest.version, manifest
-        return manifest
+        if self.resume:
+            self.restored = restore_newest_checkpoint(self)
+            self.version = self.restored.version
+        else:
+            load_initial_checkpoint(self)
+        return self.restored
 
-    def _list_artifact_hashes(self) -> dict[str, str]:
+    def list_artifact_hashes(self) -> dict[str, str]:
+        """Return the hashes of the artifacts, by kind."""
         return {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}

@@ -14,33 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import ValidationRecord
-from nonet.controller.scenario import ValidationRule, make_validation_rule
-from nonet.controller.session.interface import RunningSession
+from nonet.controller.scenario import ValidationRule
 from nonet.deadlines import Deadline
 from nonet.models import NATS
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
-
-
-def make_stage_validation(session: RunningSession) -> StageValidation | None:
-    """Create the validations of the current stage, or return None if the stage is not validated."""
-    stage, rule = session.stage, make_validation_rule(session.scenario, session.stage.name)
-    if (
-        rule is None
-        or not session.facts["data"]["held_out"]["valid"]
-        or not hasattr(session.evaluator, "validate")
-    ):
-        return None
-    return StageValidation(
-        stage,
-        rule,
-        rule.list_validation_steps(stage.steps, stage.epochs),
-        ValidationRecord(session.run, stage.name),
-        lambda name, folder: session.evaluator.validate(name, folder),
-        session.commits.find_at_step,
-        session.deadlines.evaluate,
-        session.evaluator.compare_validated if hasattr(session.evaluator, "compare_validated") else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)

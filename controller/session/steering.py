@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nonet.controller.groups import PromptRequest, RewardHandles
-from nonet.controller.record import CommandQueue
+from nonet.controller.record import CommandQueue, read_journal
 from nonet.controller.scenario import RewardOptions
 from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.objectives import SETTABLE, RewardObjectives
@@ -23,11 +23,41 @@ from nonet.suggest import suggest_inline
 _FEW = 8  # number of prompts that a new reward is tried on
 
 
+def begin_steering(session: RunningSession, stage: str) -> RewardSteering:
+    """Create the objectives and commands of an RL stage, as they were at the restored checkpoint if it is of this stage."""
+    objectives = _make_objectives(session, stage)
+    steering = RewardSteering(session, stage, objectives)
+    if session.restored is not None and session.restored.stage == stage:
+        steering.replay(session.restored.stage_step - 1)
+        for record in read_journal(session.run.journal):
+            if record.get("stage") == stage and "floors" in record:
+                objectives.restore(record)
+    return steering
+
+
+def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjectives, int]:
+    """Return the objectives of a stage that is not running after all of its commands, and the step of the last command."""
+    objectives, step = _make_objectives(session, stage), 0
+    for command in CommandQueue(session.run).list_taken():
+        if command.get("stage") == stage and "refused" not in command:
+            step = max(step, command["step"])
+            objectives.apply(command)
+    return objectives, step
+
+
+def _make_objectives(session: RunningSession, stage: str) -> RewardObjectives:
+    return RewardObjectives(getattr(session.scenario.stages[stage], "rewards", {}))
+
+
 class RewardSteering:
-    """The commands of one RL stage."""
+    """The commands of one RL stage.
+
+    Attributes:
+        objectives: The objectives that the commands change.
+    """
 
     def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
-        self._session, self._stage, self._objectives = session, stage, objectives
+        self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
         self._known = self._commands.list_taken()
         self._again = [each for each in self._known if each.get("stage") == stage and "refused" not in each]
@@ -43,7 +73,7 @@ class RewardSteering:
         while self._again and self._again[0]["step"] <= step:
             command = self._again.pop(0)
             self._carry_out(command)
-            self._session.told(f"taken again: {command['text']}")
+            self._session.add_note(f"taken again: {command['text']}")
 
     def has_commands(self, step: int) -> bool:
         """Return whether there are commands to apply at a step."""
@@ -70,7 +100,7 @@ class RewardSteering:
             return self._refuse(command, " ".join(why.split()))
         text = f"{text}, from step {step} of {self._stage} on"
         self._commands.take(command, self._stage, step, text)
-        self._session.told(text)
+        self._session.add_note(text)
         return None
 
     def _refuse_or_wait(self, command: dict[str, Any]) -> None:
@@ -89,7 +119,7 @@ class RewardSteering:
 
     def _refuse(self, command: dict[str, Any], why: str) -> None:
         self._commands.refuse(command, why)
-        self._session.told(f"refused: {command['verb']} {command.get('name', '')}: {why}")
+        self._session.add_note(f"refused: {command['verb']} {command.get('name', '')}: {why}")
 
     def _carry_out(self, command: dict[str, Any]) -> str:
         """Carry out a command and return a description of what it did.
@@ -107,7 +137,7 @@ class RewardSteering:
     def _attach(self, command: dict[str, Any]) -> str:
         """Start a new reward, try it on a few beams, and add it to the stage."""
         name = command["name"]
-        if name in self._objectives.rewards:
+        if name in self.objectives.rewards:
             raise ConfigError(f"there is a reward {name!r} already; detach it first, or give another --name")
         self._check_copy(command)
         options = RewardOptions.model_validate(command["options"])
@@ -119,7 +149,7 @@ class RewardSteering:
             self._session.groups.stop_reward(self._stage, name)
             raise
         rewards.add(name, group, options.timeout_s)
-        self._objectives.apply(command)
+        self.objectives.apply(command)
         path = f"stages.{self._stage}.rewards.{name}.weight"
         return f"attached reward {name!r} ({command['original']}) with {path}={_format_value(options.weight)}"
 
@@ -145,9 +175,9 @@ class RewardSteering:
     def _detach(self, command: dict[str, Any]) -> str:
         """Remove a reward from the stage and stop its workers."""
         name = self._check_name(command["name"])
-        if len(self._objectives.rewards) == 1:
+        if len(self.objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
-        self._objectives.apply(command)
+        self.objectives.apply(command)
         self._session.reward.remove(name)
         self._session.groups.stop_reward(self._stage, name)
         return f"detached reward {name!r}"
@@ -160,9 +190,9 @@ class RewardSteering:
                 f"{command['name']}: while a run goes on, stages.{self._stage}.rewards.<name>.weight and .at_least can be set"
             )
         name, key = self._check_name(match[2]), match[3]
-        before = self._objectives.rewards[name]
-        self._objectives.apply(command)
-        after = self._objectives.rewards[name]
+        before = self.objectives.rewards[name]
+        self.objectives.apply(command)
+        after = self.objectives.rewards[name]
         return f"set {command['name']} from {_format_value(getattr(before, key))} to {_format_value(getattr(after, key))}"
 
     def _check_name(self, name: str) -> str:
@@ -171,7 +201,7 @@ class RewardSteering:
         Raises:
             ConfigError: The stage has no such reward.
         """
-        there = list(self._objectives.rewards)
+        there = list(self.objectives.rewards)
         if name not in there:
             raise ConfigError(
                 f"there is no reward {name!r}{suggest_inline(name, there)}; rewards: {', '.join(there)}"

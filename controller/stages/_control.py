@@ -18,7 +18,7 @@ from typing import Any
 from nonet.controller.plan import derive_model_size
 from nonet.controller.record import Recorder, find_run, make_control_name, make_passes_name
 from nonet.controller.scenario import Scenario, ValidationRule, load_scenario, make_validation_rule
-from nonet.controller.session import Session
+from nonet.controller.session import Session, find_stage_start
 from nonet.controller.setup import make_stage_setups
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.errors import ConfigError
@@ -105,7 +105,7 @@ def train_control(
         shown |= {"lr": records[-1]["lr"], "rows/s": events / (time.perf_counter() - began)}
         recorder.record_step(setup.name, stop, shown)
         if any(step < point <= stop for point in points):
-            judged.ask(setup.name, stop, session.save_aside(top / f"step-{stop:06d}"))
+            judged.ask(setup.name, stop, session.checkpoint_writer.save_to_folder(top / f"step-{stop:06d}"))
             if judged.is_over():
                 break
     step, folder, value = judged.find_best()
@@ -157,7 +157,7 @@ def _find_supervised_stage(session: Session, name: str) -> tuple[Scenario, str, 
     """Return the last supervised stage before an RL stage, its scenario, and the checkpoint that RL began from."""
     names = list(session.stages)
     earlier = names[: names.index(name)]
-    start, source = session.find_start(name), session.scenario
+    start, source = find_stage_start(session, name), session.scenario
     if start is None:
         return None
     if not earlier:

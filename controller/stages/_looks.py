@@ -8,7 +8,7 @@ import numpy as np
 
 from nonet.controller.groups import PromptRequest
 from nonet.controller.record import Recorder, describe_selection
-from nonet.controller.session import Session, sum_by_scene
+from nonet.controller.session import Session, recompute_rewards, sum_by_scene
 from nonet.errors import DataError
 from nonet.workers.roles import SceneSetup
 
@@ -188,7 +188,7 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
     if gone:
         text = f"{stage}: steps {', '.join(gone)} cannot be scored by the rewards attached since and are no candidates"
         recorder.add_event("note", text=text)
-    session.recompute_rewards()
+    recompute_rewards(session)
 
 
 def show_validations(

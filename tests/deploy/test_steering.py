@@ -101,7 +101,7 @@ def test_set_takes_the_path_that_attach_reports_and_the_short_one(run, path):
     objectives = RewardObjectives({"hit": RewardOptions()})
     session = SimpleNamespace(
         run=run,
-        told=lambda text: None,
+        add_note=lambda text: None,
         reward=SimpleNamespace(add=lambda *_: None),
         groups=SimpleNamespace(start_reward=lambda *_: None),
     )

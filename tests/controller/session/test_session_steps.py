@@ -173,7 +173,7 @@ def test_a_commit_is_waited_for_before_the_next_is_opened(world):
     session.begin("pretrain")
     session.commit(2)
     assert "finish" not in world.names()
-    session._commit(PRETRAIN, 4, wait=False)
+    session.checkpoint_writer.write(PRETRAIN, 4, wait=False)
     order = [name for name in world.names() if name in ("trainer.save", "finish")]
     assert order == ["trainer.save", "finish", "trainer.save"]
 

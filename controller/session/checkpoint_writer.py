@@ -1,0 +1,143 @@
+"""CheckpointWriter: writes the checkpoints of a run, also while later steps run.
+
+Each rank copies its state when `save` is called, writes the copy on its own thread, and reports the files once they are
+on disk. The poll for completion does not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nonet.atomic import make_folder
+from nonet.background import Written
+from nonet.controller.session.interface import RunningSession
+from nonet.deadlines import Deadline
+from nonet.errors import CheckpointError
+from nonet.workers.roles import StageSetup
+from nonet.workers.runtime import GroupFuture, WorkerGroup
+
+
+class CheckpointWriter:
+    """The writer of a run's checkpoints, at most one of which is open at a time."""
+
+    def __init__(self, session: RunningSession):
+        self._session = session
+        self._open: OpenCheckpoint | None = None
+        self._open_steps = 0  # applied steps of the stage that the open checkpoint holds
+
+    def write(
+        self, stage: StageSetup, applied_steps: int, *, wait: bool, as_loaded: bool = False
+    ) -> Path | None:
+        """Write a checkpoint after `applied_steps` steps, once the open one is complete.
+
+        Args:
+            stage: The stage.
+            applied_steps: The number of applied steps of the stage.
+            wait: Whether to wait until it is complete.
+            as_loaded: Whether the weights were loaded from another checkpoint, whose memory is fitted already.
+
+        Returns:
+            The folder of the checkpoint, or None if it is still being written.
+        """
+        self.finish(wait=True)
+        session, trainer = self._session, self._session.trainer
+        worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
+        trainer.ensure_on_device(stage)
+        if not stage.rolls_out and not as_loaded:
+            self._fit_memory()
+        last = {"last": False} if session.validation is not None and stage == session.stage else {}
+        staging_dir = session.commits.begin(
+            stage, applied_steps, session.version, session.list_artifact_hashes(), worlds, **last
+        )
+        self._open, self._open_steps = self._start_saving(staging_dir, wait=wait), applied_steps
+        return self.finish(wait=True) if wait else None
+
+    def finish(self, *, wait: bool) -> Path | None:
+        """Complete the open checkpoint if all of it is written, and request its validation.
+
+        Args:
+            wait: Whether to wait for the ranks that are still writing.
+
+        Returns:
+            The folder, or None if there is no open checkpoint or it is not complete yet.
+        """
+        if self._open is None:
+            return None
+        written = self._open.collect_written(wait=wait)
+        if written is None:
+            return None
+        self._open = None
+        commits, validation = self._session.commits, self._session.validation
+        if validation is None:
+            return commits.finish(written)
+        commits.spared = validation.list_spared_steps()
+        path = commits.finish(written)
+        validation.ask(self._open_steps)
+        return path
+
+    def save_to_folder(self, folder: Path) -> Path:
+        """Save trainers and shards to a folder that is not a checkpoint of the run and cannot be resumed from."""
+        self._fit_memory()
+        make_folder(folder)
+        self._start_saving(folder, wait=True).collect_written(wait=True)
+        return folder
+
+    def _fit_memory(self) -> None:
+        """Fit the memory of the model, if it has one."""
+        if self._session.scenario.model.make_vote_options() is not None:
+            self._session.trainer.fit_memory()
+
+    def _start_saving(self, folder: Path, *, wait: bool) -> OpenCheckpoint:
+        trainer = self._session.trainer
+        groups = [trainer.group, trainer.shards]
+        return OpenCheckpoint(folder, groups, self._session.deadlines.save, wait=wait)
+
+
+class OpenCheckpoint:
+    """A checkpoint that is being written; every rank has copied its state when the constructor returns.
+
+    With `wait`, the copies are also on disk by then.
+    """
+
+    def __init__(self, folder: Path, groups: Sequence[WorkerGroup], deadline: Deadline, *, wait: bool):
+        self.folder, self._groups, self._deadline = folder, groups, deadline
+        self._save_calls: list[GroupFuture] = [group.save(str(folder), wait) for group in groups]
+        self._answers: list[Written | None] = self._collect_answers()
+
+    def collect_written(self, *, wait: bool) -> Written | None:
+        """Return the files that all ranks wrote.
+
+        Args:
+            wait: Whether to wait for all ranks.
+
+        Returns:
+            The files, or None if `wait` is false and a rank is still writing.
+        """
+        while None in self._answers:
+            self._save_calls = self._save_calls or [group.poll_save(wait) for group in self._groups]
+            if not wait and not all(future.done() for future in self._save_calls):
+                return None
+            self._answers = self._collect_answers()
+            if not wait and None in self._answers:
+                return None
+        return _merge_files(self.folder, [answer for answer in self._answers if answer is not None])
+
+    def _collect_answers(self) -> list[Written | None]:
+        """Collect the answers of all ranks of all groups."""
+        futures, self._save_calls = self._save_calls, []
+        return [answer for future in futures for answer in future.get(self._deadline)]
+
+
+def _merge_files(folder: Path, answers: Sequence[Written]) -> Written:
+    """Merge the files of all ranks.
+
+    Raises:
+        CheckpointError: Two ranks wrote the same file.
+    """
+    files: Written = {}
+    for answer in answers:
+        if twice := files.keys() & answer.keys():
+            raise CheckpointError(f"{folder / min(twice)} was written by two workers")
+        files |= answer
+    return files

@@ -1,0 +1,159 @@
+"""The checkpoints that runs and stages begin with and end with.
+
+A resumed run begins with its newest checkpoint. A stage begins with the checkpoint that ended the stage before it, and
+ends with the checkpoint that its validations select.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nonet.atomic import make_folder
+from nonet.controller.record import Manifest, ValidationRecord, make_unselected_name
+from nonet.controller.scenario import REWARD, make_validation_rule
+from nonet.controller.session.checkpoint_writer import CheckpointWriter
+from nonet.controller.session.interface import RunningSession
+from nonet.controller.session.stage_validation import StageValidation
+from nonet.controller.setup import renumber_stages
+from nonet.errors import CheckpointError
+from nonet.workers.roles import StageSetup
+
+
+def restore_newest_checkpoint(session: RunningSession) -> Manifest:
+    """Load the newest complete checkpoint, and delete what came after it.
+
+    Raises:
+        CheckpointError: The checkpoint was trained from other artifacts.
+    """
+    path, manifest = session.commits.find()
+    if manifest.artifacts != session.list_artifact_hashes():
+        raise CheckpointError(f"{path} was trained from other artifacts than {session.run.path} holds")
+    session.stages = renumber_stages(session.stages, manifest)
+    stage = session.stages[manifest.stage]
+    session.trainer.ensure_on_device(stage)
+    session.groups.load(path, None if manifest.last else stage)
+    session.commits.forget_after(manifest, list(session.stages))
+    return manifest
+
+
+def load_initial_checkpoint(session: RunningSession) -> None:
+    """Load the checkpoint that `init` names, if there is one."""
+    if "init" in session.facts:
+        session.trainer.ensure_on_device(next(iter(session.stages.values())))
+        session.groups.load(Path(session.facts["init"]["commit"]), None)
+
+
+def find_stage_start(session: RunningSession, name: str) -> Path | None:
+    """Return the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
+
+    Returns:
+        The folder, or None if there is none, as in a loop that leaves earlier stages out.
+    """
+    names = list(session.stages)
+    if index := names.index(name):
+        try:
+            return session.commits.find_stage_end(names[index - 1])
+        except CheckpointError:
+            return None
+    return Path(session.facts["init"]["commit"]) if "init" in session.facts else None
+
+
+def make_stage_validation(session: RunningSession) -> StageValidation | None:
+    """Create the validations of the current stage, or return None if the stage is not validated."""
+    stage, rule = session.stage, make_validation_rule(session.scenario, session.stage.name)
+    if (
+        rule is None
+        or not session.facts["data"]["held_out"]["valid"]
+        or not hasattr(session.evaluator, "validate")
+    ):
+        return None
+    return StageValidation(
+        stage,
+        rule,
+        rule.list_validation_steps(stage.steps, stage.epochs),
+        ValidationRecord(session.run, stage.name),
+        lambda name, folder: session.evaluator.validate(name, folder),
+        session.commits.find_at_step,
+        session.deadlines.evaluate,
+        session.evaluator.compare_validated if hasattr(session.evaluator, "compare_validated") else None,
+    )
+
+
+def recompute_rewards(session: RunningSession) -> None:
+    """Recompute the rewards of all candidates of the current stage with the current rewards and weights."""
+    validation, objectives = session.validation, session.objectives
+    if validation is None or objectives is None or not session.stage.rolls_out:
+        return
+    stage_options = session.scenario.stages[session.stage.name]
+    scenes, step = stage_options.kind.make_scenes(stage_options), session.step
+
+    def judge(parts: Mapping[str, Sequence[float]]) -> tuple[float | None, float]:
+        means = {name: float(sum(values)) for name, values in parts.items()}
+        return objectives.compute_total(parts, step, scenes), objectives.compute_shortfall(means)
+
+    validation.kept.recompute_rewards(judge)
+
+
+def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> Path | None:
+    """End the current stage after `step` applied steps (`Session.end`)."""
+    validation, stage, commits = session.validation, session.stage, session.commits
+    if validation is None or commits.has_ended(stage.name):
+        return None
+    writer.finish(wait=True)
+    validation.settle(step)
+    recompute_rewards(session)
+    selected = validation.select()
+    best = selected.best["step"] if selected.best else step
+    fell_back = selected.guard is not None and not selected.guard["kept"]
+    metric = REWARD if validation.rule.reward and not fell_back else validation.rule.metric
+    facts = {"guard": selected.guard, "start": selected.start, "loss": selected.loss}
+    facts = {name: value for name, value in facts.items() if value}
+    ends = step if selected.start else best
+    if selected.start:
+        _select_start(session, writer, stage, step, best)
+    validation.kept.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
+    path, manifest = commits.end(stage, ends)
+    if ends != step:
+        session.trainer.ensure_on_device(stage)
+        session.groups.load(path, None)
+    session.stages = renumber_stages(session.stages, manifest)
+    return path
+
+
+def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWriter) -> int | None:
+    """End the current stage at its newest complete checkpoint (`Session.end_at_last_checkpoint`)."""
+    writer.finish(wait=True)
+    stage, commits = session.stage, session.commits
+    newest = commits.newest
+    if newest is None or newest[1].stage != stage.name or not newest[1].stage_step:
+        return None
+    applied_steps = newest[1].stage_step
+    if session.validation is not None and not commits.has_ended(stage.name):
+        end_stage(session, writer, applied_steps)
+    elif not commits.has_ended(stage.name):
+        _, manifest = commits.end(stage, applied_steps)
+        session.stages = renumber_stages(session.stages, manifest)
+    assert commits.newest is not None
+    path, manifest = commits.newest
+    session.trainer.ensure_on_device(stage)
+    session.groups.load(path, None)  # later steps may have changed the weights before the first skipped step
+    return manifest.stage_step
+
+
+def _select_start(
+    session: RunningSession, writer: CheckpointWriter, stage: StageSetup, step: int, best: int
+) -> None:
+    """Select the start of a stage: write it as the checkpoint after `step` steps, and copy the best of the stage's own."""
+    start = find_stage_start(session, stage.name)
+    unselected = session.commits.find_at_step(stage.first + best)
+    assert start is not None
+    copies = session.run.path / "controls" / make_unselected_name(stage.name)
+    shutil.rmtree(copies, ignore_errors=True)
+    if unselected is not None:
+        make_folder(copies)
+        shutil.copytree(unselected, copies / unselected.name)
+    session.trainer.ensure_on_device(stage)
+    session.groups.load(start, None)
+    writer.write(stage, step, wait=True, as_loaded=True)
