@@ -184,7 +184,7 @@ class Pipeline:
 
     def _rebind(self, name: str) -> None:
         """Have the groups of a stage; what an evaluator that ends was asked is waited for."""
-        due = self.session.find_due_change(name)
+        due = self.session.groups.find_due_change(name)
         if not due:
             return
         if any(

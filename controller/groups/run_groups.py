@@ -31,7 +31,7 @@ from nonet.controller.setup import (
     make_role_specs,
     make_rollout_options,
 )
-from nonet.errors import NonetError, PlacementError
+from nonet.errors import ConfigError, NonetError, PlacementError
 from nonet.models.baselines import BASELINES
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
@@ -122,9 +122,12 @@ class RunGroups:
         """Return the current group that holds a role.
 
         Raises:
-            StopIteration: No group holds the role.
+            ConfigError: No group of the run holds the role.
         """
-        name = next(group.name for group in self.binding.groups if role in group.roles)
+        name = next((group.name for group in self.binding.groups if role in group.roles), None)
+        if name not in self.hosts:
+            roles = ", ".join(name for group in self.binding.groups for name in group.roles)
+            raise ConfigError(f"no group of this run holds the role {role!r}; roles: {roles}")
         return WorkerGroup.from_actors(self.hosts[name], role)
 
     def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
@@ -189,7 +192,7 @@ class RunGroups:
         other = tuple(planned[name] for name in sorted(staying) if planned[name] != there[name])
         return GroupChange(stops, starts, other)
 
-    def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:
+    def change(self, due: GroupChange, checkpoint: Path | None) -> None:
         """Stop and start groups as a change says, and load a checkpoint; if that fails, all processes of the run are ended."""
         started, before = {group.name for group in due.starts}, self._list_training_groups()
         self._trace.collect(self.hosts[name] for name in due.stops)
@@ -201,13 +204,19 @@ class RunGroups:
             self.offloader.mark_resident(name)
         anew = bool((started | set(due.stops)) & (before | self._list_training_groups()))
         self._epoch += anew
-        self._open(folders, started)
-        if anew and commit is not None:
-            self.load(commit, None)
+        self._open(self._folders, started)
+        if anew and checkpoint is not None:
+            self.load(checkpoint, None)
 
-    def load(self, commit: Path, going_on: StageSetup | None) -> None:
-        """Load a checkpoint into trainers and shards, whatever the number of ranks that wrote it."""
-        waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
+    def load(self, checkpoint: Path, resumed_stage: StageSetup | None) -> None:
+        """Load a checkpoint into trainers and shards, whatever the number of ranks that wrote it.
+
+        Args:
+            checkpoint: The folder of the checkpoint.
+            resumed_stage: The stage that continues from the checkpoint; None if a stage begins with it.
+        """
+        folder = str(checkpoint)
+        waits = [self.trainer.group.load(folder, resumed_stage), self.trainer.shards.load(folder)]
         for wait in waits:
             wait.get(self.deadlines.open)
         if self._has("rollout"):

@@ -1,17 +1,20 @@
-"""Makes the artifacts of a run: its sequences, semantic ids and catalogue."""
+"""The artifacts of a run (its sequences, semantic ids and catalogue) and what follows from them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nonet.controller.plan import Plan
 from nonet.controller.record import RunFolder
+from nonet.controller.scenario import Scenario, check_validation_interval
 from nonet.controller.session.interface import RunningSession
-from nonet.controller.setup import find_warm_start, make_data_setup
+from nonet.controller.setup import find_warm_start, make_data_setup, make_stage_setups
 from nonet.deadlines import Deadline
+from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
 
 _POLL_S, _REPORT_S = 0.2, 10.0
@@ -37,6 +40,24 @@ def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
     if start is not None:
         facts["init"] = start.as_dict() | facts.get("init", {})
     return facts
+
+
+def list_artifact_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hashes of the artifacts, by kind."""
+    return {kind: artifact["sha256"] for kind, artifact in facts["artifacts"].items()}
+
+
+def make_run_stages(scenario: Scenario, facts: Mapping[str, Any], plan: Plan) -> dict[str, StageSetup]:
+    """Return the settings of every stage for the data that `facts` describes.
+
+    Raises:
+        ConfigError: A stage has fewer steps than its validation interval.
+    """
+    chunks = {name: plan.find_chunk(name, "trainer") for name in scenario.stages}
+    data, first = facts["data"], facts["init"]["step"] if "init" in facts else 0
+    stages = make_stage_setups(scenario, data["users"], data["trained_events"], chunks, first)
+    check_validation_interval(scenario, {name: stage.steps for name, stage in stages.items()})
+    return stages
 
 
 def _wait_for_tokenise(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nonet.atomic import make_folder
 from nonet.background import Written
+from nonet.controller.session.artifacts import list_artifact_hashes
 from nonet.controller.session.interface import RunningSession
 from nonet.deadlines import Deadline
 from nonet.errors import CheckpointError
@@ -48,7 +49,7 @@ class CheckpointWriter:
             self._fit_memory()
         last = {"last": False} if session.validation is not None and stage == session.stage else {}
         staging_dir = session.commits.begin(
-            stage, applied_steps, session.version, session.list_artifact_hashes(), worlds, **last
+            stage, applied_steps, session.version, list_artifact_hashes(session.facts), worlds, **last
         )
         self._open, self._open_steps = self._start_saving(staging_dir, wait=wait), applied_steps
         return self.finish(wait=True) if wait else None

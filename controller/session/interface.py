@@ -56,7 +56,3 @@ class RunningSession(Protocol):
     def evaluator(self) -> WorkerGroup:
         """The evaluator."""
         ...
-
-    def list_artifact_hashes(self) -> dict[str, str]:
-        """Return the hashes of the artifacts, by kind."""
-        ...

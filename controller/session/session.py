@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from nonet.controller.groups import (
@@ -42,30 +41,25 @@ from nonet.controller.record import (
 from nonet.controller.scenario import (
     Scenario,
     check_runnable,
-    check_validation_interval,
     compute_ttl_steps,
     load_scenario,
     restore_values,
 )
-from nonet.controller.session.artifacts import make_artifacts
+from nonet.controller.session.artifacts import make_artifacts, make_run_stages
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.stage_checkpoints import (
+    begin_validation,
     end_stage,
     end_stage_at_last_checkpoint,
-    find_stage_start,
     load_initial_checkpoint,
-    make_stage_validation,
     restore_newest_checkpoint,
 )
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.session.steering import begin_steering, replay_weights
 from nonet.controller.setup import (
-    make_stage_setups,
+    fix_sources,
     read_copies,
-    resolve_sources,
-    restore_sources,
-    set_initial_run,
     write_run,
 )
 from nonet.errors import ConfigError, WorkerLost
@@ -109,12 +103,7 @@ class Session:
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
         check_runnable(loaded)
-        if resume:
-            loaded = restore_sources(loaded, run) if run is not None else loaded
-        else:
-            loaded = (
-                set_initial_run(loaded, from_run, stage) if from_run is not None else resolve_sources(loaded)
-            )
+        loaded = fix_sources(loaded, resume=resume, run=run, from_run=from_run, stage=stage)
         self.scenario, self.folder = restore_values(loaded)[0], folder or beside
         self.deadlines = loaded.deadlines
         self.run = run or create_run(loaded.name)
@@ -131,8 +120,6 @@ class Session:
         self.objectives: RewardObjectives | None = None
         self.checkpoint_writer = CheckpointWriter(self)
 
-    # --- entering and leaving ---------------------------------------------------------------------------------------
-
     def __enter__(self) -> Session:
         try:
             for step in (self.bind, self.tokenise, self.open, self.restore):
@@ -145,16 +132,14 @@ class Session:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        well = False
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
+        saved = False
         try:
             if value is None:
                 self.checkpoint_writer.finish(wait=True)
-                well = True
+                saved = True
         finally:
-            if not well and hasattr(self, "groups"):
+            if not saved and hasattr(self, "groups"):
                 self.dead_workers = self.groups.binding.list_dead_workers()
             self.close(at_once=bool(self.dead_workers))
 
@@ -195,10 +180,7 @@ class Session:
         """Describe a failure that a lost worker caused, or return None if all workers are alive."""
         if isinstance(error, WorkerLost):
             return str(error)
-        dead = self.dead_workers
-        return f"{', '.join(dead)} died: {error}" if dead else None
-
-    # --- artifacts --------------------------------------------------------------------------------------------------
+        return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
     def tokenise(self) -> dict[str, Any]:
         """Make the sequences, semantic ids and catalogue, once in a run, and return the facts about them."""
@@ -210,15 +192,10 @@ class Session:
 
     def open(self) -> None:
         """Open the artifacts in all roles and form the process groups."""
-        self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
-        trained = self.facts["data"]["trained_events"]
-        first = self.facts["init"]["step"] if "init" in self.facts else 0
-        chunks = {name: self.plan.find_chunk(name, "trainer") for name in self.scenario.stages}
-        users = self.facts["data"]["users"]
-        self.stages = make_stage_setups(self.scenario, users, trained, chunks, first)
+        folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+        self.stages = make_run_stages(self.scenario, self.facts, self.plan)
         steps = {name: stage.steps for name, stage in self.stages.items()}
-        check_validation_interval(self.scenario, steps)
-        self.groups.open(self._folders, compute_ttl_steps(self.scenario, self.facts["data"], steps))
+        self.groups.open(folders, compute_ttl_steps(self.scenario, self.facts["data"], steps))
 
     @property
     def trainer(self) -> TrainerHandle:
@@ -250,23 +227,14 @@ class Session:
         Raises:
             ConfigError: No group of the run holds the role.
         """
-        try:
-            return self.groups.group(role)
-        except (KeyError, StopIteration):
-            there = ", ".join(name for group in self.groups.binding.groups for name in group.roles)
-            raise ConfigError(f"no group of this run holds the role {role!r}; roles: {there}") from None
+        return self.groups.group(role)
 
     def size(self) -> dict[str, int]:
         """Return the current number of dense parameters and sparse rows."""
         at = self.restored.stage if self.restored else next(iter(self.stages))
         self.trainer.ensure_on_device(self.stages[self._stage or at])
-        rows = self.trainer.shards.count_rows().get(self.deadlines.step)
-        return {
-            "parameters": self.groups.parameters,
-            "sparse_rows": sum(sum(shard.values()) for shard in rows),
-        }
-
-    # --- stages -----------------------------------------------------------------------------------------------------
+        sparse_rows = sum(sum(shard.values()) for shard in self.embedding.count_rows())
+        return {"parameters": self.groups.parameters, "sparse_rows": sparse_rows}
 
     @property
     def stage(self) -> StageSetup:
@@ -288,10 +256,6 @@ class Session:
         """Return the rewards of a stage."""
         return self.groups.rewards[stage]
 
-    def find_due_change(self, name: str) -> GroupChange:
-        """Return how the groups have to change before a stage; falsy if they are all there."""
-        return self.groups.find_due_change(name)
-
     def prepare(self, name: str) -> GroupChange:
         """Start the groups that a stage needs and stop those that it replaces.
 
@@ -303,14 +267,14 @@ class Session:
         Raises:
             PlacementError: The cluster has no room. All processes of the run have ended, and it can be resumed.
         """
-        due = self.find_due_change(name)
+        due = self.groups.find_due_change(name)
         if due:
             with self.trace.record_span("rebind", stage=name, what=due.describe()):
                 self.checkpoint_writer.finish(wait=True)
                 if self.commits.open_step is not None:
                     stage, step = self.commits.open_step
                     self.checkpoint_writer.write(stage, step + 1, wait=True)
-                self.groups.change(due, self._folders, self.commits.newest and self.commits.newest[0])
+                self.groups.change(due, self.commits.newest and self.commits.newest[0])
                 self.commits.note(
                     rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
                 )
@@ -330,14 +294,10 @@ class Session:
         self.prepare(name)
         self.checkpoint_writer.finish(wait=True)
         self._stage = name
-        self.validation = make_stage_validation(self)
         if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
         resumed = self.restored if self.restored and self.restored.stage == name else None
-        if self.validation is not None:
-            if resumed is None:
-                self.validation.kept.cut(0)
-            self.validation.begin(find_stage_start(self, name))
+        self.validation = begin_validation(self, resumed=resumed is not None)
         if resumed is not None:
             return resumed.stage_step
         self.trainer.begin(self.stage)
@@ -369,9 +329,10 @@ class Session:
         For a stage that is not running, these are the weights of the scenario with the commands that were applied in the
         stage.
         """
-        objectives, step = self.objectives, self.step
-        if objectives is None or self._stage != stage:
+        if self.objectives is None or self._stage != stage:
             objectives, step = replay_weights(self, stage)
+        else:
+            objectives, step = self.objectives, self.step
         return {name: options.compute_weight(step) for name, options in objectives.rewards.items()}
 
     def iterate_prompts(self, name: str) -> Iterator[tuple[int, PromptRequest]]:
@@ -419,8 +380,6 @@ class Session:
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 
-    # --- commits ----------------------------------------------------------------------------------------------------
-
     def commit(self, step: int, *, now: bool = False) -> Path | None:
         """Record a step of the current stage as applied, and write a checkpoint if one is due.
 
@@ -436,9 +395,8 @@ class Session:
             The folder of the complete checkpoint, or None if there is none or it is being written.
         """
         stage, done, validation = self.stage, step + 1, self.validation
-        self.commits.note_applied(
-            stage, step, **(self.objectives.state() if stage.rolls_out and self.objectives else {})
-        )
+        state = self.objectives.state() if stage.rolls_out and self.objectives else {}
+        self.commits.note_applied(stage, step, **state)
         self.checkpoint_writer.finish(wait=False)
         last = done == stage.steps
         due = last or done % self.scenario.checkpoint.every == 0 or (validation and done in validation.points)
@@ -465,11 +423,6 @@ class Session:
         """
         if self.resume:
             self.restored = restore_newest_checkpoint(self)
-            self.version = self.restored.version
         else:
             load_initial_checkpoint(self)
         return self.restored
-
-    def list_artifact_hashes(self) -> dict[str, str]:
-        """Return the hashes of the artifacts, by kind."""
-        return {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}

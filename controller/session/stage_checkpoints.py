@@ -13,6 +13,7 @@ from pathlib import Path
 from nonet.atomic import make_folder
 from nonet.controller.record import Manifest, ValidationRecord, make_unselected_name
 from nonet.controller.scenario import REWARD, make_validation_rule
+from nonet.controller.session.artifacts import list_artifact_hashes
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.stage_validation import StageValidation
@@ -28,13 +29,14 @@ def restore_newest_checkpoint(session: RunningSession) -> Manifest:
         CheckpointError: The checkpoint was trained from other artifacts.
     """
     path, manifest = session.commits.find()
-    if manifest.artifacts != session.list_artifact_hashes():
+    if manifest.artifacts != list_artifact_hashes(session.facts):
         raise CheckpointError(f"{path} was trained from other artifacts than {session.run.path} holds")
     session.stages = renumber_stages(session.stages, manifest)
     stage = session.stages[manifest.stage]
     session.trainer.ensure_on_device(stage)
     session.groups.load(path, None if manifest.last else stage)
     session.commits.forget_after(manifest, list(session.stages))
+    session.version = manifest.version
     return manifest
 
 
@@ -60,16 +62,23 @@ def find_stage_start(session: RunningSession, name: str) -> Path | None:
     return Path(session.facts["init"]["commit"]) if "init" in session.facts else None
 
 
-def make_stage_validation(session: RunningSession) -> StageValidation | None:
-    """Create the validations of the current stage, or return None if the stage is not validated."""
+def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidation | None:
+    """Create the validations of the current stage, and request that of the checkpoint that it begins from.
+
+    Args:
+        session: The session.
+        resumed: Whether the stage continues from the restored checkpoint; otherwise earlier results are deleted.
+
+    Returns:
+        The validations, or None if the stage is not validated.
+    """
     stage, rule = session.stage, make_validation_rule(session.scenario, session.stage.name)
-    if (
-        rule is None
-        or not session.facts["data"]["held_out"]["valid"]
-        or not hasattr(session.evaluator, "validate")
-    ):
+    if rule is None or not session.facts["data"]["held_out"]["valid"]:
         return None
-    return StageValidation(
+    evaluator = session.evaluator
+    if not hasattr(evaluator, "validate"):
+        return None
+    validation = StageValidation(
         stage,
         rule,
         rule.list_validation_steps(stage.steps, stage.epochs),
@@ -77,8 +86,12 @@ def make_stage_validation(session: RunningSession) -> StageValidation | None:
         lambda name, folder: session.evaluator.validate(name, folder),
         session.commits.find_at_step,
         session.deadlines.evaluate,
-        session.evaluator.compare_validated if hasattr(session.evaluator, "compare_validated") else None,
+        evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
     )
+    if not resumed:
+        validation.kept.cut(0)
+    validation.begin(find_stage_start(session, stage.name))
+    return validation
 
 
 def recompute_rewards(session: RunningSession) -> None:

@@ -1,8 +1,7 @@
 from . import preflight as preflight
 from .from_run import find_warm_start as find_warm_start
+from .from_run import fix_sources as fix_sources
 from .from_run import resolve_sources as resolve_sources
-from .from_run import restore_sources as restore_sources
-from .from_run import set_initial_run as set_initial_run
 from .own_files import copy_with_siblings as copy_with_siblings
 from .own_files import find_files_beside as find_files_beside
 from .own_files import list_named_files as list_named_files

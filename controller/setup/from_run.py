@@ -47,6 +47,28 @@ class WarmStart:
         return {name: value for name, value in asdict(self).items() if name != "known"}
 
 
+def fix_sources(
+    scenario: Scenario,
+    *,
+    resume: bool,
+    run: RunFolder | None,
+    from_run: str | Path | None = None,
+    stage: str | None = None,
+) -> Scenario:
+    """Return the scenario with everything that depends on the moment fixed, for a new or a resumed run.
+
+    Args:
+        scenario: The scenario.
+        resume: Whether the run is resumed.
+        run: The folder of the run; None for a new one.
+        from_run: The run that a new run starts from; by default the one that `init` names.
+        stage: The stage of `from_run`.
+    """
+    if resume:
+        return scenario if run is None else restore_sources(scenario, run)
+    return resolve_sources(scenario) if from_run is None else set_initial_run(scenario, from_run, stage)
+
+
 def set_initial_run(scenario: Scenario, run: str | Path, stage: str | None = None) -> Scenario:
     """Return the scenario with `init` set to a run.
 

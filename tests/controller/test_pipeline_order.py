@@ -96,6 +96,7 @@ class Session:
             pop_warning=lambda: self.warnings.pop() if self.warnings else "",
             binding=SimpleNamespace(groups=[group]),
             offloader=SimpleNamespace(list_counts=nothing),
+            find_due_change=lambda name: self.changes.get(name),
         )
         self.trainer = SimpleNamespace(count_published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
@@ -107,9 +108,6 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-    def find_due_change(self, name: str) -> Any:
-        return self.changes.get(name)
 
     def prepare(self, name: str) -> None:
         self.evaluator.log.append(f"rebound for {name}")
