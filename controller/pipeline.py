@@ -155,12 +155,12 @@ class Pipeline:
                 with session.trace.record_span(subject):
                     folder = train_control(session, control, self.recorder, self._tick)
                 if folder is None:
-                    session.groups.load(session.commits.find_stage_end(name), None)
+                    session.groups.load(session.checkpoint_log.find_stage_end(name), None)
                     return False
                 self._add_seconds(subject, time.time() - began)
             self._evaluate(subject, partial(session.evaluator.evaluate, subject, str(folder)))
         if controls:
-            session.groups.load(session.commits.find_stage_end(name), None)
+            session.groups.load(session.checkpoint_log.find_stage_end(name), None)
         return True
 
     def _rerank(self, name: str) -> None:
@@ -211,7 +211,7 @@ class Pipeline:
 
     def _rank_checkpoint(self, name: str) -> GroupFuture:
         """Have a stage's commit ranked: by the evaluator, a share of the events by each where there are several."""
-        evaluator, folder = self.session.evaluator, str(self.session.commits.find_stage_end(name))
+        evaluator, folder = self.session.evaluator, str(self.session.checkpoint_log.find_stage_end(name))
         if not hasattr(evaluator, "evaluate_share") or evaluator.world == 1:
             return evaluator.evaluate(name, folder)
         return evaluator.combine_shares(name, evaluator.evaluate_share(folder))
@@ -326,7 +326,7 @@ def make_validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, valid
     held_out = facts["data"]["held_out"]["valid"]
     if stages and not (held_out and validates):
         why = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
-        yield f"{why}: {', '.join(stages)} run all their steps and end with their last commit"
+        yield f"{why}: {', '.join(stages)} run all their steps and end with their last checkpoint"
 
 
 def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: journal, commits, metrics, trace."""
+"""What a run leaves on disk: journal, checkpoints, metrics, trace."""
 
 import lazy_loader
 

@@ -1,9 +1,9 @@
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Manifest as Manifest
 from .checkpoint import read_manifest as read_manifest
+from .checkpoint_log import Checkpoint as Checkpoint
+from .checkpoint_log import CheckpointLog as CheckpointLog
 from .commands import CommandQueue as CommandQueue
-from .commits import Checkpoint as Checkpoint
-from .commits import CommitLog as CommitLog
 from .feed import count_missing as count_missing
 from .folder_lock import FolderLock as FolderLock
 from .journal import cut_journal as cut_journal

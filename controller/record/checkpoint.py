@@ -1,6 +1,6 @@
 """Checkpoints of a run, each of which is written completely or not at all.
 
-A checkpoint ("commit") is written to a staging directory `tmp-<step>-<nonce>/`. The participants sync and hash the files
+A checkpoint is written to a staging directory `tmp-<step>-<nonce>/`. The participants sync and hash the files
 that they write, and report the hashes. Then the directories are synced, the staging directory is renamed to
 `step-000123/`, and `manifest.json` is put in last by `os.replace`. A directory without a manifest, or whose files do not
 match it, is not a checkpoint. If the step already has a checkpoint, that one is first renamed to
@@ -77,7 +77,7 @@ class Checkpoints:
         make_folder(path)
         return path
 
-    def commit(self, staging_dir: Path, manifest: Manifest, written: Written) -> Path:
+    def finalize(self, staging_dir: Path, manifest: Manifest, written: Written) -> Path:
         """Rename a staging directory to its final name and write its manifest.
 
         A checkpoint of the same step is replaced. The step has a complete checkpoint at all times.
@@ -119,7 +119,7 @@ class Checkpoints:
                 return path, manifest
         return None
 
-    def find_newest_selected(self) -> tuple[Path, Manifest] | None:
+    def find_newest_stage_end(self) -> tuple[Path, Manifest] | None:
         """Return the newest complete checkpoint that ends a stage, or None if no stage has ended."""
         for path in reversed(self._list_folders()):
             try:
@@ -140,9 +140,9 @@ class Checkpoints:
             if _parse_step(path) == step and (manifest := self._read_if_complete(path)) is not None:
                 return path, manifest
         steps = ", ".join(str(_parse_step(path)) for path in self._list_folders()) or "none"
-        raise ConfigError(f"there is no whole commit after step {step}; there are: {steps}")
+        raise ConfigError(f"there is no complete checkpoint after step {step}; there are: {steps}")
 
-    def mark_last(self, step: int) -> tuple[Path, Manifest]:
+    def mark_stage_end(self, step: int) -> tuple[Path, Manifest]:
         """Mark the checkpoint of a global step as the one that ends its stage.
 
         Raises:
@@ -176,7 +176,7 @@ class Checkpoints:
                 continue
             shutil.rmtree(path, ignore_errors=True)
 
-    def drop_after(self, step: int) -> None:
+    def delete_after(self, step: int) -> None:
         """Delete all checkpoints after a global step, and all staging directories."""
         later = [path for path in self._list_folders() if _parse_step(path) > step]
         for path in (*later, *self.root.glob("tmp-*")):
@@ -193,7 +193,7 @@ class Checkpoints:
             if manifest is not None and manifest.stage == stage and manifest.last:
                 return path
         raise CheckpointError(
-            f"{self.root} has no commit that ends the stage {stage!r}; the run did not get that far"
+            f"{self.root} has no checkpoint that ends the stage {stage!r}; the run did not get that far"
         )
 
     def _list_folders(self) -> list[Path]:
@@ -221,7 +221,7 @@ def read_manifest(path: Path) -> Manifest:
         fields: dict[str, Any] = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         manifest = Manifest(**fields)
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is no whole commit: {type(error).__name__}: {error}") from None
+        raise CheckpointError(f"{path} is no complete checkpoint: {type(error).__name__}: {error}") from None
     if manifest.format != FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {manifest.format}, this version reads {FORMAT}")
     return manifest

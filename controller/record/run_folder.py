@@ -257,7 +257,7 @@ def _check_unused(run: RunFolder) -> None:
         raise ConfigError(f"{run.path} holds a finished run; choose another --run-dir, or remove it")
     if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
         raise ConfigError(
-            f"{run.path} holds a run with commits; go on with `nonet resume {run.path}`, or choose another --run-dir"
+            f"{run.path} holds a run with checkpoints; go on with `nonet resume {run.path}`, or choose another --run-dir"
         )
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"{run.path} is a file; choose a folder for --run-dir")

@@ -48,7 +48,7 @@ class CheckpointWriter:
         if not stage.rolls_out and not as_loaded:
             self._fit_memory()
         last = {"last": False} if session.validation is not None and stage == session.stage else {}
-        staging_dir = session.commits.begin(
+        staging_dir = session.checkpoint_log.begin_checkpoint(
             stage, applied_steps, session.version, list_artifact_hashes(session.facts), worlds, **last
         )
         self._open, self._open_steps = self._start_saving(staging_dir, wait=wait), applied_steps
@@ -69,11 +69,11 @@ class CheckpointWriter:
         if written is None:
             return None
         self._open = None
-        commits, validation = self._session.commits, self._session.validation
+        log, validation = self._session.checkpoint_log, self._session.validation
         if validation is None:
-            return commits.finish(written)
-        commits.spared = validation.list_spared_steps()
-        path = commits.finish(written)
+            return log.complete_checkpoint(written)
+        log.kept_steps = validation.list_kept_steps()
+        path = log.complete_checkpoint(written)
         validation.ask(self._open_steps)
         return path
 

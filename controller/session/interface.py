@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from nonet.controller.groups import RewardHandles, RolloutHandle, RunGroups, TrainerHandle
-from nonet.controller.record import CommitLog, Manifest, RunFolder
+from nonet.controller.record import CheckpointLog, Manifest, RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.stage_validation import StageValidation
@@ -24,7 +24,7 @@ class RunningSession(Protocol):
     step: int
     version: int
     restored: Manifest | None
-    commits: CommitLog
+    checkpoint_log: CheckpointLog
     deadlines: Deadlines
     groups: RunGroups
     facts: Any

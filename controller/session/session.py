@@ -31,7 +31,7 @@ from nonet.controller.groups import (
 )
 from nonet.controller.record import (
     CONTROLLER,
-    CommitLog,
+    CheckpointLog,
     Manifest,
     RunFolder,
     create_run,
@@ -153,11 +153,11 @@ class Session:
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
         self.scenario = self.scenario.relocate(read_copies(self.run))
-        self.commits = CommitLog(self.run, scenario, self.scenario.checkpoint.keep.last)
+        self.checkpoint_log = CheckpointLog(self.run, scenario, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
         first = next(iter(self.scenario.stages))
         if self.resume:
-            first = self.commits.find()[1].stage
+            first = self.checkpoint_log.find_resume_checkpoint()[1].stage
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
@@ -170,8 +170,8 @@ class Session:
         """
         if hasattr(self, "groups"):
             self.groups.stop(at_once=at_once)
-        if hasattr(self, "commits"):
-            self.commits.close()
+        if hasattr(self, "checkpoint_log"):
+            self.checkpoint_log.close()
             self.trace.close()
         if hasattr(self, "_lock"):
             self._lock.close()
@@ -259,7 +259,7 @@ class Session:
     def prepare(self, name: str) -> GroupChange:
         """Start the groups that a stage needs and stop those that it replaces.
 
-        The open step is committed first, and the changed groups load that checkpoint.
+        A checkpoint of the open step is written first, and the changed groups load that checkpoint.
 
         Returns:
             The change of the groups.
@@ -271,11 +271,11 @@ class Session:
         if due:
             with self.trace.record_span("rebind", stage=name, what=due.describe()):
                 self.checkpoint_writer.finish(wait=True)
-                if self.commits.open_step is not None:
-                    stage, step = self.commits.open_step
+                if self.checkpoint_log.open_step is not None:
+                    stage, step = self.checkpoint_log.open_step
                     self.checkpoint_writer.write(stage, step + 1, wait=True)
-                self.groups.change(due, self.commits.newest and self.commits.newest[0])
-                self.commits.note(
+                self.groups.change(due, self.checkpoint_log.newest and self.checkpoint_log.newest[0])
+                self.checkpoint_log.write_record(
                     rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
                 )
         return due
@@ -396,7 +396,7 @@ class Session:
         """
         stage, done, validation = self.stage, step + 1, self.validation
         state = self.objectives.state() if stage.rolls_out and self.objectives else {}
-        self.commits.note_applied(stage, step, **state)
+        self.checkpoint_log.record_applied_step(stage, step, **state)
         self.checkpoint_writer.finish(wait=False)
         last = done == stage.steps
         due = last or done % self.scenario.checkpoint.every == 0 or (validation and done in validation.points)
@@ -410,7 +410,7 @@ class Session:
     def wait_for_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, or None before the first; wait for one that is being written."""
         self.checkpoint_writer.finish(wait=True)
-        return self.commits.newest and self.commits.newest[0]
+        return self.checkpoint_log.newest and self.checkpoint_log.newest[0]
 
     def restore(self) -> Manifest | None:
         """Load the newest complete checkpoint when resuming, else the checkpoint that `init` names.

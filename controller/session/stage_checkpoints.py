@@ -28,14 +28,14 @@ def restore_newest_checkpoint(session: RunningSession) -> Manifest:
     Raises:
         CheckpointError: The checkpoint was trained from other artifacts.
     """
-    path, manifest = session.commits.find()
+    path, manifest = session.checkpoint_log.find_resume_checkpoint()
     if manifest.artifacts != list_artifact_hashes(session.facts):
         raise CheckpointError(f"{path} was trained from other artifacts than {session.run.path} holds")
     session.stages = renumber_stages(session.stages, manifest)
     stage = session.stages[manifest.stage]
     session.trainer.ensure_on_device(stage)
     session.groups.load(path, None if manifest.last else stage)
-    session.commits.forget_after(manifest, list(session.stages))
+    session.checkpoint_log.truncate_to(manifest, list(session.stages))
     session.version = manifest.version
     return manifest
 
@@ -56,7 +56,7 @@ def find_stage_start(session: RunningSession, name: str) -> Path | None:
     names = list(session.stages)
     if index := names.index(name):
         try:
-            return session.commits.find_stage_end(names[index - 1])
+            return session.checkpoint_log.find_stage_end(names[index - 1])
         except CheckpointError:
             return None
     return Path(session.facts["init"]["commit"]) if "init" in session.facts else None
@@ -84,7 +84,7 @@ def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidati
         rule.list_validation_steps(stage.steps, stage.epochs),
         ValidationRecord(session.run, stage.name),
         lambda name, folder: session.evaluator.validate(name, folder),
-        session.commits.find_at_step,
+        session.checkpoint_log.find_at_step,
         session.deadlines.evaluate,
         evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
     )
@@ -111,8 +111,8 @@ def recompute_rewards(session: RunningSession) -> None:
 
 def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> Path | None:
     """End the current stage after `step` applied steps (`Session.end`)."""
-    validation, stage, commits = session.validation, session.stage, session.commits
-    if validation is None or commits.has_ended(stage.name):
+    validation, stage, log = session.validation, session.stage, session.checkpoint_log
+    if validation is None or log.has_ended(stage.name):
         return None
     writer.finish(wait=True)
     validation.settle(step)
@@ -127,7 +127,7 @@ def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> P
     if selected.start:
         _select_start(session, writer, stage, step, best)
     validation.kept.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
-    path, manifest = commits.end(stage, ends)
+    path, manifest = log.end_stage(stage, ends)
     if ends != step:
         session.trainer.ensure_on_device(stage)
         session.groups.load(path, None)
@@ -138,18 +138,18 @@ def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> P
 def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWriter) -> int | None:
     """End the current stage at its newest complete checkpoint (`Session.end_at_last_checkpoint`)."""
     writer.finish(wait=True)
-    stage, commits = session.stage, session.commits
-    newest = commits.newest
+    stage, log = session.stage, session.checkpoint_log
+    newest = log.newest
     if newest is None or newest[1].stage != stage.name or not newest[1].stage_step:
         return None
     applied_steps = newest[1].stage_step
-    if session.validation is not None and not commits.has_ended(stage.name):
+    if session.validation is not None and not log.has_ended(stage.name):
         end_stage(session, writer, applied_steps)
-    elif not commits.has_ended(stage.name):
-        _, manifest = commits.end(stage, applied_steps)
+    elif not log.has_ended(stage.name):
+        _, manifest = log.end_stage(stage, applied_steps)
         session.stages = renumber_stages(session.stages, manifest)
-    assert commits.newest is not None
-    path, manifest = commits.newest
+    assert log.newest is not None
+    path, manifest = log.newest
     session.trainer.ensure_on_device(stage)
     session.groups.load(path, None)  # later steps may have changed the weights before the first skipped step
     return manifest.stage_step
@@ -160,7 +160,7 @@ def _select_start(
 ) -> None:
     """Select the start of a stage: write it as the checkpoint after `step` steps, and copy the best of the stage's own."""
     start = find_stage_start(session, stage.name)
-    unselected = session.commits.find_at_step(stage.first + best)
+    unselected = session.checkpoint_log.find_at_step(stage.first + best)
     assert start is not None
     copies = session.run.path / "controls" / make_unselected_name(stage.name)
     shutil.rmtree(copies, ignore_errors=True)

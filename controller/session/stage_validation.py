@@ -56,12 +56,12 @@ class StageValidation:
         points: tuple[int, ...],
         kept: ValidationRecord,
         ask: Callable[[str, str], GroupFuture],
-        commit_at: Callable[[int], Path | None],
+        find_checkpoint: Callable[[int], Path | None],
         deadline: Deadline,
         compare: Callable[[str, str, str], GroupFuture] | None = None,
     ):
         self.rule, self.points, self.kept = rule, points, kept
-        self._stage, self._ask, self._commit_at, self._deadline = stage, ask, commit_at, deadline
+        self._stage, self._ask, self._find_checkpoint, self._deadline = stage, ask, find_checkpoint, deadline
         self._compare = compare
         self._start_folder: str | None = None
         self.served: dict[int, list[GroupFuture]] = {}
@@ -77,7 +77,7 @@ class StageValidation:
         """Request the validation of the checkpoint after `step` steps, if that is a point without a request or a result."""
         if step not in self.points or step in self._asked or step in self._list_answered_steps():
             return
-        folder = self._commit_at(self._stage.first + step)
+        folder = self._find_checkpoint(self._stage.first + step)
         if folder is not None:
             self._asked[step] = self._ask(self._stage.name, str(folder))
 
@@ -120,11 +120,11 @@ class StageValidation:
             return math.nan
         return self.rule.score_validation(self.get_value(entry), reward, before, entry.get("missing"))
 
-    def begin(self, commit: Path | None) -> None:
+    def begin(self, checkpoint: Path | None) -> None:
         """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
-        self._start_folder = None if commit is None else commit.name
-        if not self.rule.last and commit is not None and self.kept.start is None:
-            self._start = self._ask(self._stage.name, str(commit))
+        self._start_folder = None if checkpoint is None else checkpoint.name
+        if not self.rule.last and checkpoint is not None and self.kept.start is None:
+            self._start = self._ask(self._stage.name, str(checkpoint))
 
     def select(self) -> StageSelection:
         """Select the checkpoint that ends the stage: its best validated step, or the checkpoint that it began from.
@@ -166,7 +166,7 @@ class StageValidation:
         """Return {diff, low, high} of the best step minus the start if the metric is significantly worse, else None."""
         if self._compare is None or self._start_folder is None:
             return None
-        folder = self._commit_at(self._stage.first + best["step"])
+        folder = self._find_checkpoint(self._stage.first + best["step"])
         if folder is None:
             return None
         asked = self._compare(self._stage.name, folder.name, self._start_folder).get(self._deadline)
@@ -188,7 +188,7 @@ class StageValidation:
         value = entry[NATS] if self.rule.metric == NATS else entry["metrics"][self.rule.metric]
         return float("nan") if value is None else value
 
-    def list_spared_steps(self) -> frozenset[int]:
+    def list_kept_steps(self) -> frozenset[int]:
         """Return the global steps whose checkpoints must be kept: the best one, and those that are not validated yet."""
         best, answered = self.find_best(), self._list_answered_steps()
         waiting = {point for point in self.points if point not in answered}

@@ -89,7 +89,7 @@ class _Asynchronous:
         self.stage = session.stages[name]
         self.slots = session.rollout.group.world
         self._scoring = _Scoring()
-        log = session.commits.read_groups(name)
+        log = session.checkpoint_log.read_groups(name)
         self.parts = log[0]["of"] if log else count_groups_per_step(self.stage.users, self.slots)
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _find_open_groups(log).items():
@@ -106,7 +106,7 @@ class _Asynchronous:
         recorder.record_metrics(name, self.start, score_validation(session, name, self.start))
         began = time.perf_counter()
         for done in run_overlapped(self.groups, self.slots, self.ask, self.learn, self.note):
-            session.commits.note(
+            session.checkpoint_log.write_record(
                 group="committed",
                 stage=name,
                 numbers=[number for number, _ in done.groups],
@@ -184,7 +184,9 @@ class _Asynchronous:
 
     def note(self, what: str, number: int, version: int) -> None:
         """Write what happened to a group to the journal."""
-        self.session.commits.note(group=what, stage=self.name, number=number, version=version, of=self.parts)
+        self.session.checkpoint_log.write_record(
+            group=what, stage=self.name, number=number, version=version, of=self.parts
+        )
 
 
 def count_groups_per_step(users: int, slots: int) -> int:

@@ -122,7 +122,7 @@ def train_control(
 
 
 class _Judged:
-    """Commits of a control as the evaluator finds them."""
+    """The validation results of a control's checkpoints."""
 
     def __init__(self, session: Session, rule: ValidationRule):
         self._session, self._rule = session, rule
@@ -164,7 +164,7 @@ def _find_supervised_stage(session: Session, name: str) -> tuple[Scenario, str, 
         init = session.scenario.init
         try:
             source, _ = load_scenario(find_run(init.source if init else "").scenario)
-        except ConfigError:  # the source is gone; its commit is what the run began with
+        except ConfigError:  # the source is gone; its checkpoint is what the run began with
             return None
         named = list(source.stages)
         earlier = named[: named.index(session.facts["init"]["stage"]) + 1]

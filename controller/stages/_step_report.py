@@ -154,7 +154,7 @@ def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int
             stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward"
         )
     for each in scores.quarantined:
-        session.commits.note(
+        session.checkpoint_log.write_record(
             quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
         )
         recorder.add_event("note", text=f"step {step} of {stage}: {each.describe()}")

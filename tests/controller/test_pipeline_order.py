@@ -81,7 +81,7 @@ class Session:
         held_out = {"rl": 1, "valid": 1, "test": 1}
         counts = {"notice": "", "users": 1, "items": 1, "events": 1, "held_out": held_out}
         self.facts = {"data": counts, "tokenizer": {}}
-        self.commits = SimpleNamespace(find_stage_end=lambda stage: f"end of {stage}")
+        self.checkpoint_log = SimpleNamespace(find_stage_end=lambda stage: f"end of {stage}")
         nothing = lambda *_, **__: {}  # noqa: E731
         self.trace = SimpleNamespace(
             record_span=lambda *_, **__: contextlib.nullcontext(),

@@ -30,9 +30,9 @@ class World:
         self.controller = made
 
     def commit(self, step: int) -> None:
-        commits = Checkpoints(self.run.checkpoints)
-        aside = commits.create_staging_dir(step)
-        commits.commit(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0), {})
+        checkpoints = Checkpoints(self.run.checkpoints)
+        aside = checkpoints.create_staging_dir(step)
+        checkpoints.finalize(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0), {})
 
     def tries(self) -> list[str]:
         return [line for line in self.log if line in ("from the beginning", "from a commit")]

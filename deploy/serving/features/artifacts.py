@@ -46,7 +46,7 @@ def check_selected(folder: RunFolder) -> None:
         ConfigError: No stage has ended; the message says how to serve the newest checkpoint.
     """
     checkpoints = Checkpoints(folder.checkpoints)
-    if checkpoints.find_newest_selected() is not None:
+    if checkpoints.find_newest_stage_end() is not None:
         return
     newest = checkpoints.find_newest()
     if newest is None:

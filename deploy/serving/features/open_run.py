@@ -117,7 +117,7 @@ class ServedRun:
             ConfigError: There is none.
         """
         checkpoints = Checkpoints(self.folder.checkpoints)
-        found = checkpoints.find_newest() if mid_stage else checkpoints.find_newest_selected()
+        found = checkpoints.find_newest() if mid_stage else checkpoints.find_newest_stage_end()
         if found is None:
             check_selected(self.folder)
             raise ConfigError(f"{self.folder.id} has no checkpoint yet: there is no model to serve")
@@ -131,7 +131,7 @@ class ServedRun:
     @property
     def has_ended_stage(self) -> bool:
         """Whether a stage has ended and selected a checkpoint."""
-        return Checkpoints(self.folder.checkpoints).find_newest_selected() is not None
+        return Checkpoints(self.folder.checkpoints).find_newest_stage_end() is not None
 
     def build_contents(self, commit: Path, manifest: Manifest) -> VersionContents:
         """Describe the contents of the version that a checkpoint would publish."""

@@ -18,7 +18,7 @@ def commit(checkpoints: Checkpoints, step: int, **kwargs) -> None:
     aside = checkpoints.create_staging_dir(step)
     (aside / "dense").mkdir()
     (aside / "dense" / "model.bin").write_bytes(bytes([step]) * 100)
-    checkpoints.commit(aside, manifest(step, **kwargs), written(aside))
+    checkpoints.finalize(aside, manifest(step, **kwargs), written(aside))
 
 
 def test_newest_whole_commit_is_found(tmp_path):
@@ -53,7 +53,7 @@ def test_pruning_keeps_the_newest_and_those_that_end_a_stage(tmp_path):
     checkpoints.prune(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000004", "step-000005"]
     assert checkpoints.find_stage_end("pretrain").name == "step-000001"
-    with pytest.raises(CheckpointError, match="no commit that ends the stage 'rl'"):
+    with pytest.raises(CheckpointError, match="no checkpoint that ends the stage 'rl'"):
         checkpoints.find_stage_end("rl")
 
 
@@ -77,14 +77,14 @@ def test_a_commit_holds_exactly_what_its_participants_say_they_wrote(tmp_path):
     aside, files = aside_of(checkpoints)
     (aside / "dense" / "other.bin").write_bytes(b"who wrote this?")
     with pytest.raises(CheckpointError, match=r"other.bin: 15 bytes, but its writer says no such file"):
-        checkpoints.commit(aside, manifest(1), files)
+        checkpoints.finalize(aside, manifest(1), files)
     (aside / "dense" / "other.bin").unlink()
     (aside / "dense" / "model.bin").write_bytes(b"weight")
     with pytest.raises(CheckpointError, match=r"model.bin: 6 bytes, but its writer says 7 bytes"):
-        checkpoints.commit(aside, manifest(1), files)
+        checkpoints.finalize(aside, manifest(1), files)
     (aside / "dense" / "model.bin").unlink()
     with pytest.raises(CheckpointError, match=r"model.bin: no such file, but its writer says 7 bytes"):
-        checkpoints.commit(aside, manifest(1), files)
+        checkpoints.finalize(aside, manifest(1), files)
     assert checkpoints.find_newest() is None
 
 
@@ -92,7 +92,7 @@ def test_the_controller_reads_no_byte_of_what_was_written(tmp_path, monkeypatch)
     checkpoints = Checkpoints(tmp_path)
     aside, files = aside_of(checkpoints)
     monkeypatch.setattr(hashlib, "file_digest", lambda *args: pytest.fail("it reads a file"))
-    path = checkpoints.commit(aside, manifest(1), files)
+    path = checkpoints.finalize(aside, manifest(1), files)
     monkeypatch.undo()
     sha256 = hashlib.sha256(b"weights").hexdigest()
     body = json.loads((path / "manifest.json").read_text())
@@ -105,5 +105,5 @@ def test_what_a_killed_run_left_half_written_goes_when_it_is_resumed(tmp_path):
     commit(checkpoints, 1)
     aside_of(checkpoints, 2)
     assert checkpoints.find_newest()[1].step == 1
-    checkpoints.drop_after(1)
+    checkpoints.delete_after(1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]

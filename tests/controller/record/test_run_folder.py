@@ -56,7 +56,7 @@ def test_a_run_that_has_commits_or_is_finished_is_not_begun_again(tmp_path):
     (run / "scenario.yaml").write_text("name: x")
     assert create_run("x", run).id == "aa-1", "it never got to a commit"
     (run / "checkpoints" / "step-000003").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="holds a run with commits; go on with `nonet resume"):
+    with pytest.raises(ConfigError, match="holds a run with checkpoints; go on with `nonet resume"):
         create_run("x", run)
     (run / "report.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run"):

@@ -68,14 +68,16 @@ class World:
         session.stages = {"pretrain": PRETRAIN, "rl": RL}
         session.facts = {"artifacts": {"sids": {"sha256": "a"}}, "data": {"held_out": {"valid": 0}}}
         self.committed: list = []
-        session.commits = SimpleNamespace(
-            note_applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
-            begin=self._begin,
-            finish=lambda written: self.calls.append(("finish", (written,), {})) or Path("commit"),
+        session.checkpoint_log = SimpleNamespace(
+            record_applied_step=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
+            begin_checkpoint=self._begin,
+            complete_checkpoint=lambda written: (
+                self.calls.append(("finish", (written,), {})) or Path("commit")
+            ),
             newest=None,
             close=lambda: None,
             open_step=None,
-            forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
+            truncate_to=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
         self.trainer = TrainerHandle(self.group, self.shards, self._enter)
         self.trainer.buckets = 2
@@ -188,7 +190,7 @@ def test_who_needs_a_whole_commit_waits_for_it(world, how):
     if how == "committed":
         world.group._answers["save"] = [None]
         assert session.commit(2) is None
-        world.session.commits.newest = (Path("commit"), None)
+        world.session.checkpoint_log.newest = (Path("commit"), None)
         assert session.wait_for_checkpoint() == Path("commit")
         assert ("trainer.poll_save", (True,), {}) in world.calls
     else:
@@ -226,7 +228,7 @@ def test_two_workers_that_write_one_file_are_an_error(world):
 def restored(world, manifest, artifacts=None):
     world.session.resume = True
     manifest.artifacts = artifacts or {"sids": "a"}
-    world.session.commits.find = lambda: (Path("newest"), manifest)
+    world.session.checkpoint_log.find_resume_checkpoint = lambda: (Path("newest"), manifest)
     world.session.restore()
 
 

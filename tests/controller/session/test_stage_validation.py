@@ -13,7 +13,7 @@ from stand_ins import Now, Recorder, Trace
 
 from nonet.controller.groups.handles import TrainerHandle
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
-from nonet.controller.record.commits import CommitLog
+from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
@@ -113,7 +113,7 @@ class World:
         self.trainer.world = self
         group = _Group(self.trainer)
         shards = _Shards(group.hosts)
-        session.commits = CommitLog(self.run, "s", keep_last)
+        session.checkpoint_log = CheckpointLog(self.run, "s", keep_last)
         session.groups = SimpleNamespace(
             trainer=TrainerHandle(group, shards),  # type: ignore[arg-type]
             evaluator=SimpleNamespace(validate=self._validate),
@@ -238,11 +238,13 @@ def test_a_run_killed_between_validations_and_resumed_decides_as_one_that_was_no
     assert again.end() == again.trainer.weights == undisturbed.end()
 
 
-@pytest.mark.parametrize("call", ["end", "drop_after", "prune"])
+@pytest.mark.parametrize("call", ["end_stage", "delete_after", "prune"])
 def test_a_run_killed_while_its_stage_ends_ends_it_the_same_way(tmp_path, monkeypatch, call):
     undisturbed = World(tmp_path / "calm").play()
     killed = World(tmp_path / "rough")
-    target = killed.session.commits if call == "end" else killed.session.commits.checkpoints
+    target = (
+        killed.session.checkpoint_log if call == "end_stage" else killed.session.checkpoint_log.checkpoints
+    )
     real = getattr(target, call)
 
     def dies(*arguments):
@@ -274,7 +276,7 @@ def test_a_stop_asked_for_at_a_point_is_gone_on_from_as_if_it_was_not(tmp_path):
 def test_a_resume_from_an_earlier_commit_forgets_what_was_found_later(tmp_path):
     World(tmp_path, keep_last=9).play()
     commits = Checkpoints(tmp_path / "checkpoints")
-    commits.drop_after(3)
+    commits.delete_after(3)
     again = World(tmp_path, resume=True, keep_last=9)
     again.session.restore()
     found = again.run.read_json("results/pretrain.validation.json")
@@ -288,13 +290,13 @@ def test_a_resume_from_an_earlier_commit_forgets_what_was_found_later(tmp_path):
 def test_the_best_commit_and_those_not_validated_yet_outlive_all_that_is_kept(tmp_path):
     seen = []
     world = World(tmp_path, delay=1000, stop="off")
-    applied = world.session.commits.note_applied
+    applied = world.session.checkpoint_log.record_applied_step
 
     def noted(stage, step):
         seen.append((step + 1, {int(name[-6:]) for name in world.commits}))
         applied(stage, step)
 
-    world.session.commits.note_applied = noted
+    world.session.checkpoint_log.record_applied_step = noted
     world.play()
     for step, there in seen:
         assert step < 7 or 4 in there, "the best one of the first two points"

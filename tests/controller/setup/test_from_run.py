@@ -38,7 +38,7 @@ def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=Tru
         step = 100 * (number + 1)
         where = {"stage": stage, "stage_step": step, "last": True, "version": 0}
         manifest = Manifest(run.id, step, **where, scenario="", artifacts={}, participants={}, journal=0)
-        checkpoints.commit(checkpoints.create_staging_dir(step), manifest, {})
+        checkpoints.finalize(checkpoints.create_staging_dir(step), manifest, {})
     return run
 
 
@@ -87,7 +87,7 @@ def test_a_run_or_stage_that_is_not_there_is_named(runs):
     finished(runs, ends=("pretrain",))
     with pytest.raises(ConfigError, match="there is no run 'other'"):
         resolve_sources(quickstart("init.from=other"))
-    with pytest.raises(ConfigError, match=r"init: .*no commit that ends the stage 'finetune'"):
+    with pytest.raises(ConfigError, match=r"init: .*no checkpoint that ends the stage 'finetune'"):
         find_warm_start(quickstart("init.from=last", "init.stage=finetune"))
     finished(runs, "quickstart-2", ends=())
     with pytest.raises(ConfigError, match="has finished none of its stages pretrain, finetune, rl"):

@@ -12,7 +12,9 @@ def test_prompts_without_a_score_are_recorded_in_three_places():
     journal: list = []
     recorder = Recorder()
     recorder.record_metrics = lambda *record, **more: journal.append(("metrics", record, more))
-    session = SimpleNamespace(commits=SimpleNamespace(note=lambda **record: journal.append(record)))
+    session = SimpleNamespace(
+        checkpoint_log=SimpleNamespace(write_record=lambda **record: journal.append(record))
+    )
     scores = RewardScores()
     scores.quarantined = [QuarantinedPrompts("hit", ("a", "b"), ("1", "2"), "it raised KeyError", 8)]
     scores.retried = 2

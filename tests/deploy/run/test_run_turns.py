@@ -153,7 +153,7 @@ def test_two_trainers_then_one_with_a_rollout_apart_ends_as_a_run_resumed_with_t
     one = api.scenario(ring / "ring.yaml", [f"roles={ONE}"]).scenario
     text = yaml.dump(to_document(one))
     (ring / "resumed" / "scenario.yaml").write_text(text)
-    Checkpoints(ring / "resumed" / "checkpoints").drop_after(start.step)
+    Checkpoints(ring / "resumed" / "checkpoints").delete_after(start.step)
     for file in (ring / "resumed" / "checkpoints").glob("step-*/manifest.json"):
         body = json.loads(file.read_text())
         body["scenario"] = hashlib.sha256(text.encode()).hexdigest()

@@ -64,8 +64,8 @@ def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(
     time.sleep(0.5)
     assert engines.serving.default == 1, "the stage has not ended"
     checkpoints = Checkpoints(served.folder.checkpoints)
-    checkpoints.mark_last(best)  # as the controller ends a stage whose best step is not the last
-    checkpoints.drop_after(best)
+    checkpoints.mark_stage_end(best)  # as the controller ends a stage whose best step is not the last
+    checkpoints.delete_after(best)
     until(lambda: engines.serving.default == 2)
     registry = served.open().registry
     assert registry.read_version(2).source["step"] == best
@@ -79,8 +79,8 @@ def test_a_server_that_follows_checkpoints_ends_on_what_the_stage_selected(serve
     served.commit(1, last=False)
     until(lambda: engines.serving.default == 2)
     checkpoints = Checkpoints(served.folder.checkpoints)
-    checkpoints.mark_last(best)
-    checkpoints.drop_after(best)
+    checkpoints.mark_stage_end(best)
+    checkpoints.delete_after(best)
     until(lambda: engines.serving.default == 1)
     assert run.registry.read_version(1).source["step"] == best
     run.registry.promote(2)  # what a person chooses later stays
@@ -101,8 +101,8 @@ def test_a_registry_of_a_server_that_followed_every_checkpoint_is_put_right(serv
     replace(run.registry.serving, followed=None).write(path)
     assert run.registry.serving.default == 2
     checkpoints = Checkpoints(served.folder.checkpoints)
-    checkpoints.mark_last(best)
-    checkpoints.drop_after(best)
+    checkpoints.mark_stage_end(best)
+    checkpoints.delete_after(best)
     assert served.open().publish_newest().number == run.registry.serving.default == 1
     replace(run.registry.rollback(1), followed=None).write(path)
     assert served.open().publish_newest().number == 1

@@ -200,10 +200,10 @@ def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatc
     session = object.__new__(sessions.Session)
     session.validation, session.stages = None, {"pretrain": PRETRAIN}
     session.checkpoint_writer = checkpoint_writer.CheckpointWriter(session)
-    session.commits = SimpleNamespace(
+    session.checkpoint_log = SimpleNamespace(
         newest=(Path("step-000008"), manifest),
         has_ended=lambda stage: False,
-        end=lambda stage, done: calls.append(("end", done)) or (Path("step-000008"), manifest),
+        end_stage=lambda stage, done: calls.append(("end", done)) or (Path("step-000008"), manifest),
     )
     session.groups = SimpleNamespace(
         load=lambda path, stage: calls.append(("load", str(path), stage)),
@@ -214,5 +214,5 @@ def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatc
     monkeypatch.setattr(sessions.Session, "stage", property(lambda self: PRETRAIN))
     assert session.end_at_last_checkpoint() == 8
     assert calls == [("end", 8), ("load", "step-000008", None)]
-    session.commits.newest = (Path("x"), SimpleNamespace(stage="another", stage_step=8))
+    session.checkpoint_log.newest = (Path("x"), SimpleNamespace(stage="another", stage_step=8))
     assert session.end_at_last_checkpoint() is None

@@ -23,14 +23,14 @@ from nonet.options import Positive, StrictModel
 from nonet.workers.roles import StageSetup
 
 
-class KeepCommits(StrictModel):
+class CheckpointKeepOptions(StrictModel):
     """Options `checkpoint.keep`: which checkpoints stay on disk."""
 
     last: Positive = 3
     best: Annotated[
         str | None,
         Field(
-            description="the metric whose best validation names the commit that a supervised stage ends with: one of "
+            description="the metric whose best validation names the checkpoint that a supervised stage ends with: one of "
             "evaluate.metrics, or nats. By default ndcg@10 where it is measured, else the first of them"
         ),
     ] = None
@@ -41,19 +41,19 @@ class Checkpoint(StrictModel):
 
     every: Positive = 200
     background: Annotated[
-        bool, Field(description="commits within a stage are written while its next steps go on")
+        bool, Field(description="checkpoints within a stage are written while its next steps go on")
     ] = True
-    keep: KeepCommits = KeepCommits()
+    keep: CheckpointKeepOptions = CheckpointKeepOptions()
 
 
-class CommitLog:
+class CheckpointLog:
     """The writer of a run's checkpoints and journal.
 
     Attributes:
         checkpoints: The checkpoints of the run.
         journal: The journal of the run.
         newest: The newest checkpoint that this process has written or found, and its manifest; None before that.
-        spared: The global steps whose checkpoints are kept, such as the best step and those under validation.
+        kept_steps: The global steps whose checkpoints are kept, such as the best step and those under validation.
     """
 
     def __init__(self, run: RunFolder, scenario: str, keep_last: int):
@@ -63,13 +63,13 @@ class CommitLog:
         self._open_step: tuple[StageSetup, int] | None = None
         self._begun: tuple[Path, Manifest]
         self._ends: dict[str, Path] = {}
-        self.spared: frozenset[int] = frozenset()
+        self.kept_steps: frozenset[int] = frozenset()
 
-    def note(self, **record: Any) -> None:
+    def write_record(self, **record: Any) -> None:
         """Write one record to the journal."""
         self.journal.write(**record)
 
-    def note_applied(self, stage: StageSetup, step: int, **facts: Any) -> None:
+    def record_applied_step(self, stage: StageSetup, step: int, **facts: Any) -> None:
         """Record that a step was applied; `open_step` returns it until the next checkpoint begins.
 
         Args:
@@ -77,7 +77,7 @@ class CommitLog:
             step: The step within the stage.
             **facts: Further fields of the journal record, which a resumed stage needs.
         """
-        self.note(applied=stage.first + step, stage=stage.name, **facts)
+        self.write_record(applied=stage.first + step, stage=stage.name, **facts)
         self._open_step = stage, step
 
     def read_groups(self, stage: str) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ class CommitLog:
         """The newest applied step that no checkpoint holds, not even one that is being written."""
         return self._open_step
 
-    def begin(
+    def begin_checkpoint(
         self,
         stage: StageSetup,
         applied_steps: int,
@@ -111,11 +111,11 @@ class CommitLog:
             version: The version of the weights.
             artifacts: The hashes of the artifacts, by kind.
             ranks_by_role: The number of ranks that write, by role.
-            last: Whether the checkpoint ends its stage, by default whether all steps are applied. `end` marks a
+            last: Whether the checkpoint ends its stage, by default whether all steps are applied. `end_stage` marks a
                 checkpoint that is selected later.
 
         Returns:
-            The staging directory that every participant writes to until `finish`.
+            The staging directory that every participant writes to until `complete_checkpoint`.
         """
         manifest = Manifest(
             run_id=self._run.id,
@@ -133,7 +133,7 @@ class CommitLog:
         self._open_step = None
         return self._begun[0]
 
-    def finish(self, written: Written) -> Path:
+    def complete_checkpoint(self, written: Written) -> Path:
         """Complete the open checkpoint.
 
         Args:
@@ -143,9 +143,9 @@ class CommitLog:
             The directory of the checkpoint.
         """
         staging_dir, manifest = self._begun
-        path = self.checkpoints.commit(staging_dir, manifest, written)
-        self.note(committed=manifest.step, stage=manifest.stage)
-        self.checkpoints.prune(self._keep_last, self.spared)
+        path = self.checkpoints.finalize(staging_dir, manifest, written)
+        self.write_record(committed=manifest.step, stage=manifest.stage)
+        self.checkpoints.prune(self._keep_last, self.kept_steps)
         self.newest = path, manifest
         if manifest.last:
             self._ends[manifest.stage] = path
@@ -156,13 +156,13 @@ class CommitLog:
         path = self.checkpoints.root / f"step-{step:06d}"
         return path if (path / "manifest.json").exists() else None
 
-    def end(self, stage: StageSetup, applied_steps: int) -> tuple[Path, Manifest]:
+    def end_stage(self, stage: StageSetup, applied_steps: int) -> tuple[Path, Manifest]:
         """End a stage with the checkpoint after `applied_steps` steps, and delete the later ones."""
-        path, manifest = self.checkpoints.mark_last(stage.first + applied_steps)
-        self.note(ended=manifest.step, stage=stage.name)
-        self.checkpoints.drop_after(manifest.step)
+        path, manifest = self.checkpoints.mark_stage_end(stage.first + applied_steps)
+        self.write_record(ended=manifest.step, stage=stage.name)
+        self.checkpoints.delete_after(manifest.step)
         self.checkpoints.prune(self._keep_last)
-        self.newest, self._open_step, self.spared = (path, manifest), None, frozenset()
+        self.newest, self._open_step, self.kept_steps = (path, manifest), None, frozenset()
         self._ends[stage.name] = path
         return path, manifest
 
@@ -178,7 +178,7 @@ class CommitLog:
         """
         return self._ends.get(stage) or self.checkpoints.find_stage_end(stage)
 
-    def find(self) -> tuple[Path, Manifest]:
+    def find_resume_checkpoint(self) -> tuple[Path, Manifest]:
         """Return the checkpoint to resume from and its manifest.
 
         Raises:
@@ -187,21 +187,21 @@ class CommitLog:
         """
         newest = self.newest or self.checkpoints.find_newest()
         if newest is None:
-            raise ConfigError(f"{self._run.path} has no whole commit to resume from; run it afresh")
+            raise ConfigError(f"{self._run.path} has no complete checkpoint to resume from; run it afresh")
         path, manifest = newest
         if manifest.scenario != self._scenario:
             raise CheckpointError(f"{path} was trained from another scenario than {self._run.path} holds")
         self.newest = newest
         return newest
 
-    def forget_after(self, manifest: Manifest, stages: Sequence[str]) -> None:
+    def truncate_to(self, manifest: Manifest, stages: Sequence[str]) -> None:
         """Delete the checkpoints, results and journal records that come after a restored checkpoint.
 
         Args:
             manifest: The manifest of the restored checkpoint.
             stages: The names of all stages, in order.
         """
-        self.checkpoints.drop_after(manifest.step)
+        self.checkpoints.delete_after(manifest.step)
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
             subjects = [name, *list_subjects_beside(name)]
             rewards = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from participant import written
 
-from nonet.controller.record.commits import CommitLog
+from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.record.validations import ValidationRecord
@@ -33,14 +33,14 @@ def run(tmp_path):
 
 
 def history(run, scenario="s", keep_last=9):
-    return CommitLog(run, scenario, keep_last)
+    return CheckpointLog(run, scenario, keep_last)
 
 
 def commit(past, stage, done, version=1):
-    aside = past.begin(stage, done, version, {"sids": "a"}, {"trainer": 1})
+    aside = past.begin_checkpoint(stage, done, version, {"sids": "a"}, {"trainer": 1})
     (aside / "dense").mkdir()
     (aside / "dense" / "model").write_bytes(b"weights")
-    return past.finish(written(aside))
+    return past.complete_checkpoint(written(aside))
 
 
 def told(run):
@@ -50,11 +50,11 @@ def told(run):
 def test_a_commit_says_where_in_the_run_it_is(run):
     past = history(run)
     for step in range(3):
-        past.note_applied(PRETRAIN, step)
+        past.record_applied_step(PRETRAIN, step)
     assert past.open_step == (PRETRAIN, 2)
     commit(past, PRETRAIN, 3)
     assert past.open_step is None
-    found = past.find()[1]
+    found = past.find_resume_checkpoint()[1]
     assert (found.step, found.stage, found.stage_step, found.last, found.journal) == (
         3,
         "pretrain",
@@ -63,9 +63,9 @@ def test_a_commit_says_where_in_the_run_it_is(run):
         3,
     )
     commit(past, PRETRAIN, 6)
-    assert past.find()[1].last
+    assert past.find_resume_checkpoint()[1].last
     commit(past, RL, 2, version=7)
-    found = past.find()[1]
+    found = past.find_resume_checkpoint()[1]
     assert (found.step, found.stage_step, found.last, found.version) == (8, 2, False, 7)
     assert told(run) == [0, 1, 2, 3, 6, 8]
 
@@ -73,7 +73,7 @@ def test_a_commit_says_where_in_the_run_it_is(run):
 def test_a_resume_drops_commits_results_and_records_that_came_later(run):
     past = history(run)
     for step in range(6):
-        past.note_applied(PRETRAIN, step)
+        past.record_applied_step(PRETRAIN, step)
     commit(past, PRETRAIN, 3)
     commit(past, PRETRAIN, 6)
     commit(past, RL, 2)
@@ -83,9 +83,9 @@ def test_a_resume_drops_commits_results_and_records_that_came_later(run):
         (run.results / name).write_text("{}")
     again = history(run)
     (run.checkpoints / "step-000008" / "manifest.json").unlink()  # torn: the newest whole one ends the stage
-    _, manifest = again.find()
+    _, manifest = again.find_resume_checkpoint()
     assert manifest.step == 6
-    again.forget_after(manifest, STAGES)
+    again.truncate_to(manifest, STAGES)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000003", "step-000006"]
     assert sorted(path.name for path in run.results.iterdir()) == [
         "popularity.json",
@@ -93,7 +93,7 @@ def test_a_resume_drops_commits_results_and_records_that_came_later(run):
         "pretrain.npz",
     ]
     assert told(run) == [0, 1, 2, 3, 4, 5, 3]  # the commit's own record is written after it
-    again.note_applied(RL, 0)
+    again.record_applied_step(RL, 0)
     assert told(run)[-1] == 6
     again.close()
 
@@ -103,7 +103,7 @@ def test_results_of_a_stage_that_is_under_way_again_are_forgotten(run):
     commit(past, PRETRAIN, 3)
     run.results.mkdir()
     (run.results / "pretrain.json").write_text("{}")
-    past.forget_after(past.find()[1], STAGES)
+    past.truncate_to(past.find_resume_checkpoint()[1], STAGES)
     assert not list(run.results.iterdir())
 
 
@@ -115,16 +115,16 @@ def test_a_resume_inside_a_stage_keeps_what_was_re_ranked_before_its_first_step(
     names = ["rl_rerank.json", "rl_rerank.npz", "rl.rewards.rerank.npz"]
     for name in (*names, "rl_control.json", "rl_control_passes.npz", "rl_unselected.json", "rl.json"):
         (run.results / name).write_text("{}")
-    past.forget_after(past.find()[1], STAGES)
+    past.truncate_to(past.find_resume_checkpoint()[1], STAGES)
     assert sorted(path.name for path in run.results.iterdir()) == sorted(names)
 
 
 def test_only_a_commit_of_this_scenario_is_gone_on_from(run):
-    with pytest.raises(ConfigError, match="no whole commit to resume from"):
-        history(run).find()
+    with pytest.raises(ConfigError, match="no complete checkpoint to resume from"):
+        history(run).find_resume_checkpoint()
     commit(history(run, "another"), PRETRAIN, 3)
     with pytest.raises(CheckpointError, match="another scenario"):
-        history(run).find()
+        history(run).find_resume_checkpoint()
 
 
 def test_commits_beyond_those_kept_are_pruned_and_stage_ends_are_not(run):
@@ -140,32 +140,32 @@ def test_a_step_that_is_committed_again_is_replaced(run):
     past = history(run)
     commit(past, PRETRAIN, 3, version=1)
     commit(past, PRETRAIN, 3, version=2)
-    assert past.find()[1].version == 2
-    assert history(run).find()[1].version == 2
+    assert past.find_resume_checkpoint()[1].version == 2
+    assert history(run).find_resume_checkpoint()[1].version == 2
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-000003"]
 
 
 def test_a_commit_that_is_chosen_later_ends_its_stage_and_later_ones_go(run):
     past = history(run)
     for done in (2, 4, 6):
-        aside = past.begin(PRETRAIN, done, 1, {"sids": "a"}, {"trainer": 1}, last=False)
+        aside = past.begin_checkpoint(PRETRAIN, done, 1, {"sids": "a"}, {"trainer": 1}, last=False)
         (aside / "model").write_bytes(b"weights")
-        past.finish(written(aside))
-    assert not past.find()[1].last
-    path, manifest = past.end(PRETRAIN, 4)
+        past.complete_checkpoint(written(aside))
+    assert not past.find_resume_checkpoint()[1].last
+    path, manifest = past.end_stage(PRETRAIN, 4)
     assert (manifest.step, manifest.last) == (4, True)
     assert past.find_stage_end("pretrain") == history(run).find_stage_end("pretrain") == path
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-000002", "step-000004"]
-    assert history(run).find()[1] == manifest, "its files are whole as before"
+    assert history(run).find_resume_checkpoint()[1] == manifest, "its files are whole as before"
 
 
 def test_commits_that_are_spared_outlive_the_newest_ones(run):
     past = history(run, keep_last=1)
-    past.spared = frozenset({2})
+    past.kept_steps = frozenset({2})
     for done in (1, 2, 3, 4):
         commit(past, PRETRAIN, done)
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-000002", "step-000004"]
-    past.spared = frozenset()
+    past.kept_steps = frozenset()
     commit(past, PRETRAIN, 5)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["step-000005"]
 
@@ -178,7 +178,7 @@ def test_a_resume_forgets_validations_that_came_after_its_commit(run):
         for step in steps:
             kept.add(step, {"metrics": {}, "nats": None, "events": 1})
         kept.close(best=2)
-    past.forget_after(past.find()[1], STAGES)
+    past.truncate_to(past.find_resume_checkpoint()[1], STAGES)
     assert [entry["step"] for entry in ValidationRecord(run, "pretrain").history] == [2, 3]
     assert ValidationRecord(run, "pretrain").end is None
     assert ValidationRecord(run, "rl").history == []
@@ -190,5 +190,5 @@ def test_validations_of_a_stage_that_is_over_stay(run):
     kept = ValidationRecord(run, "pretrain")
     kept.add(6, {"metrics": {}, "nats": None, "events": 1})
     kept.close(best=6)
-    past.forget_after(past.find()[1], STAGES)
+    past.truncate_to(past.find_resume_checkpoint()[1], STAGES)
     assert ValidationRecord(run, "pretrain").end == {"best": 6}
