@@ -112,7 +112,7 @@ class SingleController:
             self._recorder.close()
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
         self._outcome = outcome
-        if self._task.detached or self._lease.over:
+        if self._task.detached or self._lease.is_expired:
             self._leave()
 
     def _run_with_recoveries(self) -> bool:
@@ -135,7 +135,7 @@ class SingleController:
             except (NonetError, RayError) as error:
                 lost = session.describe_loss(error)
                 left = MOST_RECOVERIES if self._find_newest_commit() != before else left - 1
-                if lost is None or left < 1 or self._lease.over:
+                if lost is None or left < 1 or self._lease.is_expired:
                     raise
             resume = self._clear_away()
             where = "its newest commit" if resume else "the beginning"
@@ -160,7 +160,7 @@ class SingleController:
 
     def _check_lease(self) -> None:
         """Stop the run with a checkpoint when the lease has expired; end all processes if that takes another timeout."""
-        if not self._lease.over:
+        if not self._lease.is_expired:
             return
         if self._over_since is None:
             self._over_since = time.monotonic()

@@ -8,7 +8,7 @@ from .lifetimes import CONTROLLER as CONTROLLER
 from .lifetimes import Heartbeat as Heartbeat
 from .lifetimes import Lease as Lease
 from .lifetimes import read_orphan_timeout_s as read_orphan_timeout_s
-from .lifetimes import reap as reap
+from .lifetimes import reap_orphaned_runs as reap_orphaned_runs
 from .lifetimes import reap_run as reap_run
 from .publishing import publish as publish
 from .reward_handles import RewardHandles as RewardHandles

@@ -59,7 +59,7 @@ class RewardWeights(Protocol):
         """Return the weight of each reward at a step."""
         ...
 
-    def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
+    def update_multipliers(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
         """Update the weights with the record of a step, and return metrics of them."""
         ...
 
@@ -145,7 +145,7 @@ class TrainerHandle:
             version=self.version if stage.mismatch else None,
         )
         record = self._run_with_shards(self.group.update(request, beams, scores), self.deadlines.step)
-        return record | (self.objectives.learn(step, record) if self.objectives else {})
+        return record | (self.objectives.update_multipliers(step, record) if self.objectives else {})
 
     def pop_table_counts(self) -> dict[str, dict[str, int]]:
         """Return the counters of the sparse tables since the last call, over all shards.

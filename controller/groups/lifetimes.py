@@ -1,8 +1,8 @@
 """The lifetime of a run's processes, and the removal of processes that a killed run left behind.
 
 The controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A
-foreground run holds a lease that its driver renews; without it the run stops. Workers that receive no calls exit. `reap`
-removes the workers and placement groups of a killed controller (docs/explanation/design.md, section 8).
+foreground run holds a lease that its driver renews; without it the run stops. Workers that receive no calls exit.
+`reap_orphaned_runs` removes the workers and placement groups of killed controllers (docs/explanation/design.md, section 8).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lease:
         self._renewed = time.monotonic()
 
     @property
-    def over(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether the driver has not renewed the lease within the timeout; never for a detached run."""
         return not self._detached and time.monotonic() - self._renewed > self._timeout_s
 
@@ -135,7 +135,7 @@ def reap_run(run: str) -> int:
     return len(actors) + len(groups)
 
 
-def reap() -> list[str]:
+def reap_orphaned_runs() -> list[str]:
     """Remove the actors and placement groups of runs that have no controller, and return the ids of these runs."""
     names = list(_list_actor_names())
     controlled_runs = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}

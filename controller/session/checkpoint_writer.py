@@ -74,7 +74,7 @@ class CheckpointWriter:
             return log.complete_checkpoint(written)
         log.kept_steps = validation.list_kept_steps()
         path = log.complete_checkpoint(written)
-        validation.ask(self._open_steps)
+        validation.request(self._open_steps)
         return path
 
     def save_to_folder(self, folder: Path) -> Path:

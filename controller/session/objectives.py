@@ -110,7 +110,7 @@ class RewardObjectives:
             total += float(np.sum(weights * np.asarray(parts[name])))
         return total
 
-    def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
+    def update_multipliers(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
         """Update the multipliers with the mean rewards of a step's rollouts.
 
         Args:
@@ -159,7 +159,7 @@ class RewardObjectives:
     def _has_moving_weight(self, name: str) -> bool:
         return name in self._sums or not isinstance(self.rewards[name].weight, float | int)
 
-    def apply(self, command: Mapping[str, Any]) -> None:
+    def apply_command(self, command: Mapping[str, Any]) -> None:
         """Apply a validated command: attach or detach a reward, or set its weight or floor.
 
         Args:
@@ -170,7 +170,7 @@ class RewardObjectives:
         """
         name = command["name"]
         if command["verb"] == "attach":
-            self.put(name, RewardOptions.model_validate(command["options"]))
+            self.set_reward(name, RewardOptions.model_validate(command["options"]))
         elif command["verb"] == "detach":
             self.remove(name)
         elif (match := SETTABLE.match(name)) is not None:
@@ -178,9 +178,9 @@ class RewardObjectives:
             fields = {
                 field: getattr(before, field) for field in before.model_fields_set
             } | before.get_options()
-            self.put(match[2], RewardOptions.model_validate(fields | {match[3]: command["value"]}))
+            self.set_reward(match[2], RewardOptions.model_validate(fields | {match[3]: command["value"]}))
 
-    def put(self, name: str, options: RewardOptions) -> None:
+    def set_reward(self, name: str, options: RewardOptions) -> None:
         """Add a reward or replace its options; the multiplier of a new floor begins at zero."""
         self.rewards[name] = options
         if options.at_least is None:

@@ -115,7 +115,7 @@ def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> P
     if validation is None or log.has_ended(stage.name):
         return None
     writer.finish(wait=True)
-    validation.settle(step)
+    validation.wait_until(step)
     recompute_rewards(session)
     selected = validation.select()
     best = selected.best["step"] if selected.best else step

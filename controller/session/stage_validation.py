@@ -55,53 +55,58 @@ class StageValidation:
         rule: ValidationRule,
         points: tuple[int, ...],
         kept: ValidationRecord,
-        ask: Callable[[str, str], GroupFuture],
+        validate: Callable[[str, str], GroupFuture],
         find_checkpoint: Callable[[int], Path | None],
         deadline: Deadline,
         compare: Callable[[str, str, str], GroupFuture] | None = None,
     ):
         self.rule, self.points, self.kept = rule, points, kept
-        self._stage, self._ask, self._find_checkpoint, self._deadline = stage, ask, find_checkpoint, deadline
+        self._stage, self._validate, self._find_checkpoint, self._deadline = (
+            stage,
+            validate,
+            find_checkpoint,
+            deadline,
+        )
         self._compare = compare
         self._start_folder: str | None = None
         self.served: dict[int, list[GroupFuture]] = {}
-        self._asked: dict[int, GroupFuture] = {}
+        self._pending: dict[int, GroupFuture] = {}
         self._start: GroupFuture | None = None
-        self._untold = len(kept.history)
+        self._reported_count = len(kept.history)
 
     def find_next_point(self, step: int) -> int:
         """Return the first validation point after a step, or the last step of the stage."""
         return next((point for point in self.points if point > step), self._stage.steps)
 
-    def ask(self, step: int) -> None:
+    def request(self, step: int) -> None:
         """Request the validation of the checkpoint after `step` steps, if that is a point without a request or a result."""
-        if step not in self.points or step in self._asked or step in self._list_answered_steps():
+        if step not in self.points or step in self._pending or step in self._list_answered_steps():
             return
         folder = self._find_checkpoint(self._stage.first + step)
         if folder is not None:
-            self._asked[step] = self._ask(self._stage.name, str(folder))
+            self._pending[step] = self._validate(self._stage.name, str(folder))
 
-    def is_over(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Return whether the stage stops at a step, judged by all earlier validations, which are waited for."""
         if step not in self.points:
             return False
-        self.settle(step - 1)
+        self.wait_until(step - 1)
         return self.rule.should_stop(
             [self.get_value(entry) for entry in self.kept.history if entry["step"] < step]
         )
 
-    def settle(self, step: int) -> None:
+    def wait_until(self, step: int) -> None:
         """Wait for the results of all points up to a step, including those that an earlier part of the run had requested."""
         for point in self.points:
             if point <= step:
-                self.ask(point)
+                self.request(point)
         self._take(step)
 
     def pop_news(self) -> list[dict[str, Any]]:
         """Return the results that arrived since the last call, in the order of steps, without waiting."""
         self._take(0)
-        told, self._untold = self._untold, len(self.kept.history)
-        return self.kept.history[told:]
+        first, self._reported_count = self._reported_count, len(self.kept.history)
+        return self.kept.history[first:]
 
     def find_best(self) -> dict[str, Any] | None:
         """Return the best validation so far (the earlier of equal ones), or the last one if the rule says so."""
@@ -124,7 +129,7 @@ class StageValidation:
         """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
         self._start_folder = None if checkpoint is None else checkpoint.name
         if not self.rule.last and checkpoint is not None and self.kept.start is None:
-            self._start = self._ask(self._stage.name, str(checkpoint))
+            self._start = self._validate(self._stage.name, str(checkpoint))
 
     def select(self) -> StageSelection:
         """Select the checkpoint that ends the stage: its best validated step, or the checkpoint that it began from.
@@ -196,10 +201,10 @@ class StageValidation:
 
     def _take(self, wait_for: int) -> None:
         """Record the results that have arrived, in the order of steps; wait for points up to `wait_for`."""
-        for step in sorted(self._asked):
-            if step > wait_for and not self._asked[step].done():
+        for step in sorted(self._pending):
+            if step > wait_for and not self._pending[step].done():
                 return
-            self.kept.add(step, self._asked.pop(step).get(self._deadline))
+            self.kept.add(step, self._pending.pop(step).get(self._deadline))
 
     def _list_answered_steps(self) -> set[int]:
         return {entry["step"] for entry in self.kept.history}

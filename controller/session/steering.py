@@ -41,7 +41,7 @@ def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjective
     for command in CommandQueue(session.run).list_taken():
         if command.get("stage") == stage and "refused" not in command:
             step = max(step, command["step"])
-            objectives.apply(command)
+            objectives.apply_command(command)
     return objectives, step
 
 
@@ -149,7 +149,7 @@ class RewardSteering:
             self._session.groups.stop_reward(self._stage, name)
             raise
         rewards.add(name, group, options.timeout_s)
-        self.objectives.apply(command)
+        self.objectives.apply_command(command)
         path = f"stages.{self._stage}.rewards.{name}.weight"
         return f"attached reward {name!r} ({command['original']}) with {path}={_format_value(options.weight)}"
 
@@ -177,7 +177,7 @@ class RewardSteering:
         name = self._check_name(command["name"])
         if len(self.objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
-        self.objectives.apply(command)
+        self.objectives.apply_command(command)
         self._session.reward.remove(name)
         self._session.groups.stop_reward(self._stage, name)
         return f"detached reward {name!r}"
@@ -191,7 +191,7 @@ class RewardSteering:
             )
         name, key = self._check_name(match[2]), match[3]
         before = self.objectives.rewards[name]
-        self.objectives.apply(command)
+        self.objectives.apply_command(command)
         after = self.objectives.rewards[name]
         return f"set {command['name']} from {_format_value(getattr(before, key))} to {_format_value(getattr(after, key))}"
 

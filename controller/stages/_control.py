@@ -92,8 +92,8 @@ def train_control(
     session.trainer.begin(setup)
     recorder.begin(setup.name, setup.steps, 0)
     points = control.rule.list_validation_steps(setup.steps, setup.epochs)
-    judged = _Judged(session, control.rule)
-    judged.ask(setup.name, 0, control.start)
+    validation = _ControlValidation(session, control.rule)
+    validation.request(setup.name, 0, control.start)
     for step in range(0, setup.steps, CHUNK_STEPS):
         if stopped():
             return None
@@ -105,10 +105,12 @@ def train_control(
         shown |= {"lr": records[-1]["lr"], "rows/s": events / (time.perf_counter() - began)}
         recorder.record_step(setup.name, stop, shown)
         if any(step < point <= stop for point in points):
-            judged.ask(setup.name, stop, session.checkpoint_writer.save_to_folder(top / f"step-{stop:06d}"))
-            if judged.is_over():
+            validation.request(
+                setup.name, stop, session.checkpoint_writer.save_to_folder(top / f"step-{stop:06d}")
+            )
+            if validation.should_stop():
                 break
-    step, folder, value = judged.find_best()
+    step, folder, value = validation.find_best()
     if not step:
         folder = top / "step-000000"
         shutil.copytree(control.start, folder)
@@ -121,30 +123,30 @@ def train_control(
     return folder
 
 
-class _Judged:
+class _ControlValidation:
     """The validation results of a control's checkpoints."""
 
     def __init__(self, session: Session, rule: ValidationRule):
         self._session, self._rule = session, rule
-        self._asked: list[tuple[int, Path, Any]] = []
+        self._requests: list[tuple[int, Path, Any]] = []
         self._values: list[float] = []
 
-    def ask(self, name: str, step: int, folder: Path) -> None:
-        self._asked.append((step, folder, self._session.evaluator.validate(name, str(folder))))
+    def request(self, name: str, step: int, folder: Path) -> None:
+        self._requests.append((step, folder, self._session.evaluator.validate(name, str(folder))))
 
-    def is_over(self) -> bool:
+    def should_stop(self) -> bool:
         """Return whether the control should stop, by all results but the newest, which may not be available yet."""
-        self._settle(len(self._asked) - 1)
+        self._settle(len(self._requests) - 1)
         return self._rule.should_stop(self._values)
 
     def find_best(self) -> tuple[int, Path, float]:
         """Wait for all validations, and return (step, folder, value) of the best checkpoint."""
-        self._settle(len(self._asked))
+        self._settle(len(self._requests))
         index = self._rule.find_best(self._values) or 0
-        return *self._asked[index][:2], self._values[index]
+        return *self._requests[index][:2], self._values[index]
 
     def _settle(self, count: int) -> None:
-        for _, _, future in self._asked[len(self._values) : count]:
+        for _, _, future in self._requests[len(self._values) : count]:
             self._values.append(self._get_value(future.get(self._session.deadlines.evaluate)))
 
     def _get_value(self, answer: Mapping[str, Any]) -> float:

@@ -48,7 +48,7 @@ def run_supervised(session: Session, name: str, recorder: Recorder, stopped: Sto
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
     every, validation = session.scenario.checkpoint.every, session.validation
-    while step < stage.steps and not (validation and validation.is_over(step)):
+    while step < stage.steps and not (validation and validation.should_stop(step)):
         if stopped():
             if step:
                 session.commit(step - 1, now=True)

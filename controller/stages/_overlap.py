@@ -58,13 +58,13 @@ def run_overlapped(
     learning: Future[Any] | None = None
     batch: Sequence[tuple[int, int]] = ()
     aborted = 0
-    while not groups.over:
-        while free and (number := groups.ask()) is not None:
+    while not groups.is_finished:
+        while free and (number := groups.start_group()) is not None:
             note("begun", number, groups.step)
             slot = free.pop()
             given, answer = ask(slot, number, groups.step)
             busy[given], asked[answer] = slot, (number, groups.step)
-        if learning is None and (taken := groups.take()):
+        if learning is None and (taken := groups.take_batch()):
             batch = taken
             learning = train(groups.step, batch, [answers.pop(number) for number, _ in batch])
         waiting = {*busy, *asked, *([learning] if learning else [])}

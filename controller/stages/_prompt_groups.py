@@ -48,12 +48,12 @@ class PromptGroups:
         return len(self._trained) + len(self._ready)
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all steps are done."""
         return self.step >= self.steps
 
-    def ask(self) -> int | None:
-        """Return the group to ask now under the newest version, or None if the bound forbids one more or none is left."""
+    def start_group(self) -> int | None:
+        """Return the group to generate now with the newest version, or None if the bound forbids one more or none is left."""
         allowed = (self.staleness + self.step + 1) * self.batch
         if not self._left or self.accepted + len(self.running) >= allowed:
             return None
@@ -84,7 +84,7 @@ class PromptGroups:
         self.aborted += 1
         heapq.heappush(self._left, number)
 
-    def take(self) -> list[tuple[int, int]] | None:
+    def take_batch(self) -> list[tuple[int, int]] | None:
         """Remove and return the groups of the next update as (number, version); None while too few are accepted."""
         if len(self._ready) < self.batch:
             return None

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nonet.controller.groups import CONTROLLER, Heartbeat, read_orphan_timeout_s, reap, reap_run
+from nonet.controller.groups import CONTROLLER, Heartbeat, read_orphan_timeout_s, reap_orphaned_runs, reap_run
 from nonet.controller.record import FolderLock, RunFolder, count_missing, lock_run, write_token
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import preflight, read_copies, resolve_sources
@@ -277,7 +277,7 @@ def _start_controller(
 
     ensure_ray()
     if "RAY_ADDRESS" in os.environ:
-        reap()
+        reap_orphaned_runs()
     if command:
         run.write_json("command.json", {"command": command})
     task = ControllerTask(

@@ -32,7 +32,7 @@ class ActorReward(Reward):
         Raises:
             ConfigError: The actor is not running or has no such method.
         """
-        self._ask: Any = self._find_method()
+        self._actor_method: Any = self._find_method()
 
     def _find_method(self) -> Any:
         """Look up the actor by its name, and return the method that scores."""
@@ -56,7 +56,7 @@ class ActorReward(Reward):
         from ray.exceptions import GetTimeoutError, RayActorError
 
         try:
-            return ray.get(self._ask.remote(make_message(r, self.columns)), timeout=self.timeout_s)
+            return ray.get(self._actor_method.remote(make_message(r, self.columns)), timeout=self.timeout_s)
         except GetTimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except RayActorError as error:
@@ -66,7 +66,7 @@ class ActorReward(Reward):
     def _find_again(self) -> None:
         """Look up the actor again, since it may have been restarted under the same name; raise Unreachable if it was not."""
         try:
-            self._ask = self._find_method()
+            self._actor_method = self._find_method()
         except ConfigError as error:
             raise Unreachable(str(error)) from None
 

@@ -38,7 +38,7 @@ from nonet.samples.preparation.core import KCoreResult, compute_k_core
 from nonet.samples.preparation.finish import PartitionNote, PartitionWriter, count_train_events
 from nonet.samples.preparation.gather import PartitionLayout, SortedPartition, gather_partition, make_layout
 from nonet.samples.preparation.log import EventLog
-from nonet.samples.preparation.progress import PreparationProgress, Tell
+from nonet.samples.preparation.progress import PreparationProgress, ReportProgress
 from nonet.samples.preparation.scatter import RunWriter, ScatteredRun, compute_user_bounds
 from nonet.samples.sequences import (
     FLAT_FORMAT,
@@ -121,7 +121,7 @@ def prepare_sequences(
     options: BuildOptions,
     root: Path,
     *,
-    report_progress: Tell | None = None,
+    report_progress: ReportProgress | None = None,
     slice_rows: int | None = None,
     partition_rows: int = _PARTITION_ROWS,
     threads: int | None = None,

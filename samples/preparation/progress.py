@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Tell = Callable[["PreparationReport"], None]
+ReportProgress = Callable[["PreparationReport"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PreparationProgress:
     """Counts the processed rows of all threads and reports them at regular intervals.
 
     Args:
-        tell: Called with each report; None for no reports.
+        report_progress: Called with each report; None for no reports.
         every_s: Minimum number of seconds between two reports.
 
     Attributes:
@@ -49,11 +49,11 @@ class PreparationProgress:
         cpu_s: CPU seconds of each phase.
     """
 
-    def __init__(self, tell: Tell | None = None, every_s: float = 1.0):
-        self._tell, self._every_s = tell, every_s
+    def __init__(self, report_progress: ReportProgress | None = None, every_s: float = 1.0):
+        self._report, self._every_s = report_progress, every_s
         self._lock = threading.Lock()
         self._phase, self._of, self._rows = "", 0, 0
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         self._thread_s = time.thread_time()
         self.seconds: dict[str, float] = {}
         self.cpu_s: dict[str, float] = {}
@@ -67,7 +67,7 @@ class PreparationProgress:
         """
         self.end_phase()
         self._phase, self._of, self._rows = name, rows, 0
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         self._thread_s = time.thread_time()
 
     def add_rows(self, rows: int, cpu_s: float | None = None) -> None:
@@ -84,14 +84,14 @@ class PreparationProgress:
                 self._thread_s += cpu_s
             self.cpu_s[self._phase] = self.cpu_s.get(self._phase, 0.0) + cpu_s
             now = time.monotonic()
-            if self._tell is None or now - self._told < self._every_s:
+            if self._report is None or now - self._reported < self._every_s:
                 return
-            self._told = now
+            self._reported = now
             rate = self._rows / max(1e-9, now - self._began)
             report = PreparationReport(
                 self._phase, self._rows, self._of, rate, max(0, self._of - self._rows) / rate
             )
-        self._tell(report)
+        self._report(report)
 
     def end_phase(self) -> None:
         """End the current phase and record its duration."""

@@ -36,7 +36,7 @@ def conduct(monkeypatch):
         conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
         conductor._run = conductor._again = None
         conductor._stop = SimpleNamespace(is_set=lambda: False)
-        conductor._lease = SimpleNamespace(over=False)
+        conductor._lease = SimpleNamespace(is_expired=False)
         conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))
         conductor._find_newest_commit = lambda: None
         conductor._clear_away = lambda: False

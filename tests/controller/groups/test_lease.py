@@ -19,15 +19,15 @@ def test_a_lease_ends_with_silence_and_a_detached_one_never(monkeypatch):
     monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
     lease, detached = Lease(60.0), Lease(60.0, detached=True)
     now[0] += 59
-    assert not lease.over
+    assert not lease.is_expired
     lease.renew()
     now[0] += 59
-    assert not lease.over
+    assert not lease.is_expired
     now[0] += 2
-    assert lease.over
-    assert not detached.over
+    assert lease.is_expired
+    assert not detached.is_expired
     lease.renew()
-    assert not lease.over
+    assert not lease.is_expired
 
 
 def test_a_pulse_beats_on_after_an_error_and_stops_when_told():

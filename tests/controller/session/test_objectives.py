@@ -15,7 +15,7 @@ def test_a_ramp_is_a_straight_line_and_stays_at_its_end():
     assert [ramp.compute_weight(step) for step in (0, 2, 3, 6, 100)] == [1.0, 1.0, 0.75, 0.0, 0.0]
     objectives = RewardObjectives({"a": RewardOptions(weight=ramp), "b": RewardOptions(weight=2.0)})
     assert objectives.compute_weights(3) == {"a": 0.75, "b": 2.0}
-    assert objectives.learn(3, {"reward.a": 1.0}) == {"weight.a": 0.75}
+    assert objectives.update_multipliers(3, {"reward.a": 1.0}) == {"weight.a": 0.75}
 
 
 def test_a_floor_that_is_missed_counts_more_each_step_and_never_below_zero():
@@ -25,10 +25,10 @@ def test_a_floor_that_is_missed_counts_more_each_step_and_never_below_zero():
     seen = []
     for step in range(3):
         seen.append(objectives.compute_weights(step)["b"])
-        objectives.learn(step, {"reward.a": 1.0, "reward.b": 0.25})
+        objectives.update_multipliers(step, {"reward.a": 1.0, "reward.b": 0.25})
     assert seen == pytest.approx([0.0, 1.525, 1.55])  # half is missing: 3 of it at once, 0.05 of it a step
     for step in range(100):
-        objectives.learn(step, {"reward.b": 5.0})
+        objectives.update_multipliers(step, {"reward.b": 5.0})
     assert objectives.compute_multipliers(100) == {"b": 0.0}
 
 
@@ -37,15 +37,15 @@ def test_a_multiplier_is_in_units_of_what_the_other_rewards_count():
     for weight in (1.0, 10.0):
         rewards = {"a": RewardOptions(weight=weight), "b": RewardOptions(weight=0.0, at_least=0.5)}
         objectives = RewardObjectives(rewards)
-        objectives.learn(0, {"reward.b": 0.25})
+        objectives.update_multipliers(0, {"reward.b": 0.25})
         seen.append(objectives.compute_weights(1)["b"])
     assert seen[1] == pytest.approx(10 * seen[0])
 
 
 def test_one_odd_step_moves_a_multiplier_by_a_fifth_of_what_a_steady_lack_does():
     objectives = RewardObjectives({"a": RewardOptions(), "b": RewardOptions(weight=0.0, at_least=1.0)})
-    objectives.learn(0, {"reward.b": 1.0})
-    objectives.learn(1, {"reward.b": 0.5})
+    objectives.update_multipliers(0, {"reward.b": 1.0})
+    objectives.update_multipliers(1, {"reward.b": 0.5})
     assert objectives.compute_weights(2)["b"] == pytest.approx(0.2 * 0.5 * 3.0 + 0.05 * 0.5)
     assert objectives.compute_shortfall({"a": 0.0, "b": 0.9}) == pytest.approx(0.1)
     assert objectives.compute_shortfall({"a": 0.0, "b": 1.1}) == 0.0
@@ -54,7 +54,7 @@ def test_one_odd_step_moves_a_multiplier_by_a_fifth_of_what_a_steady_lack_does()
 def test_what_is_restored_goes_on_as_it_was():
     rewards = {"b": RewardOptions(at_least=0.5)}
     one, other = RewardObjectives(rewards), RewardObjectives(rewards)
-    one.learn(0, {"reward.b": 0.1})
+    one.update_multipliers(0, {"reward.b": 0.1})
     other.restore(one.state())
     assert other.compute_weights(1) == one.compute_weights(1)
     assert RewardObjectives({"a": RewardOptions()}).state() == {}
@@ -73,7 +73,7 @@ def test_the_multiplier_finds_the_weight_that_holds_the_floor():
         p /= p.sum()
         weights = objectives.compute_weights(step)
         means.append(float(p @ b))
-        objectives.learn(step, {"reward.a": float(p @ a), "reward.b": means[-1]})
+        objectives.update_multipliers(step, {"reward.a": float(p @ a), "reward.b": means[-1]})
         value = weights["a"] * a + weights["b"] * b
         logits += 0.3 * p * (value - p @ value)
     assert np.mean(means[-600:]) == pytest.approx(0.5, abs=0.01)
@@ -85,14 +85,14 @@ def test_a_floor_is_steered_by_the_lists_that_would_be_served_and_not_by_what_ro
         {"hit": RewardOptions(), "novelty": RewardOptions(weight=0.0, at_least=0.15)}
     )
     objectives.note_served({"hit": 0.1, "novelty": 0.105})
-    objectives.learn(0, {"reward.hit": 0.01, "reward.novelty": 0.21})
+    objectives.update_multipliers(0, {"reward.hit": 0.01, "reward.novelty": 0.21})
     assert objectives.compute_multipliers(1)["novelty"] == pytest.approx((0.05 + 3.0) * 0.3)
-    objectives.learn(1, {"reward.novelty": 0.3})  # half of it is served: the floor holds
+    objectives.update_multipliers(1, {"reward.novelty": 0.3})  # half of it is served: the floor holds
     assert objectives.compute_multipliers(2)["novelty"] == pytest.approx(0.05 * 0.3 + 3.0 * 0.8 * 0.3)
     again = RewardObjectives(objectives.rewards)
     again.restore(objectives.state())
     for each in (objectives, again):
-        each.learn(2, {"reward.novelty": 0.2})
+        each.update_multipliers(2, {"reward.novelty": 0.2})
     assert again.compute_weights(3) == objectives.compute_weights(3)
 
 
@@ -102,7 +102,7 @@ def test_what_was_served_is_kept_over_a_resume_before_the_next_step():
     one.note_served({"novelty": 0.1})
     other.restore(one.state())
     for each in (one, other):
-        each.learn(0, {"reward.novelty": 0.2})
+        each.update_multipliers(0, {"reward.novelty": 0.2})
     assert one.compute_weights(1) == other.compute_weights(1) != RewardObjectives(rewards).compute_weights(1)
 
 

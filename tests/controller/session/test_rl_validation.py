@@ -47,7 +47,7 @@ def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None, c
     validation.begin(tmp_path / "start")
     for step, reward in rewards.items():
         kept.add_rewards(step, reward, (missing or {}).get(step, 0.0))
-    validation.settle(40)
+    validation.wait_until(40)
     return validation, asked
 
 
@@ -231,7 +231,7 @@ def test_candidates_are_judged_by_the_rewards_and_weights_that_are_in_force_at_t
     kept.recompute_rewards(lambda each: (objectives.compute_total(each, 39), 0.0))
     assert [entry.get("reward") for entry in kept.history] == [0.5, 2.0, None, None]
     assert validation.find_best()["step"] == 20  # step 30 was never scored by the reward attached since
-    objectives.apply({"verb": "set", "name": "stages.rl.rewards.new.weight", "value": 0.0})
+    objectives.apply_command({"verb": "set", "name": "stages.rl.rewards.new.weight", "value": 0.0})
     kept.recompute_rewards(lambda each: (objectives.compute_total(each, 39), 0.0))
     assert validation.find_best()["step"] == 30
 

@@ -17,15 +17,15 @@ def run(seed: int) -> PromptGroups:
     groups, slots = PromptGroups(batch, steps, staleness), draw.randint(1, 12)
     trained: list[int] = []
     clock, arrivals, learning, tick = 0.0, [], None, 0
-    while not groups.over:
-        while len(groups.running) < slots and (number := groups.ask()) is not None:
+    while not groups.is_finished:
+        while len(groups.running) < slots and (number := groups.start_group()) is not None:
             assert groups.accepted + len(groups.running) <= (staleness + groups.step + 1) * batch
             copies = 2 if draw.random() < 0.1 else 1
             for _ in range(copies):
                 tick += 1
                 took = draw.lognormvariate(0, 1.5)
                 heapq.heappush(arrivals, (clock + took, tick, number, groups.step))
-        if learning is None and (taken := groups.take()):
+        if learning is None and (taken := groups.take_batch()):
             for number, version in taken:
                 assert 0 <= groups.step - version <= staleness
                 trained.append(number)
@@ -54,37 +54,37 @@ def test_in_a_thousand_random_schedules_nothing_is_lost_doubled_or_trained_stale
 
 def test_without_staleness_a_step_is_asked_trained_and_only_then_the_next_is_asked():
     groups = PromptGroups(2, 2, 0)
-    assert [groups.ask(), groups.ask(), groups.ask()] == [0, 1, None]
+    assert [groups.start_group(), groups.start_group(), groups.start_group()] == [0, 1, None]
     assert groups.accept_answer(1, 0) == "accepted"
-    assert (groups.ask(), groups.take()) == (None, None)
+    assert (groups.start_group(), groups.take_batch()) == (None, None)
     assert groups.accept_answer(0, 0) == "accepted"
-    assert groups.take() == [(0, 0), (1, 0)]
-    assert groups.ask() is None
+    assert groups.take_batch() == [(0, 0), (1, 0)]
+    assert groups.start_group() is None
     groups.advance_step()
-    assert groups.ask() == 2
+    assert groups.start_group() == 2
 
 
 def test_a_group_that_was_overtaken_is_asked_again_under_the_newest_version():
     groups = PromptGroups(1, 4, 1)
-    assert [groups.ask(), groups.ask()] == [0, 1]
+    assert [groups.start_group(), groups.start_group()] == [0, 1]
     for number in (1, 2):  # group 0 is slow
         assert groups.accept_answer(number, groups.running[number]) == "accepted"
-        groups.take()
+        groups.take_batch()
         groups.advance_step()
-        groups.ask()
+        groups.start_group()
     assert groups.accept_answer(0, 0) == "stale"
     assert groups.aborted == 1
     assert groups.accept_answer(3, groups.running[3]) == "accepted"
-    assert groups.ask() == 0
+    assert groups.start_group() == 0
     assert groups.running == {0: 2}
 
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_the_first_fresh_answer_of_a_group_counts_and_the_second_is_dropped(version):
     groups = PromptGroups(2, 2, 1)
-    assert groups.ask() == 0
+    assert groups.start_group() == 0
     groups.cancel_group(0)
-    assert groups.ask() == 0
+    assert groups.start_group() == 0
     assert groups.accept_answer(0, version) == "accepted"
     assert groups.accept_answer(0, 0) == "dropped"
     assert (groups.aborted, groups.dropped) == (1, 1)
