@@ -1,14 +1,14 @@
-"""Pipeline: a session from tables to report: tokenise, each stage, comparisons. Baselines and commits are ranked beside stages.
+"""Pipeline: runs a session from tables to report. It tokenises, runs each stage and compares the results.
 
-Results are kept a file a subject under RUN/results, so a resumed run repeats nothing that was finished before the commit
-it goes on from.
+The evaluator ranks baselines and checkpoints while stages train. The results of each subject are in a file of
+RUN/results, so a resumed run does not repeat what was finished before the checkpoint that it continues from.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,7 @@ from nonet.controller.record import (
     make_unselected_name,
 )
 from nonet.controller.report import make_report, select_headline
-from nonet.controller.scenario import Scenario
-from nonet.controller.scenario.settings import describe_duplicates, describe_repeats, describe_shared_codes
-from nonet.controller.session import Session
+from nonet.controller.session import Session, make_start_notes
 from nonet.controller.setup import make_baseline_options
 from nonet.controller.stages import (
     make_controls,
@@ -35,7 +33,6 @@ from nonet.controller.stages import (
     train_control,
     try_rewards,
 )
-from nonet.workers.roles.evaluation import EXHAUSTIVE_ITEMS
 from nonet.workers.runtime import GroupFuture
 
 
@@ -45,8 +42,8 @@ class Pipeline:
     def __init__(self, session: Session, recorder: Recorder, stopped: Callable[[], bool]):
         self.session, self.recorder, self._stopped = session, recorder, stopped
         self.wall_s: dict[str, float] = dict(session.run.read_json("results/wall.json") or {})
-        self._shown: list[dict[str, Any]] | None = None
-        self._asked: list[tuple[str, GroupFuture, float]] = []
+        self._shown_users: list[dict[str, Any]] | None = None
+        self._pending_results: list[tuple[str, GroupFuture, float]] = []
 
     def run(self) -> bool:
         """Run everything from start to report.
@@ -58,9 +55,10 @@ class Pipeline:
         with self.session as session:
             for name, seconds in session.seconds.items():
                 self._add_seconds(name, seconds)
-            self._note_start()
+            for text in make_start_notes(session):
+                self.recorder.add_event("note", text=text)
             try_rewards(session)
-            self._asked_shown = (
+            self._shown_users_call = (
                 session.evaluator.list_shown_users()
             )  # first of all: who shows a result must not wait for others
             for name in make_baseline_options(session.scenario):
@@ -80,36 +78,6 @@ class Pipeline:
             self._collect(wait=True)
             self._finish()
         return True
-
-    def _note_start(self) -> None:
-        """Record notes on the data, the semantic ids and what is validated and ranked."""
-        data, tokens = self.session.facts["data"], self.session.facts["tokenizer"]
-        if data["notice"]:
-            self.recorder.add_event("note", text=data["notice"])
-        self.recorder.add_event(
-            "note",
-            text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
-            + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
-        )
-        validates = hasattr(self.session.evaluator, "validate")
-        notes = make_validation_notes(self.session.scenario, self.session.facts, validates=validates)
-        ranked = make_evaluation_notes(self.session.scenario, data)
-        for text in (*make_data_notes(self.session.facts), *notes, *ranked):
-            self.recorder.add_event("note", text=text)
-        for text in getattr(self.session.groups, "notes", ()):
-            self.recorder.add_event("note", text=text)
-        if repeats := describe_repeats(data):
-            self.recorder.add_event("note", text=repeats)
-        if tokens:
-            self.recorder.add_event(
-                "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
-            )
-        for text in (describe_duplicates(data), describe_shared_codes(tokens or {}, data["items"])):
-            if text:
-                self.recorder.add_event("note", text=f"warning: {text}")
-        if self.session.restored:
-            at = self.session.restored
-            self.recorder.add_event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
 
     def _list_done_stages(self, restored: Manifest | None) -> list[str]:
         """Return the stages before the stage of the restored checkpoint, all of which have ended."""
@@ -146,7 +114,7 @@ class Pipeline:
         return self._train_controls(name)
 
     def _train_controls(self, name: str) -> bool:
-        """Train and rank the controls of an RL stage, and go on from the stage's own end. False when stopped before its end."""
+        """Train and rank the controls of an RL stage, then load the stage's own end; return False if the run was stopped."""
         session = self.session
         controls = make_controls(session, name) if session.scenario.stages[name].kind.rolls_out else []
         for control in controls:
@@ -183,7 +151,7 @@ class Pipeline:
             self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
 
     def _rebind(self, name: str) -> None:
-        """Have the groups of a stage; what an evaluator that ends was asked is waited for."""
+        """Start the groups of a stage and stop those that it replaces; wait for the results of an evaluator that is stopped."""
         due = self.session.groups.find_due_change(name)
         if not due:
             return
@@ -210,27 +178,27 @@ class Pipeline:
         return self._stopped()
 
     def _rank_checkpoint(self, name: str) -> GroupFuture:
-        """Have a stage's commit ranked: by the evaluator, a share of the events by each where there are several."""
+        """Request the ranking of a stage's last checkpoint; several evaluators rank a share of the events each."""
         evaluator, folder = self.session.evaluator, str(self.session.checkpoint_log.find_stage_end(name))
         if not hasattr(evaluator, "evaluate_share") or evaluator.world == 1:
             return evaluator.evaluate(name, folder)
         return evaluator.combine_shares(name, evaluator.evaluate_share(folder))
 
-    def _evaluate(self, name: str, ask: Callable[[], GroupFuture]) -> None:
-        """Ask the evaluator, which works beside the stages; what a run before had found is shown as it is."""
+    def _evaluate(self, name: str, request: Callable[[], GroupFuture]) -> None:
+        """Request an evaluation, which runs while stages train; show the result of an earlier part of the run if there is one."""
         result = self.session.run.read_json(f"results/{name}.json")
         if result is not None and (self.session.run.results / f"{name}.npz").exists():
             self._show(name, result)
             return
-        self._asked.append((name, ask(), time.time()))
+        self._pending_results.append((name, request(), time.time()))
 
     def _collect(self, *, wait: bool = False) -> None:
-        """Keep and show the evaluator's answers, in the order they were asked for; all of them when `wait`."""
-        while self._asked and (wait or self._asked[0][1].done()):
-            name, future, began = self._asked.pop(0)
+        """Write and show the results that have arrived, in the order of their requests; wait for all of them if `wait`."""
+        while self._pending_results and (wait or self._pending_results[0][1].done()):
+            name, future, began = self._pending_results.pop(0)
             result = future.get(self.session.deadlines.evaluate)
             if "fitting" in result:  # in parts, so that a validation waits for one of them
-                self._asked.append((name, self.session.evaluator.evaluate_baseline(name), began))
+                self._pending_results.append((name, self.session.evaluator.evaluate_baseline(name), began))
                 continue
             self.session.run.write_json(f"results/{name}.json", result)
             self._add_seconds(f"evaluate {name}", time.time() - began)
@@ -252,13 +220,13 @@ class Pipeline:
             self.recorder.record_metrics(f"evaluate/{how}", 0, values, role="evaluator")
 
     def _fetch_shown_users(self) -> list[dict[str, Any]]:
-        shown = self._shown
+        shown = self._shown_users
         if shown is None:
-            shown = self._shown = self._asked_shown.get(self.session.deadlines.evaluate)
+            shown = self._shown_users = self._shown_users_call.get(self.session.deadlines.evaluate)
         return shown
 
     def _probe(self, name: str, when: str) -> None:
-        """Keep what the rewards say of held-out users, before and after RL."""
+        """Write the rewards of held-out users, before and after RL."""
         file = self.session.run.results / f"{name}.rewards.{when}.npz"
         if not file.exists():
             content = io.BytesIO()
@@ -318,38 +286,3 @@ class Pipeline:
     def _add_seconds(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)
         self.session.run.write_json("results/wall.json", self.wall_s)
-
-
-def make_validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates: bool) -> Iterator[str]:
-    """Yield a note if stages that could be validated are not, and why."""
-    stages = [name for name, body in scenario.stages.items() if body.kind.validates]
-    held_out = facts["data"]["held_out"]["valid"]
-    if stages and not (held_out and validates):
-        why = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
-        yield f"{why}: {', '.join(stages)} run all their steps and end with their last checkpoint"
-
-
-def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes if not all users are ranked, or if models are ranked by beam alone."""
-    ask, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
-    if not scenario.model.spec.makes_lists:
-        return
-    if ask.most_users is not None and tested > ask.most_users:
-        yield f"{ask.most_users:,} of {tested:,} tested users are ranked, drawn by the seed (evaluate.users)"
-    off = data["items"] > EXHAUSTIVE_ITEMS if ask.exhaustive is None else ask.exhaustive == "off"
-    if off:
-        yield (
-            f"models are ranked by beam alone among {data['items']:,} items (evaluate.exhaustive): what a beam does not hold is "
-            "missed, so their metrics are lower bounds"
-        )
-
-
-def make_data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on columns that were dropped and on what a warm start knows."""
-    if dropped := facts["data"].get("dropped"):
-        yield f"not read, for they hold neither numbers nor text: {', '.join(dropped)}"
-    if start := facts.get("init"):
-        yield (
-            f"starts from {start['run']} after {start['stage']}: {start['known_users']} of {start['users']} users and "
-            f"{start['known_items']} of {start['items']} items are known"
-        )

@@ -174,7 +174,7 @@ GIVEN = {
     "deploy/verbs/serving.py": {"top", "versions"},
     "deploy/run/api.py": {"scenario"},
     # Handlers that are found by the kind of an event, and the callback of Ray Tune.
-    "deploy/run/driver.py": {"_result"},
+    "deploy/run/panel.py": {"_result"},
     "deploy/tune/search.py": {"on_trial_complete"},
     # A method of exported recommenders, and operation ids of the HTTP interface.
     "deploy/serving/offline/export.py": {"titles"},

@@ -77,7 +77,7 @@ class Checkpoints:
         make_folder(path)
         return path
 
-    def finalize(self, staging_dir: Path, manifest: Manifest, written: Written) -> Path:
+    def complete(self, staging_dir: Path, manifest: Manifest, written: Written) -> Path:
         """Rename a staging directory to its final name and write its manifest.
 
         A checkpoint of the same step is replaced. The step has a complete checkpoint at all times.

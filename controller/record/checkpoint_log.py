@@ -143,7 +143,7 @@ class CheckpointLog:
             The directory of the checkpoint.
         """
         staging_dir, manifest = self._begun
-        path = self.checkpoints.finalize(staging_dir, manifest, written)
+        path = self.checkpoints.complete(staging_dir, manifest, written)
         self.write_record(committed=manifest.step, stage=manifest.stage)
         self.checkpoints.prune(self._keep_last, self.kept_steps)
         self.newest = path, manifest

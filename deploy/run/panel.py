@@ -230,3 +230,57 @@ def _describe_movement(title: str, place: int, before: Sequence[str] | None) -> 
         return " (new)"
     moved = list(before).index(title) - place
     return f" ({moved:+d})" if moved else ""
+
+
+class EventView:
+    """Shows the controller's events on a panel, if there is one."""
+
+    def __init__(self, panel: Panel | None):
+        self._panel = panel
+        self._shown: dict[str, list[list[str]]] = {}
+        self._last: str | None = None
+
+    def note(self, text: str) -> None:
+        """Show one line of text."""
+        if self._panel:
+            self._panel.print_note(text)
+
+    def show(self, events: list[dict[str, Any]]) -> None:
+        """Show events in their order."""
+        if self._panel is None:
+            return
+        for event in events:
+            getattr(self, f"_{event['kind']}")(event)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.note(event["text"])
+
+    def _stage(self, event: dict[str, Any]) -> None:
+        assert self._panel
+        self._panel.begin_stage(event["stage"], event["steps"], done=event["done"])
+
+    def _step(self, event: dict[str, Any]) -> None:
+        assert self._panel
+        self._panel.update_step(event["stage"], event["step"], event["metrics"])
+
+    def _result(self, event: dict[str, Any]) -> None:
+        """Show a subject's metrics, and lists of a few users for a stage."""
+        assert self._panel
+        metrics = event["metrics"]
+        self._panel.print_table(
+            f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())]
+        )
+        if event.get("baseline") or not event["shown"]:
+            return
+        before = self._shown.get(self._last or "")
+        rows = [
+            {
+                "user_id": event["users"][i]["user_id"],
+                "target": event["users"][i]["target"],
+                "recommended": titles,
+            }
+            | ({"before": before[i]} if before else {})
+            for i, titles in enumerate(event["shown"][:3])
+        ]
+        self._panel.print_users(f"after {event['name']}", rows)
+        self._shown[event["name"]], self._last = event["shown"], event["name"]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from nonet.controller import pipeline
-from nonet.controller.pipeline import Pipeline, make_evaluation_notes
+from nonet.controller.pipeline import Pipeline
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.session.start_notes import make_evaluation_notes
 from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.deadlines import DEFAULTS
 
@@ -97,6 +98,7 @@ class Session:
             binding=SimpleNamespace(groups=[group]),
             offloader=SimpleNamespace(list_counts=nothing),
             find_due_change=lambda name: self.changes.get(name),
+            notes=(),
         )
         self.trainer = SimpleNamespace(count_published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS

@@ -32,7 +32,7 @@ class World:
     def commit(self, step: int) -> None:
         checkpoints = Checkpoints(self.run.checkpoints)
         aside = checkpoints.create_staging_dir(step)
-        checkpoints.finalize(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0), {})
+        checkpoints.complete(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0), {})
 
     def tries(self) -> list[str]:
         return [line for line in self.log if line in ("from the beginning", "from a commit")]

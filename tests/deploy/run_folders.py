@@ -30,4 +30,4 @@ def commit(run, world):
     aside = checkpoints.create_staging_dir(END)
     world.save(aside)
     files = seal_files(aside, [path for path in aside.rglob("*") if path.is_file()])
-    return checkpoints.finalize(aside, Manifest("run", END, "pretrain", END, True, 1, "s", {}, {}, 0), files)
+    return checkpoints.complete(aside, Manifest("run", END, "pretrain", END, True, 1, "s", {}, {}, 0), files)

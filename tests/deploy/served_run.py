@@ -49,7 +49,7 @@ class TrainedRun:
         self._world.save(aside)
         files = seal_files(aside, [path for path in aside.rglob("*") if path.is_file()])
         manifest = Manifest("run", self._steps, "pretrain", self._steps, last, 1, "s", {}, {}, 0)
-        checkpoints.finalize(aside, manifest, files)
+        checkpoints.complete(aside, manifest, files)
         return self._steps
 
     def open(self):

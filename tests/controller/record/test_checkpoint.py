@@ -18,7 +18,7 @@ def commit(checkpoints: Checkpoints, step: int, **kwargs) -> None:
     aside = checkpoints.create_staging_dir(step)
     (aside / "dense").mkdir()
     (aside / "dense" / "model.bin").write_bytes(bytes([step]) * 100)
-    checkpoints.finalize(aside, manifest(step, **kwargs), written(aside))
+    checkpoints.complete(aside, manifest(step, **kwargs), written(aside))
 
 
 def test_newest_whole_commit_is_found(tmp_path):
@@ -77,14 +77,14 @@ def test_a_commit_holds_exactly_what_its_participants_say_they_wrote(tmp_path):
     aside, files = aside_of(checkpoints)
     (aside / "dense" / "other.bin").write_bytes(b"who wrote this?")
     with pytest.raises(CheckpointError, match=r"other.bin: 15 bytes, but its writer says no such file"):
-        checkpoints.finalize(aside, manifest(1), files)
+        checkpoints.complete(aside, manifest(1), files)
     (aside / "dense" / "other.bin").unlink()
     (aside / "dense" / "model.bin").write_bytes(b"weight")
     with pytest.raises(CheckpointError, match=r"model.bin: 6 bytes, but its writer says 7 bytes"):
-        checkpoints.finalize(aside, manifest(1), files)
+        checkpoints.complete(aside, manifest(1), files)
     (aside / "dense" / "model.bin").unlink()
     with pytest.raises(CheckpointError, match=r"model.bin: no such file, but its writer says 7 bytes"):
-        checkpoints.finalize(aside, manifest(1), files)
+        checkpoints.complete(aside, manifest(1), files)
     assert checkpoints.find_newest() is None
 
 
@@ -92,7 +92,7 @@ def test_the_controller_reads_no_byte_of_what_was_written(tmp_path, monkeypatch)
     checkpoints = Checkpoints(tmp_path)
     aside, files = aside_of(checkpoints)
     monkeypatch.setattr(hashlib, "file_digest", lambda *args: pytest.fail("it reads a file"))
-    path = checkpoints.finalize(aside, manifest(1), files)
+    path = checkpoints.complete(aside, manifest(1), files)
     monkeypatch.undo()
     sha256 = hashlib.sha256(b"weights").hexdigest()
     body = json.loads((path / "manifest.json").read_text())

@@ -51,7 +51,7 @@ def commit(disk, step: int, version: int = 0) -> None:
     for name in ("model", "dense/optimizer", "sparse/item/0-0.seg"):
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_bytes(name.encode() * step)
-    checkpoints.finalize(
+    checkpoints.complete(
         aside, Manifest("run", step, "pretrain", step, False, version, "s", {}, {}, 0), written(aside)
     )
 

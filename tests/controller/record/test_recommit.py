@@ -55,9 +55,9 @@ def test_a_commit_killed_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkey
     while True:
         root = tmp_path / str(nth)
         checkpoints = Checkpoints(root)
-        checkpoints.finalize(*save(checkpoints, 3, b"old"))
+        checkpoints.complete(*save(checkpoints, 3, b"old"))
         aside, manifest, files = save(checkpoints, 3, b"new")
-        if not killed_at(monkeypatch, nth, lambda: checkpoints.finalize(aside, manifest, files)):  # noqa: B023
+        if not killed_at(monkeypatch, nth, lambda: checkpoints.complete(aside, manifest, files)):  # noqa: B023
             break
         found = Checkpoints(root).find_newest()
         assert found is not None, f"killed at call {nth // 2} the run has no commit"
@@ -76,12 +76,12 @@ def test_a_commit_killed_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkey
 
 def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.finalize(*save(checkpoints, 2, b"before"))
-    checkpoints.finalize(*save(checkpoints, 3, b"old"))
+    checkpoints.complete(*save(checkpoints, 2, b"before"))
+    checkpoints.complete(*save(checkpoints, 3, b"old"))
     aside, manifest, files = save(checkpoints, 3, b"new")
     nth = 0
     while checkpoints.find_newest()[0].name == "step-000003":
-        assert killed_at(monkeypatch, nth, lambda: checkpoints.finalize(aside, manifest, files))
+        assert killed_at(monkeypatch, nth, lambda: checkpoints.complete(aside, manifest, files))
         nth += 1
     path, found = checkpoints.find_newest()
     assert path.name.startswith("step-000003.old-")
@@ -89,7 +89,7 @@ def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, mo
     assert found.step == 3
     checkpoints.delete_after(3)
     assert checkpoints.find_newest()[0] == path, "it is of the step to go on from"
-    checkpoints.finalize(*save(checkpoints, 3, b"again"))
+    checkpoints.complete(*save(checkpoints, 3, b"again"))
     assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-000002", "step-000003"]
     assert (checkpoints.find_newest()[0] / "dense" / "model.bin").read_bytes() == b"again"
 
@@ -97,7 +97,7 @@ def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, mo
 def test_what_was_put_aside_and_has_no_successor_counts_when_pruning(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
-        checkpoints.finalize(*save(checkpoints, step, b"x"))
+        checkpoints.complete(*save(checkpoints, step, b"x"))
     os.replace(tmp_path / "step-000002", tmp_path / "step-000002.old-0123abcd")
     checkpoints.prune(1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002.old-0123abcd"]
@@ -126,5 +126,5 @@ def test_every_folder_of_a_commit_is_synced_before_its_name_is_given(tmp_path, m
         real_replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    checkpoints.finalize(aside, manifest, files)
+    checkpoints.complete(aside, manifest, files)
     assert str(tmp_path) in synced

@@ -38,7 +38,7 @@ def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=Tru
         step = 100 * (number + 1)
         where = {"stage": stage, "stage_step": step, "last": True, "version": 0}
         manifest = Manifest(run.id, step, **where, scenario="", artifacts={}, participants={}, journal=0)
-        checkpoints.finalize(checkpoints.create_staging_dir(step), manifest, {})
+        checkpoints.complete(checkpoints.create_staging_dir(step), manifest, {})
     return run
 
 

@@ -161,6 +161,7 @@ class PipelineSession:
         self.trace.compute_idle_shares = self.trace.count_returned_bytes = dict
         self.groups = SimpleNamespace(
             find_due_change=lambda name: None,
+            notes=(),
             pop_warning=str,
             hosts={},
             offloader=SimpleNamespace(list_counts=dict),

@@ -9,8 +9,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.report import make_report, select_headline
 from nonet.deploy.report.page import render_page
 from nonet.deploy.report.summaries import format_summary
-from nonet.deploy.run.driver import EventView
-from nonet.deploy.run.panel import Panel
+from nonet.deploy.run.panel import EventView, Panel
 
 
 @pytest.fixture(scope="module")
