@@ -33,7 +33,7 @@ from nonet.controller.stages import (
     train_control,
     try_rewards,
 )
-from nonet.workers.runtime import GroupFuture
+from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 
 class Pipeline:
@@ -266,7 +266,7 @@ class Pipeline:
         session = self.session
         if not session.scenario.data.join:
             return
-        readers: dict[str, Any] = {"evaluator": session.evaluator}
+        readers: dict[str, WorkerGroup] = {"evaluator": session.evaluator}
         if stage is not None:
             readers = {"trainer": session.trainer.group}
             if session.scenario.stages[stage].kind.rolls_out:

@@ -12,5 +12,6 @@ from .lifetimes import reap_orphaned_runs as reap_orphaned_runs
 from .lifetimes import reap_run as reap_run
 from .publishing import publish as publish
 from .reward_handles import RewardHandles as RewardHandles
+from .reward_handles import RewardScores as RewardScores
 from .run_groups import GroupChange as GroupChange
 from .run_groups import RunGroups as RunGroups

@@ -16,13 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import DataError, DeadlineExceeded, NonetError, WorkerFailed, WorkerLost
 from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_results
+
+if TYPE_CHECKING:
+    from nonet.rl.rewards import PromptFailure
 
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 _GRACE_S = 5.0  # above its time-out, which a rank keeps by itself
@@ -150,10 +153,10 @@ class RewardHandles:
         found = RewardScores()
         calls = {name: secrets.token_hex(8) for name in groups}
         futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
-        told = {name: groups[name].list_failures(future, calls[name]) for name, future in futures.items()}
+        failures = {name: groups[name].list_failures(future, calls[name]) for name, future in futures.items()}
         beams.set_deadline(self.deadlines.step)
         while (
-            not wait_for_results(_LOOK_S, beams, *futures.values(), *told.values())
+            not wait_for_results(_LOOK_S, beams, *futures.values(), *failures.values())
             and not beams.is_late_or_done()
         ):
             pass  # one wait for all of them, looked up from so that each reward is timed by itself
@@ -168,7 +171,7 @@ class RewardHandles:
             )
         for name, future in futures.items():
             one = _RewardCall(self, name, groups[name], beams, began + float(self.deadlines.step))
-            found[name] = one.retry_missing(future, told[name], calls[name], found, step)
+            found[name] = one.retry_missing(future, failures[name], calls[name], found, step)
         self.quarantined, self.retried = found.quarantined, found.retried
         return found
 
@@ -251,10 +254,10 @@ class _RewardCall:
         self._budget_s = (_ATTEMPTS - 1) * handles.get_timeout_s(name)  # the first call had one `timeout_s`
 
     def retry_missing(
-        self, scores: GroupFuture, told: GroupFuture, call: str, found: RewardScores, step: int
+        self, scores: GroupFuture, failures: GroupFuture, call: str, found: RewardScores, step: int
     ) -> GroupFuture:
         """Return scores in which prompts without a score were scored again; prompts that still have none are recorded."""
-        troubles = self._fetch_troubles(scores, told, call)
+        troubles = self._fetch_troubles(scores, failures, call)
         if not any(troubles):
             self._handles.note_barren(self._name, step, None)
             return scores
@@ -277,10 +280,10 @@ class _RewardCall:
         self,
         scores: GroupFuture,
         rows: Sequence[int],
-        left: dict[int, Any],
+        left: dict[int, PromptFailure],
         makers: Mapping[int, int],
         total: int,
-    ) -> tuple[GroupFuture, dict[int, Any]]:
+    ) -> tuple[GroupFuture, dict[int, PromptFailure]]:
         """Return patched scores, and the rows without one. Rows whose call ends a process are halved until one is left."""
         sets = [list(rows)]
         while sets and (left_s := self._until - time.monotonic()) > 0:
@@ -301,7 +304,7 @@ class _RewardCall:
 
     def _score_rows(
         self, scores: GroupFuture, rows: Sequence[int], makers: Mapping[int, int], total: int, budget_s: float
-    ) -> tuple[GroupFuture, dict[int, Any]]:
+    ) -> tuple[GroupFuture, dict[int, PromptFailure]]:
         """Score rows again, each by another rank than before where there are several.
 
         Raises DeadlineExceeded, WorkerLost and WorkerFailed where that failed as a whole.
@@ -311,26 +314,28 @@ class _RewardCall:
         again: list[list[int]] = [[] for _ in range(world)]
         for nth, row in enumerate(rows):
             again[(makers[row] + 1 + nth) % world].append(row)
-        asked = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(
+        rescored = group.score_again(self._beams, PerRank(again), call, budget_s).set_deadline(
             budget_s + _GRACE_S
         )
-        told = group.list_failures(asked, call)
+        failures = group.list_failures(rescored, call)
         try:
-            asked.settle()
+            rescored.settle()
         except DeadlineExceeded:
-            asked.restart_late_ranks()
+            rescored.restart_late_ranks()
             raise
-        wrong = told.get(self._deadlines.step)
+        wrong = failures.get(self._deadlines.step)
         order = [row for part in again for row in part]
-        patched = group.patch_scores(scores, asked, order, total).settle(self._deadlines.step)
+        patched = group.patch_scores(scores, rescored, order, total).settle(self._deadlines.step)
         return patched, {again[rank][each.row]: each for rank, part in enumerate(wrong) for each in part}
 
-    def _fetch_troubles(self, scores: GroupFuture, told: GroupFuture, call: str) -> list[list[Any]]:
+    def _fetch_troubles(
+        self, scores: GroupFuture, failures: GroupFuture, call: str
+    ) -> list[list[PromptFailure]]:
         """Return by rank the prompts without a score; they are fetched only where there are some."""
         try:
-            if not any(told.get_row_counts()):
+            if not any(failures.get_row_counts()):
                 return []
-            return told.get(self._deadlines.step)
+            return failures.get(self._deadlines.step)
         except NonetError:  # of a rank that was lost since: its scores are others
             return self._group.list_failures(scores, call).get(self._deadlines.step)
 

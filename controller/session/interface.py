@@ -27,7 +27,7 @@ class RunningSession(Protocol):
     checkpoint_log: CheckpointLog
     deadlines: Deadlines
     groups: RunGroups
-    facts: Any
+    facts: dict[str, Any]
     validation: StageValidation | None
     objectives: RewardObjectives | None
     add_note: Callable[[str], None]

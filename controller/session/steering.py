@@ -19,6 +19,7 @@ from nonet.controller.session.objectives import SETTABLE, RewardObjectives
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import parse_file
 from nonet.suggest import suggest_inline
+from nonet.workers.runtime import WorkerGroup
 
 _FEW = 8  # number of prompts that a new reward is tried on
 
@@ -162,7 +163,7 @@ class RewardSteering:
         if not place.is_file() or hashlib.sha256(place.read_bytes()).hexdigest() != command["sha256"]:
             raise ConfigError(f"{place}, the run's copy of {command['original']}, is gone or was changed")
 
-    def _rehearse(self, name: str, group: Any, options: RewardOptions) -> None:
+    def _rehearse(self, name: str, group: WorkerGroup, options: RewardOptions) -> None:
         """Score a few beams with a new reward, so that its errors are raised here."""
         session = self._session
         users, positions = session.rollout.group.draw_held_out_prompts(_FEW).get(session.deadlines.step)

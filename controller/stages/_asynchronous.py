@@ -20,6 +20,7 @@ from nonet.controller.session import Session
 from nonet.controller.stages._looks import rescore_candidates, score_validation
 from nonet.controller.stages._overlap import run_overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
+from nonet.controller.stages._reinforced_options import Reinforced
 from nonet.controller.stages._step_report import (
     Stopped,
     finish_stage,
@@ -94,7 +95,7 @@ class _Asynchronous:
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _find_open_groups(log).items():
             self.note("aborted", number, version)
-        staleness = int(cast(Any, session.scenario.stages[name]).rollout.get_options()["staleness"])
+        staleness = int(cast(Reinforced, session.scenario.stages[name]).rollout.get_options()["staleness"])
         under_way = (staleness + 1) * self.parts
         self.threads = ThreadPoolExecutor(self.slots + under_way + 1, thread_name_prefix=name)
         self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)

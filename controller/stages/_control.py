@@ -23,6 +23,7 @@ from nonet.controller.setup import make_stage_setups
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.errors import ConfigError
 from nonet.workers.roles import StageSetup
+from nonet.workers.runtime import GroupFuture
 
 _DECODE, _TRAIN, _LOOK = 2.0, 6.0, 2.0  # flops a parameter and position: a rollout, a step, a reference
 _PATIENCE = 3
@@ -128,7 +129,7 @@ class _ControlValidation:
 
     def __init__(self, session: Session, rule: ValidationRule):
         self._session, self._rule = session, rule
-        self._requests: list[tuple[int, Path, Any]] = []
+        self._requests: list[tuple[int, Path, GroupFuture]] = []
         self._values: list[float] = []
 
     def request(self, name: str, step: int, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from nonet.controller.stages._looks import (
     rescore_candidates,
     score_validation,
 )
+from nonet.controller.stages._reinforced_options import Reinforced
 from nonet.controller.stages._step_report import (
     StepReport,
     Stopped,
@@ -99,7 +100,7 @@ def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, 
 
 def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Run an RL stage: prompts, beams, scores and an update in each step."""
-    if cast(Any, session.scenario.stages[name]).rollout.get_options().get("staleness"):
+    if cast(Reinforced, session.scenario.stages[name]).rollout.get_options().get("staleness"):
         return run_asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False

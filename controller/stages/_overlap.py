@@ -5,7 +5,7 @@ One thread makes all decisions, so no state is shared: it waits for slots and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +20,13 @@ class AppliedUpdate:
     Attributes:
         step: The step of the update.
         groups: The (number, version) pairs that it learned from.
-        record: The result of `train`.
+        record: The metrics of the update, as `train` returned them.
         aborted: The number of groups that came too late since the last update.
     """
 
     step: int
     groups: Sequence[tuple[int, int]]
-    record: Any
+    record: Mapping[str, float]
     aborted: int
 
     @property

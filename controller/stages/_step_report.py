@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from nonet.controller.groups import RewardScores
 from nonet.controller.record import Recorder
 from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
@@ -138,7 +139,9 @@ def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) ->
     show_validations(session, recorder, stage, step, over=True)
 
 
-def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int, scores: Any) -> None:
+def note_quarantined(
+    session: Session, recorder: Recorder, stage: str, step: int, scores: RewardScores
+) -> None:
     """Record which prompts of a step have no score of some reward: in the journal, as metrics, and in a note.
 
     Args:

@@ -22,6 +22,8 @@ from nonet.plugins import is_reference
 from nonet.workers.roles import SceneSetup
 
 if TYPE_CHECKING:
+    from nonet.controller.scenario import Scenario
+    from nonet.models import ModelSize
     from nonet.samples.sequences import Sequences
 
 _FORWARD, _TRAINED = 2.0, 6.0  # FLOPs per parameter and position: a forward pass, and a training step
@@ -173,7 +175,7 @@ class ReinforcedKind(StageKind):
         """Return the number of users of a step, and the key that sets it."""
         return stage_options.users, "users"
 
-    def count_unit_tokens(self, scenario: Any, stage_options: Reinforced, size: Any) -> float:
+    def count_unit_tokens(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> float:
         """Return the largest number of positions of one prompt: a full history and the codes of its beams."""
         return count_history_positions(scenario, size) + self.get_width(stage_options) * size.levels
 
@@ -181,7 +183,7 @@ class ReinforcedKind(StageKind):
         """Return the number of prompts of a worker in a step."""
         return -(-_count_prompts(stage_options) // workers)
 
-    def count_step_tokens(self, scenario: Any, stage_options: Reinforced, size: Any) -> float:
+    def count_step_tokens(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> float:
         """Return the largest number of positions of a global step."""
         return _count_prompts(stage_options) * self.count_unit_tokens(scenario, stage_options, size)
 
@@ -205,7 +207,12 @@ class ReinforcedKind(StageKind):
         return sizes | ({"steps that beams may be old": staleness} if staleness else {})
 
     def estimate_work(
-        self, scenario: Any, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...], size: Any
+        self,
+        scenario: Scenario,
+        name: str,
+        stage_options: Reinforced,
+        groups: tuple[PlannedGroup, ...],
+        size: ModelSize,
     ) -> StageWork:
         """Return the operations and transferred bytes of a step."""
         trainer, rollout = find_holder(groups, "trainer"), find_holder(groups, "rollout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -20,6 +21,8 @@ from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.suggest import join_names, suggest_sentence
 
 if TYPE_CHECKING:
+    from nonet.controller.scenario import Scenario
+    from nonet.models import ModelSize
     from nonet.samples.sequences import Sequences
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
@@ -101,7 +104,7 @@ class SupervisedKind(StageKind):
         """Return the users of a step and the key that sets them."""
         return stage_options.batch.users, "batch.users"
 
-    def count_step_tokens(self, scenario: Any, stage_options: Supervised, size: Any) -> float:
+    def count_step_tokens(self, scenario: Scenario, stage_options: Supervised, size: ModelSize) -> float:
         """Return the largest number of positions of a global step: full histories, or the tokens that the stage sets."""
         return stage_options.batch.tokens or (stage_options.batch.users or 1) * count_history_positions(
             scenario, size
@@ -121,7 +124,9 @@ class SupervisedKind(StageKind):
         if stage_options.propensity is not None:
             _check_propensity(f"stages.{name}.propensity", stage_options.propensity.column, seq)
 
-    def derive_sizes(self, stage_options: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
+    def derive_sizes(
+        self, stage_options: Supervised, workers: Mapping[str, int], chunks: Mapping[str, int]
+    ) -> dict[str, Any]:
         """Return the sizes of a worker and chunk that a plan prints."""
         batch, trainers = stage_options.batch, workers["trainer"]
         lengths = {
@@ -139,7 +144,12 @@ class SupervisedKind(StageKind):
         return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | cut
 
     def estimate_work(
-        self, scenario: Any, name: str, stage_options: Supervised, groups: tuple[PlannedGroup, ...], size: Any
+        self,
+        scenario: Scenario,
+        name: str,
+        stage_options: Supervised,
+        groups: tuple[PlannedGroup, ...],
+        size: ModelSize,
     ) -> StageWork:
         """Return the operations and transferred bytes of a step."""
         trainer = find_holder(groups, "trainer")
