@@ -11,7 +11,6 @@ from .sparse_batch import SparseBatch as SparseBatch
 from .sparse_batch import StepShare as StepShare
 from .validation import TargetNats as TargetNats
 from .validation import select_validation_events as select_validation_events
-from .weight_files import SHARD_BYTES as SHARD_BYTES
 from .weight_files import SaveOptions as SaveOptions
 from .weight_files import TensorShards as TensorShards
 from .weight_files import check_base as check_base
@@ -23,7 +22,6 @@ from .weight_files import read_base as read_base
 from .weight_files import read_tensors as read_tensors
 from .weight_files import write_base as write_base
 from .weight_files import write_tensors as write_tensors
-from .weights import BUCKET_BYTES as BUCKET_BYTES
 from .weights import IncomingWeights as IncomingWeights
 from .weights import OutgoingWeights as OutgoingWeights
 from .weights import copy_to_host as copy_to_host

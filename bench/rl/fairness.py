@@ -187,7 +187,7 @@ class _RunWorld:
 
     def measure_finetuned(self, rate: float, steps: int) -> Found:
         """Return what lists come to after finetuning was continued for so many steps at a rate."""
-        lr = {**self.control.lr, "peak": rate}
+        lr = self.control.lr.model_copy(update={"peak": rate})
         setup = replace(self.control, name=f"continued-{steps}", steps=steps, lr=lr, epochs=1.0)
         self._load(self.start)
         self.trainer.begin(setup)

@@ -192,7 +192,7 @@ def _ascend_exactly(world: SmallWorld, steps: int) -> tuple[float, float]:
     for _ in range(steps):
         world.trainer.dense.backward(-_compute_mean_reward(world).float())
         world.trainer.dense.clip()
-        world.trainer.dense.step(world.stages["rl"].lr["peak"])
+        world.trainer.dense.step(world.stages["rl"].lr.peak)
     return first, float(_compute_mean_reward(world).detach())
 
 

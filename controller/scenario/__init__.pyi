@@ -18,7 +18,6 @@ from .stage import BatchSize as BatchSize
 from .stage import Best as Best
 from .stage import OwnWorkers as OwnWorkers
 from .stage import PlannedGroup as PlannedGroup
-from .stage import Schedule as Schedule
 from .stage import StageKind as StageKind
 from .stage import StageOptions as StageOptions
 from .stage import Stop as Stop

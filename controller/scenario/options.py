@@ -11,7 +11,7 @@ from nonet.samples.sequences import Compress, Keep, Labels, Split
 from nonet.samples.sources import Source
 from nonet.samples.stores import Join
 from nonet.samples.tables import TableFormat
-from nonet.samples.tokenised import StoredIn
+from nonet.samples.tokenised import StoredSequences
 
 _BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
 
@@ -38,7 +38,7 @@ class Data(StrictModel):
     ] = None
     join: dict[Word, Join] = {}
     sequences: Annotated[
-        StoredIn | None,
+        StoredSequences | None,
         Field(
             description="a store of users' tokenised events, read by key; by default they are kept in the run's folder"
         ),

@@ -14,22 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.roles import Role
-from nonet.options import Positive, Rate, Share, StrictModel, Word
+from nonet.options import Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
 from nonet.replaceable import get_files
-from nonet.workers.roles import CHUNK_TOKENS
+from nonet.workers.roles import CHUNK_TOKENS, Schedule
 from nonet.yaml import is_map
 
 if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences
-
-
-class Schedule(StrictModel):
-    """The learning rate of a stage over its steps."""
-
-    peak: Rate
-    warmup: Share = 0.05
-    decay: Literal["cosine", "linear", "none"] = "cosine"
 
 
 class Stop(StrictModel):

@@ -13,7 +13,6 @@ from .worker_setup import get_targets as get_targets
 from .worker_setup import list_between_roles as list_between_roles
 from .worker_setup import list_reward_options as list_reward_options
 from .worker_setup import make_baseline_options as make_baseline_options
-from .worker_setup import make_joins as make_joins
 from .worker_setup import make_reward_spec as make_reward_spec
 from .worker_setup import make_role_specs as make_role_specs
 from .worker_setup import make_rollout_options as make_rollout_options

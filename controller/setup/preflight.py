@@ -20,12 +20,10 @@ from nonet.controller.scenario.settings import list_data_warnings
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
-    get_stored_sequences,
     get_targets,
     list_reward_options,
     load_between_class,
     make_baseline_options,
-    make_joins,
     make_run_setup,
     make_source_options,
     make_stage_setups,
@@ -93,7 +91,7 @@ def check_definition(scenario: Scenario, folder: Path) -> list[str]:
         for step in getattr(body, "between", ()):
             load_between_class(step, PluginFiles(str(folder)), f"stages.{stage}.between")
     warnings = _check_joins(scenario)
-    if (stored := get_stored_sequences(scenario)) is not None:
+    if (stored := scenario.data.sequences) is not None:
         with suppress(StoreNotFoundError):  # the tokenise stage creates it
             open_store(stored.use, **stored.options).close()
     scenario.data.source.spec.check(make_source_options(scenario))
@@ -112,7 +110,7 @@ def _check_engine(scenario: Scenario) -> None:
 
 def _check_joins(scenario: Scenario) -> list[str]:
     """Open and close every joined store; return its warnings. Raise ConfigError or StoreError if it does not fit."""
-    joined = StoreJoins(make_joins(scenario))
+    joined = StoreJoins(scenario.data.join)
     features = make_run_setup(scenario).features
     try:
         for name, kind in joined.get_kinds().items():
@@ -200,7 +198,7 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
 
 def _list_reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
     """Return (reward, column) for each column of the items that a reward reads, without joined columns."""
-    joined = StoreJoins(make_joins(scenario)).names
+    joined = StoreJoins(scenario.data.join).names
     return [
         (name, column)
         for _, name, options in list_reward_options(scenario)

@@ -10,7 +10,7 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_fixed_keys, to_document
 from nonet.controller.setup.own_files import keep_copies
-from nonet.controller.setup.worker_setup import get_stored_sequences, get_targets
+from nonet.controller.setup.worker_setup import get_targets
 from nonet.errors import ConfigError
 from nonet.samples.sequences import MASK, LabelSetup
 from nonet.workers.roles import DataSetup, KnownRun
@@ -40,7 +40,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
         transitions=scenario.model.make_count_options(),
         prepare=data.prepare,
-        stored=get_stored_sequences(scenario),
+        stored=data.sequences,
         compress=(data.events.compress, data.events.by) if data.events else None,
         labels=_make_label_setup(scenario, folder),
         missing=data.table_format.missing,

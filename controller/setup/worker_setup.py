@@ -12,7 +12,6 @@ from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
     Scenario,
-    Schedule,
     make_table_arguments,
     make_tier_arguments,
 )
@@ -21,9 +20,7 @@ from nonet.errors import ConfigError
 from nonet.models import ModelContext
 from nonet.plugins import OWN, PluginFiles, load_heavy, load_reference
 from nonet.samples.sequences import get_training_end
-from nonet.samples.stores import JoinSetup
-from nonet.samples.tokenised import StoredSequences
-from nonet.workers.roles import SUPERVISED, RunSetup, StageSetup
+from nonet.workers.roles import SUPERVISED, RunSetup, Schedule, StageSetup
 from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
@@ -53,26 +50,12 @@ def make_run_setup(scenario: Scenario) -> RunSetup:
         engine=_make_engine_options(scenario),
         source=make_source_options(scenario),
         memory=scenario.model.make_vote_options(),
-        joins=make_joins(scenario),
-        stored=get_stored_sequences(scenario),
-        weights=scenario.weights.model_dump(),
+        joins=scenario.data.join,
+        stored=scenario.data.sequences,
+        weights=scenario.weights,
         scenes={
             name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.make_scenes(body))
         },
-    )
-
-
-def get_stored_sequences(scenario: Scenario) -> StoredSequences | None:
-    """Return the store from which users' tokenised events are read; None for the run's folder."""
-    stored = scenario.data.sequences
-    return None if stored is None else StoredSequences(stored.use, stored.options)
-
-
-def make_joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
-    """Return the stores that are joined to samples and rollouts."""
-    return tuple(
-        JoinSetup(name, join.on or name, join.use, join.columns, join.as_of, join.options)
-        for name, join in scenario.data.join.items()
     )
 
 
@@ -178,7 +161,7 @@ def make_reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any
         options: The options of the reward.
     """
     use = read_copies(run).make_absolute(options.use or name)
-    told = name, use, str(run.sources), options.get_options(), make_joins(scenario), options.timeout_s
+    told = name, use, str(run.sources), options.get_options(), scenario.data.join, options.timeout_s
     return RoleSpec(load_heavy(ROLES.get("reward").cls), told)
 
 
@@ -250,7 +233,7 @@ def make_stage_setups(
     """
     setups: dict[str, StageSetup] = {}
     users = events if scenario.model.spec.rows == "events" else users
-    base = _make_rate(next(iter(scenario.stages.values())).lr)["peak"]
+    base = _make_schedule(next(iter(scenario.stages.values())).lr).peak
     size = derive_model_size(scenario)
     for name, body in scenario.stages.items():
         rows = count_epoch_rows(scenario, name, users)
@@ -261,7 +244,7 @@ def make_stage_setups(
         setups[name] = StageSetup(
             name=name,
             first=first,
-            lr=_make_rate(body.lr),
+            lr=_make_schedule(body.lr),
             base=base,
             chunk=chunk,
             rolls_out=body.kind.rolls_out,
@@ -313,6 +296,6 @@ def count_epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
     return rows if epoch is None else epoch
 
 
-def _make_rate(lr: float | Schedule) -> Mapping[str, Any]:
-    """Return the learning rate schedule as plain data; a constant rate has only a peak."""
-    return lr.model_dump() if isinstance(lr, Schedule) else {"peak": lr}
+def _make_schedule(lr: float | Schedule) -> Schedule:
+    """Return a schedule; a number alone is its peak."""
+    return lr if isinstance(lr, Schedule) else Schedule(peak=lr)

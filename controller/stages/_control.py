@@ -66,7 +66,7 @@ def make_controls(session: Session, name: str) -> list[Control]:
         target=None,
         rl_targets=True,
         frozen_rows=rl.sparse_lr is None,
-        lr=setup.lr if rate is None else {**setup.lr, "peak": rate},
+        lr=setup.lr if rate is None else setup.lr.model_copy(update={"peak": rate}),
     )
     found = []
     for title, measure, steps in (

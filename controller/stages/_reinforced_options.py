@@ -6,12 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nonet.controller.scenario import Best, BetweenStep, RewardOptions, Schedule, StageOptions
+from nonet.controller.scenario import Best, BetweenStep, RewardOptions, StageOptions
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import PluginRegistry
 from nonet.replaceable import Replaceable
 from nonet.rl.algorithms import ALGORITHMS
 from nonet.suggest import suggest_inline
+from nonet.workers.roles import Schedule
 
 
 class AlgorithmOptions(Replaceable):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.setup import list_reward_options, make_data_setup, make_joins
+from nonet.controller.setup import list_reward_options, make_data_setup
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
@@ -80,7 +80,7 @@ def try_reward(
             weights[other] = each.compute_weight(0)
         except NonetError as error:
             left_out.append((other, str(error)))
-    joined = StoreJoins(make_joins(source.scenario))
+    joined = StoreJoins(source.scenario.data.join)
     columns = sorted({column for reward in rewards.values() for column in reward.columns})
     beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
     if looked_up := [each for each in columns if each in joined.names and each not in items.column_names]:

@@ -7,7 +7,6 @@ from .base import StoreNotFoundError as StoreNotFoundError
 from .filling import StoreFiller as StoreFiller
 from .filling import get_rows as get_rows
 from .join import Join as Join
-from .join import JoinSetup as JoinSetup
 from .join import StoreJoin as StoreJoin
 from .join import StoreJoins as StoreJoins
 from .packed import PackedStore as PackedStore

@@ -1,6 +1,7 @@
 """Joins item and user columns from stores to samples as they are made, each as of its sample's time.
 
-`StoreJoin` reads one store. `StoreJoins` holds those of a run: it opens their stores in the process that reads, and returns
+`Join` describes a join in a scenario, and `StoreJoin` reads its store. `StoreJoins` has the joins of a run: it opens their stores
+in the process that reads, and returns
 columns for models (`read_event_columns`) and for rewards (`read_beam_columns`). Missing values are NONE for an id, NaN for a
 number and "" for text, never zero.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Annotated, Any, Literal
 
@@ -26,14 +26,6 @@ from nonet.samples.stores.base import Store, simplify_type
 from nonet.samples.tables import as_numbers
 
 ITEM, USER = "item", "user"
-
-
-def _check_address(use: str) -> None:
-    """Raise ValueError if the address of a store is invalid or contains a password."""
-    try:
-        check_address(use)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
 
 
 class Join(StrictModel):
@@ -74,45 +66,24 @@ class Join(StrictModel):
     @field_validator("use")
     @classmethod
     def _check_use(cls, use: str) -> str:
-        _check_address(use)
+        """Check that the address is valid and has no password."""
+        try:
+            check_address(use)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return use
-
-
-@dataclass(frozen=True, slots=True)
-class JoinSetup:
-    """One join of a run, as plain data.
-
-    Attributes:
-        name: Name of the join in the scenario.
-        on: "item" or "user": what the store's keys identify.
-        use: The store's address (`open_store`).
-        columns: Names, or name in the run -> name in the store (HBase: "family:qualifier type").
-        as_of: "time" for each event's own time, "newest", or None for time if the store has versions.
-        options: Options of the store.
-    """
-
-    name: str
-    on: str
-    use: str
-    columns: Sequence[str] | Mapping[str, str]
-    as_of: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sources(self) -> dict[str, str]:
-        """Name in the run -> name in the store."""
-        return (
-            dict(self.columns) if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
-        )
+        """The name in the store of each column, by its name in the run."""
+        return _map_columns(self.columns)
 
-    def open(self) -> StoreJoin:
-        """Open the store and return its join. Raises ConfigError that names the key of the scenario."""
+    def open(self, name: str) -> StoreJoin:
+        """Open the store of the join `data.join.<name>`. Raises ConfigError that names the key of the scenario."""
         try:
-            store = open_store(self.use, self.columns, **self.options)
-            names = {name: name for name in self.sources} if self.use.startswith("hbase:") else self.sources
-            return StoreJoin(store, names, self.as_of)
+            return StoreJoin.open(self.use, self.columns, self.as_of, self.options)
         except ConfigError as error:
-            raise type(error)(f"data.join.{self.name}: {error}") from None
+            raise type(error)(f"data.join.{name}: {error}") from None
 
 
 class StoreJoin:
@@ -144,6 +115,29 @@ class StoreJoin:
         self.timed = store.versions and as_of != "newest"
         self.rows, self.absent, self.seconds = 0, 0, 0.0
         self._counting = Lock()
+
+    @classmethod
+    def open(
+        cls,
+        use: str,
+        columns: Sequence[str] | Mapping[str, str],
+        as_of: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> StoreJoin:
+        """Open the store at an address.
+
+        Args:
+            use: Address of the store.
+            columns: Names, or name -> name in the store (HBase: "family:qualifier type").
+            as_of: "time", "newest", or None for time if the store has versions.
+            options: Options of the store.
+
+        Raises:
+            ConfigError: The store cannot be opened, or a column does not exist.
+        """
+        store = open_store(use, columns, **(options or {}))
+        names = _map_columns(columns)
+        return cls(store, {name: name for name in names} if use.startswith("hbase:") else names, as_of)
 
     def describe_warning(self) -> str | None:
         """Return what makes this join see values that its events could not have seen; None where nothing does."""
@@ -197,30 +191,34 @@ class StoreJoin:
 
 
 class StoreJoins:
-    """The joins of a run; their stores are opened when they are first read, in each process anew."""
+    """The joins of a run by name; their stores are opened when they are first read, in each process anew."""
 
-    def __init__(self, setups: Sequence[JoinSetup]):
-        self.setups = tuple(setups)
+    def __init__(self, joins: Mapping[str, Join]):
+        self._joins = dict(joins)
         self._opened: dict[str, StoreJoin] = {}
         self._opening = Lock()
 
     def __reduce__(self) -> Any:
-        return StoreJoins, (self.setups,)
+        return StoreJoins, (self._joins,)
 
     def __bool__(self) -> bool:
-        return bool(self.setups)
+        return bool(self._joins)
 
     @property
     def names(self) -> list[str]:
         """Names of the columns that samples get."""
-        return [name for setup in self.setups for name in setup.sources]
+        return [column for join in self._joins.values() for column in join.sources]
 
-    def open_join(self, setup: JoinSetup) -> StoreJoin:
+    def open_join(self, name: str) -> StoreJoin:
         """Return one join, opening its store on first use."""
         with self._opening:
-            if setup.name not in self._opened:
-                self._opened[setup.name] = setup.open()
-            return self._opened[setup.name]
+            if name not in self._opened:
+                self._opened[name] = self._joins[name].open(name)
+            return self._opened[name]
+
+    def _get_key(self, name: str) -> str:
+        """Return which ids are the keys of a join's store: "item" or "user"."""
+        return self._joins[name].on or name
 
     def read_event_columns(self, items: Any, users: Any, times: np.ndarray) -> dict[str, np.ndarray]:
         """Return columns of events [N]: ids int64 (text hashed, NONE if missing), other numbers float32 (NaN if missing).
@@ -233,27 +231,27 @@ class StoreJoins:
             times: Unix seconds of the events [N].
         """
         columns = {}
-        for setup in self.setups:
-            found = self.open_join(setup).read(items if setup.on == ITEM else users, times)
+        for name in self._joins:
+            found = self.open_join(name).read(items if self._get_key(name) == ITEM else users, times)
             columns |= {
-                name: _convert_for_models(column)
-                for name, column in found.items()
-                if not pa.types.is_nested(column.type)
+                column: _convert_for_models(values)
+                for column, values in found.items()
+                if not pa.types.is_nested(values.type)
             }
         return columns
 
     def list_warnings(self) -> list[str]:
         """Return a sentence for each join that may see values from after its events."""
-        said = ((setup.name, self.open_join(setup).describe_warning()) for setup in self.setups)
+        said = ((name, self.open_join(name).describe_warning()) for name in self._joins)
         return [f"data.join.{name}: {text}" for name, text in said if text]
 
     def get_kinds(self) -> dict[str, str]:
         """Return the type of each column that models read: "int64" or "float32"."""
         kinds = {}
-        for setup in self.setups:
-            for name, kind in self.open_join(setup).schema.items():
+        for name in self._joins:
+            for column, kind in self.open_join(name).schema.items():
                 if not pa.types.is_nested(kind):
-                    kinds[name] = "int64" if _is_id(kind) else "float32"
+                    kinds[column] = "int64" if _is_id(kind) else "float32"
         return kinds
 
     def read_beam_columns(
@@ -274,22 +272,22 @@ class StoreJoins:
             times: Unix seconds of the prompts [U].
         """
         columns: dict[str, np.ndarray] = {}
-        for setup in self.setups:
-            wanted = [name for name in names if name in setup.sources]
+        for name, options in self._joins.items():
+            wanted = [column for column in names if column in options.sources]
             if not wanted:
                 continue
-            join = self.open_join(setup)
-            if setup.on == USER:
+            join = self.open_join(name)
+            if self._get_key(name) == USER:
                 found = join.read(user_id, times)
-                columns |= {name: _convert_for_rewards(found[name]) for name in wanted}
+                columns |= {column: _convert_for_rewards(found[column]) for column in wanted}
                 continue
             row, beam = np.nonzero(valid)
             found = join.read(item_id[row, beam], times[row])
-            for name in wanted:
-                flat = _convert_for_rewards(found[name])
+            for column in wanted:
+                flat = _convert_for_rewards(found[column])
                 whole = np.full(valid.shape, "" if flat.dtype.kind == "U" else np.nan, flat.dtype)
                 whole[row, beam] = flat
-                columns[name] = whole
+                columns[column] = whole
         return columns
 
     def close(self) -> None:
@@ -305,6 +303,11 @@ class StoreJoins:
     def pop_counts(self) -> dict[str, dict[str, float]]:
         """Return the counts since the last call."""
         return {name: join.pop_counts() for name, join in self._opened.items()}
+
+
+def _map_columns(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return the name in the store of each column; a list has the same names."""
+    return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
 
 
 def _convert_for_models(column: pa.Array) -> np.ndarray:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError, NonetError
 from nonet.plugins import load_heavy
-from nonet.samples.stores import JoinSetup, StoreJoin
+from nonet.samples.stores import StoreJoin
 from nonet.samples.tables import match_rows
 
 pc: Any = pyarrow.compute  # its functions are generated at import time, so type checkers do not know them
@@ -197,7 +197,7 @@ class JoinOperator:
     @cached_property
     def _join(self) -> StoreJoin:
         if isinstance(self.store, str):
-            return JoinSetup("join", self.on, self.store, self.columns, self._when).open()
+            return StoreJoin.open(self.store, self.columns, self._when)
         names = self.columns if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
         return StoreJoin(self.store, names, self._when)
 

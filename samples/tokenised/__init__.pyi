@@ -1,3 +1,2 @@
-from .stored import StoredIn as StoredIn
 from .stored import StoredSequences as StoredSequences
 from .stored import UserEvents as UserEvents

@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +42,7 @@ _PART = 1 << 22  # events per read or write
 _COLUMN, _TARGET = "column:", "target:"
 
 
-class StoredIn(StrictModel):
+class StoredSequences(StrictModel):
     """A store that the tokenise stage writes users' sequences into, and that is read from by key (`nonet.samples.tokenised`)."""
 
     use: Annotated[
@@ -66,19 +65,6 @@ class StoredIn(StrictModel):
         if refusal := explain_creation_refusal(use):
             raise ValueError(f"{refusal}; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME")
         return use
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSequences:
-    """The location of stored sequences.
-
-    Attributes:
-        use: An address, to which a hash of the data is added.
-        options: Options of the store.
-    """
-
-    use: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def make_address(self, folders: Mapping[str, str]) -> str:
         """Return the address for the sequences and semantic ids in these artifact folders."""

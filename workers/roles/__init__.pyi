@@ -6,10 +6,10 @@ from .reward import RewardWorker as RewardWorker
 from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS
 from .settings import SUPERVISED as SUPERVISED
-from .settings import LearningRate as LearningRate
 from .settings import RolloutRequest as RolloutRequest
 from .settings import RunSetup as RunSetup
 from .settings import SceneSetup as SceneSetup
+from .settings import Schedule as Schedule
 from .settings import StageSetup as StageSetup
 from .settings import UpdateRequest as UpdateRequest
 from .settings import Weights as Weights

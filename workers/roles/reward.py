@@ -24,7 +24,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.models.generation import as_array
 from nonet.rl import from_wire, join
 from nonet.rl.rewards import PromptFailure, Reward, RewardCalls, RunData, await_result, load_reward, set_up
-from nonet.samples.stores import JoinSetup, StoreJoins
+from nonet.samples.stores import Join, StoreJoins
 from nonet.types import Rollouts
 from nonet.workers.runtime import (
     DistributeWorker,
@@ -47,7 +47,7 @@ class RewardWorker(DistributeWorker):
         use: The reward: a name, a path, or a dotted path, as in the scenario.
         folder: Folder of the scenario, to which paths are relative.
         options: Options of the reward in the scenario.
-        joins: Stores whose columns are joined to the rollouts.
+        joins: Stores whose columns are joined to the rollouts, by name.
         timeout_s: Time limit of one call of the reward.
     """
 
@@ -57,12 +57,12 @@ class RewardWorker(DistributeWorker):
         use: Any,
         folder: str,
         options: Mapping[str, Any],
-        joins: Sequence[JoinSetup] = (),
+        joins: Mapping[str, Join] | None = None,
         timeout_s: float = 60.0,
     ):
         self.name, self._use, self._folder, self._options = name, use, folder, dict(options)
         self._columns: dict[str, np.ndarray] = {}
-        self._joins, self._timeout_s = StoreJoins(joins), timeout_s
+        self._joins, self._timeout_s = StoreJoins(joins or {}), timeout_s
         self._run: RunData | None = None
         self._troubles: dict[str, list[PromptFailure]] = {}
         self._turn: AbstractContextManager[Any] = Lock()

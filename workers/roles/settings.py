@@ -6,7 +6,7 @@ All values come from the scenario and the plan; workers never read the scenario 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,11 +15,13 @@ from pydantic import Field
 
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import ConfigError
-from nonet.options import StrictModel
+from nonet.options import Rate, Share, StrictModel
 from nonet.units import Bytes
 
 if TYPE_CHECKING:
     from nonet.models.generation import Corpus
+    from nonet.samples.stores import Join
+    from nonet.samples.tokenised import StoredSequences
 
 SUPERVISED = "nonet.workers.roles.learners:SupervisedLearner"
 CHUNK_TOKENS = 1 << 14  # Default number of positions per forward pass.
@@ -145,9 +147,9 @@ class RunSetup:
         engine: Train engine and its options.
         source: Source of the training samples and its options.
         memory: Options of the votes of a memory; None without a memory.
-        joins: Stores whose columns are joined to samples (`JoinSetup`).
-        stored: Setup of the store that holds the sequences; None if they are read from files.
-        weights: How dense weights are published and stored: publish, bucket, block, shard.
+        joins: Stores whose columns are joined to samples, by name.
+        stored: The store that holds the sequences; None if they are read from files.
+        weights: How dense weights are published and stored.
         scenes: Scenes by RL stage.
     """
 
@@ -164,9 +166,9 @@ class RunSetup:
     engine: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None
-    joins: Sequence[Any] = ()
-    stored: Any = None
-    weights: Mapping[str, Any] = field(default_factory=dict)
+    joins: Mapping[str, Join] = field(default_factory=dict)
+    stored: StoredSequences | None = None
+    weights: Weights = field(default_factory=Weights)
     scenes: Mapping[str, SceneSetup] = field(default_factory=dict)
 
     def open_corpus(self, folders: Mapping[str, str]) -> Corpus:
@@ -219,22 +221,15 @@ class RolloutRequest:
     blind: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LearningRate:
-    """A learning-rate schedule: linear warm-up, then decay.
+class Schedule(StrictModel):
+    """The learning rate of a stage over its steps."""
 
-    Attributes:
-        peak: Largest rate.
-        warmup: Share of the steps with linear warm-up.
-        decay: "cosine" or "linear" decay to zero; any other value keeps the peak rate.
-    """
-
-    peak: float
-    warmup: float = 0.05
-    decay: str = "cosine"
+    peak: Rate
+    warmup: Share = 0.05
+    decay: Literal["cosine", "linear", "none"] = "cosine"
 
     def compute_rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step in [0, steps)."""
+        """Return the learning rate of a step in [0, steps): linear warm-up over a share of the steps, then decay to zero."""
         warm = max(1, round(self.warmup * steps))
         if step < warm:
             return self.peak * (step + 1) / warm
@@ -252,7 +247,7 @@ class StageSetup:
         first: Global number of the stage's first step; sparse steps are counted over the whole run.
         steps: Number of steps of the stage.
         users: Rows (users or prompts) per global step.
-        lr: Peak, warm-up share and decay of the dense learning rate.
+        lr: The dense learning rate.
         base: Dense rate at which tables learn at their configured rate: the first stage's peak. Sparse rates scale with the dense
             one.
         target: Name of the stage's target mask in the sequences; None for all events.
@@ -282,7 +277,7 @@ class StageSetup:
     first: int
     steps: int
     users: int
-    lr: Mapping[str, Any]
+    lr: Schedule
     base: float
     target: str | None = None
     rl_targets: bool = False

@@ -23,7 +23,7 @@ from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.plugins import load_heavy
 from nonet.samples.batches import locate_events
-from nonet.workers import BUCKET_BYTES, SHARD_BYTES, OutgoingWeights, SaveOptions, write_base
+from nonet.workers import OutgoingWeights, SaveOptions, write_base
 from nonet.workers.devices import claim, get_device
 from nonet.workers.engines import EngineRuntime, StepMeter, make_engine, parse_optimizer_settings
 from nonet.workers.roles.embedding import EmbeddingShard
@@ -210,7 +210,7 @@ class Trainer(DistributeWorker):
         Returns:
             The result of `poll_save`.
         """
-        saving = SaveOptions(not wait, self.run.weights.get("shard", SHARD_BYTES))
+        saving = SaveOptions(not wait, self.run.weights.shard)
         top, parts = Path(folder), self._list_checkpoint_parts(saving)
         self._saving = BackgroundWrite(
             top, "dense weights", lambda: seal_files(top, [path for write in parts for path in write(top)])
@@ -270,10 +270,8 @@ class Trainer(DistributeWorker):
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
         publishing = self.run.weights
-        block = publishing["block"] if publishing.get("publish") == "delta" else 0
-        self._outgoing = OutgoingWeights(
-            self._engine.describe_weights(), publishing.get("bucket", BUCKET_BYTES), block
-        )
+        block = publishing.block if publishing.publish == "delta" else 0
+        self._outgoing = OutgoingWeights(self._engine.describe_weights(), publishing.bucket, block)
         built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
         no_cache_reason = getattr(model, "no_cache", None)
         return built | (

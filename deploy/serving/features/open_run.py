@@ -98,7 +98,7 @@ class ServedRun:
 
     def open_events(self, store: str) -> UserEvents:
         """Return the users' events in a store at an address; they are written there if missing."""
-        stored = StoredSequences(store)
+        stored = StoredSequences.model_construct(use=store)  # opening it checks the address
         stored.write(self.corpus.seq, self.folders)
         return stored.open_events(self.folders, self.corpus.seq)
 

@@ -10,15 +10,15 @@ from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.record.validations import ValidationRecord
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import Schedule, StageSetup
 
-PRETRAIN = StageSetup("pretrain", first=0, steps=6, users=4, lr={"peak": 1e-3}, base=1e-3)
+PRETRAIN = StageSetup("pretrain", first=0, steps=6, users=4, lr=Schedule(peak=1e-3), base=1e-3)
 RL = StageSetup(
     "rl",
     first=6,
     steps=4,
     users=4,
-    lr={"peak": 1e-4},
+    lr=Schedule(peak=1e-4),
     base=1e-3,
     weights={"hit": 1.0},
     rolls_out=True,

@@ -10,9 +10,9 @@ from nonet.controller.record import checkpoint, journal
 from nonet.controller.record.checkpoint import Checkpoints
 from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import Schedule, StageSetup
 
-STAGE = StageSetup(name="pretrain", first=0, steps=100, users=1, lr={"peak": 1e-3}, base=1e-3)
+STAGE = StageSetup(name="pretrain", first=0, steps=100, users=1, lr=Schedule(peak=1e-3), base=1e-3)
 
 
 def commit(log: CheckpointLog, done: int) -> None:

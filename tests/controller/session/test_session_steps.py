@@ -15,7 +15,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.roles.settings import RolloutRequest, StageSetup
+from nonet.workers.roles.settings import RolloutRequest, Schedule, StageSetup
 
 BODY = {
     "name": "steps",
@@ -27,9 +27,17 @@ BODY = {
     },
     "checkpoint": {"every": 3},
 }
-PRETRAIN = StageSetup("pretrain", 0, 8, 4, {"peak": 1e-3}, 1e-3)
+PRETRAIN = StageSetup("pretrain", 0, 8, 4, Schedule(peak=1e-3), 1e-3)
 RL = StageSetup(
-    "rl", 8, 4, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0}, rolls_out=True, phases=("update", "publish")
+    "rl",
+    8,
+    4,
+    2,
+    Schedule(peak=1e-3),
+    1e-3,
+    weights={"hit": 1.0},
+    rolls_out=True,
+    phases=("update", "publish"),
 )
 
 

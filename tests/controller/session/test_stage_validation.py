@@ -18,7 +18,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.stages._loops import run_stage
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import Schedule, StageSetup
 
 STEPS = 12
 FALLS = {2: 0.1, 4: 0.3, 6: 0.2, 8: 0.25, 10: 0.2, 12: 0.5}  # best at 4; with patience 2 the stage ends at 10
@@ -104,7 +104,7 @@ class World:
         session = self.session = Session(make_scenario(body), run=self.run)
         session.resume, session.trace = resume, Trace()
         session.facts = {"artifacts": {}, "data": {"held_out": {"valid": valid}}}
-        rate = {"peak": 1e-3}
+        rate = Schedule(peak=1e-3)
         session.stages = {
             "pretrain": StageSetup("pretrain", 0, STEPS, 4, rate, 1e-3),
             "finetune": StageSetup("finetune", STEPS, 4, 4, rate, 1e-3),

@@ -6,6 +6,7 @@ import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.worker_setup import get_targets, make_run_setup, make_stage_setups
+from nonet.workers.roles import Schedule
 
 BODY = {
     "name": "setups",
@@ -53,9 +54,9 @@ def test_steps_cover_the_epochs_and_stages_follow_each_other(stages):
 
 
 def test_rates_are_the_stages_own_and_tables_go_by_the_first(stages):
-    assert stages["pretrain"].lr == {"peak": 4e-3, "warmup": 0.1, "decay": "linear"}
-    assert stages["liked"].lr == {"peak": 1e-3}
-    assert stages["rl"].lr == {"peak": 1e-5}
+    assert stages["pretrain"].lr == Schedule(peak=4e-3, warmup=0.1, decay="linear")
+    assert stages["liked"].lr == Schedule(peak=1e-3)
+    assert stages["rl"].lr == Schedule(peak=1e-5)
     assert {stage.base for stage in stages.values()} == {4e-3}
 
 

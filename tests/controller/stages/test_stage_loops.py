@@ -13,7 +13,7 @@ from nonet.controller.pipeline import Pipeline
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.stages._loops import run_stage
 from nonet.deadlines import DEFAULTS
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import Schedule, StageSetup
 
 BODY = {
     "name": "loops",
@@ -27,13 +27,13 @@ BODY = {
     "checkpoint": {"every": 4},
 }
 SCENARIO = make_scenario(BODY)
-PRETRAIN = StageSetup("pretrain", 0, 23, 8, {"peak": 1e-3}, 1e-3)
+PRETRAIN = StageSetup("pretrain", 0, 23, 8, Schedule(peak=1e-3), 1e-3)
 RL = StageSetup(
     "rl",
     23,
     3,
     2,
-    {"peak": 1e-3},
+    Schedule(peak=1e-3),
     1e-3,
     weights={"hit": 1.0, "rank": 0.25},
     rolls_out=True,

@@ -84,7 +84,7 @@ def test_what_was_posted_is_there_after_a_restart_and_half_a_line_is_not(served,
 def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_answer(served, tmp_path):
     corpus = served.ring.corpus()
     folders = {"sequences": "sequences-1", "sids": "sids-2"}
-    stored = StoredSequences(f"lmdb:{tmp_path / 's'}")
+    stored = StoredSequences(use=f"lmdb:{tmp_path / 's'}")
     stored.write(corpus.seq, folders)
     events = stored.open_events(folders, corpus.seq)
     histories, plain = UserHistories(corpus, None, stored=events), UserHistories(corpus, None)

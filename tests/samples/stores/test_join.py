@@ -8,7 +8,7 @@ from nonet.errors import ConfigError
 from nonet.samples import read
 from nonet.samples.batches import cut_target_windows, make_prompt_batch, make_window_batch
 from nonet.samples.sequences import add_joins, build_sequences
-from nonet.samples.stores import JoinSetup, PackedStore, StoreJoins
+from nonet.samples.stores import Join, PackedStore, StoreJoins
 
 USERS, ITEMS = 30, 40
 
@@ -41,10 +41,10 @@ def sequences():
 
 def joins_of(tmp_path) -> StoreJoins:
     return StoreJoins(
-        [
-            JoinSetup("item", "item", stored(tmp_path, "item", ITEMS, 0), ["item_at"]),
-            JoinSetup("user", "user", stored(tmp_path, "user", USERS, 1), ["user_at"]),
-        ]
+        {
+            "item": Join(use=stored(tmp_path, "item", ITEMS, 0), columns=["item_at"]),
+            "user": Join(use=stored(tmp_path, "user", USERS, 1), columns=["user_at"]),
+        }
     )
 
 
@@ -105,9 +105,9 @@ def test_a_join_that_cannot_be_names_its_key(tmp_path):
     store = PackedStore.create(tmp_path / "s", pa.schema([("price", pa.float64())]), key=pa.int64())
     store.put([1], pa.table({"price": [1.0]}))
     with pytest.raises(ConfigError, match=r"data\.join\.item: .* cannot be read as_of: time"):
-        JoinSetup("item", "item", str(tmp_path / "s"), ["price"], "time").open()
+        Join(use=str(tmp_path / "s"), columns=["price"], as_of="time").open("item")
     with pytest.raises(ConfigError, match=r"data\.join\.item: .* no column 'prise'"):
-        JoinSetup("item", "item", str(tmp_path / "s"), ["prise"]).open()
+        Join(use=str(tmp_path / "s"), columns=["prise"]).open("item")
 
 
 def test_joins_count_what_they_looked_up_and_found_since_they_were_last_asked(tmp_path):

@@ -35,7 +35,7 @@ def sequences(text: bool = False):
 @pytest.mark.parametrize("text", [False, True])
 def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_path, use, text):
     seq, sids = sequences(text)
-    stored = StoredSequences(use.format(tmp_path))
+    stored = StoredSequences(use=use.format(tmp_path))
     assert stored.write(seq, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
     stored.write(seq, FOLDERS)  # a resumed run
     events = stored.open_events(FOLDERS, seq)
@@ -59,7 +59,7 @@ def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_
 def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("nonet.samples.tokenised.stored._PART", 50)
     seq, _ = sequences()
-    stored = StoredSequences(str(tmp_path / "s"))
+    stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
     events = stored.open_events(FOLDERS, seq)
     asked: list[int] = []
@@ -84,7 +84,7 @@ def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_pat
 
 def test_a_copy_that_fails_leaves_no_files(tmp_path):
     seq, _ = sequences()
-    stored = StoredSequences(str(tmp_path / "s"))
+    stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
@@ -95,14 +95,14 @@ def test_a_copy_that_fails_leaves_no_files(tmp_path):
 
 def test_semantic_ids_are_not_written(tmp_path):
     seq, _ = sequences()
-    stored = StoredSequences(str(tmp_path / "s"))
+    stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
     assert "sid" not in stored.open_events(FOLDERS, seq).store.schema.names
 
 
 def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appended_to(tmp_path):
     seq, sids = sequences()
-    stored = StoredSequences(str(tmp_path / "s"))
+    stored = StoredSequences(use=str(tmp_path / "s"))
     rows = stored_rows(seq, 0, len(seq))
     lists = [sids[seq.item[first:last]].reshape(-1) for first, last in pairwise(seq.offsets.tolist())]
     rows = rows.append_column("sid", pa.array(lists, pa.list_(pa.int32())))
@@ -116,7 +116,7 @@ def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appen
 
 def test_a_user_who_is_missing_is_named(tmp_path):
     seq, _ = sequences()
-    stored = StoredSequences(str(tmp_path / "s"))
+    stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000

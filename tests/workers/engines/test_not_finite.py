@@ -17,7 +17,7 @@ from nonet.controller.stages._loops import run_stage
 from nonet.errors import DataError
 from nonet.workers.engines import OptimizerSettings, list_gradients, make_engine, poison, skip_step
 from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import Schedule, StageSetup
 from nonet.workers.runtime import Membership
 
 
@@ -138,9 +138,17 @@ SCENARIO = make_scenario(
         "checkpoint": {"every": 4},
     }
 )
-PRETRAIN = StageSetup("pretrain", 0, 40, 8, {"peak": 1e-3}, 1e-3)
+PRETRAIN = StageSetup("pretrain", 0, 40, 8, Schedule(peak=1e-3), 1e-3)
 RL = StageSetup(
-    "rl", 40, 40, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0}, rolls_out=True, phases=("update", "publish")
+    "rl",
+    40,
+    40,
+    2,
+    Schedule(peak=1e-3),
+    1e-3,
+    weights={"hit": 1.0},
+    rolls_out=True,
+    phases=("update", "publish"),
 )
 
 

@@ -1,10 +1,10 @@
-"""LearningRate: rates to exact numbers."""
+"""Schedule: learning rates to exact numbers."""
 
 from __future__ import annotations
 
 import pytest
 
-from nonet.workers.roles.settings import LearningRate
+from nonet.workers.roles.settings import Schedule
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ from nonet.workers.roles.settings import LearningRate
     ],
 )
 def test_rates_warm_up_to_the_peak_and_then_decay(decay, expected):
-    rate = LearningRate(2.0, 0.2, decay)
+    rate = Schedule(peak=2.0, warmup=0.2, decay=decay)
     assert [rate.compute_rate(step, 10) for step in range(10)] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_stage_has_at_least_one_warm_step_and_5_percent_by_default():
-    assert LearningRate(3e-3, 0.0).compute_rate(0, 10) == 3e-3
-    assert LearningRate(3e-3, 0.0).compute_rate(1, 10) < 3e-3 * 1.0001
-    rate = LearningRate(3e-3)
+    assert Schedule(peak=3e-3, warmup=0.0).compute_rate(0, 10) == 3e-3
+    assert Schedule(peak=3e-3, warmup=0.0).compute_rate(1, 10) < 3e-3 * 1.0001
+    rate = Schedule(peak=3e-3)
     assert [rate.compute_rate(step, 100) for step in (0, 3, 4)] == pytest.approx(
         [3e-3 / 5, 3e-3 * 4 / 5, 3e-3]
     )

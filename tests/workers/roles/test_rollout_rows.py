@@ -13,7 +13,7 @@ from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.embedding.reading.remote import RemoteReader
 from nonet.errors import StaleVersion
-from nonet.workers.roles import RolloutRequest
+from nonet.workers.roles import RolloutRequest, Weights
 from nonet.workers.roles import rollout as rollouts
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
@@ -106,7 +106,7 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
 
 
 def test_a_rollout_with_half_a_set_of_weights_stays_with_the_version_before(world):
-    world.trainer.run = replace(world.trainer.run, weights={"bucket": 10_000})
+    world.trainer.run = replace(world.trainer.run, weights=Weights(bucket=10_000))
     world.trainer._build_engine(world.trainer.model)
     world.publish(1)
     before = world.beams(world.copies, 1)

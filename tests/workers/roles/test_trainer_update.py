@@ -18,6 +18,7 @@ from nonet.samples import batches
 from nonet.samples.batches.steps import select_step_rows
 from nonet.samples.sequences.sequences import RL, TRAIN
 from nonet.workers import load_model
+from nonet.workers.roles import Schedule
 
 # Shapes: U prompts, W beams, I items, L levels.
 FAST = "stages.rl.lr=3e-3"  # the ring's policy moves in one step
@@ -283,7 +284,7 @@ def supervised(world, stage="pretrain", **changes):
         there = world()
         told = replace(there.stages[stage], **changes)
         if rate is not None:
-            told = replace(told, lr={**told.lr, "peak": rate})
+            told = replace(told, lr=told.lr.model_copy(update={"peak": rate}))
         there.trainer.begin(told)
         record = there.trainer.train(told, 0, 1)[0]
         rested[name] = there.rows()
@@ -292,14 +293,14 @@ def supervised(world, stage="pretrain", **changes):
 
 
 def test_rates_of_the_tables_follow_the_dense_schedule(ring):
-    warm = {"peak": 3e-3, "warmup": 0.5}  # 9 of 18 steps: the first is at a ninth
-    record, full = supervised(ring.world, lr={"peak": 3e-3, "warmup": 0.0})
+    warm = Schedule(peak=3e-3, warmup=0.5)  # 9 of 18 steps: the first is at a ninth
+    record, full = supervised(ring.world, lr=Schedule(peak=3e-3, warmup=0.0))
     assert record["lr"] == 3e-3
     record, ninth = supervised(ring.world, lr=warm)
     assert record["lr"] == pytest.approx(3e-3 / 9)
     assert np.abs(full).max() > 1e-3
     np.testing.assert_allclose(ninth, full / 9, rtol=1e-3, atol=1e-7)  # float32 differences of rows
-    lower = {"peak": 1e-3, "warmup": 0.0}  # against the first stage's peak: tables learn at a third
+    lower = Schedule(peak=1e-3, warmup=0.0)  # against the first stage's peak: tables learn at a third
     np.testing.assert_allclose(supervised(ring.world, lr=lower)[1], full / 3, rtol=1e-3, atol=1e-7)
 
 
@@ -322,7 +323,7 @@ def losses(ring, monkeypatch):
 
     def of(steps, *changes):
         there = ring.world("stages.pretrain.batch.users=60", *changes)
-        still = replace(there.stages["pretrain"], lr={"peak": 0.0})
+        still = replace(there.stages["pretrain"], lr=Schedule.model_construct(peak=0.0))
         return [loss_of(there, still, step) for step in steps]
 
     def loss_of(there, stage, step):

@@ -35,7 +35,7 @@ from nonet.rl.algorithms import Algorithm, LossInputs
 from nonet.samples.batches import split_by_size
 from nonet.workers import FrozenPolicy, SparseBatch, StepShare
 from nonet.workers.engines import are_all_finite, list_gradients, poison, skip_step
-from nonet.workers.roles import LearnerContext, LearningRate, StageSetup
+from nonet.workers.roles import LearnerContext, StageSetup
 from nonet.workers.roles.learners.policy_metrics import PolicyMetrics, sum_scores
 from nonet.workers.roles.learners.policy_prompts import PolicyPrompts, restore_policy_rows, select_rows
 
@@ -81,7 +81,7 @@ class PolicyUpdate:
         apart, weight = self._measure_mismatch(beams) if self.stage.mismatch else ({}, None)
         advantage, valid_UW = self._compute_advantages(beams, scores, weight)
         watched = self._metrics.measure_exactly(beams)
-        lr = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
+        lr = self.stage.lr.compute_rate(step, self.stage.steps)
         norm, totals, counts, skipped = 0.0, None, 0.0, 0
         held = bool(apart) and should_skip_step(apart, self.stage.mismatch)
         if self.critic is not None and self._count_passes() > 1 and not held:
@@ -280,7 +280,7 @@ class PolicyUpdate:
     def _push_rows(self, step: int, share: StepShare, rows: Mapping[str, Tensor]) -> None:
         """Update the rows with the stage's `sparse_lr`, which follows the schedule of the dense rate."""
         assert self.stage.sparse_lr is not None
-        rate = LearningRate(**self.stage.lr)
+        rate = self.stage.lr
         lr = self.stage.sparse_lr * rate.compute_rate(step, self.stage.steps) / rate.peak
         for table, keys in share.keys.items():
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad

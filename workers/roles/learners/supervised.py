@@ -44,7 +44,7 @@ from nonet.workers.engines import (
     skip_step,
     write_precision,
 )
-from nonet.workers.roles import CheckpointPart, LearnerContext, LearningRate, StageLearner, StageSetup
+from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup
 from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 
 # Batches in flight if rows are exchanged between processes: with three, `bench embedding` overlaps 80 % of the
@@ -146,7 +146,7 @@ class SupervisedLearner(StageLearner):
             The gradients of the rows (None if the step was skipped), and the step's record, whose `seconds` are the time since
             the previous record.
         """
-        lr = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
+        lr = self.stage.lr.compute_rate(step, self.stage.steps)
         context, precision, scale = self.context, self.precision, {}
         if not are_all_finite([torch.tensor(loss), *grads.values()]):
             # Non-finite dense gradients make all ranks skip the step after the all-reduce.
@@ -270,5 +270,5 @@ class SupervisedLearner(StageLearner):
 
     def _compute_table_rate(self, step: int, table: str) -> float:
         """Return the learning rate of a table at a step: the table's own rate, scaled by the schedule of the dense rate."""
-        dense_rate = LearningRate(**self.stage.lr).compute_rate(step, self.stage.steps)
+        dense_rate = self.stage.lr.compute_rate(step, self.stage.steps)
         return self.context.run.tables[table]["lr"] * dense_rate / self.stage.base
