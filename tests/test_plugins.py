@@ -105,6 +105,31 @@ def test_what_is_heavy_is_imported_where_it_is_needed():
         load_reference("nonet.suggest:nothing", PluginFiles(), "here")
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "heavy_part:losss",
+            r"loss is 'heavy_part:losss': there is no losss in heavy_part \(did you mean 'loss'\?\); see",
+        ),
+        ("heavy_part:inner", "there is no inner in heavy_part"),
+        ("nowhere.at_all:loss", r"loss is 'nowhere.at_all:loss': there is no module nowhere.at_all; see"),
+        ("heavy_part", r"loss is 'heavy_part': it does not name an object; write heavy_part:Name; see"),
+    ],
+)
+def test_a_path_in_a_spec_that_names_nothing_is_refused_without_an_import(tmp_path, path, said):
+    (tmp_path / "heavy_part.py").write_text(
+        "raise RuntimeError('imported')\n\n\ndef loss(policy, options):\n    inner = 1\n    return inner\n"
+    )
+    head = "from nonet.plug import Algorithm, StrictModel\n\nOWN = Algorithm(StrictModel, 'heavy_part:loss', "
+    own = head + "{path!r})\n"
+    (tmp_path / "own.py").write_text(own.format(path="heavy_part:loss"))
+    assert ALGORITHMS.get("own.py:OWN", PluginFiles(str(tmp_path))).loss == "heavy_part:loss"
+    (tmp_path / "own.py").write_text(own.format(path=path))
+    with pytest.raises(ConfigError, match=said):
+        ALGORITHMS.get("own.py:OWN", PluginFiles(str(tmp_path)))
+
+
 POOLED = """
 from concurrent.futures import ProcessPoolExecutor
 import multiprocessing

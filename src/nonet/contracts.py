@@ -6,13 +6,17 @@ documentation that shows a correct one.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nonet.errors import ConfigError
+from nonet.suggest import suggest_inline
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +54,7 @@ def check_spec(value: Any, base: type, title: str, page: str, contract: Mapping[
         title: The start of error messages, with the file of the plug-in.
         page: The page of the documentation that shows how to write one.
         contract: By attribute of the spec, a protocol or base class that a class must implement, or a function whose
-            arguments a function must accept. A spec's dotted paths are not imported.
+            arguments a function must accept. What a dotted path names must exist; it is not imported.
 
     Raises:
         ConfigError: The object is of another type, or lacks a method, or a method does not accept its arguments.
@@ -58,7 +62,9 @@ def check_spec(value: Any, base: type, title: str, page: str, contract: Mapping[
     if isinstance(value, base):
         problems = _find_method_problems(type(value), base)
         for name, declared in contract.items():
-            problems += _find_member_problems(getattr(value, name), declared, name) if hasattr(value, name) else []
+            problems += (
+                _find_member_problems(getattr(value, name), declared, name) if hasattr(value, name) else []
+            )
     else:
         problems = [f"expected an object of type {base.__name__}, got {value!r}"]
     if problems:
@@ -97,15 +103,50 @@ def _find_class_problems(value: Any, base: type) -> list[str]:
 
 
 def _find_member_problems(member: Any, declared: Any, name: str) -> list[str]:
-    """List what is wrong with an attribute of a spec: a class that implements a protocol, or a function."""
+    """List what is wrong with an attribute of a spec: a class that implements a protocol, a function, or its path."""
+    if isinstance(member, str) and member:
+        problem = _find_path_problem(member)
+        return [f"{name} is {member!r}: {problem}"] if problem else []
     if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
         return _find_class_problems(member, declared) if isinstance(member, type) else []
     if not isinstance(declared, type):
         if callable(member):
             problem = _find_call_problem(member, declared, name)
             return [problem] if problem else []
-        return [] if member and isinstance(member, str) else [f"{name} is {member!r}, which is not a function"]
+        return [f"{name} is {member!r}, which is not a function"]
     return _find_method_problems(member, declared) if isinstance(member, type) else []
+
+
+def _find_path_problem(path: str) -> str:
+    """Describe why `package.module:Name` names nothing; empty if it does, or if only an import could tell."""
+    module, _, attribute = path.partition(":")
+    if not attribute:
+        return f"it does not name an object; write {module}:Name"
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        return f"there is no module {module}"
+    if not (found.origin or "").endswith(".py") or found.submodule_search_locations is not None:
+        return ""  # compiled, or a package whose names may be loaded on first use
+    tree = ast.parse(Path(found.origin or "").read_bytes())
+    names = set(_list_top_names(tree.body))
+    known = attribute in names or "*" in names or "__getattr__" in names
+    return "" if known else f"there is no {attribute} in {module}{suggest_inline(attribute, names)}"
+
+
+def _list_top_names(statements: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that statements of a module bind, but not those inside its functions and classes."""
+    for node in statements:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name):
+            yield from [node.id] if isinstance(node.ctx, ast.Store) else []
+        else:
+            yield from _list_top_names(ast.iter_child_nodes(node))
 
 
 def _find_method_problems(value: type, base: type) -> list[str]:
@@ -149,10 +190,16 @@ def _find_call_problem(written: Callable[..., Any], declared: Callable[..., Any]
     by_position = [
         p for p in expected.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    if any(p.kind is p.VAR_KEYWORD for p in expected.parameters.values()):  # the caller passes what is required
-        required = [key for key, p in parameters.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    if any(
+        p.kind is p.VAR_KEYWORD for p in expected.parameters.values()
+    ):  # the caller passes what is required
+        required = [
+            key for key, p in parameters.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+        ]
         by_keyword += required[len(by_position) :]
-        by_keyword += [key for key, p in parameters.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+        by_keyword += [
+            key for key, p in parameters.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY
+        ]
     try:
         inspect.signature(written).bind(*(None for _ in by_position), **dict.fromkeys(by_keyword))
     except (TypeError, ValueError):

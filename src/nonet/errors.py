@@ -74,7 +74,10 @@ class WorkerFailed(NonetError):
         self.exit_code = 2 if caller_fault else 1
 
     def __reduce__(self):
-        return (_rebuild_worker_failed, (str(self), self.role, self.rank, self.traceback, self.exit_code == 2))
+        return (
+            _rebuild_worker_failed,
+            (str(self), self.role, self.rank, self.traceback, self.exit_code == 2),
+        )
 
 
 class DeadlineExceeded(NonetError):
@@ -93,6 +96,8 @@ class StaleVersion(NonetError):
     """A reader has another version than the one that an update starts from, or a call is from an older gang epoch."""
 
 
-def _rebuild_worker_failed(message: str, role: str, rank: int, traceback: str, caller_fault: bool) -> WorkerFailed:
+def _rebuild_worker_failed(
+    message: str, role: str, rank: int, traceback: str, caller_fault: bool
+) -> WorkerFailed:
     """Rebuild a WorkerFailed error when it is unpickled."""
     return WorkerFailed(message, role=role, rank=rank, traceback=traceback, caller_fault=caller_fault)

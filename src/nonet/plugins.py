@@ -204,7 +204,9 @@ def load_reference(use: str, files: PluginFiles, title: str) -> Any:
     where, _, attribute = use.partition(":")
     if not attribute:
         raise ConfigError(f"{title}: the reference does not name an object; write {where}:Name")
-    module = import_file(files.resolve_path(where), title) if where.endswith(".py") else import_name(where, title)
+    module = (
+        import_file(files.resolve_path(where), title) if where.endswith(".py") else import_name(where, title)
+    )
     if not hasattr(module, attribute):
         raise ConfigError(f"{title}: there is no {attribute!r} in {where}")
     return getattr(module, attribute)

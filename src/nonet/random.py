@@ -32,7 +32,9 @@ def rng(seed: int, *words: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=hash_words(seed, *words)))
 
 
-def draw_first_integers(seed: int, words: tuple[str | int, ...], numbers: np.ndarray, high: int) -> np.ndarray:
+def draw_first_integers(
+    seed: int, words: tuple[str | int, ...], numbers: np.ndarray, high: int
+) -> np.ndarray:
     """Draw the first integer of N generators without creating the generators.
 
     Entry i equals `rng(seed, *words, numbers[i])` followed by one draw `.integers(0, high)`.

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 
-def find_close_matches(word: str, known: Iterable[str], max_matches: int = 1, cutoff: float = 0.6) -> list[str]:
+def find_close_matches(
+    word: str, known: Iterable[str], max_matches: int = 1, cutoff: float = 0.6
+) -> list[str]:
     """Return the known words that are closest to `word`, ignoring case, best match first.
 
     Args:
