@@ -42,7 +42,7 @@ class ControllerTask:
         run: The folder of the run.
         resume: Whether to continue from the newest checkpoint.
         detached: Whether the run continues without a driver and the controller ends with it.
-        timeout_s: How long workers and run continue without a sign of life (docs/explanation/design.md, section 8).
+        timeout_s: How long workers and run continue without a sign of life (docs/explanation/design.md, section 5).
         token: What the driver wrote to the folder of the run, which the controller must be able to read.
     """
 

@@ -71,9 +71,7 @@ def run(
     change: SetOption = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="The run's folder, by default a new one in $NONET_RUNS (./runs; in a Ray job ~/nonet-runs)."
-        ),
+        typer.Option(help="The run's folder, by default a new one in $NONET_RUNS."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --run-dir.")
@@ -86,9 +84,7 @@ def run(
     ] = None,
     detach: Annotated[
         bool,
-        typer.Option(
-            "--detach", help="Run on the cluster at RAY_ADDRESS without this process, and return immediately."
-        ),
+        typer.Option("--detach", help="Run on the cluster at RAY_ADDRESS, and return immediately."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -139,16 +135,12 @@ def resume(
 def tune(
     scenario: ScenarioArg,
     space: Annotated[Path, typer.Option(help="YAML file with the keys and the values that each may take.")],
-    trials: Annotated[
-        int, typer.Option(min=1, help="Number of trials; the better half continues with longer training.")
-    ] = 12,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
     change: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the search; a search in it continues.")
+        Path | None, typer.Option(help="The folder of the search; an existing search continues.")
     ] = None,
-    parallel: Annotated[
-        int, typer.Option(min=1, help="Number of trials at a time, if the cluster has room.")
-    ] = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="Number of trials at a time.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Search keys of a scenario for the best validation metric."""

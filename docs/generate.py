@@ -39,8 +39,10 @@ def write_commands() -> str:
     lines = [
         "# Commands",
         "",
-        "These are the commands of `nonet`, as `nonet COMMAND --help` prints them. Options with `...` may be repeated. "
-        "These mean the same in several commands:",
+        "These are the commands of `nonet`, as `nonet COMMAND --help` prints them. A command exits with 0 if it succeeds, 1 if "
+        "the run fails, 2 after a mistake of the caller, and 130 if it is interrupted.",
+        "",
+        "Options with `...` may be repeated. These mean the same in several commands:",
         "",
         *(f"- `{label}`: {text}" for label, text in sorted(common.items())),
         "",
@@ -77,7 +79,7 @@ def _describe_parameter(parameter: Any) -> tuple[str, str]:
     if parameter.param_type_name != "option":
         return parameter.metavar or parameter.name.upper(), text
     once = text.replace("; may be repeated", "")
-    return parameter.opts[-1] + (" ..." if once != text else ""), once
+    return parameter.opts[-1] + ("..." if once != text else ""), once
 
 
 def write_errors() -> str:
@@ -85,8 +87,8 @@ def write_errors() -> str:
     lines = [
         "# Errors",
         "",
-        "Every error is a `nonet.errors.NonetError`. A message says what is wrong, what was given, what is allowed, "
-        "and the next step. A command exits with 2 for a `ConfigError`, and with 1 for others. The base class is in parentheses.",
+        "These are the exceptions in `nonet.errors`, with their base classes. A message says what is wrong, what was given, "
+        "what is allowed, and the next step.",
         "",
     ]
     for error in _walk(errors.NonetError):

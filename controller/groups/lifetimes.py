@@ -2,7 +2,7 @@
 
 The controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A
 foreground run holds a lease that its driver renews; without it the run stops. Workers that receive no calls exit.
-`reap_orphaned_runs` removes the workers and placement groups of killed controllers (docs/explanation/design.md, section 8).
+`reap_orphaned_runs` removes the workers and placement groups of killed controllers (docs/explanation/design.md, section 5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks that all nodes of a run reach its folder (docs/explanation/design.md, section 7).
+"""Checks that all nodes of a run reach its folder (docs/explanation/design.md, section 4).
 
 The driver writes a token, and the controller reads it back on the node where Ray placed it. The controller writes another
 token for the workers, which may have other images or mounts. On a single node the workers are not checked.

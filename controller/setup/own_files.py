@@ -7,7 +7,7 @@ copied.
 
 `sources.json` states which copy stands for which `use`, with its SHA-256; copies of files beside it have no `use`. The
 originals may be edited or deleted during a run and before it is resumed; a copy that changed is an error
-(docs/explanation/design.md, section 7).
+(docs/explanation/design.md, section 4).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The numbers of a report as rows: one row for each baseline or stage, one column for each metric.
 
-Pure functions of report.json's dictionary (docs/explanation/design.md, section 7). Any part of it may be
+Pure functions of report.json's dictionary (docs/explanation/design.md, section 4). Any part of it may be
 missing; its rows are then left out.
 """
 

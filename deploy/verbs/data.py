@@ -65,7 +65,7 @@ StoreOption = Annotated[
 
 @samples.command()
 def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
-    """Show what each stage of a scenario reads, in which order, and which role reads it."""
+    """Show what each stage of a scenario reads, in which order, and by which role."""
     from nonet.deploy.run import api, explain_samples
 
     print(explain_samples(api.scenario(scenario, change).scenario))

@@ -49,7 +49,7 @@ def report(
         typer.Option(
             "--with",
             metavar="STAGE",
-            help="--compare: stage or baseline of the other run, by default its last stage.",
+            help="--compare: the same for the other run.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -79,7 +79,7 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Other users' events of the run's items: interactions.parquet, or a folder with it."
+            help="Events of other users and known items: interactions.parquet, or a folder with it."
         ),
     ] = None,
     metrics: Annotated[
@@ -110,9 +110,7 @@ def recommend(
     ] = None,
     users: Annotated[
         Path | None,
-        typer.Option(
-            help="Parquet file with user_id; recommend for all of them by the served version, into --out."
-        ),
+        typer.Option(help="Parquet file with user_id, for which the served version answers into --out."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="--users: the Parquet file to write.")] = None,
     workers: Annotated[

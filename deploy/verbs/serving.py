@@ -93,9 +93,7 @@ def publish(
 
 def promote(
     name: Annotated[str, typer.Argument(metavar="RUN@V", help="A run and a version of it, such as last@3.")],
-    share: Annotated[
-        float | None, typer.Option(help="Share of the users; the others stay with the served version.")
-    ] = None,
+    share: Annotated[float | None, typer.Option(help="Share of the users, by default all.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Direct all traffic, or a share of the users, to a version."""

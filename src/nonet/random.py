@@ -1,7 +1,7 @@
 """Counter-based random numbers: no generator has state that would have to be saved.
 
 `rng(seed, *words)` keys a Philox generator by a hash of its words. The same words give the same numbers in any
-process, in any order and after any restart (docs/explanation/design.md, section 9). Philox: Salmon et al., SC 2011.
+process, in any order and after any restart (docs/explanation/design.md, section 6). Philox: Salmon et al., SC 2011.
 """
 
 from __future__ import annotations

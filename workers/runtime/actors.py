@@ -1,7 +1,7 @@
 """ActorGroup: the worker processes of one group, whatever roles they hold.
 
 The groups of a run are named and detached: they outlive a controller that is restarted, and exit when no controller
-contacts them (docs/explanation/design.md, section 8). A group of a script belongs to the script's driver, as Ray
+contacts them (docs/explanation/design.md, section 5). A group of a script belongs to the script's driver, as Ray
 actors do.
 """
 

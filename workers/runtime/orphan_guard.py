@@ -1,7 +1,7 @@
 """OrphanGuard: ends a worker whose controller is gone, because detached actors outlive the process that started them.
 
 A worker that gets no heartbeat from its controller for `timeout_s` seconds removes its placement group, which kills all
-actors in that group, and then ends itself without a restart (docs/explanation/design.md, section 8).
+actors in that group, and then ends itself without a restart (docs/explanation/design.md, section 5).
 """
 
 from __future__ import annotations

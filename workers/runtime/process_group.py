@@ -2,7 +2,7 @@
 
 Trainers are the first ranks, separate shards the last ones. The time-out of a group is twice the step deadline
 instead of torch's 30 minutes. A lost rank means a new epoch for all, under its own prefix of the store
-(docs/explanation/design.md, section 8).
+(docs/explanation/design.md, section 5).
 """
 
 from __future__ import annotations
