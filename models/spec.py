@@ -75,6 +75,10 @@ class ModelSize:
     frozen: int = 0
     matrices: int = 0
 
+    def count_history_positions(self, events: int) -> float:
+        """Return the number of positions of a history of `events` events, with the start position."""
+        return float(events * self.positions_an_event + 1)
+
     @property
     def learned(self) -> int:
         """Parameters that have gradients and an optimizer."""

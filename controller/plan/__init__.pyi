@@ -1,10 +1,4 @@
-from .flops import StageWork as StageWork
-from .flops import estimate_gradient_moves as estimate_gradient_moves
-from .flops import estimate_row_moves as estimate_row_moves
-from .flops import find_holder as find_holder
-from .flops import make_group_flops as make_group_flops
 from .memory import compute_largest_chunk as compute_largest_chunk
-from .memory import count_history_positions as count_history_positions
 from .memory_ledger import MemoryLedger as MemoryLedger
 from .memory_ledger import format_bytes as format_bytes
 from .offload_schedule import OffloadMove as OffloadMove

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nonet.controller.plan.resolved import ResolvedRun, get_feature_dims
-from nonet.controller.scenario import PlannedGroup, Scenario
-from nonet.models import ModelSize
+from nonet.controller.plan.resolved import ResolvedRun
+from nonet.controller.scenario import PlannedGroup, StepWork
 
 # Bytes of a row of the given width when it is sent; int8 adds one scale per row (embedding/exchange/codecs.py).
 _WIRE: dict[str, Callable[[int], int]] = {
@@ -65,62 +64,79 @@ def estimate_work(run: ResolvedRun, by_stage: Mapping[str, tuple[PlannedGroup, .
         by_stage: The groups of each stage.
     """
     for name, body in run.scenario.stages.items():
-        yield run.kinds[name].estimate_work(run.scenario, name, body, by_stage[name], run.size)
+        step, groups = run.kinds[name].estimate_work(run.scenario, body, run.size), by_stage[name]
+        moves = (
+            *_estimate_beam_moves(run, groups, step),
+            *_estimate_row_moves(run, groups, step),
+            *_estimate_gradient_moves(run, _find_holder(groups, "trainer")),
+        )
+        flops = tuple(_sum_flops(groups, step.flops))
+        yield StageWork(name, step.steps, flops, tuple(move for move in moves if move[1]))
 
 
-def make_group_flops(group: PlannedGroup, count: float) -> Flops:
-    """Describe the floating-point operations of a group in one step.
+def _sum_flops(groups: tuple[PlannedGroup, ...], flops_by_role: Mapping[str, float]) -> Iterator[Flops]:
+    """Yield the operations of each group, summed over its roles and devices."""
+    counts: dict[str, float] = {}
+    for role, count in flops_by_role.items():
+        name = _find_holder(groups, role).name
+        counts[name] = counts.get(name, 0.0) + count
+    by_name = {group.name: group for group in groups}
+    for name, count in counts.items():
+        group = by_name[name]
+        yield Flops(name, group.resource, group.workers * (group.devices or 1), count)
 
-    Args:
-        group: The group that computes.
-        count: Floating-point operations per step, summed over the group's devices.
-    """
-    return Flops(group.name, group.resource, group.workers * (group.devices or 1), count)
 
-
-def estimate_row_moves(
-    scenario: Scenario, groups: tuple[PlannedGroup, ...], events: float, directions: int
+def _estimate_beam_moves(
+    run: ResolvedRun, groups: tuple[PlannedGroup, ...], step: StepWork
 ) -> Iterator[tuple[str, float, str]]:
-    """Yield the traffic of sparse rows between trainers and shards in other processes.
-
-    Args:
-        scenario: The scenario, for the width of rows and their encoding between processes.
-        groups: The groups of the stage.
-        events: Events per global step.
-        directions: 1 if rows are only pulled; 2 if gradients are also pushed back.
+    """Yield the traffic of beams, and of the weights and rows that rollouts in other processes receive.
 
     Yields:
         (description, bytes per step, route).
     """
-    trainer, shards = find_holder(groups, "trainer"), find_holder(groups, "embedding")
+    if "rollout" not in step.flops:
+        return
+    trainer, rollout = _find_holder(groups, "trainer"), _find_holder(groups, "rollout")
+    yield "beams", step.beam_bytes, f"{rollout.name} -> rewards, {trainer.name}"
+    if rollout.name == trainer.name:
+        return
+    weights = float(run.size.parameters * run.size.weight_bytes * rollout.workers)
+    yield "dense weights", weights, f"{trainer.name} -> {rollout.workers} {rollout.name} workers"
+    yield "sparse rows read", step.events * sum(run.feature_dims.values()) * 4.0, f"-> {rollout.name}"
+
+
+def _estimate_row_moves(
+    run: ResolvedRun, groups: tuple[PlannedGroup, ...], step: StepWork
+) -> Iterator[tuple[str, float, str]]:
+    """Yield the traffic of sparse rows between trainers and shards in other processes.
+
+    Yields:
+        (description, bytes per step, route).
+    """
+    trainer, shards = _find_holder(groups, "trainer"), _find_holder(groups, "embedding")
     fused = shards.name == trainer.name
     elsewhere = 1 - 1 / trainer.workers if fused else 1.0
-    row_bytes = _WIRE[scenario.sparse.wire]
-    count = events * sum(map(row_bytes, get_feature_dims(scenario).values())) * float(directions) * elsewhere
-    if count:
-        what = "sparse rows and gradients" if directions == 2 else "sparse rows"
-        yield what, count, f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"
+    row_bytes = sum(map(_WIRE[run.scenario.sparse.wire], run.feature_dims.values()))
+    what = "sparse rows and gradients" if step.row_directions == 2 else "sparse rows"
+    route = f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"
+    yield what, step.events * row_bytes * float(step.row_directions) * elsewhere, route
 
 
-def estimate_gradient_moves(trainer: PlannedGroup, size: ModelSize) -> Iterator[tuple[str, float, str]]:
+def _estimate_gradient_moves(run: ResolvedRun, trainer: PlannedGroup) -> Iterator[tuple[str, float, str]]:
     """Yield the traffic of dense gradients between the ranks of a trainer.
 
     A ring sends each gradient twice, except for one rank's share. This holds for one all-reduce and for a reduce-scatter
     with an all-gather.
 
-    Args:
-        trainer: The trainers' group.
-        size: The shape of the model.
-
     Yields:
         (description, bytes per step, route).
     """
     if trainer.workers > 1:
-        each = 2.0 * size.parameters * size.weight_bytes * (1 - 1 / trainer.workers)
+        each = 2.0 * run.size.parameters * run.size.weight_bytes * (1 - 1 / trainer.workers)
         yield "dense gradients", each * trainer.workers, f"among {trainer.name}"
 
 
-def find_holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:
+def _find_holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:
     """Return the group that holds a role.
 
     Raises:

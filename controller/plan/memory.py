@@ -128,11 +128,6 @@ def compute_largest_chunk(scenario: Scenario, stage_options: StageOptions, size:
     )
 
 
-def count_history_positions(scenario: Scenario, size: ModelSize) -> float:
-    """Return the number of positions of one full history, with the start position."""
-    return float(scenario.data.history * size.positions_an_event + 1)
-
-
 def _estimate_trained_bytes(
     role: Role, policies: Mapping[str, int], workers: int, size: ModelSize, optimizer: str
 ) -> dict[str, float]:
@@ -248,7 +243,7 @@ def _estimate_activation_bytes(run: ResolvedRun, tokens: float) -> float:
 def _estimate_beam_bytes(run: ResolvedRun, width: int, users: float) -> float:
     """Estimate the bytes of a chunk of prompts: one cached history per user, the tokens of every beam, and one level's logits."""
     size = run.size
-    cached = count_history_positions(run.scenario, size) + width * size.levels
+    cached = size.count_history_positions(run.scenario.data.history) + width * size.levels
     codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
     return users * (size.estimate_kv_bytes(cached) + width * codes * 8)
 

@@ -20,6 +20,7 @@ from .stage import OwnWorkers as OwnWorkers
 from .stage import PlannedGroup as PlannedGroup
 from .stage import StageKind as StageKind
 from .stage import StageOptions as StageOptions
+from .stage import StepWork as StepWork
 from .stage import Stop as Stop
 from .table_options import check_tables as check_tables
 from .table_options import compute_ttl_steps as compute_ttl_steps

@@ -178,6 +178,25 @@ class OwnWorkers:
     runs: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """An upper bound of the work of one step, which follows from the options of the stage and the shape of the model.
+
+    Attributes:
+        steps: The number of steps of the stage; 0 if it is known only after the data are read.
+        flops: Floating-point operations, by role.
+        events: The events whose sparse rows are read.
+        row_directions: 1 if rows are only pulled; 2 if gradients are also pushed back.
+        beam_bytes: The bytes of the beams that rollouts send.
+    """
+
+    steps: int
+    flops: Mapping[str, float]
+    events: float
+    row_directions: int
+    beam_bytes: float = 0.0
+
+
 class PlannedGroup(Protocol):
     """The part of a placed group of processes that a stage kind may use."""
 
@@ -377,20 +396,13 @@ class StageKind:
         return {}
 
     @abstractmethod
-    def estimate_work(
-        self, scenario: Any, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...], size: Any
-    ) -> Any:
-        """Estimate the FLOPs and bytes of a step.
+    def estimate_work(self, scenario: Any, stage_options: Any, size: Any) -> StepWork:
+        """Estimate the work of a step.
 
         Args:
             scenario: The scenario.
-            name: The name of the stage.
             stage_options: The options of the stage.
-            groups: The groups of the stage.
             size: The shape of the model.
-
-        Returns:
-            The `StageWork` of a plan.
         """
         raise NotImplementedError
 

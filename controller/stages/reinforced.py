@@ -6,16 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nonet.controller.plan import (
-    StageWork,
-    count_history_positions,
-    estimate_gradient_moves,
-    estimate_row_moves,
-    find_holder,
-    get_feature_dims,
-    make_group_flops,
-)
-from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions
+from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions, StepWork
 from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
@@ -83,7 +74,7 @@ class ReinforcedKind(StageKind):
     def check_groups(self, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError if stale rollouts share the trainer's weights."""
         staleness = stage_options.rollout.get_options().get("staleness")
-        if staleness and find_holder(groups, "rollout").name == find_holder(groups, "trainer").name:
+        if staleness and any({"rollout", "trainer"} <= set(group.roles) for group in groups):
             raise ConfigError(
                 f"stages.{name}.rollout.staleness: {staleness} wants a rollout with weights of its own, and here it shares the "
                 "trainer's live ones: set roles.rollout: {workers: 1} (and roles.embedding: {workers: 1}), or staleness: 0"
@@ -177,7 +168,9 @@ class ReinforcedKind(StageKind):
 
     def count_unit_tokens(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> float:
         """Return the largest number of positions of one prompt: a full history and the codes of its beams."""
-        return count_history_positions(scenario, size) + self.get_width(stage_options) * size.levels
+        return (
+            size.count_history_positions(scenario.data.history) + self.get_width(stage_options) * size.levels
+        )
 
     def count_units(self, stage_options: Reinforced, workers: int) -> int:
         """Return the number of prompts of a worker in a step."""
@@ -206,47 +199,18 @@ class ReinforcedKind(StageKind):
         }
         return sizes | ({"steps that beams may be old": staleness} if staleness else {})
 
-    def estimate_work(
-        self,
-        scenario: Scenario,
-        name: str,
-        stage_options: Reinforced,
-        groups: tuple[PlannedGroup, ...],
-        size: ModelSize,
-    ) -> StageWork:
-        """Return the operations and transferred bytes of a step."""
-        trainer, rollout = find_holder(groups, "trainer"), find_holder(groups, "rollout")
-        tokens, histories = (
-            self.count_step_tokens(scenario, stage_options, size),
-            _count_prompts(stage_options) * count_history_positions(scenario, size),
-        )
+    def estimate_work(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> StepWork:
+        """Estimate the work of a step."""
+        prompts = _count_prompts(stage_options)
+        tokens = self.count_step_tokens(scenario, stage_options, size)
         reference_flops = _FORWARD if self.needs_reference(stage_options) else 0.0
-        update = (_TRAINED + reference_flops) * size.parameters * tokens
-        decode = _FORWARD * size.parameters * tokens
-        fused = rollout.name == trainer.name
-        flops = (
-            (make_group_flops(trainer, update + decode),)
-            if fused
-            else (make_group_flops(trainer, update), make_group_flops(rollout, decode))
-        )
-        beams = float(
-            _count_prompts(stage_options)
-            * self.get_width(stage_options)
-            * (size.levels * _BEAM_BYTES + _ITEM_BYTES)
-        )
-        events = histories / size.positions_an_event
-        moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
-        if not fused:
-            weights = float(size.parameters * size.weight_bytes * rollout.workers)
-            moves.append(
-                ("dense weights", weights, f"{trainer.name} -> {rollout.workers} {rollout.name} workers")
-            )
-            read = events * sum(get_feature_dims(scenario).values()) * 4.0
-            moves.append(("sparse rows read", read, f"-> {rollout.name}"))
-        moves += [*estimate_row_moves(scenario, groups, events, 1), *estimate_gradient_moves(trainer, size)]
-        return StageWork(
-            name, stage_options.steps, flops, tuple((what, count, way) for what, count, way in moves if count)
-        )
+        flops = {
+            "trainer": (_TRAINED + reference_flops) * size.parameters * tokens,
+            "rollout": _FORWARD * size.parameters * tokens,
+        }
+        events = prompts * size.count_history_positions(scenario.data.history) / size.positions_an_event
+        beam_bytes = prompts * self.get_width(stage_options) * (size.levels * _BEAM_BYTES + _ITEM_BYTES)
+        return StepWork(stage_options.steps, flops, events, row_directions=1, beam_bytes=float(beam_bytes))
 
     def compute_lengths(self, stage_options: Reinforced, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.controller.plan import (
-    StageWork,
-    count_history_positions,
-    estimate_gradient_moves,
-    estimate_row_moves,
-    find_holder,
-    make_group_flops,
-)
-from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
+from nonet.controller.scenario import BatchSize, StageKind, StageOptions, StepWork, Stop
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.suggest import join_names, suggest_sentence
@@ -106,9 +98,8 @@ class SupervisedKind(StageKind):
 
     def count_step_tokens(self, scenario: Scenario, stage_options: Supervised, size: ModelSize) -> float:
         """Return the largest number of positions of a global step: full histories, or the tokens that the stage sets."""
-        return stage_options.batch.tokens or (stage_options.batch.users or 1) * count_history_positions(
-            scenario, size
-        )
+        history_positions = size.count_history_positions(scenario.data.history)
+        return stage_options.batch.tokens or (stage_options.batch.users or 1) * history_positions
 
     def check_data(self, name: str, stage_options: Supervised, seq: Sequences) -> None:
         """Raise ConfigError if the data lack a kind of event that has a weight, or valid propensities."""
@@ -143,23 +134,14 @@ class SupervisedKind(StageKind):
         tokens = int(batch.tokens or 0)
         return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | cut
 
-    def estimate_work(
-        self,
-        scenario: Scenario,
-        name: str,
-        stage_options: Supervised,
-        groups: tuple[PlannedGroup, ...],
-        size: ModelSize,
-    ) -> StageWork:
-        """Return the operations and transferred bytes of a step."""
-        trainer = find_holder(groups, "trainer")
+    def estimate_work(self, scenario: Scenario, stage_options: Supervised, size: ModelSize) -> StepWork:
+        """Estimate the work of a step."""
         tokens = self.count_step_tokens(scenario, stage_options, size)
         steps = stage_options.steps or 0
         if stage_options.tokens and stage_options.batch.tokens:
             steps = -(-int(stage_options.tokens) // int(stage_options.batch.tokens))
-        rows = estimate_row_moves(scenario, groups, tokens / size.positions_an_event, 2)
-        flops = (make_group_flops(trainer, _TRAINED * size.parameters * tokens),)
-        return StageWork(name, steps, flops, (*rows, *estimate_gradient_moves(trainer, size)))
+        flops = {"trainer": _TRAINED * size.parameters * tokens}
+        return StepWork(steps, flops, tokens / size.positions_an_event, row_directions=2)
 
     def compute_lengths(self, stage_options: Supervised, users: int, events: int) -> dict[str, Any]:
         """Return the arguments of StageSetup that follow from the data."""

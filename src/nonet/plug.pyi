@@ -1,6 +1,7 @@
 from .controller.cluster.placement import NodeSlots as NodeSlots
 from .controller.cluster.placement import PlacementPolicy as PlacementPolicy
 from .controller.scenario import StageKind as StageKind
+from .controller.scenario import StepWork as StepWork
 from .controller.stages import Supervised as Supervised
 from .controller.stages import SupervisedKind as SupervisedKind
 from .deploy.serving.offline.exporters import Exporter as Exporter
