@@ -108,7 +108,7 @@ _DATA: dict[str, Any] = {
 def _prepare_alone(data: dict[str, str], folder: Path, events: int) -> dict[str, Any]:
     """Prepare the data alone."""
     folder.mkdir(parents=True)
-    options = BuildOptions(data["interactions"], data["items"], {}, **_DATA, targets={})
+    options = BuildOptions(data["interactions"], items=data["items"], **_DATA)
     made = prepare_sequences(options, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     facts = {"seconds": made.seconds, "cpu_s": made.cpu_s}

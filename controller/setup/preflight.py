@@ -175,8 +175,8 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
         )
     if not (seq.split == TEST).any():
         raise DataError(
-            f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
-            f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
+            f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "
+            f"have (the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
     _check_columns(reward_columns, items.column_names)
     _check_stage_columns(scenario, items.column_names)
@@ -193,7 +193,7 @@ def check_data(scenario: Scenario, folder: Path) -> list[str]:
     for name, body in scenario.stages.items():
         body.kind.check_data(name, body, seq)
     profile = measure_profile(seq.offsets, seq.item, seq.time, len(items))
-    return list(list_data_warnings(profile, data.split, get_feature_dims(scenario)))
+    return list(list_data_warnings(profile, data.options.split, get_feature_dims(scenario)))
 
 
 def _list_reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_f
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import get_targets
 from nonet.errors import ConfigError
-from nonet.samples.sequences import MASK, LabelSetup
+from nonet.samples.preparation import BuildOptions
+from nonet.samples.sequences import MASK
 from nonet.workers.roles import DataSetup, KnownRun
 
 
@@ -25,38 +26,33 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         known_run: What is known of the run from which weights are taken; None without a warm start.
     """
     data = scenario.data
+    makes_lists, labels = scenario.model.spec.makes_lists, data.labels
+    if labels is not None:
+        path = _resolve_path(scenario, folder, "labels.path", labels.path)
+        labels = labels.model_copy(update={"path": path})
     return DataSetup(
-        interactions=_resolve_path(scenario, folder, "interactions", data.interactions),
-        items=_resolve_path(scenario, folder, "items", data.items) if data.items else None,
-        columns=dict(data.columns),
-        keep=data.keep.model_dump(),
-        where=data.where,
-        split={"use": data.split.use, **data.split.get_options()},
-        targets=get_targets(scenario),
+        options=BuildOptions(
+            _resolve_path(scenario, folder, "interactions", data.interactions),
+            items=_resolve_path(scenario, folder, "items", data.items) if data.items else None,
+            columns=dict(data.columns),
+            keep=data.keep.model_dump(),
+            split={"use": data.split.use, **data.split.get_options()},
+            targets=get_targets(scenario),
+            where=data.where,
+            repeats=data.repeats if makes_lists else MASK,
+            missing=data.table_format.missing,
+        ),
         tokenizer={"use": scenario.tokenizer.address, **scenario.tokenizer.get_options()},
         folder=str(folder),
         seed=scenario.seed,
         known=known_run,
-        repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
         transitions=scenario.model.make_count_options(),
         prepare=data.prepare,
+        compress=data.events,
+        labels=labels,
+        drop_unlabelled=not makes_lists,  # a model of lists keeps events without a label in histories
         stored=data.sequences,
-        compress=(data.events.compress, data.events.by) if data.events else None,
-        labels=_make_label_setup(scenario, folder),
-        missing=data.table_format.missing,
     )
-
-
-def _make_label_setup(scenario: Scenario, folder: Path) -> LabelSetup | None:
-    """Return the settings of delayed labels.
-
-    Events without a label are part of the history of models of lists, and are left out for click models.
-    """
-    labels = scenario.data.labels
-    if labels is None:
-        return None
-    path = _resolve_path(scenario, folder, "labels.path", labels.path)
-    return LabelSetup(path, labels.within, labels.name, not scenario.model.spec.makes_lists)
 
 
 def _resolve_path(scenario: Scenario, folder: Path, key: str, path: str) -> str:

@@ -140,7 +140,7 @@ def _load_other_data(
     """Evaluate on other events, and return how many were dropped because their items are unknown."""
     path = data / _INTERACTIONS if data.is_dir() else data
     setup = make_data_setup(scenario, folder.path)
-    interactions, _ = read_tables(str(path), None, setup.table_format)
+    interactions, _ = read_tables(str(path), None, setup.options.table_format)
     interactions = setup.attach_labels(interactions)
     items = evaluator.corpus.items
     known = pc.is_in(
@@ -158,10 +158,10 @@ def _load_other_data(
     seq, there = build_sequences(
         left if log is None else log.events,
         items,
-        split=setup.split,
-        targets=setup.targets,
-        where=setup.where,
-        repeats=setup.repeats,
+        split=setup.options.split,
+        targets=setup.options.targets,
+        where=setup.options.where,
+        repeats=setup.options.repeats,
         strict=log is not None,
     )
     evaluator.set_events(_renumber_items(seq, there, evaluator.corpus))

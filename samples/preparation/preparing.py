@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -71,14 +71,27 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """The arguments of `build_sequences` except `tie_seed`, with paths instead of tables."""
+    """How sequences are built: the arguments of `build_sequences` except `tie_seed`, with paths instead of tables.
+
+    Attributes:
+        interactions: Path of the interactions.
+        items: Path of the item table; None without one.
+        columns: Column of the tables by role.
+        keep: Minimum numbers of events of users and items.
+        split: Options of the split.
+        targets: Target condition by stage.
+        where: Condition on the interactions; None for all.
+        repeats: Policy for repeated items; None derives it from the data.
+        missing: Texts that stand for a missing value.
+    """
 
     interactions: str
-    items: str | None
-    columns: Mapping[str, str]
-    keep: Mapping[str, int]
-    split: Mapping[str, Any]
-    targets: Mapping[str, str]
+    _: KW_ONLY
+    items: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: Mapping[str, int] = field(default_factory=dict)
+    split: Mapping[str, Any] = field(default_factory=dict)
+    targets: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
     repeats: str | None = None
     missing: tuple[str, ...] = MISSING
@@ -86,7 +99,7 @@ class BuildOptions:
     @property
     def table_format(self) -> TableFormat:
         """Column names and missing texts that both tables are read with."""
-        return TableFormat(self.columns, self.missing)
+        return TableFormat(dict(self.columns), self.missing)
 
     def to_fingerprint(self) -> dict[str, Any]:
         """Return the values that a working folder is named after. Default missing texts are omitted."""

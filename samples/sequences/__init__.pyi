@@ -21,7 +21,6 @@ from .joined import add_joins as add_joins
 from .labels import LABEL_TIME as LABEL_TIME
 from .labels import NEVER as NEVER
 from .labels import Labels as Labels
-from .labels import LabelSetup as LabelSetup
 from .labels import add_labels as add_labels  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .pairs import PairCounter as PairCounter
 from .pairs import select_top_neighbours as select_top_neighbours

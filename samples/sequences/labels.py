@@ -12,7 +12,6 @@ its event's window. Features and training read a label from that time on only. A
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -45,31 +44,15 @@ class Labels(StrictModel):
     ] = "label"
 
 
-@dataclass(frozen=True, slots=True)
-class LabelSetup:
-    """Options of delayed labels.
-
-    Attributes:
-        path: File of user_id, item_id and timestamp.
-        within_s: Seconds after its event within which a label counts.
-        name: Name of the label column.
-        drop_unknown: Whether events whose label is not known yet are removed.
-    """
-
-    path: str
-    within_s: float
-    name: str
-    drop_unknown: bool = False
-
-
-def add_labels(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
+def add_labels(log: pa.Table, labels: pa.Table, options: Labels, *, drop_unknown: bool = False) -> pa.Table:
     """Add the label column and the column of label times to a checked log [R].
 
     Args:
         log: checked interactions.
         labels: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. The newest time among
             them is the end of what is observed, however far the log reaches.
-        setup: the window, the column's name, and whether events without a known label are removed.
+        options: the window and the column's name.
+        drop_unknown: whether events whose label is not known yet are removed.
 
     Returns:
         The log with `name`, float32: 1 and 0, NaN where the label is not known; and "label time:<name>", int64 unix seconds
@@ -78,9 +61,9 @@ def add_labels(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
     Raises:
         DataError: a column of that name exists already, or ids have another type.
     """
-    if setup.name in log.column_names:
+    if options.name in log.column_names:
         raise DataError(
-            f"data.labels: the interactions have a column {setup.name!r} already; give labels another name"
+            f"data.labels: the interactions have a column {options.name!r} already; give labels another name"
         )
     pair_R, pair_L = _encode_pairs(log, labels)
     time_R, time_L = log["timestamp"].to_numpy(), labels["timestamp"].to_numpy()
@@ -90,21 +73,21 @@ def add_labels(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
     event = order[at[there]]
     late = time_L[there] - time_R[event]
     value = np.zeros(len(log), np.float32)
-    known_from = time_R + int(np.ceil(setup.within_s))
-    still_open = time_L.max(initial=0) - time_R < setup.within_s
+    known_from = time_R + int(np.ceil(options.within))
+    still_open = time_L.max(initial=0) - time_R < options.within
     value[still_open], known_from[still_open] = np.nan, NEVER
-    in_time = late <= setup.within_s
+    in_time = late <= options.within
     value[event[in_time]] = 1
     known_from[event[in_time]] = NEVER
     np.minimum.at(known_from, event[in_time], time_L[there][in_time])
-    whole = log.append_column(setup.name, pa.array(value))
-    whole = whole.append_column(LABEL_TIME + setup.name, pa.array(known_from))
-    if not setup.drop_unknown:
+    whole = log.append_column(options.name, pa.array(value))
+    whole = whole.append_column(LABEL_TIME + options.name, pa.array(known_from))
+    if not drop_unknown:
         return whole
     left = whole.filter(pa.array(~np.isnan(value)))
     if not len(left):
         raise DataError(
-            f"data.labels: no event is older than the window of {setup.within_s:g} s; shorten `within`, or take a longer log"
+            f"data.labels: no event is older than the window of {options.within:g} s; shorten `within`, or take a longer log"
         )
     return left
 

@@ -33,10 +33,11 @@ from nonet.samples.preparation import (
 from nonet.samples.sequences import (
     TEST,
     TRAIN,
+    Compress,
     CompressedLog,
     CountOptions,
     EventTotals,
-    LabelSetup,
+    Labels,
     Sequences,
     Transitions,
     add_labels,
@@ -46,9 +47,7 @@ from nonet.samples.sequences import (
     load_user_keys,
 )
 from nonet.samples.tables import (
-    MISSING,
     ROLES,
-    TableFormat,
     compile_condition,
     count_rows,
     get_licence_notice,
@@ -99,54 +98,35 @@ class KnownRun:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSetup:
     """The data of a run and how they are read.
 
     Attributes:
-        interactions: Path of the interactions.
-        items: Path of the item table; None without one.
-        columns: Column of the tables by role.
-        keep: Minimum numbers of events of users and items.
-        where: Condition on the interactions; None for all.
-        split: Options of the split.
-        targets: Target condition by stage.
+        options: How sequences are built from the tables.
         tokenizer: Configuration of the tokenizer.
         folder: Folder of the scenario, to which paths are relative.
         seed: Seed of the run.
         known: Data of the run that weights are loaded from; None for a fresh start.
-        repeats: Policy for repeated items; None derives it from the data.
         transitions: Options of counting transitions (`CountOptions`).
         prepare: "disk" or "memory"; None decides by the number of events.
-        compress: Period in seconds, and "item" or "category", by which repeated events become one; None for no compression.
+        compress: How repeated events become one; None for no compression.
         labels: Labels that arrive after their events; None without them.
+        drop_unlabelled: Whether events whose label is not known yet are removed.
         stored: Store that the sequences are written to; None for no store.
-        missing: Texts that stand for a missing value.
     """
 
-    interactions: str
-    items: str | None
-    columns: Mapping[str, str]
-    keep: Mapping[str, int]
-    where: str | None
-    split: Mapping[str, Any]
-    targets: Mapping[str, str]
+    options: BuildOptions
     tokenizer: Mapping[str, Any]
     folder: str
     seed: int
     known: KnownRun | None = None
-    repeats: str | None = None
     transitions: Mapping[str, Any] = field(default_factory=dict)
     prepare: str | None = None
-    compress: tuple[float, str] | None = None
-    labels: LabelSetup | None = None
+    compress: Compress | None = None
+    labels: Labels | None = None
+    drop_unlabelled: bool = False
     stored: StoredSequences | None = None
-    missing: tuple[str, ...] = MISSING
-
-    @property
-    def table_format(self) -> TableFormat:
-        """Column names and missing texts with which the tables are read."""
-        return TableFormat(dict(self.columns), self.missing)
 
     def is_prepared_on_disk(self) -> bool:
         """Return whether sequences are prepared on disk: as `prepare` says, else if there are more than five million events."""
@@ -154,7 +134,7 @@ class DataSetup:
             return False
         if self.prepare is not None:
             return self.prepare == "disk"
-        return count_rows(self.interactions, "interactions") > MEMORY_EVENTS
+        return count_rows(self.options.interactions, "interactions") > MEMORY_EVENTS
 
     def prepare_on_disk(
         self, root: Path, report_progress: Callable[[PreparationReport], None] | None = None
@@ -168,18 +148,7 @@ class DataSetup:
         Raises:
             DataError: The data cannot be used.
         """
-        options = BuildOptions(
-            self.interactions,
-            self.items,
-            dict(self.columns),
-            dict(self.keep),
-            dict(self.split),
-            dict(self.targets),
-            self.where,
-            self.repeats,
-            self.missing,
-        )
-        return prepare_sequences(options, root, report_progress=report_progress)
+        return prepare_sequences(self.options, root, report_progress=report_progress)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables, and return the sequences and their items.
@@ -191,18 +160,20 @@ class DataSetup:
 
     def build_with_log(self) -> tuple[Sequences, pa.Table, CompressedLog | None]:
         """Return the result of `build`, and the compressed log; None without compression."""
-        interactions, items = read_tables(self.interactions, self.items, self.table_format)
+        interactions, items = read_tables(
+            self.options.interactions, self.options.items, self.options.table_format
+        )
         interactions = self.attach_labels(interactions)
         log = self.compress_events(interactions, items)
         interactions = interactions if log is None else log.events
         return *build_sequences(
             interactions,
             items,
-            keep=self.keep,
-            split=self.split,
-            targets=self.targets,
-            where=self.where,
-            repeats=self.repeats,
+            keep=self.options.keep,
+            split=self.options.split,
+            targets=self.options.targets,
+            where=self.options.where,
+            repeats=self.options.repeats,
             strict=self.compress is not None,
         ), log
 
@@ -210,22 +181,23 @@ class DataSetup:
         """Add the column of the labels to checked interactions, if the setup has labels."""
         if self.labels is None:
             return interactions
-        names = {name: source for name, source in self.columns.items() if name in ROLES}
+        names = {name: source for name, source in self.options.columns.items() if name in ROLES}
         return add_labels(
             interactions,
-            read_interactions(self.labels.path, self.table_format.replace_columns(names)),
+            read_interactions(self.labels.path, self.options.table_format.replace_columns(names)),
             self.labels,
+            drop_unknown=self.drop_unlabelled,
         )
 
     def compress_events(self, interactions: pa.Table, items: pa.Table | None) -> CompressedLog | None:
         """Compress the checked interactions that `where` keeps; None without compression."""
         if self.compress is None:
             return None
-        if self.where:
+        if self.options.where:
             interactions = interactions.filter(
-                compile_condition(self.where, interactions.schema, name="data.where")
+                compile_condition(self.options.where, interactions.schema, name="data.where")
             )
-        return compress_log(interactions, *self.compress, items)
+        return compress_log(interactions, self.compress.compress, self.compress.by, items)
 
     def sample_tables(self) -> tuple[pa.Table, pa.Schema]:
         """Read one row group of checked interactions, and the columns of the items without rows, for checks before a run.
@@ -235,7 +207,10 @@ class DataSetup:
             ConfigError: Columns or conditions are not valid.
         """
         return read_sample(
-            self.interactions, self.items, self.table_format, (self.where, *self.targets.values())
+            self.options.interactions,
+            self.options.items,
+            self.options.table_format,
+            (self.options.where, *self.options.targets.values()),
         )
 
     def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
@@ -358,14 +333,14 @@ def _check_splits(seq: Sequences, data: DataSetup) -> None:
     sums = EventTotals.from_sequences(seq)
     if not sums.events[TEST]:
         raise DataError(
-            f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have; "
-            "lower data.split or data.keep"
+            f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "
+            "have; lower data.split or data.keep"
         )
     for name, events in sums.taught.items():
         if not events:
             raise DataError(
-                f"stages.{name}.target: {data.targets[name]!r} holds for none of the {sums.events[TRAIN]} training events: the "
-                "stage would train on nothing. Widen the condition, or remove it"
+                f"stages.{name}.target: {data.options.targets[name]!r} holds for none of the {sums.events[TRAIN]} training "
+                "events: the stage would train on nothing. Widen the condition, or remove it"
             )
 
 
@@ -387,14 +362,14 @@ def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str,
         **sums.measure_training(seq),
         "held_out": sums.get_held_out_counts(),
         "dropped": list(seq.dropped),
-        "notice": get_licence_notice(data.interactions) or "",
+        "notice": get_licence_notice(data.options.interactions) or "",
     }
     return {"data": facts} | ({"init": data.known.count_known(seq)} if data.known else {})
 
 
 def _describe_repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
     """Return the policy for repeats, its origin (data or scenario), and the share of repeats among each split's events."""
-    chosen_by = "data" if data.repeats is None else "scenario"
+    chosen_by = "data" if data.options.repeats is None else "scenario"
     return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
 
 

@@ -103,10 +103,10 @@ def test_roles_are_told_what_the_scenario_says(run_groups, tmp_path):
         str(tmp_path / "sources" / "rewards" / "own.py"),
         str(tmp_path / "sources"),
         {"ceiling": 20},
-        (),
+        {},
         90.0,
     )
-    assert specs["rl.reward.hit"].args == ("hit", "hit", str(tmp_path / "sources"), {}, (), 7.0)
+    assert specs["rl.reward.hit"].args == ("hit", "hit", str(tmp_path / "sources"), {}, {}, 7.0)
     runs = [specs[role].args[0] for role in ("trainer", "rollout", "embedding", "evaluator")]
     assert all(run == runs[0] for run in runs)
     assert (runs[0].seed, runs[0].history) == (9, 7)
@@ -153,13 +153,13 @@ def test_a_commit_is_loaded_by_trainers_and_shards(run_groups):
 
 def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):
     told = make_data_setup(SCENARIO, tmp_path)
-    assert told.interactions == str(tmp_path / "events.parquet")
-    assert told.items == "/tables/items.parquet"
-    assert dict(told.columns) == {"user_id": "visitor"}
-    assert dict(told.keep) == {"item_events": 3, "user_events": 2}
-    assert told.where == "rating > 0"
-    assert dict(told.split) == {"use": "leave_last_out", "test": 1, "valid": 2, "rl": 3}
-    assert dict(told.targets) == {"liked": "rating >= 4"}
+    assert told.options.interactions == str(tmp_path / "events.parquet")
+    assert told.options.items == "/tables/items.parquet"
+    assert dict(told.options.columns) == {"user_id": "visitor"}
+    assert dict(told.options.keep) == {"item_events": 3, "user_events": 2}
+    assert told.options.where == "rating > 0"
+    assert dict(told.options.split) == {"use": "leave_last_out", "test": 1, "valid": 2, "rl": 3}
+    assert dict(told.options.targets) == {"liked": "rating >= 4"}
     assert {name: told.tokenizer[name] for name in ("use", "levels", "codes")} == {
         "use": "rq_kmeans",
         "levels": 2,

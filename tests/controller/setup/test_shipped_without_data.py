@@ -37,9 +37,9 @@ def test_beside_tables_and_with_whole_paths_it_reads_them(name, tmp_path):
     shutil.copy(LIBRARY / f"{name}.yaml", tmp_path)
     _write_tables(tmp_path)
     beside = make_data_setup(*load_scenario(tmp_path / f"{name}.yaml"))
-    assert beside.interactions == str(tmp_path / "interactions.parquet")
+    assert beside.options.interactions == str(tmp_path / "interactions.parquet")
     changes = [f"data.{key}={tmp_path}/{key}.parquet" for key in ("interactions", "items")]
-    assert make_data_setup(*load_scenario(name, changes)).items == str(tmp_path / "items.parquet")
+    assert make_data_setup(*load_scenario(name, changes)).options.items == str(tmp_path / "items.parquet")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -47,13 +47,7 @@ def _written(folder, table: pa.Table, files: int = 3, group: int = 300) -> str:
 
 
 def _options(interactions: str, **more) -> BuildOptions:
-    usual = {
-        "items": None,
-        "columns": {},
-        "keep": {"item_events": 5, "user_events": 3},
-        "split": SPLIT,
-        "targets": {},
-    }
+    usual = {"keep": {"item_events": 5, "user_events": 3}, "split": SPLIT}
     return BuildOptions(interactions, **{**usual, **more})
 
 

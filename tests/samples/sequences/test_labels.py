@@ -9,8 +9,9 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.batches import ClickRows
+from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import TRAIN, build_sequences
-from nonet.samples.sequences.labels import LABEL_TIME, NEVER, LabelSetup, add_labels
+from nonet.samples.sequences.labels import LABEL_TIME, NEVER, Labels, add_labels
 from nonet.workers.roles.tokenizer import DataSetup
 
 DAY = 86_400
@@ -37,7 +38,7 @@ def by_hand(log, labels, within):
 def test_a_label_is_that_of_the_newest_event_before_it_and_late_ones_count_for_nothing(text):
     log = [(1, 7, 0), (1, 7, 50), (1, 8, 60), (2, 7, 70), (2, 9, 400)]
     labels = [(1, 7, 90), (1, 8, 300), (2, 8, 80), (3, 7, 90), (1, 7, 20)]
-    made = add_labels(table(log, text), table(labels, text), LabelSetup("x", 100, "bought"))
+    made = add_labels(table(log, text), table(labels, text), Labels(path="x", within=100, name="bought"))
     assert made["bought"].to_pylist()[:4] == [1.0, 1.0, 0.0, 0.0]
     assert np.isnan(made["bought"][4].as_py())
 
@@ -47,9 +48,11 @@ def test_random_logs_get_the_labels_that_counting_by_hand_gives(seed):
     draw = np.random.default_rng(seed)
     log = [tuple(row) for row in draw.integers(0, (5, 4, 300), (200, 3)).tolist()]
     labels = [tuple(row) for row in draw.integers(0, (6, 5, 350), (80, 3)).tolist()]
-    made = add_labels(table(log), table(labels), LabelSetup("x", 40, "bought"))
+    made = add_labels(table(log), table(labels), Labels(path="x", within=40, name="bought"))
     np.testing.assert_array_equal(made["bought"].to_numpy(), np.array(by_hand(log, labels, 40), np.float32))
-    left = add_labels(table(log), table(labels), LabelSetup("x", 40, "bought", drop_unknown=True))
+    left = add_labels(
+        table(log), table(labels), Labels(path="x", within=40, name="bought"), drop_unknown=True
+    )
     assert len(left) == np.isfinite(by_hand(log, labels, 40)).sum()
 
 
@@ -58,18 +61,17 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
     bought = [(user, 1, DAY + 60) for user in range(3)]
     pq.write_table(table(rows), tmp_path / "events.parquet")
     pq.write_table(table(bought), tmp_path / "bought.parquet")
-    setup = DataSetup(
+    options = BuildOptions(
         str(tmp_path / "events.parquet"),
-        None,
-        {},
-        {},
-        None,
-        {"use": "leave_last_out", "test": 1},
-        {"finetune": "bought == 1"},
-        {"use": "rq_kmeans"},
-        str(tmp_path),
-        7,
-        labels=LabelSetup(str(tmp_path / "bought.parquet"), 2 * DAY, "bought"),
+        split={"use": "leave_last_out", "test": 1},
+        targets={"finetune": "bought == 1"},
+    )
+    setup = DataSetup(
+        options=options,
+        tokenizer={"use": "rq_kmeans"},
+        folder=str(tmp_path),
+        seed=7,
+        labels=Labels(path=str(tmp_path / "bought.parquet"), within=2.0 * DAY, name="bought"),
     )
     seq, _ = setup.build()
     assert not setup.is_prepared_on_disk()
@@ -79,7 +81,9 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
 
 def bought_later(log, labels, split, *, drop_unknown=True):
     """Clicks whose label is `bought`, of a log with labels that come later."""
-    log = add_labels(table(log), table(labels), LabelSetup("x", 7 * DAY, "bought", drop_unknown))
+    log = add_labels(
+        table(log), table(labels), Labels(path="x", within=7 * DAY, name="bought"), drop_unknown=drop_unknown
+    )
     seq, items = build_sequences(log, None, split=split, targets={"click": "bought == 1"})
     return ClickRows.from_target(seq, items, "click", ["liked", "disliked", "taste"], 50)
 
@@ -95,7 +99,7 @@ def test_a_purchase_is_a_feature_from_its_own_time_on_and_a_refusal_from_the_end
 
 def test_what_is_observed_ends_with_the_label_file():
     log = table([(1, 10, 0), (1, 11, 10 * DAY), (2, 10, 8 * DAY)])
-    made = add_labels(log, table([(2, 10, DAY)]), LabelSetup("x", 7 * DAY, "bought"))
+    made = add_labels(log, table([(2, 10, DAY)]), Labels(path="x", within=7 * DAY, name="bought"))
     assert np.isnan(made["bought"].to_numpy()).all()
     assert made[LABEL_TIME + "bought"].to_pylist() == [NEVER] * 3
 
@@ -111,7 +115,9 @@ def test_no_label_from_after_the_cut_in_time_reaches_training():
 
 def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_target():
     log = add_labels(
-        table([(1, 10, 0), (1, 11, 50), (1, 12, 60)]), table([(1, 10, 60)]), LabelSetup("x", 55, "bought")
+        table([(1, 10, 0), (1, 11, 50), (1, 12, 60)]),
+        table([(1, 10, 60)]),
+        Labels(path="x", within=55, name="bought"),
     )
     targets = {"refused": "bought != 1", "either": "bought == 1 or item_id == 12"}
     seq, _ = build_sequences(log, None, split={"use": "leave_last_out"}, targets=targets)
@@ -122,10 +128,10 @@ def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_targe
 
 
 def test_labels_that_cannot_be_are_one_line():
-    log, setup = table([(1, 7, 0), (1, 8, 5)]), LabelSetup("x", 10, "bought", drop_unknown=True)
+    log, options = table([(1, 7, 0), (1, 8, 5)]), Labels(path="x", within=10, name="bought")
     with pytest.raises(DataError, match="no event is older than the window of 10 s"):
-        add_labels(log, table([(1, 9, 6)]), setup)
+        add_labels(log, table([(1, 9, 6)]), options, drop_unknown=True)
     with pytest.raises(DataError, match="user_id is string, and int64 in the interactions"):
-        add_labels(log, table([(1, 7, 3)], text=True), setup)
+        add_labels(log, table([(1, 7, 3)], text=True), options, drop_unknown=True)
     with pytest.raises(DataError, match="have a column 'item_id' already"):
-        add_labels(log, table([(1, 7, 3)]), LabelSetup("x", 10, "item_id"))
+        add_labels(log, table([(1, 7, 3)]), Labels(path="x", within=10, name="item_id"))

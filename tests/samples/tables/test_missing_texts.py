@@ -68,16 +68,16 @@ def test_sequences_on_disk_and_the_sample_of_a_driver_follow_the_list(tmp_path):
     assert "NA" in table["user_id"].to_pylist()
     with pytest.raises(DataError, match="'NA'"):
         read_sample(path, items, {}, [])
-    options = BuildOptions(path, items, {}, {}, SPLIT, {}, missing=("",))
+    options = BuildOptions(path, items=items, split=SPLIT, missing=("",))
     seq, kept = prepare_sequences(options, tmp_path / "work").open()
     assert (len(seq), kept["categories"].to_pylist()[0]) == (3, ["NA", "x"])
 
 
 def test_a_list_is_part_of_what_a_preparation_is_named_after_where_it_is_not_the_default():
-    usual = BuildOptions("a", None, {}, {}, {}, {})
+    usual = BuildOptions("a")
     assert "missing" not in usual.to_fingerprint()
-    assert "missing" not in BuildOptions("a", None, {}, {}, {}, {}, missing=MISSING[::-1]).to_fingerprint()
-    assert BuildOptions("a", None, {}, {}, {}, {}, missing=("b", "a")).to_fingerprint()["missing"] == [
+    assert "missing" not in BuildOptions("a", missing=MISSING[::-1]).to_fingerprint()
+    assert BuildOptions("a", missing=("b", "a")).to_fingerprint()["missing"] == [
         "a",
         "b",
     ]

@@ -14,6 +14,7 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import DataError
 from nonet.models.generation.corpus import Corpus
+from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import build_sequences
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
 from nonet.workers.roles.tokenizer import Tokeniser, describe_data, store_artifact
@@ -130,5 +131,5 @@ def test_facts_count_the_copies_of_events(tmp_path):
     table = pa.table(dict(zip(("user_id", "item_id", "timestamp"), columns, strict=True)))
     split = {"use": "leave_last_out", "test": 1, "valid": 1, "rl": 0}
     seq, items = build_sequences(table, None, split=split)
-    data = SimpleNamespace(interactions=str(tmp_path / "log.parquet"), known=None)
+    data = SimpleNamespace(options=BuildOptions(str(tmp_path / "log.parquet")), known=None)
     assert describe_data(seq, items, data)["data"]["duplicates"] == 7

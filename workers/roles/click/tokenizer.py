@@ -41,7 +41,7 @@ def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:
     """Return a warning if a column that no target condition names separates the training labels; "" otherwise."""
     train = np.asarray(seq.split) == TRAIN
     auc_by_column: dict[str, float] = {}
-    for name, condition in data.targets.items():
+    for name, condition in data.options.targets.items():
         if name not in seq.targets:
             continue
         condition_columns = find_columns(condition)
