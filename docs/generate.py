@@ -35,7 +35,7 @@ def write_commands() -> str:
         for name, _, parameters in commands
         if _JSON not in dict(parameters)
     ]
-    common[_JSON] = f"Print JSON. Not for {', '.join(without_json)}."
+    common[_JSON] = f"Print JSON. All commands have it except {', '.join(without_json)}."
     lines = [
         "# Commands",
         "",
@@ -111,6 +111,7 @@ def write_names() -> str:
         name: value for name, value in extra.items() if inspect.isclass(value) or inspect.isfunction(value)
     }
     own_classes = {name: value for name, value in documented.items() if value.__module__ != errors.__name__}
+    kinds = [name for name, value in own_classes.items() if _summarise(value).startswith("A kind of ")]
     lines = [
         "# Python names",
         "",
@@ -127,7 +128,8 @@ def write_names() -> str:
         "",
         "[Plug-ins](../how-to/extend.md) import from this module: the names of `nonet` that they need, and these.",
         "",
-        *(f"- `{name}`: {_summarise(value)}" for name, value in own_classes.items()),
+        f"- Kinds of parts, with an example of each on that page: {', '.join(f'`{name}`' for name in kinds)}.",
+        *(f"- `{name}`: {_summarise(value)}" for name, value in own_classes.items() if name not in kinds),
         f"- Types of options, constants and [errors](errors.md): {', '.join(f'`{n}`' for n in extra if n not in own_classes)}.",
         "",
     ]
