@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class FeedWorld:
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
         from nonet.workers.roles import EmbeddingShard, Rollout, Tokeniser, Trainer
-        from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
+        from nonet.workers.roles.evaluation import Evaluate, Evaluator
         from nonet.workers.runtime import Place
 
         self.folder = folder
@@ -96,7 +97,7 @@ class FeedWorld:
         run, data, ask = make_run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
         self.stages = make_stage_setups(self.scenario, data["users"], data["trained_events"])
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
-        self.evaluator = Evaluator(run, EvaluateSetup(tuple(ask.metrics), ask.width, None))
+        self.evaluator = Evaluator(replace(run, target=None), Evaluate(metrics=ask.metrics, width=ask.width))
         self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
         self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
         self.trainer.open(folders)

@@ -23,7 +23,6 @@ from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
 from nonet.controller.record import ChromeTrace, RunFolder, check_shared
 from nonet.controller.scenario import RewardOptions, Scenario
 from nonet.controller.setup import (
-    get_targets,
     list_between_roles,
     list_reward_options,
     make_baseline_options,
@@ -34,7 +33,6 @@ from nonet.controller.setup import (
 from nonet.errors import ConfigError, NonetError, PlacementError
 from nonet.models.baselines import BASELINES
 from nonet.workers.roles import StageSetup
-from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.roles.kinds import get_gang_roles
 from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
 
@@ -64,22 +62,12 @@ class RunGroups:
     ):
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
         self._results, self._buckets = str(run.results), 0
-        ask = scenario.evaluate
-        evaluate_setup = EvaluateSetup(
-            tuple(ask.metrics),
-            ask.width,
-            next(iter(get_targets(scenario)), None),
-            baselines=make_baseline_options(scenario),
-            shuffle_ties=ask.shuffle_ties,
-            users=ask.most_users,
-            exhaustive=None if ask.exhaustive is None else ask.exhaustive == "on",
-        )
         self._rehearses = any(
             config["use"] not in BASELINES.list_shipped()
             for config in make_baseline_options(scenario).values()
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = make_role_specs(scenario, run, evaluate_setup)
+        specs = make_role_specs(scenario, run)
         self.deadlines = scenario.deadlines
         self._life = GroupLifetime(run.id, life_s)
         self.binding = GroupBinding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)

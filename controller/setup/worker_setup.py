@@ -56,6 +56,7 @@ def make_run_setup(scenario: Scenario) -> RunSetup:
         scenes={
             name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.make_scenes(body))
         },
+        target=next(iter(get_targets(scenario)), None),
     )
 
 
@@ -85,10 +86,7 @@ def make_model_options(scenario: Scenario) -> dict[str, Any]:
 
 def make_baseline_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Return the arguments of `make_baseline` for each baseline, by name."""
-    chosen = scenario.evaluate.baselines
-    if chosen is None:
-        return {name: {"use": name} for name in scenario.model.spec.list_baselines()}
-    return {each.title: {"use": each.address, **each.get_options()} for each in chosen}
+    return scenario.evaluate.make_baseline_configs(scenario.model.spec.list_baselines())
 
 
 def get_targets(scenario: Scenario) -> dict[str, str]:
@@ -114,18 +112,17 @@ def make_rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
     }
 
 
-def make_role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
+def make_role_specs(scenario: Scenario, run: RunFolder) -> dict[str, RoleSpec]:
     """Return how the workers of every role are made; `file.py` references become the copies that the run keeps.
 
     Args:
         scenario: The scenario.
         run: The folder of the run.
-        evaluate: The settings of the evaluator.
 
     Raises:
         ConfigError: A copy was changed, or a step between does not fit.
     """
-    arguments = {"run": make_run_setup(scenario), "evaluate": evaluate}
+    arguments = {"run": make_run_setup(scenario), "evaluate": scenario.evaluate.locate_baselines()}
     copies = read_copies(run)
     resolved = resolve_run(scenario)
     named = dict(resolved.roles)

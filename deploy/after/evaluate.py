@@ -20,12 +20,12 @@ import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setup import get_targets, make_baseline_options, make_data_setup, make_run_setup
+from nonet.controller.setup import make_baseline_options, make_data_setup, make_run_setup
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
-from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
+from nonet.workers.roles.evaluation import Evaluator
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 _INTERACTIONS = "interactions.parquet"
@@ -114,14 +114,9 @@ def _find_commits(
 @contextmanager
 def _open_evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
     """Open an evaluator on the run's artifacts."""
-    setup = EvaluateSetup(
-        tuple(metrics),
-        scenario.evaluate.width,
-        next(iter(get_targets(scenario)), None),
-        baselines=make_baseline_options(scenario),
-        users=scenario.evaluate.most_users,
-    )
-    evaluator = Evaluator(make_run_setup(scenario), setup)
+    changes = {"metrics": list(metrics), "exhaustive": None, "shuffle_ties": False}
+    options = scenario.evaluate.model_copy(update=changes)
+    evaluator = Evaluator(make_run_setup(scenario), options)
     with tempfile.TemporaryDirectory() as results:
         evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results)
         yield evaluator

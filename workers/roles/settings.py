@@ -151,6 +151,7 @@ class RunSetup:
         stored: The store that holds the sequences; None if they are read from files.
         weights: How dense weights are published and stored.
         scenes: Scenes by RL stage.
+        target: Stage whose target condition defines the group `target` of evaluations; None for no such group.
     """
 
     seed: int
@@ -170,6 +171,7 @@ class RunSetup:
     stored: StoredSequences | None = None
     weights: Weights = field(default_factory=Weights)
     scenes: Mapping[str, SceneSetup] = field(default_factory=dict)
+    target: str | None = None
 
     def open_corpus(self, folders: Mapping[str, str]) -> Corpus:
         """Open the artifacts of the run and attach the stores that are joined to them."""

@@ -96,8 +96,8 @@ def run_groups(tmp_path, monkeypatch):
 
 def test_roles_are_told_what_the_scenario_says(run_groups, tmp_path):
     specs = run_groups.binding.specs
-    setup = specs["evaluator"].args[1]
-    assert (setup.metrics, setup.width, setup.target) == (("recall@5", "ndcg@5"), 30, "liked")
+    setup, options = specs["evaluator"].args
+    assert (options.metrics, options.width, setup.target) == (["recall@5", "ndcg@5"], 30, "liked")
     assert specs["rl.reward.own"].args == (
         "own",
         str(tmp_path / "sources" / "rewards" / "own.py"),

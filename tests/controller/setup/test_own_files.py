@@ -44,7 +44,7 @@ def scores(run: RunFolder, scenario: Scenario) -> list[float]:
     import numpy as np
 
     found = []
-    for spec in (spec for name, spec in make_role_specs(scenario, run, None).items() if ".reward." in name):
+    for spec in (spec for name, spec in make_role_specs(scenario, run).items() if ".reward." in name):
         name, use, folder, options, *_ = spec.args
         reward = load_reward(use, Path(folder), options, name=name)
         found.append(float(reward.function(np.zeros(1))[0]))
@@ -101,7 +101,7 @@ def test_a_changed_copy_is_an_error_that_says_what_to_do(beside, tmp_path, chang
     with pytest.raises(ConfigError, match=said):
         read_copies(run)
     with pytest.raises(ConfigError, match=said):
-        make_role_specs(scenario, run, None)
+        make_role_specs(scenario, run)
 
 
 def test_a_run_of_before_with_copies_but_no_list_can_be_resumed(beside, tmp_path):

@@ -17,11 +17,11 @@ from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
 from nonet.workers.roles.click.trainer import ClickTrainer
 from nonet.workers.roles.embedding import EmbeddingShard
-from nonet.workers.roles.evaluation.ranker import EvaluateSetup
+from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.runtime.worker import Place
 
-SETUP = EvaluateSetup(("auc", "log_loss"), 10, "train")
+OPTIONS = Evaluate(metrics=["auc", "log_loss"], width=10)
 
 
 class Likes:
@@ -52,7 +52,7 @@ def likes(tmp_path_factory):
 @pytest.fixture
 def evaluator(likes, tmp_path):
     def made(folders=likes.folders, name="results"):
-        made = ClickEvaluator(likes.run, SETUP)
+        made = ClickEvaluator(likes.run, OPTIONS)
         made.open(folders, str(tmp_path / name))
         return made
 

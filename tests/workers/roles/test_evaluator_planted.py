@@ -11,6 +11,7 @@ import torch
 from ring_world import Ring
 
 from nonet.errors import DataError
+from nonet.models.baselines import BaselineOptions
 from nonet.models.generation.beams import Beams
 from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import gather_seen_items, list_prompts, locate_events
@@ -19,7 +20,7 @@ from nonet.types import Jagged
 from nonet.workers.roles.evaluation import evaluator as evaluators
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores
-from nonet.workers.roles.evaluation.ranker import EvaluateSetup
+from nonet.workers.roles.evaluation.options import Evaluate
 from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.validation import TargetNats, select_validation_events
 
@@ -63,9 +64,9 @@ def ring(tmp_path_factory):
 def evaluator(ring, tmp_path):
     """Make an evaluator of the ring; its folder of artifacts and its name mark where its ranks go."""
 
-    def made(folders=ring.folders, name="results", **setup):
-        run = ring.world().run
-        made = Evaluator(run, EvaluateSetup(**{"metrics": METRICS, "width": 4, "target": None} | setup))
+    def made(folders=ring.folders, name="results", target=None, **options):
+        run = replace(ring.world().run, target=target)
+        made = Evaluator(run, Evaluate(**{"metrics": list(METRICS), "width": 4} | options))
         made.open(folders, str(tmp_path / name))
         return made
 
@@ -170,7 +171,7 @@ def test_a_target_just_behind_the_beam_is_a_miss_by_beam_and_a_hit_in_the_whole_
 
         return scores
 
-    asked = ("recall@4", "recall@5", "coverage")
+    asked = ["recall@4", "recall@5", "coverage"]
     test = planted(evaluator(metrics=asked, width=4), behind)["test"]
     assert test["exhaustive"]["all"]["recall@4"] == 0.0
     assert test["exhaustive"]["all"]["recall@5"] == 1.0
@@ -237,7 +238,7 @@ def test_a_baseline_of_the_users_own_is_rehearsed_as_the_evaluator_opens(evaluat
     with pytest.raises(
         DataError, match=r"^baseline 'mine': scores are float32 \[\d+, 4\]; wanted float32 \[4, "
     ):
-        evaluator(baselines={"mine": {"use": f"{__name__}:Turned"}})
+        evaluator(baselines=[BaselineOptions(use=f"{__name__}:Turned", name="mine")])
 
 
 def test_a_baseline_that_was_trained_says_how(evaluator):
@@ -248,14 +249,14 @@ def test_a_baseline_that_was_trained_says_how(evaluator):
     assert "trained" not in evaluator(baselines=ALL_BASELINES).evaluate_baseline("popularity")
 
 
-ALL_BASELINES = {
-    "popularity": {"use": "popularity"},
-    "transition_counter": {"use": "transition_counter"},
-    "sasrec": {"use": "sasrec", "epochs": 1},  # of several, validation would choose one
-}
+ALL_BASELINES = [
+    BaselineOptions(use="popularity"),
+    BaselineOptions(use="transition_counter"),
+    BaselineOptions(use="sasrec", epochs=1),  # of several, validation would choose one
+]
 
 
-@pytest.mark.parametrize("name", ALL_BASELINES)
+@pytest.mark.parametrize("name", [each.title for each in ALL_BASELINES])
 def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evaluator, tmp_path):
     """Half of the users have other items held out: nothing that is asked of the other half changes."""
     corpus = ring.corpus()
@@ -282,8 +283,10 @@ def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evalu
         assert np.array_equal(ranks["as it is"][key][rest], ranks["other"][key][rest])
 
 
-def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator):
-    there = evaluator(shown_users=2, shown_items=3)
+def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator, monkeypatch):
+    monkeypatch.setattr("nonet.workers.roles.evaluation.ranker.SHOWN_USERS", 2)
+    monkeypatch.setattr("nonet.workers.roles.evaluation.ranker.SHOWN_ITEMS", 3)
+    there = evaluator()
     seq = there.corpus.seq
     count = np.bincount(seq.item[seq.split == TRAIN], minlength=len(there.corpus.items))
     titles = there.corpus.items["title"].to_pylist()
@@ -359,7 +362,7 @@ def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tm
     live = world.rollout._recommender
     expected = live.score_catalogue(live.batch(users, positions), users, positions)
     assert torch.equal(asked.score_catalogue(asked.batch(users, positions), users, positions), expected)
-    detail = evaluator(metrics=("recall@5",), width=30).evaluate("pretrain", str(tmp_path / "commit"))[
+    detail = evaluator(metrics=["recall@5"], width=30).evaluate("pretrain", str(tmp_path / "commit"))[
         "detail"
     ]
     seq = asked.corpus.seq
@@ -446,7 +449,7 @@ def test_drawn_users_are_the_seeds_and_all_of_their_events_are_ranked(evaluator)
 
 
 def test_a_catalogue_that_is_not_scored_is_ranked_by_beam_and_compared_with_baselines(evaluator, planted):
-    made = evaluator(exhaustive=False)
+    made = evaluator(exhaustive="off")
     detail = planted(made, right_where_liked, name="beamed")
     assert set(detail["test"]) == {"beam"}
     made.evaluate_baseline("popularity")
@@ -467,7 +470,7 @@ def test_a_baselines_votes_rank_as_its_dense_scores(evaluator):
 
 
 def test_shares_of_several_workers_add_up_to_what_one_finds(evaluator, planted):
-    made = evaluator(metrics=(*METRICS, "coverage"), shuffle_ties=True)
+    made = evaluator(metrics=[*METRICS, "coverage"], shuffle_ties=True)
     whole = planted(made, right_where_liked)
     model = evaluators.load_recommender(made.run, made.corpus)
     alone, ranks = made.ranker.combine_shares([made.ranker.rank_share(ModelScores(model), model)])

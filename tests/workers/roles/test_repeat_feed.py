@@ -118,7 +118,7 @@ class Planted:
 
 
 def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkeypatch):
-    monkeypatch.setitem(allowing.evaluator.ask.baselines, "planted", {"use": f"{__name__}:Planted"})
+    monkeypatch.setitem(allowing.evaluator._fitting._configs, "planted", {"use": f"{__name__}:Planted"})
     found = allowing.evaluator.evaluate_baseline("planted")["detail"]["test"]["exhaustive"]["all"]
     assert list(found) == ["recall@10", "recall@40", "coverage@3"]
     assert found["coverage@3"] == 6 / ITEMS

@@ -24,7 +24,7 @@ from nonet.samples.sequences.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation import evaluator as evaluators
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
-from nonet.workers.roles.evaluation.ranker import EvaluateSetup
+from nonet.workers.roles.evaluation.options import Evaluate
 from nonet.workers.roles.evaluation.segments import EventSegments
 
 METRICS = ("recall@2", "ndcg@5")
@@ -51,7 +51,7 @@ def remembering(ring, tmp_path_factory):
 
 
 def _evaluator(run, ring, folder, metrics=METRICS):
-    made = Evaluator(run, EvaluateSetup(metrics, 4, None))
+    made = Evaluator(replace(run, target=None), Evaluate(metrics=list(metrics), width=4))
     made.open(ring.folders, str(folder))
     return made
 

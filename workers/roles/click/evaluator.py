@@ -18,7 +18,7 @@ from nonet.samples.batches import ClickRows
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import select_validation_events
 from nonet.workers.roles import RunSetup
-from nonet.workers.roles.evaluation import EvaluateSetup
+from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P held-out events.
@@ -29,8 +29,8 @@ _SPLITS = {"valid": VALID, "test": TEST}
 class ClickEvaluator(DistributeWorker):
     """Rank 0 of the evaluator group of a click model's run."""
 
-    def __init__(self, run: RunSetup, setup: EvaluateSetup):
-        self.run, self.ask = run, setup
+    def __init__(self, run: RunSetup, options: Evaluate):
+        self.run, self.options = run, options
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
@@ -42,7 +42,7 @@ class ClickEvaluator(DistributeWorker):
         """
         seq, self._results = Sequences.load(folders["sequences"]), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
-        label = seq.targets[self.ask.target or ""]
+        label = seq.targets[self.run.target or ""]
         self._clicks = ClickRows.from_labels(
             seq, read_items(folders), label, list(self.run.features), self.run.history
         )
@@ -89,7 +89,7 @@ class ClickEvaluator(DistributeWorker):
         chances = ClickModel(Path(folder)).predict_events(self._clicks, rows)
         np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=chances, rows=rows)
         every = summarise_clicks(chances, self._clicks.label[rows])
-        metrics = {metric: every[metric] for metric in self.ask.metrics}
+        metrics = {metric: every[metric] for metric in self.options.metrics}
         return {"metrics": metrics, "nats": every["log_loss"], "events": len(rows)}
 
     @method(collect="first")
@@ -118,7 +118,7 @@ class ClickEvaluator(DistributeWorker):
         for a, b in pairs:
             ours, theirs = (np.load(self._results / f"{name}.npz")["test"] for name in (a, b))
             every = compare_clicks(ours, theirs, label, user, self.run.seed)
-            differences[f"{a}-{b}"] = {metric: every[metric] for metric in self.ask.metrics}
+            differences[f"{a}-{b}"] = {metric: every[metric] for metric in self.options.metrics}
         return differences
 
     @method(collect="first")
@@ -136,6 +136,6 @@ class ClickEvaluator(DistributeWorker):
                 every = summarise_clicks(
                     split_chances, self._clicks.label[self._clicks.find_rows(_SPLITS[split])]
                 )
-                metrics = {metric: every[metric] for metric in self.ask.metrics}
+                metrics = {metric: every[metric] for metric in self.options.metrics}
                 detail[split] = {"exhaustive": {"all": metrics}}
         return {"detail": detail, "shown": []}

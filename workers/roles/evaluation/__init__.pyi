@@ -3,4 +3,3 @@ from .model_of_commit import load_recommender as load_recommender
 from .options import Evaluate as Evaluate
 from .probe import Probe as Probe
 from .ranker import EXHAUSTIVE_ITEMS as EXHAUSTIVE_ITEMS
-from .ranker import EvaluateSetup as EvaluateSetup

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.models import MODELS
 from nonet.models.baselines import SparseVotes, check_scores
 from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, read_test_ranks
@@ -22,7 +23,8 @@ from nonet.workers.devices import HOST, claim, get_device
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.fitting import BaselineFitter
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
-from nonet.workers.roles.evaluation.ranker import EvaluateSetup, RankedShare, Ranker
+from nonet.workers.roles.evaluation.options import Evaluate
+from nonet.workers.roles.evaluation.ranker import RankedShare, Ranker
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items.
@@ -31,8 +33,8 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 class Evaluator(DistributeWorker):
     """One rank of the evaluator group."""
 
-    def __init__(self, run: RunSetup, setup: EvaluateSetup):
-        self.run, self.ask = run, setup
+    def __init__(self, run: RunSetup, options: Evaluate):
+        self.run, self.options = run, options
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
@@ -47,10 +49,10 @@ class Evaluator(DistributeWorker):
         """
         self.corpus, self._results = self.run.open_corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
-        self.ranker = Ranker(self.run, self.ask, self.corpus)
+        self.ranker = Ranker(self.run, self.options, self.corpus)
         self.fitted = self.corpus.seq
         self._fitting = BaselineFitter(
-            self.ask.baselines,
+            self.options.make_baseline_configs(MODELS.get(self.run.model["use"]).list_baselines()),
             self.fitted,
             len(self.corpus.items),
             self.run.seed,

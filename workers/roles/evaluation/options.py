@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
@@ -57,6 +58,21 @@ class Evaluate(StrictModel):
     def most_users(self) -> int | None:
         """The largest number of users that are ranked; None for all."""
         return None if self.users == "all" else int(self.users)
+
+    def make_baseline_configs(self, defaults: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return `use` and options of each baseline by its name in the report, as `make_baseline` takes them.
+
+        Args:
+            defaults: The baselines if none are chosen.
+        """
+        if self.baselines is None:
+            return {name: {"use": name} for name in defaults}
+        return {each.title: {"use": each.address, **each.get_options()} for each in self.baselines}
+
+    def locate_baselines(self) -> Evaluate:
+        """Return the same options with absolute paths of the user's own baselines, for other processes."""
+        located = [each.model_copy(update={"use": each.address}) for each in self.baselines or ()]
+        return self.model_copy(update={"baselines": located}) if located else self
 
     @field_validator("metrics")
     @classmethod

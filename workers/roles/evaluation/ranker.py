@@ -4,9 +4,9 @@ The same items are masked for every subject and in both ways. Events may be cut 
 combined shares equal the result of one worker. One pass over the test events also computes statistics of the lists and, for a
 model with a memory, the ranks of the model alone.
 
-If there are more users than `users`, as many are drawn with the run's seed. For a catalogue above 25,000 items, whose exhaustive
-scores take seconds per prompt, a model is ranked by beam alone: targets outside the beam are missed, so its metrics are lower
-bounds.
+If there are more users than `evaluate.users`, as many are drawn with the run's seed. For a catalogue above 25,000 items, whose
+exhaustive scores take seconds per prompt, a model is ranked by beam alone: targets outside the beam are missed, so its metrics
+are lower bounds.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores
+from nonet.workers.roles.evaluation.options import Evaluate
 from nonet.workers.roles.evaluation.segments import EventSegments
 from nonet.workers.roles.evaluation.shown import ShownUsers
 
@@ -58,6 +59,8 @@ SHUFFLED = "shuffled"
 ALONE = "model alone"
 """Way of ranking with a memory's model alone, without votes; other ways are "exhaustive" and "beam"."""
 EXHAUSTIVE_ITEMS = 25_000
+SHOWN_USERS, SHOWN_ITEMS = 8, 5
+"""Number of users that reports show, and of the items that they show per user."""
 _CHUNK = 256
 _CELLS = 1 << 26  # Number of scores [P, I] per chunk.
 _MAPPED = 16  # Chunks between two releases of mapped pages.
@@ -65,35 +68,6 @@ _LISTED = 10  # Number of first items in statistics of lists.
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
 """(users [P], positions [P]) -> scores of all items [P, I], higher is better, or an equivalent sparse form."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluateSetup:
-    """Settings of the evaluation.
-
-    Attributes:
-        metrics: Names of the metrics.
-        width: Beam width.
-        target: Stage whose target mask defines the `get_target_items` group; None for no such group.
-        shown_users: Number of users that reports show.
-        shown_items: Number of items that reports show per user.
-        baselines: `use` and options by name of the baseline.
-        shuffle_ties: Whether test events are also ranked with ties in time shuffled.
-        users: Maximum number of users whose events are ranked; None for all.
-        exhaustive: Whether a model scores every item; None for catalogues of up to 25,000 items.
-    """
-
-    metrics: Sequence[str]
-    width: int
-    target: str | None
-    shown_users: int = 8
-    shown_items: int = 5
-    baselines: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=lambda: {name: {"use": name} for name in ("popularity", "transition_counter")}
-    )
-    shuffle_ties: bool = False
-    users: int | None = None
-    exhaustive: bool | None = None
 
 
 @dataclass(slots=True)
@@ -126,15 +100,15 @@ class Ranker:
 
     Args:
         run: Settings of the run.
-        ask: Settings of the evaluation.
+        options: Options of the evaluation.
         corpus: Sequences, items and semantic ids.
 
     Raises:
         DataError: The scores of a subject cannot be ranked.
     """
 
-    def __init__(self, run: RunSetup, ask: EvaluateSetup, corpus: Corpus):
-        self._run, self._ask = run, ask
+    def __init__(self, run: RunSetup, options: Evaluate, corpus: Corpus):
+        self._run, self._options = run, options
         if "events" in corpus.items.column_names:  # The tokeniser counted them.
             self._occurs = corpus.items["events"].to_numpy().astype(np.float64)
         else:
@@ -150,7 +124,7 @@ class Ranker:
     def set_corpus(self, corpus: Corpus) -> None:
         """Replace the corpus whose held-out events are ranked by one over the same items."""
         self.corpus = corpus
-        users, seed = self._ask.users, self._run.seed
+        users, seed = self._options.most_users, self._run.seed
         drawn = {
             name: sample_counted_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()
         }
@@ -160,8 +134,8 @@ class Ranker:
     @property
     def scores_all(self) -> bool:
         """Whether models score every item."""
-        asked = self._ask.exhaustive
-        return len(self.corpus.items) <= EXHAUSTIVE_ITEMS if asked is None else asked
+        exhaustive = self._options.exhaustive
+        return len(self.corpus.items) <= EXHAUSTIVE_ITEMS if exhaustive is None else exhaustive == "on"
 
     def rank_share(
         self, scores: Scores, recommender: Recommender | None = None, share: int = 0, shares: int = 1
@@ -180,7 +154,7 @@ class Ranker:
                 continue
             events = slice(len(users) * share // shares, len(users) * (share + 1) // shares)
             part.boards[split] = self._rank_split(part, split, events, scores, recommender)
-            if split == "test" and self._ask.shuffle_ties and "exhaustive" in part.boards[split]:
+            if split == "test" and self._options.shuffle_ties and "exhaustive" in part.boards[split]:
                 with self._shuffle_ties(recommender):
                     part.boards[SHUFFLED] = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         if isinstance(scores, ModelScores) and ALONE in part.boards.get("test", {}):
@@ -233,7 +207,7 @@ class Ranker:
             return {}
         known = {
             name: compute_half_width(compute_per_event(name, ranks[key]), user, self._tested)
-            for name in select_event_metrics(self._ask.metrics)
+            for name in select_event_metrics(self._options.metrics)
         }
         return {"users": drawn, "of": self._tested, "half_width": known}
 
@@ -244,7 +218,7 @@ class Ranker:
             metric: compare_paired(
                 compute_per_event(metric, ranks_a), compute_per_event(metric, ranks_b), users, self._run.seed
             )
-            for metric in select_event_metrics(self._ask.metrics)
+            for metric in select_event_metrics(self._options.metrics)
         }
 
     def compare_validations(
@@ -261,7 +235,7 @@ class Ranker:
             metric: compare_paired(
                 compute_per_event(metric, a["ranks"]), compute_per_event(metric, b["ranks"]), user, seed
             )
-            for metric in select_event_metrics(self._ask.metrics)
+            for metric in select_event_metrics(self._options.metrics)
         }
         if len(a["nats"]) == len(b["nats"]) == len(user):
             there = ~np.isnan(a["nats"]) & ~np.isnan(b["nats"])
@@ -288,7 +262,7 @@ class Ranker:
         """
         board, users, positions = self._make_scoreboard(split, events)
         target = self.get_target_items(users, positions)
-        reach = list_depth(self._ask.metrics, self._ask.width)
+        reach = list_depth(self._options.metrics, self._options.width)
         depth = max(reach, _LISTED if quality is not None else 0)
         for p in self._iterate_chunks(len(users), len(self.corpus.items)):
             answer = scores(users[p], positions[p])
@@ -325,7 +299,8 @@ class Ranker:
         target = self.get_target_items(users, positions)
         for p in self._iterate_chunks(len(users)):
             batch = recommender.batch(users[p], positions[p])
-            item_PW = recommender.generate_beams(batch, self._ask.width, users[p], positions[p]).item.numpy()
+            beams = recommender.generate_beams(batch, self._options.width, users[p], positions[p])
+            item_PW = beams.item.numpy()
             hit_PW = item_PW == target[p][:, None]
             board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
             if quality is not None:
@@ -334,7 +309,7 @@ class Ranker:
 
     def record_ranks(self, split: str, ranks: np.ndarray) -> Scoreboard:
         """Return a scoreboard of ranks [P] that were computed elsewhere for all events of a split."""
-        board, _, _ = self._make_scoreboard(split, slice(None), select_event_metrics(self._ask.metrics))
+        board, _, _ = self._make_scoreboard(split, slice(None), select_event_metrics(self._options.metrics))
         board.add(ranks)
         return board
 
@@ -352,7 +327,7 @@ class Ranker:
 
     def select_shown_users(self) -> ShownUsers:
         """Return the users that reports show."""
-        return ShownUsers(self.corpus, *self.prompts["test"], self._ask.shown_users)
+        return ShownUsers(self.corpus, *self.prompts["test"], SHOWN_USERS)
 
     def get_target_items(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the item of each event [P]."""
@@ -383,7 +358,7 @@ class Ranker:
         if not test:
             boards = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         else:
-            alone, _, _ = self._make_scoreboard(split, events, select_event_metrics(self._ask.metrics))
+            alone, _, _ = self._make_scoreboard(split, events, select_event_metrics(self._options.metrics))
             boards = {"exhaustive": self.rank_exhaustively(scores, split, events, part.quality, alone)}
             if len(alone) and isinstance(scores, ModelScores):
                 boards[ALONE] = alone
@@ -401,13 +376,13 @@ class Ranker:
         """
         users, positions = self.prompts[split]
         groups = {"all": np.ones(len(users), bool)}
-        mask = self.corpus.seq.targets.get(self._ask.target or "")
+        mask = self.corpus.seq.targets.get(self._run.target or "")
         if mask is not None:
             groups["target"] = mask[locate_events(self.corpus.seq, users, positions)]
         groups |= self._segments.group_events(self.corpus.seq, users, self.get_target_items(users, positions))
         groups |= self._find_scene_events(users, positions)
         asked = {name: member[events] for name, member in groups.items()}
-        names = self._ask.metrics if metrics is None else metrics
+        names = self._options.metrics if metrics is None else metrics
         return (
             Scoreboard(names, ListCatalogue(self._occurs, self._categories), asked),
             users[events],
@@ -448,9 +423,9 @@ class Ranker:
         def select_best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
             if by_beam is not None:
                 batch = by_beam.batch(users, positions)
-                beams = by_beam.generate_beams(batch, self._ask.width, users, positions)
-                return beams.item.numpy()[:, : self._ask.shown_items]
+                beams = by_beam.generate_beams(batch, self._options.width, users, positions)
+                return beams.item.numpy()[:, :SHOWN_ITEMS]
             hidden = gather_masked_items(self.corpus.seq, users, positions)
-            return self._select_best(scores(users, positions), self._ask.shown_items, hidden)
+            return self._select_best(scores(users, positions), SHOWN_ITEMS, hidden)
 
         return self.select_shown_users().list_titles(select_best)

@@ -21,7 +21,7 @@ class RoleKind:
     Attributes:
         cls: Class of a worker, or its dotted path `package.module:Name`.
         options: Keys of the scenario's role that are keyword arguments of the class.
-        args: Settings that the constructor takes first: "run" (`RunSetup`), "evaluate" (`EvaluateSetup`).
+        args: Settings that the constructor takes first: "run" (`RunSetup`), "evaluate" (`Evaluate`).
         default: Keys of the role in `roles:` if the scenario leaves it out; None if the role exists only when it is named.
         order: Position among the roles of a plan; user-defined roles come last.
         gang: Whether its workers join the trainers' process group.
