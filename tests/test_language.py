@@ -169,7 +169,8 @@ GIVEN = {
     # Rewards are named in scenarios.
     "rl/rewards/shipped.py": {"hit"},
     # Commands of the command line, and the function of the public interface that loads a scenario.
-    "deploy/cli.py": {"scenarios", "new", "doctor", "schema", "parity"},
+    "deploy/verbs/authoring.py": {"scenarios", "new", "schema"},
+    "deploy/verbs/checking.py": {"doctor", "parity"},
     "deploy/verbs/questions.py": {"runs", "tradeoff"},
     "deploy/verbs/serving.py": {"top", "versions"},
     "deploy/run/api.py": {"scenario"},

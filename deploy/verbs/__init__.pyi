@@ -1,10 +1,10 @@
+from . import authoring as authoring
+from . import checking as checking
 from . import data as data
-from . import listing as listing
 from . import questions as questions
+from . import running as running
 from . import serving as serving
 from . import steering as steering
 from .installed import VerbGroup as VerbGroup
 from .questions import JsonOption as JsonOption
 from .questions import RunArg as RunArg
-from .questions import ScenarioArg as ScenarioArg
-from .questions import SetOption as SetOption

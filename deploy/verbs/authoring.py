@@ -1,0 +1,94 @@
+"""The commands before a first run: `import`, `scenarios`, `new` and `schema`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nonet.deploy.verbs.questions import JsonOption
+
+MissingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--missing",
+        metavar="TEXT",
+        help="A text that means a missing value, instead of NA, null ...; '' for an empty text; may be repeated.",
+    ),
+]
+
+
+def import_(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="movielens, csv or sequences.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="The file or folder to convert.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="Folder for interactions.parquet and items.parquet.")
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="ROLE=NAME",
+            help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
+        ),
+    ] = None,
+    items: Annotated[Path | None, typer.Option(help="The file of items.")] = None,
+    missing: MissingOption = None,
+) -> None:
+    """Convert another format to the two Parquet tables."""
+    from nonet.deploy.verbs.listing import import_tables
+
+    notes: list[str] = []
+    counts = import_tables(form, source, target, column or [], items, notes, missing)
+    for note in notes:
+        print(f"note: {note}")
+    print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
+
+
+def scenarios(as_json: JsonOption = False) -> None:
+    """List the shipped scenarios."""
+    from nonet.deploy.verbs.listing import describe_scenarios
+
+    rows = describe_scenarios()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        print(f"{row['name']:<16} {row['about']}")
+
+
+def new(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SCENARIO] FILE", help="The scenario to copy (not with --data), and the file to write."
+        ),
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Your tables: a folder, or a file of interactions.")
+    ] = None,
+    items: Annotated[Path | None, typer.Option(help="The file of items.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="ROLE=NAME",
+            help="Name of a column: user=uid, item=sku, time=ts ...; may be repeated.",
+        ),
+    ] = None,
+    missing: MissingOption = None,
+) -> None:
+    """Write a new scenario: one for your data, or a copy of a shipped one with its reward files."""
+    from nonet.deploy.verbs.listing import create_scenario
+
+    for line in create_scenario(names, data, items, column or [], missing):
+        print(line)
+
+
+def schema() -> None:
+    """Print the JSON schema of scenarios, for editors."""
+    from nonet.controller.scenario import Scenario
+
+    print(json.dumps(Scenario.model_json_schema(), indent=1))

@@ -1,0 +1,70 @@
+"""The commands that check and measure: `doctor`, `parity` and `bench`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nonet.deploy.verbs.questions import JsonOption, ScenarioArg, SetOption
+from nonet.deploy.verbs.running import parse_seeds
+from nonet.plugins import load_heavy
+
+
+def doctor(
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: versions, devices, Ray, compiler, memory, folders."""
+    from nonet.deploy.doctor import doctor as checks
+
+    sys.exit(checks.main(as_json))
+
+
+def parity(
+    scenario: ScenarioArg,
+    pools: Annotated[
+        str, typer.Option(metavar="A,B", help="Two pools of the scenario, or names of devices.")
+    ] = "cpu,cpu",
+    precision: Annotated[
+        str, typer.Option(metavar="A,B", help="fp32, bf16 or fp16 for each side.")
+    ] = "fp32,fp32",
+    change: SetOption = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Compare on this run's newest checkpoint; by default on weights trained here."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Without --run: supervised steps to train first.")] = 50,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="module, gradient, kl, overlap or metric; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the same weights, batches and seeds in two pools; exit with 1 if they differ by more than a limit."""
+    from nonet.deploy.parity import compare_pools, parse_limits
+    from nonet.deploy.run import api
+
+    made = api.scenario(scenario, change)
+    comparison = compare_pools(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
+    print(json.dumps(comparison.as_dict(), indent=1) if as_json else comparison.to_text())
+    if comparison.beyond:
+        sys.exit(1)
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a bench.")] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures to this file.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, for benches that use seeds.")] = "7,8,9",
+    device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An option of the bench; may be repeated."),
+    ] = None,
+) -> None:
+    """Run a bench and print its figures; without NAME, list the benches."""
+    load_heavy("nonet.bench:run_bench")(name, json_file, parse_seeds(seeds), device, change or [])

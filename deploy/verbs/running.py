@@ -1,0 +1,224 @@
+"""The commands that start, plan and stop runs: `run`, `resume`, `tune`, `plan`, `submit` and `stop`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption, print_summary
+from nonet.errors import ConfigError
+
+
+def run(
+    scenario: ScenarioArg,
+    change: SetOption = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder, by default a new one in $NONET_RUNS."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --run-dir.")
+    ] = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="7,8,9", help="Run once per seed, each in --run-dir/seed-N, with one combined report."
+        ),
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Run on the cluster at RAY_ADDRESS, and return immediately."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a scenario from its tables to its report."""
+    from nonet.deploy.run import api
+
+    if seeds is not None:
+        if resume or detach:
+            raise ConfigError("--seeds resumes unfinished seeds by itself; omit --resume and --detach")
+        _run_seeds(scenario, parse_seeds(seeds), change or [], run_dir, as_json)
+        return
+    if detach:
+        started = api.start_detached(
+            api.scenario(scenario, change), run_dir=run_dir, command=_format_command()
+        )
+        print(
+            json.dumps({"run": started.id})
+            if as_json
+            else f"{started.id} is running; stop it with: nonet stop {started.id}"
+        )
+        return
+    if resume:
+        _print_result(_resume_run(scenario, change, run_dir), as_json)
+        return
+    _print_result(
+        api.run(api.scenario(scenario, change), run_dir=run_dir, command=_format_command()), as_json
+    )
+
+
+def resume(
+    run: RunArg,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=C", help="A value of env.vars, which runs do not store; may be repeated."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a run from its newest complete checkpoint."""
+    from nonet.deploy.run import api
+
+    _print_result(api.resume(run, changes=change), as_json)
+
+
+def tune(
+    scenario: ScenarioArg,
+    space: Annotated[Path, typer.Option(help="YAML file with the keys and the values that each may take.")],
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
+    change: SetOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the search; an existing search continues.")
+    ] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Number of trials at a time.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Search keys of a scenario for the best validation metric."""
+    from nonet.deploy.tune import format_search_result, tune_scenario
+
+    found = tune_scenario(
+        *(scenario, space, trials),
+        changes=change,
+        run_dir=run_dir,
+        parallel=parallel,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if found is None:
+        raise typer.Abort
+    print(json.dumps(found, indent=1) if as_json else format_search_result(found))
+
+
+def plan(
+    scenario: ScenarioArg,
+    change: SetOption = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster view (YAML), by default this machine.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Plan on the free resources of a live Ray: an address, or `auto`.")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Rank other placements by memory and traffic.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what would run where, and the resulting sizes."""
+    from nonet.deploy.run import api, planning
+
+    if search:
+        print(
+            planning.describe_search(
+                api.scenario(scenario, change), planning.choose_view(cluster, address), as_json
+            )
+        )
+        return
+    source = api.scenario(scenario, change)
+    print(planning.describe_plan(source, source.plan(planning.choose_view(cluster, address)), as_json))
+
+
+def submit(
+    scenario: ScenarioArg,
+    address: Annotated[str, typer.Option(help="The cluster's job server, such as http://127.0.0.1:8265.")],
+    change: SetOption = None,
+    wait: Annotated[bool, typer.Option(help="Follow the job's log until it ends.")] = True,
+) -> None:
+    """Run a scenario as a Ray job, to which its folder is sent."""
+    from nonet.deploy.run import submit_job
+
+    sys.exit(submit_job(scenario, address, change or [], wait))
+
+
+def stop(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the id on that cluster.",
+        ),
+    ],
+) -> None:
+    """Stop a run after a checkpoint, and stop all its processes."""
+    from nonet.deploy.run import steer, stop_run
+
+    local = os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+    print(steer.stop(run) if local else stop_run(Path(run).name))
+
+
+def parse_seeds(seeds: str) -> list[int]:
+    """Parse --seeds. Raises ConfigError."""
+    numbers = seeds.split(",")
+    if not all(seed.strip().isdecimal() for seed in numbers):
+        raise ConfigError(f"--seeds must be whole numbers such as 7,8,9, got {seeds!r}")
+    return [int(seed) for seed in numbers]
+
+
+def _run_seeds(
+    scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool
+) -> None:
+    """Run a scenario for several seeds and print the combined result."""
+    from nonet.deploy.after import format_seeds, run_seeds
+
+    folder, pooled = run_seeds(scenario, seeds, changes, run_dir, _format_command())
+    if pooled is None:
+        print(f"stopped. To continue, run the same command with --run-dir {folder}", file=sys.stderr)
+        sys.exit(130)
+    if as_json:
+        print(json.dumps(pooled, indent=1))
+    else:
+        print(f"{format_seeds(pooled)}\n\nreport     {folder / 'report.html'}")
+
+
+def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
+    """Resume the run in --run-dir with a scenario. Raises ConfigError if there is no run."""
+    from nonet.controller.record import RunFolder
+    from nonet.deploy.run import api
+
+    if run_dir is None:
+        raise ConfigError("--resume needs --run-dir with the run's folder; or use: nonet resume RUN")
+    stored = RunFolder(run_dir.absolute()).scenario
+    if not stored.exists():
+        raise ConfigError(f"{run_dir} has no run to resume; omit --resume to start one there")
+    return api.resume(run_dir, scenario_file=api.scenario(scenario, change, stored=stored))
+
+
+def _print_result(run: Any, as_json: bool) -> None:
+    """Print the result of a run; exit with 130 if it was stopped."""
+    from nonet.controller.record import describe_place, is_ray_job
+
+    if is_ray_job():
+        print(f"this run's folder: {describe_place(run.folder)}", file=sys.stderr)
+    if run.state == "stopped":
+        print(f"stopped. Continue with: nonet resume {run.folder.path}", file=sys.stderr)
+        sys.exit(130)
+    if as_json:
+        print(json.dumps(run.report, indent=1))
+    else:
+        print_summary(run.folder, run.folder.path / "report.html")
+
+
+def _format_command() -> str:
+    """Return the typed command for the report, without values of env.vars; "" if it was not `nonet`."""
+    from nonet.controller.scenario import hide_in_command
+
+    return (
+        shlex.join(["nonet", *hide_in_command(sys.argv[1:])])
+        if os.path.basename(sys.argv[0]).startswith("nonet")
+        else ""
+    )
