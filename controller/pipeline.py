@@ -93,11 +93,11 @@ class Pipeline:
         """Run or resume a stage with the evaluations around it. Returns False if the run was stopped."""
         session = self.session
         at = session.restored
-        over = at is not None and at.stage == name and at.last
-        body = session.scenario.stages[name]
-        if not over:
+        has_ended = at is not None and at.stage == name and at.last
+        stage_options = session.scenario.stages[name]
+        if not has_ended:
             self._rebind(name)
-            if body.kind.rolls_out:
+            if stage_options.kind.rolls_out:
                 self._probe(name, "before")
                 if at is None or at.stage != name:
                     self._rerank(name)
@@ -106,7 +106,7 @@ class Pipeline:
                 if not run_stage(session, name, self.recorder, self._tick):
                     return False
             self._add_seconds(name, time.time() - began)
-        if body.kind.rolls_out:
+        if stage_options.kind.rolls_out:
             self._probe(name, "after")
         self._keep_join_counts(name)
         self._evaluate(name, partial(self._rank_checkpoint, name))
@@ -239,8 +239,8 @@ class Pipeline:
         order = list(session.stages)
         baselines = make_baseline_options(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
-        aside = [(name, subject) for name in order for subject in list_subjects_beside(name)]
-        pairs += [each for each in aside if (session.run.results / f"{each[1]}.npz").exists()]
+        subjects = [(name, subject) for name in order for subject in list_subjects_beside(name)]
+        pairs += [each for each in subjects if (session.run.results / f"{each[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
             if session.facts["data"]["held_out"]["test"]

@@ -22,13 +22,13 @@ import numpy as np
 from nonet.controller.scenario import RewardOptions
 from nonet.workers.roles import SceneSetup
 
-RATE, AT_ONCE = (
+_INTEGRAL_GAIN, _PROPORTIONAL_GAIN = (
     0.05,
     3.0,
 )  # integral gain per step and proportional gain, both applied to the relative shortfall
 SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
 """Scenario keys that can be set during a run: the stage (by default the current one), the reward, and its option."""
-_KEPT = 0.8  # decay per step of the running mean of the shortfall
+_SHORTFALL_DECAY = 0.8  # decay per step of the running mean of the shortfall
 
 
 class RewardObjectives:
@@ -41,7 +41,7 @@ class RewardObjectives:
     def __init__(self, rewards: Mapping[str, RewardOptions]):
         self.rewards = dict(rewards)
         self._sums = {name: 0.0 for name, each in self.rewards.items() if each.at_least is not None}
-        self._missing: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
+        self._shortfalls: dict[str, float | None] = dict.fromkeys(self._sums)  # None before the first step
         self._served: dict[
             str, float
         ] = {}  # mean rewards of served lists that no step has been compared with yet
@@ -59,7 +59,10 @@ class RewardObjectives:
 
     def compute_multipliers(self, step: int) -> dict[str, float]:
         """Return the multiplier of each reward that has a floor."""
-        counts = [max(0.0, self._sums[name] + AT_ONCE * (self._missing[name] or 0.0)) for name in self._sums]
+        counts = [
+            max(0.0, self._sums[name] + _PROPORTIONAL_GAIN * (self._shortfalls[name] or 0.0))
+            for name in self._sums
+        ]
         return {
             name: self._compute_unit(name, step) * count
             for name, count in zip(self._sums, counts, strict=True)
@@ -127,10 +130,12 @@ class RewardObjectives:
                 continue
             missing, before = (
                 self._compute_shortfall_of(name, self._convert_to_served(name, mean)),
-                self._missing[name],
+                self._shortfalls[name],
             )
-            self._missing[name] = missing if before is None else _KEPT * before + (1 - _KEPT) * missing
-            self._sums[name] = max(0.0, self._sums[name] + RATE * missing)
+            self._shortfalls[name] = (
+                missing if before is None else _SHORTFALL_DECAY * before + (1 - _SHORTFALL_DECAY) * missing
+            )
+            self._sums[name] = max(0.0, self._sums[name] + _INTEGRAL_GAIN * missing)
         shown = {f"weight.{name}": weights[name] for name in weights if self._has_moving_weight(name)}
         return shown | {f"multiplier.{name}": value for name, value in used.items()}
 
@@ -185,9 +190,9 @@ class RewardObjectives:
         self.rewards[name] = options
         if options.at_least is None:
             self._sums.pop(name, None)
-            self._missing.pop(name, None)
+            self._shortfalls.pop(name, None)
         elif name not in self._sums:
-            self._sums[name], self._missing[name] = 0.0, None
+            self._sums[name], self._shortfalls[name] = 0.0, None
 
     def remove(self, name: str) -> None:
         """Remove a reward and its multiplier."""
@@ -195,7 +200,7 @@ class RewardObjectives:
         self._served.pop(name, None)
         self._ratio.pop(name, None)
         self._sums.pop(name, None)
-        self._missing.pop(name, None)
+        self._shortfalls.pop(name, None)
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed stage needs; empty without floors."""
@@ -203,7 +208,7 @@ class RewardObjectives:
             return {}
         known = {name: [self._served.get(name), self._ratio.get(name)] for name in self._sums}
         return {
-            "floors": {name: [self._sums[name], self._missing[name]] for name in self._sums},
+            "floors": {name: [self._sums[name], self._shortfalls[name]] for name in self._sums},
             "served": known,
         }
 
@@ -211,7 +216,7 @@ class RewardObjectives:
         """Restore a state that `state` returned."""
         for name, (total, missing) in state.get("floors", {}).items():
             if name in self._sums:
-                self._sums[name], self._missing[name] = total, missing
+                self._sums[name], self._shortfalls[name] = total, missing
         for name, (served, ratio) in state.get("served", {}).items():
             if name in self._sums:
                 self._served |= {} if served is None else {name: served}

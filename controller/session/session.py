@@ -99,12 +99,12 @@ class Session:
         from_run: str | Path | None = None,
         stage: str | None = None,
     ):
-        loaded, beside = (
+        loaded, scenario_folder = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
         check_runnable(loaded)
         loaded = fix_sources(loaded, resume=resume, run=run, from_run=from_run, stage=stage)
-        self.scenario, self.folder = restore_values(loaded)[0], folder or beside
+        self.scenario, self.folder = restore_values(loaded)[0], folder or scenario_folder
         self.deadlines = loaded.deadlines
         self.run = run or create_run(loaded.name)
         self.resume = resume

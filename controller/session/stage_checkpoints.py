@@ -89,7 +89,7 @@ def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidati
         evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
     )
     if not resumed:
-        validation.kept.cut(0)
+        validation.record.cut(0)
     validation.begin(find_stage_start(session, stage.name))
     return validation
 
@@ -106,7 +106,7 @@ def recompute_rewards(session: RunningSession) -> None:
         means = {name: float(sum(values)) for name, values in parts.items()}
         return objectives.compute_total(parts, step, scenes), objectives.compute_shortfall(means)
 
-    validation.kept.recompute_rewards(judge)
+    validation.record.recompute_rewards(judge)
 
 
 def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> Path | None:
@@ -126,7 +126,7 @@ def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> P
     ends = step if selected.start else best
     if selected.start:
         _select_start(session, writer, stage, step, best)
-    validation.kept.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
+    validation.record.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
     path, manifest = log.end_stage(stage, ends)
     if ends != step:
         session.trainer.ensure_on_device(stage)

@@ -45,7 +45,7 @@ class StageValidation:
     Attributes:
         rule: The rule by which the stage is validated.
         points: The steps that are validated.
-        kept: The results so far.
+        record: The results so far.
         served: The served lists that rewards were computed from, by step.
     """
 
@@ -54,13 +54,13 @@ class StageValidation:
         stage: StageSetup,
         rule: ValidationRule,
         points: tuple[int, ...],
-        kept: ValidationRecord,
+        record: ValidationRecord,
         validate: Callable[[str, str], GroupFuture],
         find_checkpoint: Callable[[int], Path | None],
         deadline: Deadline,
         compare: Callable[[str, str, str], GroupFuture] | None = None,
     ):
-        self.rule, self.points, self.kept = rule, points, kept
+        self.rule, self.points, self.record = rule, points, record
         self._stage, self._validate, self._find_checkpoint, self._deadline = (
             stage,
             validate,
@@ -72,7 +72,7 @@ class StageValidation:
         self.served: dict[int, list[GroupFuture]] = {}
         self._pending: dict[int, GroupFuture] = {}
         self._start: GroupFuture | None = None
-        self._reported_count = len(kept.history)
+        self._reported_count = len(record.history)
 
     def find_next_point(self, step: int) -> int:
         """Return the first validation point after a step, or the last step of the stage."""
@@ -92,7 +92,7 @@ class StageValidation:
             return False
         self.wait_until(step - 1)
         return self.rule.should_stop(
-            [self.get_value(entry) for entry in self.kept.history if entry["step"] < step]
+            [self.get_value(entry) for entry in self.record.history if entry["step"] < step]
         )
 
     def wait_until(self, step: int) -> None:
@@ -105,30 +105,30 @@ class StageValidation:
     def pop_news(self) -> list[dict[str, Any]]:
         """Return the results that arrived since the last call, in the order of steps, without waiting."""
         self._take(0)
-        first, self._reported_count = self._reported_count, len(self.kept.history)
-        return self.kept.history[first:]
+        first, self._reported_count = self._reported_count, len(self.record.history)
+        return self.record.history[first:]
 
     def find_best(self) -> dict[str, Any] | None:
         """Return the best validation so far (the earlier of equal ones), or the last one if the rule says so."""
         before = self._find_start_value() if self.rule.reward else None
-        if self.rule.last and self.kept.history:
-            return self.kept.history[-1]
-        values = [self._compute_score(entry, before) for entry in self.kept.history]
+        if self.rule.last and self.record.history:
+            return self.record.history[-1]
+        values = [self._compute_score(entry, before) for entry in self.record.history]
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         best = max(known, key=lambda index: (values[index], -index), default=0 if values else None)
-        return None if best is None else self.kept.history[best]
+        return None if best is None else self.record.history[best]
 
     def _compute_score(self, entry: Mapping[str, Any], before: float | None) -> float:
         """Return the score of a validation, higher is better; NaN if not all rewards with a weight were measured."""
         reward = entry.get("reward")
-        if self.rule.reward and reward is None and any("reward" in each for each in self.kept.history):
+        if self.rule.reward and reward is None and any("reward" in each for each in self.record.history):
             return math.nan
         return self.rule.score_validation(self.get_value(entry), reward, before, entry.get("missing"))
 
     def begin(self, checkpoint: Path | None) -> None:
         """Request the validation of the checkpoint that the stage begins from, which is a candidate too."""
         self._start_folder = None if checkpoint is None else checkpoint.name
-        if not self.rule.last and checkpoint is not None and self.kept.start is None:
+        if not self.rule.last and checkpoint is not None and self.record.start is None:
             self._start = self._validate(self._stage.name, str(checkpoint))
 
     def select(self) -> StageSelection:
@@ -144,9 +144,9 @@ class StageValidation:
             return StageSelection(best)
         guard = self._guard(best, before)
         failed = guard is not None and not guard["kept"]
-        if self._start_folder is None or self.kept.start is None:
+        if self._start_folder is None or self.record.start is None:
             return StageSelection(best, guard=guard)
-        start = {"step": 0, **self.kept.start, **self.kept.rewards.get("0", {})}
+        start = {"step": 0, **self.record.start, **self.record.rewards.get("0", {})}
         rewards = (start.get("reward"), best.get("reward"))
         judged = self.rule.reward and not failed and None not in rewards
         if judged and self._compute_score(start, before) > self._compute_score(best, before):
@@ -174,19 +174,19 @@ class StageValidation:
         folder = self._find_checkpoint(self._stage.first + best["step"])
         if folder is None:
             return None
-        asked = self._compare(self._stage.name, folder.name, self._start_folder).get(self._deadline)
-        found = asked.get(self.rule.metric)
-        if found is None:
+        intervals = self._compare(self._stage.name, folder.name, self._start_folder).get(self._deadline)
+        interval = intervals.get(self.rule.metric)
+        if interval is None:
             return None
-        lost = found["low"] > 0 if self.rule.lower else found["high"] < 0
-        return dict(found) if lost else None
+        lost = interval["low"] > 0 if self.rule.lower else interval["high"] < 0
+        return dict(interval) if lost else None
 
     def _find_start_value(self) -> float | None:
         """Return the metric before the stage, or None if it is not needed or nothing came before."""
         if self._start is not None:
             start, self._start = self._start, None
-            self.kept.begin(start.get(self._deadline))
-        return self.get_value(self.kept.start) if self.kept.start else None
+            self.record.begin(start.get(self._deadline))
+        return self.get_value(self.record.start) if self.record.start else None
 
     def get_value(self, entry: Mapping[str, Any]) -> float:
         """Return the value of the metric that the stage is judged by, or NaN if there is none."""
@@ -204,7 +204,7 @@ class StageValidation:
         for step in sorted(self._pending):
             if step > wait_for and not self._pending[step].done():
                 return
-            self.kept.add(step, self._pending.pop(step).get(self._deadline))
+            self.record.add(step, self._pending.pop(step).get(self._deadline))
 
     def _list_answered_steps(self) -> set[int]:
-        return {entry["step"] for entry in self.kept.history}
+        return {entry["step"] for entry in self.record.history}

@@ -39,18 +39,18 @@ def _make_validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, vali
     stages = [name for name, body in scenario.stages.items() if body.kind.validates]
     held_out = facts["data"]["held_out"]["valid"]
     if stages and not (held_out and validates):
-        why = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
-        yield f"{why}: {', '.join(stages)} run all their steps and end with their last checkpoint"
+        reason = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
+        yield f"{reason}: {', '.join(stages)} run all their steps and end with their last checkpoint"
 
 
 def make_evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes if not all users are ranked, or if models are ranked by beam alone."""
-    ask, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
+    options, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
     if not scenario.model.spec.makes_lists:
         return
-    if ask.most_users is not None and tested > ask.most_users:
-        yield f"{ask.most_users:,} of {tested:,} tested users are ranked, drawn by the seed (evaluate.users)"
-    off = data["items"] > EXHAUSTIVE_ITEMS if ask.exhaustive is None else ask.exhaustive == "off"
+    if options.most_users is not None and tested > options.most_users:
+        yield f"{options.most_users:,} of {tested:,} tested users are ranked, drawn by the seed (evaluate.users)"
+    off = data["items"] > EXHAUSTIVE_ITEMS if options.exhaustive is None else options.exhaustive == "off"
     if off:
         yield (
             f"models are ranked by beam alone among {data['items']:,} items (evaluate.exhaustive): what a beam does not hold is "

@@ -97,8 +97,8 @@ class RewardSteering:
         try:
             text = self._carry_out(command)
         except (NonetError, ValidationError) as error:
-            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            return self._refuse(command, " ".join(why.split()))
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            return self._refuse(command, " ".join(reason.split()))
         text = f"{text}, from step {step} of {self._stage} on"
         self._commands.take(command, self._stage, step, text)
         self._session.add_note(text)
@@ -107,20 +107,20 @@ class RewardSteering:
     def _refuse_or_wait(self, command: dict[str, Any]) -> None:
         """Leave a command of a later stage in the queue; refuse a command of an earlier or unknown stage."""
         stages = list(self._session.stages)
-        asked = command["stage"]
-        if asked not in stages:
+        stage = command["stage"]
+        if stage not in stages:
             self._refuse(
                 command,
-                f"there is no stage {asked!r}{suggest_inline(asked, stages)}; stages: {', '.join(stages)}",
+                f"there is no stage {stage!r}{suggest_inline(stage, stages)}; stages: {', '.join(stages)}",
             )
-        elif not self._session.stages[asked].rolls_out:
-            self._refuse(command, f"stage {asked!r} has no rewards")
-        elif stages.index(asked) < stages.index(self._stage):
-            self._refuse(command, f"stage {asked!r} is over")
+        elif not self._session.stages[stage].rolls_out:
+            self._refuse(command, f"stage {stage!r} has no rewards")
+        elif stages.index(stage) < stages.index(self._stage):
+            self._refuse(command, f"stage {stage!r} is over")
 
-    def _refuse(self, command: dict[str, Any], why: str) -> None:
-        self._commands.refuse(command, why)
-        self._session.add_note(f"refused: {command['verb']} {command.get('name', '')}: {why}")
+    def _refuse(self, command: dict[str, Any], reason: str) -> None:
+        self._commands.refuse(command, reason)
+        self._session.add_note(f"refused: {command['verb']} {command.get('name', '')}: {reason}")
 
     def _carry_out(self, command: dict[str, Any]) -> str:
         """Carry out a command and return a description of what it did.
@@ -202,10 +202,10 @@ class RewardSteering:
         Raises:
             ConfigError: The stage has no such reward.
         """
-        there = list(self.objectives.rewards)
-        if name not in there:
+        names = list(self.objectives.rewards)
+        if name not in names:
             raise ConfigError(
-                f"there is no reward {name!r}{suggest_inline(name, there)}; rewards: {', '.join(there)}"
+                f"there is no reward {name!r}{suggest_inline(name, names)}; rewards: {', '.join(names)}"
             )
         return name
 

@@ -144,12 +144,12 @@ class _Asynchronous:
         step, part = divmod(number, self.parts)
         prompts = PromptRequest(self.name, step, self.stage.users)
         beams = self.session.rollout.generate_group(slot, prompts, (part, self.parts))
-        given = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
-        return given, self.threads.submit(self._score_group, step, given)
+        generated = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
+        return generated, self.threads.submit(self._score_group, step, generated)
 
-    def _score_group(self, step: int, given: Future[GroupFuture]) -> Answer:
+    def _score_group(self, step: int, generated: Future[GroupFuture]) -> Answer:
         """Wait for the beams of a group, and return them with their scores; several groups are scored concurrently."""
-        beams = given.result()
+        beams = generated.result()
         with self._scoring.score_together():
             scores = self.session.reward.score(beams, step=step)
         self.note_quarantined(step, scores)
@@ -174,14 +174,14 @@ class _Asynchronous:
 
     def _match_current_rewards(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
         """Return beams with the scores of the current rewards: new rewards score them, and removed rewards are left out."""
-        there = self.session.reward.groups
-        missing = there.keys() - scores.keys()
+        groups = self.session.reward.groups
+        missing = groups.keys() - scores.keys()
         if missing:
             with self._scoring.score_together():
                 more = self.session.reward.score(beams, names=missing, step=step)
             scores = scores | more
             self.note_quarantined(step, more)
-        return beams, {name: scores[name] for name in there}
+        return beams, {name: scores[name] for name in groups}
 
     def note(self, what: str, number: int, version: int) -> None:
         """Write what happened to a group to the journal."""
@@ -197,10 +197,10 @@ def count_groups_per_step(users: int, slots: int) -> int:
 
 def _find_open_groups(log: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Return the groups in the journal that were begun and have not ended, {number: version}."""
-    left: dict[int, int] = {}
+    open_groups: dict[int, int] = {}
     for record in log:
         if record["group"] == "begun":
-            left[record["number"]] = record["version"]
+            open_groups[record["number"]] = record["version"]
         for number in record.get("numbers", [record.get("number")]) if record["group"] != "begun" else ():
-            left.pop(number, None)
-    return left
+            open_groups.pop(number, None)
+    return open_groups

@@ -48,11 +48,11 @@ class Control:
 
 def make_controls(session: Session, name: str) -> list[Control]:
     """Return the controls of an RL stage: none where it wants none, or no supervised stage came before it."""
-    body, before = session.scenario.stages[name], _find_supervised_stage(session, name)
-    options = getattr(body, "control", False)
-    if not options or before is None or not session.stages[name].steps:
+    stage_options, source_stage = session.scenario.stages[name], _find_supervised_stage(session, name)
+    options = getattr(stage_options, "control", False)
+    if not options or source_stage is None or not session.stages[name].steps:
         return []
-    source, supervised, start = before
+    source, supervised, start = source_stage
     facts = session.facts["data"]
     setup = make_stage_setups(source, facts["users"], facts["trained_events"])[supervised]
     rl, rule = session.stages[name], make_validation_rule(source, supervised) or ValidationRule("ndcg@10")
@@ -68,14 +68,14 @@ def make_controls(session: Session, name: str) -> list[Control]:
         frozen_rows=rl.sparse_lr is None,
         lr=setup.lr if rate is None else setup.lr.model_copy(update={"peak": rate}),
     )
-    found = []
+    controls = []
     for title, measure, steps in (
         (make_passes_name(name), "passes", max(1, round(rl.steps * rl.users / users))),
         (make_control_name(name), "compute", _count_steps(session, name, users)),
     ):
-        own = replace(setup, name=title, steps=steps, epochs=steps * users / max(1, facts["users"]))
-        found.append(Control(own, start, replace(rule, patience=_PATIENCE, every=None), measure))
-    return found
+        control_setup = replace(setup, name=title, steps=steps, epochs=steps * users / max(1, facts["users"]))
+        controls.append(Control(control_setup, start, replace(rule, patience=_PATIENCE, every=None), measure))
+    return controls
 
 
 def train_control(
@@ -177,11 +177,13 @@ def _find_supervised_stage(session: Session, name: str) -> tuple[Scenario, str, 
 
 def _count_steps(session: Session, name: str, users: int) -> int:
     """Return the number of steps of `users` users that compute as much as the RL stage: rollouts, updates and its reference."""
-    scenario, body, rl = session.scenario, session.scenario.stages[name], session.stages[name]
+    scenario, stage_options, rl = session.scenario, session.scenario.stages[name], session.stages[name]
     size, facts = derive_model_size(scenario), session.facts["data"]
     mean = min(scenario.data.history, facts["trained_events"] / max(1, facts["users"]))
     history = 1 + mean * size.positions_an_event
     passes = int(rl.algorithm.get("epochs", 1))
-    looks = _LOOK if body.kind.needs_reference(body) else 0.0
-    prompt = (history + body.kind.get_width(body) * size.levels) * (_DECODE + passes * (_TRAIN + looks))
+    looks = _LOOK if stage_options.kind.needs_reference(stage_options) else 0.0
+    prompt = (history + stage_options.kind.get_width(stage_options) * size.levels) * (
+        _DECODE + passes * (_TRAIN + looks)
+    )
     return max(CHUNK_STEPS, round(rl.steps * rl.users * prompt / (_TRAIN * users * history)))

@@ -47,12 +47,12 @@ def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     beams = session.rollout.generate(prompts)
     rewards = session.reward
     means = rewards.compute_means(rewards.score(beams, step=-1))
-    hits, asked = session.trainer.group.count_hits(beams).get(session.deadlines.step)
+    hits, prompt_count = session.trainer.group.count_hits(beams).get(session.deadlines.step)
     if session.objectives is not None and session.validation is None:
         session.objectives.note_served({name: float(np.nanmean(values)) for name, values in means.items()})
     total = compute_trained_reward(session, stage, means, prompts.users, prompts.positions)
     return {
-        "held-out recall": float(hits / max(1.0, asked)),
+        "held-out recall": float(hits / max(1.0, prompt_count)),
         "held-out reward": float(np.nanmean(total)),
     }
 
@@ -103,8 +103,8 @@ def _find_scenes(
     session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None
 ) -> tuple[SceneSetup | None, np.ndarray | None]:
     """Return the scenes of a stage and the scene of each prompt [P]; None where the stage has no scenes with names."""
-    body = session.scenario.stages[stage]
-    setup: SceneSetup | None = body.kind.make_scenes(body)
+    stage_options = session.scenario.stages[stage]
+    setup: SceneSetup | None = stage_options.kind.make_scenes(stage_options)
     if setup is None or not setup.names:
         return None, None
     return setup, session.rollout.group.find_scenes(stage, users, positions).get(session.deadlines.step)
@@ -121,7 +121,7 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or (done and done not in validation.points):
         return {}
-    if not (validation.rule.reward or objectives.has_floors) or str(done) in validation.kept.rewards:
+    if not (validation.rule.reward or objectives.has_floors) or str(done) in validation.record.rewards:
         return {}
     users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
     if not len(users):
@@ -134,10 +134,10 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
     means = {name: float(sum(values)) for name, values in by_scene.items()}
     objectives.note_served(means)
     at = min(done, session.stages[stage].steps - 1)
-    body = session.scenario.stages[stage]
-    total = objectives.compute_total(by_scene, at, body.kind.make_scenes(body))
+    stage_options = session.scenario.stages[stage]
+    total = objectives.compute_total(by_scene, at, stage_options.kind.make_scenes(stage_options))
     assert total is not None, "every reward in force was asked"
-    validation.kept.add_rewards(done, total, objectives.compute_shortfall(means), by_scene)
+    validation.record.add_rewards(done, total, objectives.compute_shortfall(means), by_scene)
     return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in means.items()}
 
 
@@ -163,9 +163,9 @@ def score_served(
     means = {name: np.concatenate(parts) for name, parts in means.items()}
     users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
     setup, scene = _find_scenes(session, stage, users, positions)
-    there = ~np.any([np.isnan(values) for values in means.values()], axis=0)
+    is_measured_P = ~np.any([np.isnan(values) for values in means.values()], axis=0)
     count = 1 if setup is None else len(setup.names) + 1
-    return {name: sum_by_scene(values, there, scene, count) for name, values in means.items()}
+    return {name: sum_by_scene(values, is_measured_P, scene, count) for name, values in means.items()}
 
 
 def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None:
@@ -174,10 +174,10 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
     The lists of a candidate are lost if the run was resumed after it. It cannot be selected while such a reward has a weight.
     """
     validation, objectives = session.validation, session.objectives
-    if validation is None or objectives is None or not validation.kept.rewards:
+    if validation is None or objectives is None or not validation.record.rewards:
         return
     gone = []
-    for text, entry in validation.kept.rewards.items():
+    for text, entry in validation.record.rewards.items():
         missing = objectives.rewards.keys() - entry["parts"].keys()
         if not missing:
             continue
@@ -206,16 +206,16 @@ def show_validations(
         recorder.record_metrics(stage, entry["step"], values, role="evaluator")
         shown = {f"valid {metric}": validation.get_value(entry)}
         recorder.add_event("step", stage=stage, step=step, metrics=shown)
-    if over and (end := validation.kept.end):
-        text = describe_selection(stage, {**end, "history": validation.kept.history})
+    if over and (end := validation.record.end):
+        text = describe_selection(stage, {**end, "history": validation.record.history})
         recorder.add_event("note", text=text)
 
 
 def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequest]:
     """Yield the prompts on which the rewards of a stage are compared, `size` at a time."""
-    body = session.scenario.stages[name]
-    most = getattr(body, "probe", None)
-    users, positions = session.rollout.group.draw_held_out_prompts(most).get(session.deadlines.step)
+    stage_options = session.scenario.stages[name]
+    max_prompts = getattr(stage_options, "probe", None)
+    users, positions = session.rollout.group.draw_held_out_prompts(max_prompts).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
         yield PromptRequest(name, 0, 0, users[part], positions[part], served=True)

@@ -88,14 +88,14 @@ def _report_call(
 def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return metrics that only some stages have: the means of further losses, the skipped steps, and the last fp16 loss scale."""
     last = records[-1]
-    found = {
+    metrics = {
         key: sum(record[key] for record in records) / len(records) for key in last if key.endswith("_loss")
     }
     if any("skipped" in record for record in records):
-        found["skipped"] = sum(record.get("skipped", 0.0) for record in records)
+        metrics["skipped"] = sum(record.get("skipped", 0.0) for record in records)
     if "scale" in last:
-        found["scale"] = last["scale"]
-    return found
+        metrics["scale"] = last["scale"]
+    return metrics
 
 
 def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:

@@ -53,7 +53,7 @@ def run_overlapped(
 
     Errors of answers and updates are raised. If the caller stops early, `groups.running` holds what was in progress.
     """
-    free, busy, asked = list(range(slots))[::-1], {}, {}
+    free, busy, awaited = list(range(slots))[::-1], {}, {}
     answers: dict[int, Any] = {}
     learning: Future[Any] | None = None
     batch: Sequence[tuple[int, int]] = ()
@@ -62,18 +62,18 @@ def run_overlapped(
         while free and (number := groups.start_group()) is not None:
             note("begun", number, groups.step)
             slot = free.pop()
-            given, answer = ask(slot, number, groups.step)
-            busy[given], asked[answer] = slot, (number, groups.step)
+            generated, answer = ask(slot, number, groups.step)
+            busy[generated], awaited[answer] = slot, (number, groups.step)
         if learning is None and (taken := groups.take_batch()):
             batch = taken
             learning = train(groups.step, batch, [answers.pop(number) for number, _ in batch])
-        waiting = {*busy, *asked, *([learning] if learning else [])}
+        waiting = {*busy, *awaited, *([learning] if learning else [])}
         for future in wait(waiting, return_when=FIRST_COMPLETED).done:
             if future in busy:
                 free.append(busy.pop(future))
-            if future not in asked:
+            if future not in awaited:
                 continue
-            number, version = asked.pop(future)
+            number, version = awaited.pop(future)
             answer = future.result()
             verdict = groups.accept_answer(number, version)
             if verdict == "accepted":

@@ -50,34 +50,34 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     if not len(users):
         return
     began = time.monotonic()
-    chosen = list(_generate_candidates(session, stage, users, positions))
+    all_candidates = list(_generate_candidates(session, stage, users, positions))
     if not _is_quick(session, stage, time.monotonic() - began, len(users), recorder):
         return
-    unit = _compute_unit(session, chosen)
+    unit = _compute_unit(session, all_candidates)
     rule = getattr(session.scenario.stages[stage], "best", None)
-    least = rule.least if isinstance(rule, Best) else 0.0
+    min_share = rule.least if isinstance(rule, Best) else 0.0
     metric = choose_list_metric(session.scenario)
-    found = []
+    results = []
     for share in _SHARES:
         total, hits = [], []
-        for each in chosen:
-            lists = _rerank_lists(session, each, share * unit)
-            prompts = each[0]
+        for candidates in all_candidates:
+            lists = _rerank_lists(session, candidates, share * unit)
+            prompts = candidates[0]
             means = rewards.compute_means(rewards.score(lists, step=-1))
             total.append(compute_trained_reward(session, stage, means, prompts.users, prompts.positions))
             hits.append(session.rollout.group.find_target_ranks(lists).get(session.deadlines.step))
         place = np.concatenate(hits)
-        found.append(
+        results.append(
             (float(np.nanmean(np.concatenate(total))), float(compute_per_event(metric, place).mean()))
         )
-    allowed = [index for index, (_, value) in enumerate(found) if value >= least * found[0][1]]
-    best = max(allowed, key=lambda index: (found[index][0], -index))
+    allowed = [index for index, (_, value) in enumerate(results) if value >= min_share * results[0][1]]
+    best = max(allowed, key=lambda index: (results[index][0], -index))
     multiplier = _SHARES[best] * unit
     _rank_test(session, stage, multiplier)
     _keep_rewards(session, stage, multiplier)
     text = f"{make_rerank_name(stage)}: {stage}'s start re-ranked by its rewards, multiplier {multiplier:.3g} nats"
     recorder.add_event(
-        "note", text=f"{text}; trained reward of validation {found[0][0]:.4f} to {found[best][0]:.4f}"
+        "note", text=f"{text}; trained reward of validation {results[0][0]:.4f} to {results[best][0]:.4f}"
     )
 
 
@@ -91,8 +91,8 @@ def _is_quick(session: Session, stage: str, seconds: float, validated: int, reco
     """Return whether to re-rank: if requested, or fast enough by the time of the validation prompts; else report it."""
     test, _ = session.evaluator.test_prompts().get(session.deadlines.evaluate)
     expected_s = seconds * (len(test) / validated + len(_SHARES) / _CANDIDATES)
-    asked = getattr(session.scenario.stages[stage], "control", None)
-    if getattr(asked, "rerank", None) or expected_s <= _LONGEST_S:
+    control_options = getattr(session.scenario.stages[stage], "control", None)
+    if getattr(control_options, "rerank", None) or expected_s <= _LONGEST_S:
         return True
     text = f"re-ranking by the rewards of {stage} is left out: it would take {expected_s:.0f} s"
     recorder.add_event("note", text=f"{text}; stages.{stage}.control: {{rerank: true}} has it")
@@ -123,19 +123,23 @@ def _generate_candidates(
 def _rerank_lists(session: Session, candidates: Candidates, multiplier: float) -> GroupFuture:
     """Return the lists of candidates by a multiplier."""
     prompts, beams, scores, weights = candidates
-    given: Mapping[str, Any] = {name: weights[name] for name in scores}
+    weights_by_reward: Mapping[str, Any] = {name: weights[name] for name in scores}
     return session.rollout.group.rerank(
-        beams, scores, Shard(given), multiplier=multiplier, width=_get_width(session, prompts.stage)
+        beams,
+        scores,
+        Shard(weights_by_reward),
+        multiplier=multiplier,
+        width=_get_width(session, prompts.stage),
     )
 
 
-def _compute_unit(session: Session, chosen: list[Candidates]) -> float:
+def _compute_unit(session: Session, all_candidates: list[Candidates]) -> float:
     """Return the nats that one spread of the rewards is worth where it counts as much as one of log-probabilities."""
     sums = np.zeros(2)
-    for _, beams, scores, weights in chosen:
-        given: Mapping[str, Any] = {name: weights[name] for name in scores}
-        asked = session.rollout.group.sum_spreads(beams, scores, Shard(given))
-        sums = sums + asked.get(session.deadlines.step)
+    for _, beams, scores, weights in all_candidates:
+        weights_by_reward: Mapping[str, Any] = {name: weights[name] for name in scores}
+        spreads = session.rollout.group.sum_spreads(beams, scores, Shard(weights_by_reward))
+        sums = sums + spreads.get(session.deadlines.step)
     return float(sums[0] / sums[1]) if sums[1] > 0 else 0.0
 
 
@@ -145,10 +149,10 @@ def _rank_test(session: Session, stage: str, multiplier: float) -> None:
     if not len(users):
         return
     places = [
-        session.rollout.group.find_target_ranks(_rerank_lists(session, each, multiplier)).get(
+        session.rollout.group.find_target_ranks(_rerank_lists(session, candidates, multiplier)).get(
             session.deadlines.step
         )
-        for each in _generate_candidates(session, stage, users, positions)
+        for candidates in _generate_candidates(session, stage, users, positions)
     ]
     subject = make_rerank_name(stage)
     result = session.evaluator.rank_lists(subject, np.concatenate(places)).get(session.deadlines.evaluate)
@@ -161,9 +165,9 @@ def _keep_rewards(session: Session, stage: str, multiplier: float) -> None:
     for prompts in probe_prompts(session, stage, max(_AT_ONCE, session.stages[stage].users)):
         if prompts.users is None or prompts.positions is None or not len(prompts.users):
             return
-        for each in _generate_candidates(session, stage, prompts.users, prompts.positions):
+        for candidates in _generate_candidates(session, stage, prompts.users, prompts.positions):
             parts.append(
-                rewards.compute_means(rewards.score(_rerank_lists(session, each, multiplier), step=-1))
+                rewards.compute_means(rewards.score(_rerank_lists(session, candidates, multiplier), step=-1))
             )
     arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     content = io.BytesIO()

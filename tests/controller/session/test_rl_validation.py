@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_significant_selects_the_step_and_names_guard_and_fal
     selected = validation.select()
     assert not selected.start
     found = {"best": 20, "ran": 40, "steps": 40, "metric": "ndcg@10", "guard": selected.guard}
-    text = describe_selection("RL", found | {"history": validation.kept.history})
+    text = describe_selection("RL", found | {"history": validation.record.history})
     assert text == (
         "RL: no step passed the guard, 98% of ndcg@10 of validation (0.1000 before the stage); by the fallback, the highest "
         "ndcg@10, step 20 of 40 was best (0.0900; its reward is 0.1000, the highest 1.0000 at step 40); its last 20 steps are "
@@ -224,7 +224,7 @@ def test_a_supervised_stage_selects_its_start_where_its_best_step_loses_signific
 def test_candidates_are_judged_by_the_rewards_and_weights_that_are_in_force_at_the_end(tmp_path):
     validation, _ = judged(tmp_path, dict.fromkeys((10, 20, 30, 40), 0.1), {})
     parts = {10: {"hit": [0.3], "new": [0.1]}, 20: {"hit": [0.2], "new": [0.9]}, 30: {"hit": [0.9]}}
-    kept = validation.kept
+    kept = validation.record
     for step, each in parts.items():
         kept.add_rewards(step, each["hit"][0], 0.0, each)
     objectives = RewardObjectives({"hit": RewardOptions(), "new": RewardOptions(weight=2.0)})
