@@ -34,7 +34,7 @@ MOST_RECOVERIES = 3
 
 @dataclass(frozen=True, slots=True)
 class ControllerTask:
-    """The run that a controller is to conduct.
+    """The run of a controller.
 
     Attributes:
         scenario: The scenario.
@@ -43,7 +43,7 @@ class ControllerTask:
         resume: Whether to continue from the newest checkpoint.
         detached: Whether the run continues without a driver and the controller ends with it.
         timeout_s: How long workers and run continue without a sign of life (docs/explanation/design.md, section 5).
-        token: What the driver wrote to the folder of the run, which the controller must be able to read.
+        token: The text that the driver wrote to the folder of the run; the controller must be able to read it.
     """
 
     scenario: Scenario
@@ -57,7 +57,7 @@ class ControllerTask:
 
 @ray.remote(num_cpus=0, concurrency_groups={"control": 4})  # pyright: ignore[reportCallIssue]
 class SingleController:
-    """One run's conductor."""
+    """The controller of one run."""
 
     def __init__(self, task: ControllerTask):
         self._task, self._run = task, RunFolder(Path(task.run))
@@ -65,9 +65,9 @@ class SingleController:
         self._recorder = Recorder(self._run.path, self._run.id)
         self._stop = threading.Event()
         self._outcome: dict[str, Any] | None = None
-        self._over_since: float | None = None
+        self._expired_at: float | None = None
         self._lease = Lease(task.timeout_s, detached=task.detached)
-        self._again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._me = ray.get_runtime_context().current_actor
         self._watch = Heartbeat(self._check_lease, task.timeout_s / 6)
         threading.Thread(target=self._run_task, name="conduct", daemon=True).start()
@@ -92,16 +92,16 @@ class SingleController:
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """Stop at the next step boundary, after a commit."""
+        """Stop at the next step boundary, after a checkpoint."""
         self._stop.set()
 
     def _run_task(self) -> None:
-        """Conduct the run and store its outcome for `poll`."""
+        """Run the task and store its outcome for `poll`."""
         try:
-            if self._task.token and not self._again:
+            if self._task.token and not self._is_restarted:
                 check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
             if self._task.detached:
-                self._held = lock_run(self._run)  # until this process ends; else the driver holds it
+                self._lock = lock_run(self._run)  # until this process ends; else the driver holds it
             outcome = {"state": DONE if self._run_with_recoveries() else STOPPED}
         except NonetError as error:
             trace = getattr(error, "traceback", "")
@@ -113,16 +113,16 @@ class SingleController:
             self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
         self._outcome = outcome
         if self._task.detached or self._lease.is_expired:
-            self._leave()
+            self._end_actor()
 
     def _run_with_recoveries(self) -> bool:
         """Run the pipeline, again from the newest checkpoint after a lost worker, and return whether it reached its end."""
         resume, left = self._task.resume, MOST_RECOVERIES
-        if self._again:
-            resume = self._clear_away()
+        if self._is_restarted:
+            resume = self._remove_processes()
             self._recorder.add_event("note", text="the controller was restarted")
         while True:
-            before = self._find_newest_commit()
+            before = self._find_newest_checkpoint()
             session = Session(
                 self._task.scenario,
                 folder=Path(self._task.folder),
@@ -134,25 +134,25 @@ class SingleController:
                 return Pipeline(session, self._recorder, self._stop.is_set).run()
             except (NonetError, RayError) as error:
                 lost = session.describe_loss(error)
-                left = MOST_RECOVERIES if self._find_newest_commit() != before else left - 1
+                left = MOST_RECOVERIES if self._find_newest_checkpoint() != before else left - 1
                 if lost is None or left < 1 or self._lease.is_expired:
                     raise
-            resume = self._clear_away()
-            where = "its newest commit" if resume else "the beginning"
-            self._recorder.add_event("note", text=f"{lost}; going on from {where}")
+            resume = self._remove_processes()
+            where = "its newest checkpoint" if resume else "the beginning"
+            self._recorder.add_event("note", text=f"{lost}; continuing from {where}")
 
-    def _find_newest_commit(self) -> Path | None:
+    def _find_newest_checkpoint(self) -> Path | None:
         newest = Checkpoints(self._run.checkpoints).find_newest()
         return newest[0] if newest else None
 
-    def _clear_away(self) -> bool:
+    def _remove_processes(self) -> bool:
         """Remove the processes of a failed attempt, and clear the journal if there is no checkpoint.
 
         Returns:
             Whether there is a checkpoint to continue from.
         """
         reap_run(self._run.id)
-        if self._find_newest_commit() is not None:
+        if self._find_newest_checkpoint() is not None:
             return True
         if self._run.journal.exists():
             cut_journal(self._run.journal, 0)
@@ -162,13 +162,13 @@ class SingleController:
         """Stop the run with a checkpoint when the lease has expired; end all processes if that takes another timeout."""
         if not self._lease.is_expired:
             return
-        if self._over_since is None:
-            self._over_since = time.monotonic()
+        if self._expired_at is None:
+            self._expired_at = time.monotonic()
             self._stop.set()
-        if self._outcome is not None or time.monotonic() - self._over_since > self._task.timeout_s:
-            self._leave()
+        if self._outcome is not None or time.monotonic() - self._expired_at > self._task.timeout_s:
+            self._end_actor()
 
-    def _leave(self) -> None:
+    def _end_actor(self) -> None:
         """Remove the processes of the run, and end this actor without a restart."""
         self._watch.stop()
         reap_run(self._run.id)

@@ -61,7 +61,9 @@ class RewardSteering:
         self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
         self._known = self._commands.list_taken()
-        self._again = [each for each in self._known if each.get("stage") == stage and "refused" not in each]
+        self._commands_to_replay = [
+            each for each in self._known if each.get("stage") == stage and "refused" not in each
+        ]
         self._changed = False
 
     def pop_changed(self) -> bool:
@@ -71,14 +73,16 @@ class RewardSteering:
 
     def replay(self, step: int) -> None:
         """Apply again the commands that an earlier part of the run applied at this step or before."""
-        while self._again and self._again[0]["step"] <= step:
-            command = self._again.pop(0)
+        while self._commands_to_replay and self._commands_to_replay[0]["step"] <= step:
+            command = self._commands_to_replay.pop(0)
             self._carry_out(command)
             self._session.add_note(f"taken again: {command['text']}")
 
     def has_commands(self, step: int) -> bool:
         """Return whether there are commands to apply at a step."""
-        return bool(self._again and self._again[0]["step"] <= step) or bool(self._commands.list_waiting())
+        return bool(self._commands_to_replay and self._commands_to_replay[0]["step"] <= step) or bool(
+            self._commands.list_waiting()
+        )
 
     def apply_commands(self, step: int) -> None:
         """Apply the commands of an earlier part of the run up to a step, then the waiting ones."""

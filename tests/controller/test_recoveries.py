@@ -24,7 +24,7 @@ class World:
         self.run, self.acts, self.log = RunFolder(folder), list(acts), []
         made = object.__new__(Conductor)
         made._task = ControllerTask(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
-        made._run, made._again = self.run, again
+        made._run, made._is_restarted = self.run, again
         made._recorder = SimpleNamespace(add_event=lambda kind, **body: self.log.append(body["text"]))
         made._stop, made._lease = SimpleNamespace(is_set=lambda: False), SimpleNamespace(is_expired=False)
         self.controller = made
@@ -86,7 +86,7 @@ def test_a_run_that_lost_a_worker_clears_up_and_goes_on_from_its_newest_commit(w
     assert world.log == [
         "from the beginning",
         "cleared away",
-        "trainer-0 died; going on from its newest commit",
+        "trainer-0 died; continuing from its newest checkpoint",
         "from a commit",
     ]
 

@@ -34,12 +34,12 @@ def conduct(monkeypatch):
         cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
         conductor = cls.__new__(cls)
         conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
-        conductor._run = conductor._again = None
+        conductor._run = conductor._is_restarted = None
         conductor._stop = SimpleNamespace(is_set=lambda: False)
         conductor._lease = SimpleNamespace(is_expired=False)
         conductor._recorder = SimpleNamespace(add_event=lambda kind, text: notes.append(text))
-        conductor._find_newest_commit = lambda: None
-        conductor._clear_away = lambda: False
+        conductor._find_newest_checkpoint = lambda: None
+        conductor._remove_processes = lambda: False
         return conductor._run_with_recoveries(), notes
 
     return play
@@ -47,7 +47,7 @@ def conduct(monkeypatch):
 
 @pytest.mark.parametrize("error", [RayActorError(), GetTimeoutError("late"), DeadlineExceeded("late")])
 def test_a_run_that_lost_a_worker_goes_on_whatever_error_told_of_it(conduct, error):
-    assert conduct(error) == (True, ["trainer-0 died; going on from the beginning"])
+    assert conduct(error) == (True, ["trainer-0 died; continuing from the beginning"])
 
 
 @pytest.mark.parametrize("error", [GetTimeoutError("late"), ConfigError("no")])

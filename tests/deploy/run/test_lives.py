@@ -142,7 +142,7 @@ def test_killed_controller_and_workers_are_replaced_and_the_run_ends_the_same(cl
     os.kill(actor_pids("rough")[trainer], signal.SIGKILL)
     said = driver.ended()
     assert "the controller was restarted" in said
-    assert "going on from its newest commit" in said
+    assert "continuing from its newest checkpoint" in said
     assert metrics(tmp_path / "rough") == metrics(tmp_path / "calm")
     until(lambda: nothing_left("rough"))
 
@@ -187,5 +187,5 @@ def test_a_node_joins_one_leaves_and_the_run_ends_the_same(no_ray, ring, tmp_pat
     finally:
         ray.shutdown()
         made.shutdown()
-    assert "going on from its newest commit" in said or "the controller was restarted" in said
+    assert "continuing from its newest checkpoint" in said or "the controller was restarted" in said
     assert metrics(tmp_path / "moved") == metrics(tmp_path / "calm")

@@ -88,7 +88,7 @@ def test_a_trainer_killed_while_it_is_offloaded_is_replaced_and_the_run_ends_the
     calm, calm_out = run(ring, "calm", *own, killer(ring, "calm"))
     rough, out = run(ring, "rough", *own, killer(ring, "rough"))
     assert (ring / "rough.mark").exists()
-    assert "going on from its newest commit" in out.getvalue()
+    assert "continuing from its newest checkpoint" in out.getvalue()
     assert "going on" not in calm_out.getvalue()
     assert rough.report["stages"] == calm.report["stages"]
     assert rough.report["rewards"] == calm.report["rewards"]

@@ -101,7 +101,7 @@ def test_a_killed_rank_changes_no_bit_of_what_the_run_ends_in(ray_local, tmp_pat
     rough.wait(Panel(said, live=False))
     killer.join()
     assert rough.state == "done"
-    assert "going on from its newest commit" in said.getvalue()
+    assert "continuing from its newest checkpoint" in said.getvalue()
     assert newest(rough) == newest(calm)
 
 
