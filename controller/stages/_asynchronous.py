@@ -17,8 +17,8 @@ from typing import Any, cast
 from nonet.controller.groups import PromptRequest
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import rescore_candidates, score_validation
 from nonet.controller.stages._overlap import run_overlapped
+from nonet.controller.stages._policy_scores import rescore_candidates, score_validation
 from nonet.controller.stages._prompt_groups import PromptGroups
 from nonet.controller.stages._reinforced_options import Reinforced
 from nonet.controller.stages._step_report import (

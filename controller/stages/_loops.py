@@ -11,7 +11,7 @@ import numpy as np
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
 from nonet.controller.stages._asynchronous import run_asynchronous
-from nonet.controller.stages._looks import (
+from nonet.controller.stages._policy_scores import (
     compute_prompt_weights,
     compute_weighted_total,
     probe_prompts,

@@ -20,7 +20,11 @@ from nonet.controller.groups import PromptRequest
 from nonet.controller.record import Recorder, make_rerank_name
 from nonet.controller.scenario import PREFERRED, Best, Scenario, choose_best_metric
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import compute_prompt_weights, compute_trained_reward, probe_prompts
+from nonet.controller.stages._policy_scores import (
+    compute_prompt_weights,
+    compute_trained_reward,
+    probe_prompts,
+)
 from nonet.models import NATS
 from nonet.models.ranking import compute_per_event, select_event_metrics
 from nonet.workers.runtime import GroupFuture, Shard

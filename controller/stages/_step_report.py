@@ -11,16 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nonet.controller.groups import RewardScores
-from nonet.controller.record import Recorder
+from nonet.controller.record import Recorder, describe_selection
 from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import (
-    end_if_diverged,
-    name_pool,
-    score_held_out,
-    score_validation,
-    show_validations,
-)
+from nonet.controller.stages._policy_scores import score_held_out, score_validation
+from nonet.errors import DataError
 
 # Sections of a step by their name in a trainer's record, with the names of their metrics.
 PARTS = {
@@ -31,6 +26,8 @@ PARTS = {
     "optimizer": "optimizer",
 }
 _COUNTED = ("flops", "positions", "peak", *PARTS)
+
+_MAX_SKIPPED_IN_A_ROW = 10  # steps that may be skipped because their loss or gradient is not finite
 
 Stopped = Callable[[], bool]
 """A function that returns whether the user has requested that the run stop."""
@@ -80,7 +77,7 @@ def report_policy_step(
         more: Further metrics to show.
         probe: Computes metrics of held-out users; by default `probe_policy`.
     """
-    shown = name_pool(session, drop_machine_entries(record)) | {"rows/s": record["prompts"] / seconds}
+    shown = _name_pool(session, drop_machine_entries(record)) | {"rows/s": record["prompts"] / seconds}
     return StepReport(
         first=step,
         done=step + 1,
@@ -124,9 +121,9 @@ def record_report(
     halt = stopped is not None and stopped() and done < steps
     for step in range(report.first, done):
         session.commit(step, now=halt)
-    if end_if_diverged(session, recorder, stage, report.records):
+    if _end_if_diverged(session, recorder, stage, report.records):
         return "ended"
-    show_validations(session, recorder, stage, done)
+    _show_validations(session, recorder, stage, done)
     return "stopped" if halt else "running"
 
 
@@ -136,7 +133,7 @@ def finish_stage(session: Session, recorder: Recorder, stage: str, step: int) ->
     The last checkpoint of a stage has ended it already, unless the run was killed between the two.
     """
     session.end(step)
-    show_validations(session, recorder, stage, step, over=True)
+    _show_validations(session, recorder, stage, step, over=True)
 
 
 def note_quarantined(
@@ -205,3 +202,65 @@ def _record_tables(session: Session, recorder: Recorder, stage: str, done: int) 
         return {}
     names = ("rows", "refused", "evicted")
     return {f"sparse {name}": float(sum(count[name] for count in counts.values())) for name in names}
+
+
+def _show_validations(
+    session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False
+) -> None:
+    """Report the validations that have arrived, and at the end of the stage which checkpoint was selected."""
+    validation = session.validation
+    if validation is None:
+        return
+    metric = validation.rule.metric
+    for entry in validation.pop_news():
+        values = {f"validation {name}": value for name, value in entry["metrics"].items()}
+        if entry["nats"] is not None:
+            values["validation nats"] = entry["nats"]
+        recorder.record_metrics(stage, entry["step"], values, role="evaluator")
+        shown = {f"valid {metric}": validation.get_value(entry)}
+        recorder.add_event("step", stage=stage, step=step, metrics=shown)
+    if over and (end := validation.record.end):
+        text = describe_selection(stage, {**end, "history": validation.record.history})
+        recorder.add_event("note", text=text)
+
+
+def _end_if_diverged(
+    session: Session, recorder: Recorder, name: str, records: Sequence[Mapping[str, float]]
+) -> bool:
+    """Report which steps were skipped, and end the stage if too many were skipped in succession.
+
+    Returns:
+        Whether the stage has ended; it then ends with its last complete checkpoint, or with an earlier one that is selected.
+
+    Raises:
+        DataError: The stage has no checkpoint to end at.
+    """
+    skipped = sum(record.get("skipped", 0.0) for record in records if "skipped_in_a_row" in record)
+    if not skipped:
+        return False
+    row = max(record.get("skipped_in_a_row", 0.0) for record in records)
+    if row < _MAX_SKIPPED_IN_A_ROW:
+        text = f"{name}: {skipped:.0f} steps were skipped, for their loss or gradient was not finite"
+        recorder.add_event("note", text=text)
+        return False
+    done = session.end_at_last_checkpoint()
+    reason = f"the loss or gradient was not finite in {row:.0f} steps in a row"
+    if done is None:
+        raise DataError(
+            f"stages.{name}: {reason}, and the stage has no checkpoint to end at: its weights are those that it began with; "
+            f"lower stages.{name}.lr, or look for values in the data that are no finite numbers"
+        )
+    recorder.add_event(
+        "note", text=f"{name}: {reason}; the stage ends at its last complete checkpoint, step {done}"
+    )
+    return True
+
+
+def _name_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
+    """Return a step's record in which the mismatch metrics name the pool of the rollout."""
+    if not any(name.startswith("mismatch/") for name in record):
+        return dict(record)
+    pool = next(group.pool for group in session.plan.groups if "rollout" in group.roles)
+    return {
+        f"{name}.{pool}" if name.startswith("mismatch/") else name: value for name, value in record.items()
+    }

@@ -1,34 +1,18 @@
-"""Looks at a stage while it trains: rewards of held-out users, the trained reward of validation prompts, validations answered."""
+"""The rewards of the lists that a policy would serve, for held-out users and for validation prompts of an RL stage."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
 from nonet.controller.groups import PromptRequest
-from nonet.controller.record import Recorder, describe_selection
+from nonet.controller.record import Recorder
 from nonet.controller.session import Session, recompute_rewards, sum_by_scene
-from nonet.errors import DataError
 from nonet.workers.roles import SceneSetup
 
-MOST_SKIPPED = 10
-"""Steps in a row that may be skipped because their loss or gradient is not finite."""
-_LOOKS, _LEAST = (
-    10,
-    10,
-)  # how often a stage is looked at on held-out users, and steps between two looks at least
-_VALIDATED = 512  # validation prompts that the trained reward is taken of
-
-
-def name_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
-    """Return a step's record in which the mismatch metrics name the pool of the rollout."""
-    if not any(name.startswith("mismatch/") for name in record):
-        return dict(record)
-    pool = next(group.pool for group in session.plan.groups if "rollout" in group.roles)
-    return {
-        f"{name}.{pool}" if name.startswith("mismatch/") else name: value for name, value in record.items()
-    }
+_PROBES_PER_STAGE, _MIN_STEPS_BETWEEN_PROBES = 10, 10  # how often held-out users are scored
+_VALIDATION_PROMPTS = 512  # prompts over which the trained reward is averaged
 
 
 def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
@@ -39,7 +23,7 @@ def score_held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     Returns:
         Recall of what these users took next, and the trained reward, as metrics.
     """
-    if done % max(_LEAST, session.stages[stage].steps // _LOOKS):
+    if done % max(_MIN_STEPS_BETWEEN_PROBES, session.stages[stage].steps // _PROBES_PER_STAGE):
         return {}
     prompts = next(probe_prompts(session, stage, session.stages[stage].users))
     if prompts.users is None or not len(prompts.users):
@@ -123,7 +107,9 @@ def score_validation(session: Session, stage: str, done: int) -> dict[str, float
         return {}
     if not (validation.rule.reward or objectives.has_floors) or str(done) in validation.record.rewards:
         return {}
-    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
+    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATION_PROMPTS).get(
+        session.deadlines.step
+    )
     if not len(users):
         return {}
     size = session.stages[stage].users
@@ -161,7 +147,9 @@ def score_served(
         for name, values in rewards.compute_means(rewards.score(beams, names=names, step=-1)).items():
             means.setdefault(name, []).append(values)
     means = {name: np.concatenate(parts) for name, parts in means.items()}
-    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATED).get(session.deadlines.step)
+    users, positions = session.rollout.group.draw_validation_prompts(_VALIDATION_PROMPTS).get(
+        session.deadlines.step
+    )
     setup, scene = _find_scenes(session, stage, users, positions)
     is_measured_P = ~np.any([np.isnan(values) for values in means.values()], axis=0)
     count = 1 if setup is None else len(setup.names) + 1
@@ -191,26 +179,6 @@ def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None
     recompute_rewards(session)
 
 
-def show_validations(
-    session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False
-) -> None:
-    """Report the validations that have arrived, and at the end of the stage which checkpoint was selected."""
-    validation = session.validation
-    if validation is None:
-        return
-    metric = validation.rule.metric
-    for entry in validation.pop_news():
-        values = {f"validation {name}": value for name, value in entry["metrics"].items()}
-        if entry["nats"] is not None:
-            values["validation nats"] = entry["nats"]
-        recorder.record_metrics(stage, entry["step"], values, role="evaluator")
-        shown = {f"valid {metric}": validation.get_value(entry)}
-        recorder.add_event("step", stage=stage, step=step, metrics=shown)
-    if over and (end := validation.record.end):
-        text = describe_selection(stage, {**end, "history": validation.record.history})
-        recorder.add_event("note", text=text)
-
-
 def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequest]:
     """Yield the prompts on which the rewards of a stage are compared, `size` at a time."""
     stage_options = session.scenario.stages[name]
@@ -219,35 +187,3 @@ def probe_prompts(session: Session, name: str, size: int) -> Iterator[PromptRequ
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
         yield PromptRequest(name, 0, 0, users[part], positions[part], served=True)
-
-
-def end_if_diverged(
-    session: Session, recorder: Recorder, name: str, records: Sequence[Mapping[str, float]]
-) -> bool:
-    """Report which steps were skipped, and end the stage if too many were skipped in succession.
-
-    Returns:
-        Whether the stage has ended; it then ends with its last complete checkpoint, or with an earlier one that is selected.
-
-    Raises:
-        DataError: The stage has no checkpoint to end at.
-    """
-    skipped = sum(record.get("skipped", 0.0) for record in records if "skipped_in_a_row" in record)
-    if not skipped:
-        return False
-    row = max(record.get("skipped_in_a_row", 0.0) for record in records)
-    if row < MOST_SKIPPED:
-        text = f"{name}: {skipped:.0f} steps were skipped, for their loss or gradient was not finite"
-        recorder.add_event("note", text=text)
-        return False
-    done = session.end_at_last_checkpoint()
-    reason = f"the loss or gradient was not finite in {row:.0f} steps in a row"
-    if done is None:
-        raise DataError(
-            f"stages.{name}: {reason}, and the stage has no checkpoint to end at: its weights are those that it began with; "
-            f"lower stages.{name}.lr, or look for values in the data that are no finite numbers"
-        )
-    recorder.add_event(
-        "note", text=f"{name}: {reason}; the stage ends at its last complete checkpoint, step {done}"
-    )
-    return True
