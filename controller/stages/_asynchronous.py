@@ -1,7 +1,8 @@
-"""The loop of an RL stage with `staleness`: rollouts answer and rewards score while trainers learn from what came before.
+"""The loop of an RL stage with `staleness`: rollouts generate and rewards score while trainers learn from earlier beams.
 
-The journal says of every group of prompts when it was begun, under which version, and then once how it ended: committed, when its
-update is applied, or aborted. A resumed stage asks again what was not committed. Weights go out behind the groups under way.
+The journal records for every group of prompts when it was begun and with which version, and then how it ended: committed,
+when its update is applied, or aborted. A resumed stage generates the groups again that were not committed. Weights are
+published without waiting for groups that are being generated.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from nonet.workers.runtime import GroupFuture, concat_futures
 
 Answer = tuple[GroupFuture, dict[str, GroupFuture]]  # beams, and scores by reward
 
-_A_SLOT = 2  # groups a step for each rollout, so that one that is slow holds up few prompts
+_GROUPS_PER_SLOT = 2  # groups of a step per rollout, so that a slow rollout delays few prompts
 
 
 def run_asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Run an RL stage in which generating and training overlap, with no answer older than the stage's `staleness`.
+    """Run an RL stage in which generating and training overlap, with beams at most `staleness` versions old.
 
     Returns:
-        False if it was asked to stop before its end.
+        False if the user requested a stop before its end.
     """
     run = _Asynchronous(session, name)
     try:
@@ -94,7 +95,7 @@ class _Asynchronous:
         self.parts = log[0]["of"] if log else count_groups_per_step(self.stage.users, self.slots)
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _find_open_groups(log).items():
-            self.note("aborted", number, version)
+            self.record_group("aborted", number, version)
         staleness = int(cast(Reinforced, session.scenario.stages[name]).rollout.get_options()["staleness"])
         under_way = (staleness + 1) * self.parts
         self.threads = ThreadPoolExecutor(self.slots + under_way + 1, thread_name_prefix=name)
@@ -106,7 +107,9 @@ class _Asynchronous:
         recorder.begin(name, self.stage.steps, self.start)
         recorder.record_metrics(name, self.start, score_validation(session, name, self.start))
         began = time.perf_counter()
-        for done in run_overlapped(self.groups, self.slots, self.ask, self.learn, self.note):
+        for done in run_overlapped(
+            self.groups, self.slots, self.generate_group, self.train_groups, self.record_group
+        ):
             session.checkpoint_log.write_record(
                 group="committed",
                 stage=name,
@@ -136,7 +139,9 @@ class _Asynchronous:
                 rescore_candidates(self.session, self.name, recorder)
         return shown
 
-    def ask(self, slot: int, number: int, version: int) -> tuple[Future[GroupFuture], Future[Answer]]:
+    def generate_group(
+        self, slot: int, number: int, version: int
+    ) -> tuple[Future[GroupFuture], Future[Answer]]:
         """Generate a group on one rollout with the published version, and score its beams.
 
         The first future completes when the beams are generated, and the rollout can then take another group.
@@ -155,7 +160,7 @@ class _Asynchronous:
         self.note_quarantined(step, scores)
         return beams, scores
 
-    def learn(
+    def train_groups(
         self, step: int, groups: Sequence[tuple[int, int]], answers: Sequence[Answer]
     ) -> Future[dict[str, float]]:
         """Start an RL step on the beams and scores of groups, which are ordered by their numbers."""
@@ -183,16 +188,18 @@ class _Asynchronous:
             self.note_quarantined(step, more)
         return beams, {name: scores[name] for name in groups}
 
-    def note(self, what: str, number: int, version: int) -> None:
+    def record_group(self, event: str, number: int, version: int) -> None:
         """Write what happened to a group to the journal."""
         self.session.checkpoint_log.write_record(
-            group=what, stage=self.name, number=number, version=version, of=self.parts
+            group=event, stage=self.name, number=number, version=version, of=self.parts
         )
 
 
 def count_groups_per_step(users: int, slots: int) -> int:
     """Return the number of equal groups that a step's prompts are split into: two for each rollout, or the next divisor."""
-    return next(parts for parts in range(min(users, _A_SLOT * slots), users + 1) if users % parts == 0)
+    return next(
+        parts for parts in range(min(users, _GROUPS_PER_SLOT * slots), users + 1) if users % parts == 0
+    )
 
 
 def _find_open_groups(log: Sequence[dict[str, Any]]) -> dict[int, int]:

@@ -38,7 +38,7 @@ def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped)
     """Run a stage from its current step.
 
     Returns:
-        False if it was asked to stop before its end; then a checkpoint has been written.
+        False if the user requested a stop before its end; then a checkpoint has been written.
     """
     loop = load_heavy(session.scenario.stages[name].kind.loop)
     return loop(session, name, recorder, stopped)

@@ -1,4 +1,4 @@
-"""A loop in which rollouts answer prompts while trainers learn from earlier answers.
+"""A loop in which rollouts generate groups of prompts while trainers learn from earlier groups.
 
 One thread makes all decisions, so no state is shared: it waits for slots and the trainer as futures.
 """
@@ -35,19 +35,23 @@ class AppliedUpdate:
         return [self.step - version for _, version in self.groups]
 
 
-Ask = Callable[[int, int, int], tuple[Future[Any], Future[Any]]]
+GenerateGroup = Callable[[int, int, int], tuple[Future[Any], Future[Any]]]
 """(slot, group, version) -> a future that is done when the slot is free again, and a future of the answer"""
 Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
 """(step, groups, answers) -> a record"""
-Note = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
+RecordGroup = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
 
 
-def _ignore_note(what: str, number: int, version: int) -> None:
-    """Ignore a note."""
+def _ignore_group(event: str, number: int, version: int) -> None:
+    """Ignore an event of a group."""
 
 
 def run_overlapped(
-    groups: PromptGroups, slots: int, ask: Ask, train: Train, note: Note = _ignore_note
+    groups: PromptGroups,
+    slots: int,
+    generate: GenerateGroup,
+    train: Train,
+    record_group: RecordGroup = _ignore_group,
 ) -> Iterator[AppliedUpdate]:
     """Yield every update as it is applied; nothing new begins until the caller continues, so that it can publish first.
 
@@ -60,10 +64,10 @@ def run_overlapped(
     aborted = 0
     while not groups.is_finished:
         while free and (number := groups.start_group()) is not None:
-            note("begun", number, groups.step)
+            record_group("begun", number, groups.step)
             slot = free.pop()
-            generated, answer = ask(slot, number, groups.step)
-            busy[generated], awaited[answer] = slot, (number, groups.step)
+            slot_freed, answer = generate(slot, number, groups.step)
+            busy[slot_freed], awaited[answer] = slot, (number, groups.step)
         if learning is None and (taken := groups.take_batch()):
             batch = taken
             learning = train(groups.step, batch, [answers.pop(number) for number, _ in batch])
@@ -80,7 +84,7 @@ def run_overlapped(
                 answers[number] = answer
             elif verdict == "stale":
                 aborted += 1
-                note("aborted", number, version)
+                record_group("aborted", number, version)
         if learning is not None and learning.done():
             record, learning, step = learning.result(), None, groups.step
             groups.advance_step()
